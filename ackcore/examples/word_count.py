@@ -42,7 +42,8 @@ from ackcore.examples.killed_runs import Kill, run_killed
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.examples.word_source import InputError
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.dead_letters.files import active_files
+from ackcore.spark.dead_letters.letters import read_letters
+from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.spark.protocol.progress import Progress
 from ackcore.spark.query import start
 from ackcore.topology import (
@@ -264,11 +265,10 @@ class Books:
 
 def read_books(job: Job, lines: int, acked: int, retried: int) -> Books:
     """Read dead letters and counts, by pyarrow and not by Spark."""
-    letters = job.checkpoint / "ackcore" / "dead_letters" / "lines"
     dead: list[int] = []
     reasons, words = Counter[str](), Counter[str]()
-    for file in active_files(letters):
-        for letter in pq.ParquetFile(file.path).read().to_pylist():
+    for file in store_of(job.checkpoint).files("lines"):
+        for letter in read_letters(file.path).to_pylist():
             dead.append(letter["payload"]["line"])
             reasons[f"{letter['error_type']}: {letter['error_message']}"] += 1
     for path in job.counts.glob("batch_id=*/*.parquet"):

@@ -11,6 +11,7 @@ from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots
 from ackcore.spark.base.checksummed import write_batches
 from ackcore.spark.checkpoint.dead import Dead, WrittenDead
 from ackcore.spark.checkpoint.segments import WrittenSegment
+from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 
 
 def wrote(directory, name, table):
@@ -95,7 +96,7 @@ UNTIL = 4
 
 def ask_again(checkpoint):
     """A dead letter is asked for again before the first micro-batch."""
-    if not (checkpoint / "ackcore/replays").exists():
+    if not store_of(checkpoint).owner():
         ask(checkpoint)
 
 
@@ -146,7 +147,7 @@ def test_killed_at_any_instant_it_opens_in_the_old_or_the_new_state(tmp_path, ki
             assert snapshot(state) == after[-1], f"killed at {left}"
             kept = sorted(path.name for path in (checkpoint / "ackcore/state").iterdir())
             assert kept == ["0", "2", "3"]
-            assert not list((checkpoint / "ackcore/replays").glob("*.arrow"))
+            assert not store_of(checkpoint).requested()
         shutil.rmtree(checkpoint)
 
 

@@ -169,11 +169,16 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a file is one in the making, by its name."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
 def remove_temporaries(directory: Path) -> None:
     """Remove what writers left that died; none may be writing there."""
     left = list(directory.iterdir()) if directory.is_dir() else []
     # Listed before the check: no file of a driver that has taken over is among them.
     check_fence()
     for path in left:
-        if _TEMPORARY.fullmatch(path.name):
+        if is_temporary(path.name):
             remove(path)

@@ -38,7 +38,7 @@ FORMAT = 4
 #: Ends the message about a file of a run that is not decided.
 RUN_AGAIN = "Start again: its micro-batch is not decided, and is run once more"
 #: A file's checksum: the hex digits in its name.
-_NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.(?:arrow|parquet)(?:\.staged)?")
+_NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.(?:arrow|parquet)")
 #: A table's bytes are hashed so many at a time: its fingerprint is that of these pieces in a row.
 _PIECE = 1 << 20
 #: What `write_table` writes at a time: Arrow hands each batch over in memory of its own.
@@ -223,12 +223,9 @@ def _checksum_of(path: Path, digits: int) -> str:
     return checksum.hex()
 
 
-def write_table(directory: Path, name: str, table: pa.Table, *, staged: bool = False) -> str:
-    """Write a table as ``<name>.<checksum>.arrow`` and return that name.
-
-    A ``staged`` one ends in ``.staged`` and counts for nothing until it is renamed.
-    """
-    return write_batches(directory, name, table.schema, batches_of(table), staged=staged)
+def write_table(directory: Path, name: str, table: pa.Table) -> str:
+    """Write a table as ``<name>.<checksum>.arrow`` and return that name."""
+    return write_batches(directory, name, table.schema, batches_of(table))
 
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -247,7 +244,6 @@ def write_batches(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
     *,
-    staged: bool = False,
     large: bool = False,
     synced: bool = True,
 ) -> str:
@@ -260,7 +256,7 @@ def write_batches(
         with made.writing(), pa.ipc.new_file(made.sink, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-        return made.finish(staged=staged)
+        return made.finish()
     except Exception:
         made.discard()
         raise
@@ -306,13 +302,13 @@ class NamedByChecksum:
         """Raise what goes wrong within as an error that names the file."""
         return writing(self._directory / self._name)
 
-    def finish(self, *, staged: bool = False) -> str:
+    def finish(self) -> str:
         """Give it its name, which is returned; nothing is written after that."""
         with self.writing():
             if self._synced:
                 self._hashed.sync()
             self._file.close()
-            name = f"{self._name}.{self._checksum.hex()}.{self._ending}" + ".staged" * staged
+            name = f"{self._name}.{self._checksum.hex()}.{self._ending}"
             os.replace(self._temporary, self._directory / name)
             if self._synced:
                 sync_directory(self._directory)
@@ -457,12 +453,3 @@ def read_table(
             what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
             raise corrupt(path, what, way_out)
         return _table_of(data)
-
-
-def read_table_schema(path: Path, way_out: str = WAY_OUT) -> pa.Schema:
-    """A table's schema, from the end of its file; the rest is not looked at.
-
-    Parameters and errors are those of `read_table`.
-    """
-    with _reading(path, way_out), pa.memory_map(os.fspath(path)) as source:
-        return pa.ipc.open_file(source).schema

@@ -31,7 +31,6 @@ from typing import Any
 from ackcore.spark.base.checksummed import record_bytes, record_in
 from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.lock import process_name
-from ackcore.spark.checkpoint import history
 from ackcore.spark.checkpoint.records import META, of_deployment, written_by_another
 from ackcore.spark.stores.interface import Store, StoreConflict
 
@@ -328,7 +327,7 @@ class HeadRecords:
 
     # -- what goes ----------------------------------------------------------------------------
 
-    def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
+    def remove_plans(self, number: int) -> None:
         """As `Records.remove_plans`: by the next put, so that it takes no trip of its own."""
         self._forget("batches", number)
 

@@ -6,11 +6,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ackcore._files.durable import sync_directory
-from ackcore.spark.base.atomic import remove, writing
-from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
+from ackcore.spark.base.atomic import remove
+from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import numbered
-from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import Plan
 
 #: Reads the plan of a micro-batch.
@@ -76,38 +74,12 @@ def read_history(records: Numbered, plan_of: ReadPlan, begun: bool) -> History:
     return History(last, last if last in dones else plan.parent, frozenset(taken))
 
 
-def remove_plans(batches: Path, requests: Path, number: int, plan_of: ReadPlan) -> None:
-    """Remove plans and marks before micro-batch ``number - 1``, and the requests that were taken.
-
-    Requests go for good before the plans that remember having taken them.
-    """
-    taken = [
-        name
-        for plan in numbered(batches, ".plan")
-        if plan <= number
-        for name in _taken_by(plan, number, plan_of)
-    ]
-    for name in taken:
-        remove(requests / name)
-        remove(replays.withdrawn(requests / name))  # too late: it was taken
-    if taken and requests.is_dir():
-        with writing(requests):
-            sync_directory(requests)
+def remove_plans(batches: Path, number: int) -> None:
+    """Remove plans and marks before micro-batch ``number - 1``."""
     for ending in (".plan", ".done"):
         for old in numbered(batches, ending):
             if old < number - 1:
                 remove(batches / f"{old}{ending}")
-
-
-def _taken_by(plan: int, number: int, plan_of: ReadPlan) -> tuple[str, ...]:
-    """Return the requests that a plan took; an old one may be past reading, and left none."""
-    try:
-        found = plan_of(plan)
-    except CheckpointCorrupt:
-        if plan >= number - 1:
-            raise
-        return ()
-    return () if found is None else found.replays
 
 
 def remove_tables(state: Path, number: int, named: Collection[str]) -> None:

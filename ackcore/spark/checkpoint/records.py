@@ -34,6 +34,10 @@ class Records(Protocol):
 
     epoch: int
 
+    @property
+    def owned(self) -> bool:
+        """Whether it was taken over by this driver; before that it is only read."""
+
     def place(self, name: str) -> str:
         """Return where a record is, for people."""
 
@@ -81,8 +85,8 @@ class Records(Protocol):
     def append_progress(self, line: Mapping[str, Any]) -> None:
         """Note what a micro-batch did, for those who look from outside; nothing depends on it."""
 
-    def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
-        """Remove plans and marks before ``number - 1``, and the requests that were taken."""
+    def remove_plans(self, number: int) -> None:
+        """Remove plans and marks before ``number - 1``."""
 
     def remove_decisions(
         self, number: int, named: Collection[str], unnamed: Collection[str]
@@ -118,6 +122,7 @@ class RecordFiles:
         self._lock = lock
         self._progress = ProgressLog(root)
         self.epoch = 0 if lock is None else lock.epoch
+        self.owned = lock is not None
 
     @classmethod
     def open(cls, root: Path) -> RecordFiles:
@@ -183,11 +188,11 @@ class RecordFiles:
         """As `Records.append_progress`."""
         self._progress.append(line)
 
-    def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
+    def remove_plans(self, number: int) -> None:
         """As `Records.remove_plans`."""
         # If another driver takes over from here on, it drops the same: it has this one's mark.
         self.check_owner()
-        history.remove_plans(self.root / "batches", self.root / "replays", number, plan_of)
+        history.remove_plans(self.root / "batches", number)
 
     def remove_decisions(
         self, number: int, named: Collection[str], unnamed: Collection[str]

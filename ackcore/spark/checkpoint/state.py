@@ -531,7 +531,7 @@ class State:
         if self.last_plan == number:
             # Before the plans that remember having taken them.
             self._requests.forget(self._history.taken)
-        self._records.remove_plans(number, self.plan)
+        self._records.remove_plans(number)
         self._runs.remove_done(number)
         numbers = self._records.numbers("state")
         kept = [self.decision(each) for each in numbers if each >= number - 1]

@@ -129,28 +129,26 @@ def replay_topic(
         ).value
         is not None
     }
-    with checkpoint.asking():
-        checkpoint.finish()
 
-        def send() -> Replay:
-            notes = notes_of(store)
-            before = note_of(notes, name)
-            if before is not None:
-                return Replay(name, counted(before.rows))
-            with _reading(topic, meta["deployment_key"], schemas) as letters:
-                wanted = _wanted(letters(), NamedRows(notes), max_deaths, topic)
-                rows = _rows_of(wanted)
-                if rows:
-                    # Read once more: of what is sent, places alone are in memory.
-                    tables = {
-                        each: _tables(letters(), each, schemas[each], wanted, max_deaths, topic)
-                        for each in rows
-                    }
-                    note = Note(name, note_time(notes), rows)
-                    checkpoint.send(store, name, note._asdict(), tables)
-            return Replay(name, counted(rows))
+    def send() -> Replay:
+        notes = notes_of(store)
+        before = note_of(notes, name)
+        if before is not None:
+            return Replay(name, counted(before.rows))
+        with _reading(topic, meta["deployment_key"], schemas) as letters:
+            wanted = _wanted(letters(), NamedRows(notes), max_deaths, topic)
+            rows = _rows_of(wanted)
+            if rows:
+                # Read once more: of what is sent, places alone are in memory.
+                tables = {
+                    each: _tables(letters(), each, schemas[each], wanted, max_deaths, topic)
+                    for each in rows
+                }
+                note = Note(name, note_time(notes), rows)
+                store.send(name, note._asdict(), tables)
+        return Replay(name, counted(rows))
 
-        return again_if_noted(store, send)
+    return again_if_noted(store, send)
 
 
 def _wanted(

@@ -305,7 +305,7 @@ def _read(checkpoint: Checkpoint, now_ms: int, batches: int) -> dict[str, Any]:
     cache = checkpoint.tables(check=False)
     done = None if last_done is None else _decision(records, cache, last_done)
     taken = {name for number in plans for name in _taken(records, number)}
-    requested = [name for name in checkpoint.requested() if name not in taken]
+    requested = [name for name in checkpoint.letters().requested() if name not in taken]
     return {
         "kind": meta["kind"],
         "structure": meta["structure"],
