@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ackcore.arrow.shown import text_of
 from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.errors import CheckpointCorrupt
-from ackcore.spark.dead_letters.files import files_of
+from ackcore.spark.dead_letters.letter_store import files_of
 from ackcore.spark.dead_letters.letters import reading_letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters

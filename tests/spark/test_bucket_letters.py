@@ -15,8 +15,8 @@ from s3_server import DENIED, ERROR_AFTER, LOST, SLOW_DOWN
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse
 from ackcore.spark.dead_letters import compaction
-from ackcore.spark.dead_letters.bucket import BucketLetters
 from ackcore.spark.dead_letters.drop import drop
+from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
@@ -118,7 +118,7 @@ def test_nothing_depends_on_a_list(in_bucket, s3, monkeypatch):
 
 def meanwhile(monkeypatch, name, do):
     """Have something done once, right after a method of a store in a bucket."""
-    whole, todo = getattr(BucketLetters, name), [do]
+    whole, todo = getattr(Letters, name), [do]
 
     def method(self, *args, **kwargs):
         found = whole(self, *args, **kwargs)
@@ -126,7 +126,7 @@ def meanwhile(monkeypatch, name, do):
             todo.pop()()
         return found
 
-    monkeypatch.setattr(BucketLetters, name, method)
+    monkeypatch.setattr(Letters, name, method)
     return todo
 
 
@@ -140,7 +140,7 @@ def test_what_a_driver_sweeps_that_starts_meanwhile_is_put_anew(bucket, monkeypa
     assert not left
     assert listed(home) == every(3, but=(1,))
     assert b"id-2" not in b"".join(contents(home))
-    left = meanwhile(monkeypatch, "put_request", lambda: home.driver()[0].close())
+    left = meanwhile(monkeypatch, "_put_request", lambda: home.driver()[0].close())
     assert replay(bucket, where=named(0)).records == {"lines": 2}
     assert not left
     assert asked(home) == ["id-0", "id-1"]
@@ -151,7 +151,7 @@ def test_a_request_that_another_was_faster_than_is_made_anew(bucket, monkeypatch
     state, letters = home.driver()
     with state:
         write(letters, 0, 3)
-        left = meanwhile(monkeypatch, "put_request", lambda: replay(bucket, where=named(1)))
+        left = meanwhile(monkeypatch, "_put_request", lambda: replay(bucket, where=named(1)))
         assert replay(bucket).records == {"lines": 4}
         assert not left
     assert asked(home) == [f"id-{row}" for row in range(6)]

@@ -23,7 +23,7 @@ from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, nonacked
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.checkpoints import letters_at
-from ackcore.spark.dead_letters.files import files_of
+from ackcore.spark.dead_letters.letter_store import files_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol.decide import Disagreement, check_payloads, failed_roots

@@ -20,7 +20,9 @@ from ackcore.kafka.dead_letters import headers_of
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.records import Failure, KafkaRecord
 from ackcore.spark import DeadLetterTopic, replay, replay_topic, run_batch
-from ackcore.spark.dead_letters import checkpoints, files, topic_replay
+from ackcore.spark.checkpoint import replays
+from ackcore.spark.dead_letters import topic_replay
+from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.notes import NamedRows, Note
 from ackcore.spark.dead_letters.topic_replay import _letter
 
@@ -89,22 +91,21 @@ def test_a_letter_is_sent_once_from_wherever_it_is_read(ran, caplog):
     assert it.replay() == {}
 
 
-@pytest.mark.parametrize("dies_at", ["stage", "write_record", "publish"])
-def test_one_that_dies_in_between_sends_all_or_nothing(ran, monkeypatch, dies_at):
+@pytest.mark.parametrize("noted", [False, True])
+def test_one_that_dies_in_between_sends_all_or_nothing(ran, monkeypatch, noted):
     it = ran(b"bad", b"a")
-    place = files if dies_at == "write_record" else checkpoints.replays
+    whole = Letters.add_note
 
-    def dies(*arguments, **keywords):
+    def dies(*arguments):
+        if noted:
+            whole(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(place, dies_at, dies)
-        # What dies removes nothing.
-        patch.setattr(checkpoints, "remove", lambda path: None)
+        patch.setattr(Letters, "add_note", dies)
         with pytest.raises(KeyboardInterrupt):
             it.replay(request="mine")
-    sent = dies_at == "publish"
-    assert it.run().replayed == sent
+    assert it.run().replayed == noted
     assert it.replay(request="mine") == {"lines": 1}
     assert it.run().replayed == 1
     assert it.replay() == ({"lines": 1})  # it has died again
@@ -116,16 +117,16 @@ def test_letters_are_sent_part_by_part_in_one_request(ran, monkeypatch):
     it = ran(*[b"bad"] * 40, b"a")
     parts = []
 
-    def stage(directory, request, spout, tables, note):
+    def write(directory, request, spout, tables):
         def counted():
             for table in tables:
                 parts.append(len(table))
                 yield table
 
-        return staged(directory, request, spout, counted(), note)
+        return whole(directory, request, spout, counted())
 
-    staged = checkpoints.replays.stage
-    monkeypatch.setattr(checkpoints.replays, "stage", stage)
+    whole = replays.write
+    monkeypatch.setattr(replays, "write", write)
     monkeypatch.setattr(RangeReader.__init__, "__kwdefaults__", SMALL_READS)
     assert it.replay() == {"lines": 40}
     assert sum(parts) == 40
