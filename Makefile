@@ -79,6 +79,8 @@ build: .venv/.built ## compile ackcore._native in place
 lint: .venv/.built .venv/.lint ## ruff, clang-format, C warnings, cython-lint, mypy --strict, stubs against the module
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	@! grep -rnE --include='*.py' --include='*.px[id]' '"""(What|Who|Whose|As|Of|Which) ' ackcore bench pyx tests || \
+	    { echo 'docstrings: begin with a noun phrase or an imperative verb, not with these words' >&2; exit 1; }
 	PATH="$(CURDIR)/.venv/bin:$$PATH" cython-lint pyx/*.pyx pyx/*.pxd pyx/*.pxi
 	.venv/bin/clang-format --dry-run -Werror pyx/*.h pyx/*.c
 	for c in pyx/kernel_*.c pyx/lock.h pyx/offset_holes.h; do for flag in -UACKCORE_CHECKED -DACKCORE_CHECKED; do \

@@ -90,7 +90,7 @@ class Acker:
     Notes
     -----
     A callback that raises keeps none of the other callbacks of the call from being made, and the
-    messages stay applied; the call then raises what it raised, or an `ExceptionGroup` if
+    messages stay applied; the call then raises what it raised, or a `BaseExceptionGroup` if
     several did.
 
     A batch is applied whole or not at all by each shard: should one of several lack memory, the
@@ -358,7 +358,7 @@ class Acker:
                 break
             try:
                 self.tick()
-            except Exception as error:
+            except BaseException as error:
                 _log.exception("a callback of the acker raised; its thread goes on")
                 self._thread_error = self._thread_error or error
 
@@ -415,13 +415,15 @@ class Acker:
         for task, rows in groups_of(outcomes.tasks):
             try:
                 self._on_outcomes(task, outcomes.take(rows))
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit, and a panic of an extension, too
                 # The other tasks' outcomes are theirs only once.
                 errors.append(error)
         if len(errors) == 1:
             raise errors[0]
         if errors:
-            raise ExceptionGroup("on_outcomes raised for several tasks", errors)
+            raise BaseExceptionGroup("on_outcomes raised for several tasks", errors)
 
 
 def _milliseconds(seconds: Any, name: str) -> int:

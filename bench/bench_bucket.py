@@ -56,7 +56,7 @@ def spark(s3):
 
 
 def bench_micro_batch_in_a_bucket(spark, s3, quick, tmp_path, report_ratio):
-    """What a micro-batch takes longer, and how many requests it makes."""
+    """The extra time of a micro-batch in a bucket, and the number of its requests."""
     server, proxy = s3
     batches = 4 if quick else 14
     lines = tmp_path / "lines"

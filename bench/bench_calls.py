@@ -61,7 +61,7 @@ class Service:
         self.url = f"http://127.0.0.1:{int(self._process.stdout.readline())}/"
 
     def stats(self, run: str) -> dict[str, Any]:
-        """What came of a run."""
+        """Return the counts of a run."""
         body = json.dumps({"stats": run}).encode()
         with urllib.request.urlopen(self.url, data=body) as answer:
             return dict(json.loads(answer.read()))

@@ -1,4 +1,4 @@
-"""What the driver's Python grows by, by how many small records of a micro-batch fail.
+"""The growth of the driver's Python, by the number of small records that fail.
 
 Each figure is that of a process of its own. ACKCORE_BENCH_FAILING says how many records fail,
 1,000,000,5,000,000 and 10,000,000 by default; with ACKCORE_BENCH_BASE, a commit, the same is

@@ -17,16 +17,10 @@ from typing import Any
 import pytest
 
 from ackcore.dispatch import Dispatcher, Http
-from ackcore.flow import (
-    AIMD,
-    Fixed,
-    FlowController,
-    Gradient2,
-    RoundRobin,
-    Seed004,
-    Vegas,
-)
+from ackcore.flow import Fixed, FlowController, RttThreshold
+from bench.flow_laws import AIMD, Gradient2, Vegas
 from bench.flow_world import world_of
+from tests.round_robin import RoundRobin
 
 CONSUMERS = 12
 TARGET_MS = 50.0
@@ -42,7 +36,7 @@ class Blind(RoundRobin):
         self._hashed = hashed
 
     def choose(self, key: Any, avoid: Any) -> Any:
-        """As `Chooser.choose`."""
+        """See `Chooser.choose`."""
         if not self._hashed:
             return self._pick()
         return self._consumers[(key * 2654435761 >> 7) % len(self._consumers)]
@@ -51,7 +45,10 @@ class Blind(RoundRobin):
 #: Laws and choices, as arguments of a Dispatcher; the blind ones share a cap for all.
 WINDOWS: dict[str, Callable[[], dict[str, Any]]] = {
     "default": dict,
-    "Seed004, round robin": lambda: {"limit": partial(Seed004, 100), "chooser": RoundRobin()},
+    "RttThreshold, round robin": lambda: {
+        "limit": partial(RttThreshold, 100),
+        "chooser": RoundRobin(),
+    },
     "Vegas": lambda: {"limit": Vegas},
     "Gradient2": lambda: {"limit": Gradient2},
     "AIMD": lambda: {"limit": AIMD},
@@ -99,7 +96,7 @@ class Servers:
 
 @dataclass
 class Trial:
-    """What a policy made of a run; times in seconds from its zero."""
+    """The result of a policy; times in seconds from the start of the run."""
 
     #: When, the latency, the work, by which consumer.
     done: list[tuple[float, float, float, int]] = field(default_factory=list)
@@ -119,7 +116,7 @@ class Trial:
         return 1e3 * ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
     def series(self) -> dict[str, Any]:
-        """What the plot draws."""
+        """Return the data of the plot."""
         return {"done": self.done, "windows": self.windows}
 
 
@@ -134,7 +131,7 @@ class Measured(Http):
         return json.dumps({"zero_ns": self._zero_ns, "work": item[1]}).encode()
 
     async def call(self, item: tuple[int, float]) -> None:
-        """As `Target.call`."""
+        """See `Target.call`."""
         began = time.monotonic_ns()
         await super().call(item)
         now = time.monotonic_ns()
@@ -249,8 +246,8 @@ def bench_acquire_ack(
     calls = 2_000 if quick else 50_000
     makers = {
         "default": lambda: FlowController(range(consumers)),
-        "Seed004, round robin": lambda: FlowController(
-            range(consumers), limit=Seed004, chooser=RoundRobin()
+        "RttThreshold, round robin": lambda: FlowController(
+            range(consumers), limit=RttThreshold, chooser=RoundRobin()
         ),
     }
     flows = {name: make() for name, make in makers.items()}

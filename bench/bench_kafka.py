@@ -253,7 +253,7 @@ def bench_poison_saturated(broker, on_spark, quick, rounds, report_ratio):
 
 
 def bench_commit(broker, rounds, report_ratio):
-    """What a micro-batch's commit takes in a group of 1,000 partitions, all of which moved on.
+    """The time of a micro-batch's commit in a group of 1,000 partitions that have all moved on.
 
     In turn with none that waits for a retry, with 30 in each partition, which are holes in its
     metadata, and the requests alone, with as much metadata as a broker takes of each.

@@ -42,7 +42,7 @@ def calls(quick: bool) -> tuple[int, int]:
 
 @pytest.fixture(scope="module", params=SIZES, ids=lambda size: f"{size}-in-flight")
 def stream(request: pytest.FixtureRequest, quick: bool, calls: tuple[int, int]) -> Stream:
-    """What all contestants of one size are fed."""
+    """The rows for all contestants of one size."""
     if quick and request.param != 100_000:
         pytest.skip("left out by --quick")
     return tree_stream(request.param, (calls[0] * calls[1] + ALONE) * CALL)

@@ -1,4 +1,4 @@
-"""What looking at a checkpoint takes: a million dead letters, two thousand files of them.
+"""The cost of looking at a checkpoint: a million dead letters, two thousand files of them.
 
 What it costs a query is bench_seen.py.
 """

@@ -34,7 +34,7 @@ def columns(batches: int) -> tuple[list[Any], list[Any]]:
 
 
 class SetOfOffsets:
-    """What a person would write: the offsets in flight as a sorted set, here a dict."""
+    """The usual hand-written tracker: the offsets in flight as a sorted set, here a dict."""
 
     def __init__(self) -> None:
         self.open: dict[int, None] = {}

@@ -1,4 +1,4 @@
-"""What it costs a query to be seen: metrics, traces, a page that is looked at.
+"""The cost of observing a query: metrics, traces, a page that is looked at.
 
 A page or a scrape costs a query less than the spread of any contest on Spark, so it is asked for
 far more often than anybody would, and its part is reckoned from how often it was; what a listener

@@ -1,17 +1,14 @@
-"""`to_postgres` and `to_jdbc` against a bare COPY of the same rows into the same table.
+"""`to_postgres` against a bare COPY of the same rows into the same table.
 
 A million rows of (key, text, number, time), their keys in random order, into a table with a
 primary key; the rows lie in eight files, as a micro-batch leaves them. Both sides send the same
 CSV, made of Arrow by the same function, in one transaction; wall time, since most of it passes in
 the server. The table is made anew for each turn, so that a bare COPY, which cannot replace rows,
-can run at all; what it costs to replace every row stands beside it, without a bound. `to_jdbc` has
-the same table by PostgreSQL's JDBC driver, which comes through Maven, whose COPY reads the same CSV
-from a pipe.
+can run at all; what it costs to replace every row stands beside it, without a bound.
 """
 
 from __future__ import annotations
 
-import importlib
 import socket
 import sys
 import time
@@ -23,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark import to_jdbc, to_postgres
+from ackcore.spark import to_postgres
 from ackcore.spark.sinks.copy_format import as_csv
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
@@ -110,45 +106,6 @@ def bench_to_postgres_against_a_bare_copy(dsn, accepted, rows, quick, interleave
     report(report_ratio, "to_postgres", taken, dsn, rows)
     upsert.close()
     append.close()
-
-
-@pytest.fixture(scope="module")
-def jdbc_spark():
-    """A session with PostgreSQL's driver."""
-    tests = Path(__file__).parent.parent / "tests"
-    sys.path.insert(0, str(tests / "kafka"))
-    try:
-        broker = importlib.import_module("broker")
-        pom = tests / "spark" / "jdbc-pom.xml"
-        found = broker.downloaded(pom, tests.parent / "build" / "jdbc", "PostgreSQL's driver")
-    except (ImportError, RuntimeError) as error:
-        raise Unavailable(str(error)) from error
-    finally:
-        sys.path.pop(0)
-    jars = ",".join(map(str, found.glob("*.jar")))
-    with spark_session("local[2]", {"spark.jars": jars}) as (session, _):
-        yield session
-
-
-def bench_to_jdbc_against_a_bare_copy(
-    dsn, jdbc_spark, accepted, rows, quick, interleaved, report_ratio
-):
-    """The same by JDBC: this process makes the CSV, the JVM sends it."""
-    about = dict(part.split("=", 1) for part in dsn.split())
-    url = f"jdbc:postgresql://127.0.0.1:{about['port']}/{about['dbname']}"
-    properties = {"user": about["user"], "driver": "org.postgresql.Driver"}
-    upsert = to_jdbc(url, "rows", keys="id", properties=properties)
-    append = to_jdbc(url, "rows", properties=properties)
-    here = replace(accepted, spark=jdbc_spark)
-    contestants = {
-        "bare COPY": lambda: copy(dsn, accepted),
-        "appended": written_by(append, here),
-        "upsert": written_by(upsert, here),
-        "every row replaced": written_by(upsert, here),
-    }
-    fresh = fresh_by(dsn, upsert)
-    taken = interleaved(contestants, 1 if quick else 5, time.perf_counter, before=fresh)
-    report(report_ratio, "to_jdbc", taken, dsn, rows)
 
 
 def fresh_by(dsn, sink):

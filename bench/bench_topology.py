@@ -242,7 +242,7 @@ def micro_batches(spark, ends, quick, new_path, tmp_path_factory):
 
 
 def bench_micro_batch(micro_batches, rounds, report_ratio):
-    """What a small micro-batch takes longer than a bare foreachBatch with one action."""
+    """The extra time of a small micro-batch over a bare foreachBatch with one action."""
     bare, tracked = micro_batches(MICRO_ROWS)
     pairs = [(statistics.median(tracked(1000)), statistics.median(bare())) for _ in range(rounds)]
     taken = " - ".join(f"{statistics.median(side):.2f}" for side in zip(*pairs, strict=True))
@@ -320,7 +320,7 @@ def bench_all_fail(
 
 @pytest.mark.parametrize("fate", ["waits", "dies"])
 def bench_failing_task(quick, rounds, new_path, report_ratio, fate):
-    """What records of 1 kB that fail cost their task, alone: its CPU time, no Spark."""
+    """The CPU time of a task for failing records of 1 kB, without Spark."""
     size, batches = 10_000, 2 if quick else 12
     schema = pa.schema([("id", pa.int64()), ("line", pa.string())])
     source = SpoutSpec("lines", 0, schema, (), True, False, False, 7)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Run:
-    """What came of a run's calls; times in seconds."""
+    """The counts of a run's calls; times in seconds."""
 
     done: int = 0
     refused: int = 0

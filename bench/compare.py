@@ -37,7 +37,7 @@ ROWS = 64 * CALL
 
 
 def git(*arguments: str) -> bytes:
-    """What git says."""
+    """Return the output of a git command."""
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
 
 
@@ -68,7 +68,7 @@ def built(commit: str | None) -> Path:
 
 
 def jobs(rounds: int, large: bool) -> dict[str, tuple[str, dict[str, Any]]]:
-    """What is compared: a job of jobs.py and its arguments, by the name it is printed under."""
+    """One comparison: its printed name, a job of jobs.py, and the job's arguments."""
     sizes = [1_000, 100_000, 1_000_000] + [10_000_000] * large
     turns: dict[str, Any] = {"rows": ROWS, "turns": rounds}
     compared = {

@@ -1,4 +1,4 @@
-"""What every benchmark shares: interleaved rounds, and a summary of ratios against their bounds."""
+"""Fixtures of all benchmarks: interleaved rounds, and a summary of ratios against their bounds."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Contestant(ABC):
             self.check(rows, self.run(self.prepare(rows)))
 
     def prepare(self, rows: slice) -> Any:
-        """What `run` takes for these rows."""
+        """Return the arguments of `run` for these rows."""
         return rows
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What the driver's Python grows by while all of a micro-batch fails: in a process of its own."""
+"""The growth of the driver's Python while all of a micro-batch fails, in a process of its own."""
 
 from __future__ import annotations
 

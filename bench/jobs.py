@@ -1,4 +1,4 @@
-"""What children of workers.py do: each function sets up, and returns a turn, which times itself."""
+"""The jobs of workers.py's children. Each function sets up and returns a turn that times itself."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class KafkaRecords(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in ``format``."""
+        """Return the name for ``format``."""
         return "kafka-records"
 
     def schema(self) -> str:
-        """As a `KafkaSpout` has them."""
+        """Return the columns of a `KafkaSpout`."""
         return (
             "key binary, value binary, headers array<struct<key: string, value: binary>>, "
             "topic string, partition int, offset long, timestamp timestamp"

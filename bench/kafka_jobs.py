@@ -1,4 +1,4 @@
-"""What children of workers.py do with a topic: read it by a bare loop, or on Spark in several ways.
+"""Jobs of workers.py's children that read a topic: by a bare loop, or on Spark in several ways.
 
 Spark's workers import this module.
 """

@@ -45,7 +45,7 @@ class InOrder(Contestant):
 
 
 class Limit(Contestant):
-    """What memory alone lets through: limit.c, at its best prefetch distance for this size."""
+    """The limit of memory bandwidth: limit.c, at its best prefetch distance for this size."""
 
     name = "LIMIT"
     DISTANCES = (0, 32, 64, 96, 128, 192)

@@ -36,7 +36,7 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 def lines_of(trial: dict[str, Any], seconds: float) -> dict[str, Line]:
-    """What is drawn of one policy, in steps."""
+    """The curves of one policy, in steps."""
     steps = int(seconds / STEP_S)
     done: list[list[tuple[float, float]]] = [[] for _ in range(steps)]
     for at, took, work, _ in trial["done"]:

@@ -1,4 +1,4 @@
-"""What children of workers.py do on Spark, for compare.py; and what the benches share with them.
+"""The Spark jobs of workers.py's children, for compare.py, and functions shared with the benches.
 
 Only what is public in the oldest commit that is still compared is used here.
 """

@@ -51,7 +51,7 @@ class Worker:
         print(json.dumps(arguments), file=self.process.stdin, flush=True)
 
     def result(self) -> Any:
-        """What the turn, or at first the set-up, came to."""
+        """Return the result of the turn, or at first of the set-up."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:

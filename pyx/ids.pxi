@@ -9,7 +9,7 @@ cdef inline int64_t as_part(object value, str name, int bits) except? -1:
 
 
 cdef uint64_t component_key(object component) except? 0:
-    """What stands for a component in edge ids: its hashed name, or the given 64 bits."""
+    """Return the component's part of edge ids: its hashed name, or the given 64 bits."""
     if PyUnicode_CheckExact(component):
         return <uint64_t><int64_t>hash_name(component)
     return <uint64_t><int64_t>_id_arguments.component_key(component)

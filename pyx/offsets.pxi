@@ -61,7 +61,7 @@ cdef object in_order(object offsets):
 
 @cython.final
 cdef class OffsetTracker:
-    """Which offsets of one partition are done, in one generation of its assignment.
+    """The done offsets of one partition, in one generation of its assignment.
 
     The lowest that is not done is where a reader has to begin again: what may be committed.  An
     offset is *emitted* when its record was read and sent on, and *done* when nothing more is to
@@ -386,7 +386,7 @@ cdef class OffsetTracker:
         return out
 
     def state(self, limit=None):
-        """What the next reader has to know: for `from_state`, and for commit metadata.
+        """The state that the next reader needs: for `from_state`, and for commit metadata.
 
         Parameters
         ----------
@@ -428,7 +428,7 @@ cdef class OffsetTracker:
         return tracker
 
     def __reduce__(self):
-        """What it tracks, its state, and what of that the next reader need not know."""
+        """The tracked key, the state, and the part of it that the next reader does not need."""
         state, waiting, position, stats = snapshot_of_offsets(self, INT64_MAX - 1)
         return restored_tracker, (tuple(self.key), state, position, waiting, stats)
 

@@ -216,7 +216,7 @@ cdef inline void start_edges(
     const uint64_t *roots, const uint64_t *parents, uint64_t parent, size_t groups,
     edge_key_t keys, uint64_t *bases
 ) noexcept nogil:
-    """What the edges of a group have in common; only the ordinal is missing."""
+    """The common part of the edges of a group. Only the ordinal is missing."""
     cdef size_t g
     for g in range(groups):
         bases[g] = edge_root(roots[g], keys)

@@ -59,7 +59,7 @@ class Azurite:
         raise Unavailable("Azurite did not start")
 
     def environment(self) -> dict[str, str]:
-        """What a process needs to reach it."""
+        """Return the environment of a process that is to reach it."""
         return {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": self.endpoint}
 
     def new_container(self) -> str:

@@ -1,4 +1,4 @@
-"""What several test modules need: the backends, and how hard hypothesis tries."""
+"""Fixtures of several test modules: the backends, and hypothesis' effort."""
 
 import doctest
 import importlib
@@ -275,7 +275,7 @@ class LiveSpark:
         """How the JVM ended and what it said last; None if it lives, or was not started."""
         if self._process is None or self.is_alive():
             return None
-        from ackcore.examples.quiet_spark import explain_exit  # noqa: PLC0415
+        from jvm_exits import explain_exit  # noqa: PLC0415
 
         with suppress(subprocess.TimeoutExpired):
             # Its sockets close, and its context stops, before it has ended.
@@ -457,7 +457,7 @@ LIVE_SPARK = pytest.StashKey()
 
 @pytest.fixture(scope="session")
 def live_spark(request, tmp_path_factory):
-    """What `spark` is taken from."""
+    """The module that `spark` is taken from."""
     live = request.config.stash[LIVE_SPARK] = LiveSpark(tmp_path_factory.mktemp("spark"))
     yield live
     live.close()

@@ -69,7 +69,7 @@ def source_id(key, nth):
 
 
 def acker_task(root, n):
-    """As Java computes it: int arithmetic wraps, floorMod follows the divisor's sign."""
+    """Compute it as Java does: int arithmetic wraps, floorMod follows the divisor's sign."""
     root %= WORD
     hash_code = (root ^ (root >> 32)) % 2**32
     total = (31 + hash_code) % 2**32

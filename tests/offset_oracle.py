@@ -14,7 +14,7 @@ TOPIC, PARTITION, DEPLOYMENT = "lines", 3, 0x5EED
 
 
 class Oracle:
-    """What was emitted, what is done, what is not there: a set each."""
+    """Sets of emitted, done and absent offsets."""
 
     def __init__(self, base):
         self.base = self.position = base
@@ -104,7 +104,7 @@ class Oracle:
         return offset < self.base or offset in self.done
 
     def restarted(self, state, is_whole):
-        """What is known in the next generation, from a state that may have been cut short."""
+        """Return the state of the next generation, from a state that may have been cut short."""
         old, new = self, Oracle(state.committable)
         holes = {
             offset

@@ -62,7 +62,7 @@ class S3Server:
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """What a process needs to reach a server."""
+    """Return the environment of a process that is to reach a server."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ALLOW_HTTP": "true",
@@ -84,7 +84,7 @@ def objects_of(endpoint: str, bucket: str, prefix: str) -> dict[str, bytes]:
 
 
 class Request(NamedTuple):
-    """What a proxy was asked."""
+    """The requests that a proxy received."""
 
     method: str
     path: str

@@ -308,13 +308,14 @@ def test_real_wait_is_ended_by_stop(make_acker):
     acker.stop()
 
 
-def test_thread_goes_on_after_a_callback_raises_and_stop_raises_it(make_acker, caplog):
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_thread_goes_on_after_a_callback_raises_and_stop_raises_it(make_acker, caplog, kind):
     clock, left = Clock(), []
     waits = Waits(clock, times=4)
 
     def on_expired(entries):
         left.extend(entries)
-        raise RuntimeError(f"callback {len(left)}")
+        raise kind(f"callback {len(left)}")
 
     acker = make_acker(clock=clock, wait=waits, on_expired=on_expired)
     acker.init(1, 1, 0)
@@ -322,7 +323,7 @@ def test_thread_goes_on_after_a_callback_raises_and_stop_raises_it(make_acker, c
     acker.init(2, 1, 0)
     acker.start()
     assert waits.used_up.wait(timeout=60)
-    with pytest.raises(RuntimeError, match="callback 1"):
+    with pytest.raises(kind, match="callback 1"):
         acker.stop()
     assert [entry.root_id for entry in left] == [1, 2]
     assert caplog.messages == ["a callback of the acker raised; its thread goes on"] * 2

@@ -186,7 +186,7 @@ ALIKE = {
 
 
 def value_of(item):
-    """What must hash alike: NaN equals NaN, and 0.0 equals -0.0."""
+    """Values that must hash alike: NaN equals NaN, and 0.0 equals -0.0."""
     return repr(0.0 if item == 0 and not isinstance(item, bool) else item)
 
 
@@ -268,7 +268,7 @@ def test_a_dictionary_longer_than_its_column_is_not_hashed_whole(monkeypatch):
 
 
 def test_hashes_of_columns_never_change():
-    """What is sent by one version must be found by the next."""
+    """Rows sent by one version must be found by the next."""
     assert hashes(pa.array([1, None])) == [4817364491166516681, 7640891576956012809]
     assert hashes(pa.array(["a", "acknowledge"])) == [-7567924723950045346, 8719381002276078029]
     assert hashes(pa.array([1.5, 0.0])) == [9024720928896724483, -7696910208926366575]

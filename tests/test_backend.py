@@ -1,4 +1,4 @@
-"""Which backend runs: an order is obeyed or fails, a default warns when it is second best."""
+"""The choice of the backend: an order is obeyed or fails, a default warns when second best."""
 
 import importlib.metadata
 import json
@@ -48,7 +48,7 @@ print(json.dumps(found))
 
 
 def imported(order, before=""):
-    """What a fresh interpreter sees when it imports ackcore under an order."""
+    """Return the result of importing ackcore under an order in a fresh interpreter."""
     environment = {name: text for name, text in os.environ.items() if name != "ACKCORE_BACKEND"}
     if order is not None:
         environment["ACKCORE_BACKEND"] = order

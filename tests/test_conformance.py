@@ -21,7 +21,7 @@ TURN = "T"
 
 
 def message(op):
-    """What a recorded step sends: root id, val, and the task or kind; None for a turn."""
+    """Return the parts of a recorded step: root id, val, and the task or kind; None for a turn."""
     kind, *numbers = op.split()
     numbers = [int(number) for number in numbers]
     match kind:
@@ -89,7 +89,7 @@ def test_in_batches_cut_anywhere(Ledger, way, longest):
 
 
 def test_expired_are_what_left(Ledger):
-    """What Storm drops in silence is what expired() hands out, whole or in slices."""
+    """Trees that Storm drops silently are returned by expired(), whole or in slices."""
     chance = random.Random(3)
     for steps in STREAMS:
         ledger = Ledger(capacity=1)

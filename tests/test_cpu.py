@@ -90,7 +90,7 @@ def test_an_unknown_level_is_refused_by_name() -> None:
 
 @pytest.mark.skipif(platform.machine() in ("x86_64", "AMD64"), reason="levels beside baseline")
 def test_machines_of_other_kinds_run_the_baseline(native: ModuleType) -> None:
-    """Of those, it is in plain C: no vector instruction that is named in it."""
+    """One of them is plain C, without the vector instructions named in it."""
     assert native.cpu == "baseline"
     refused = run("avx2", "-c", "import ackcore")
     assert refused.returncode != 0

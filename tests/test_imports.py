@@ -80,7 +80,7 @@ MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
 def layer_of(module: str) -> int:
-    """Which layer a module is in."""
+    """Return the layer of a module."""
     part = module.split(".")[1] if "." in module else ""
     layers = [n for n, (parts, _) in enumerate(LAYERS) if part in parts]
     assert layers, f"{module} has no layer; give it one here and in CONTRIBUTING"
@@ -99,7 +99,7 @@ def package_of(module: str) -> str:
 
 @functools.cache
 def parsed(module: str) -> ast.Module:
-    """What is in its file."""
+    """Return the text of its file."""
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
@@ -203,7 +203,7 @@ def forked_from(module: str) -> str | None:
 
 
 def run_python(code: str, *arguments: str, backend: str) -> str:
-    """What a fresh interpreter prints, on one backend."""
+    """Return the output of a fresh interpreter on one backend."""
     built = find_spec("ackcore._native") or os.environ.get("ACKCORE_REQUIRE_NATIVE")
     if backend == "native" and not built:
         pytest.skip("the extension is not built")
@@ -219,7 +219,7 @@ def run_python(code: str, *arguments: str, backend: str) -> str:
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, list[str] | str]:
-    """What importing each module alone loads, or the error it ended in."""
+    """Return the modules that importing each module alone loads, or the error it ended in."""
     tree = {module: forked_from(module) for module in MODULES}
     lines = run_python(EACH_ALONE, json.dumps(tree), backend="native").splitlines()
     return dict(map(json.loads, lines))

@@ -73,7 +73,7 @@ def times_of(rows, timed):
 
 
 def result(call):
-    """What a call returned, comparable, or the type and words of what it raised."""
+    """Return a comparable result of a call, or the type and words of its error."""
     try:
         table = call()
     except (ValueError, RuntimeError) as error:
@@ -101,7 +101,7 @@ class Machine:
         return getattr(self, name)(argument), self.seen()
 
     def seen(self):
-        """What can be seen without disturbing a table that is on the move."""
+        """Return all that can be seen without disturbing a table on the move."""
         ledger = self.ledger
         roots = (0, 3, 100 << 40, 2**63 - 1, -1)
         return len(ledger), [root in ledger for root in roots], [ledger.get(root) for root in roots]
@@ -187,7 +187,7 @@ def test_backends_agree_step_by_step(native, reference, timed, options, steps):
 
 
 def test_the_steps_make_tables_grow_move_and_shrink(native):
-    """What the property test relies on: its steps reach all that a table can be."""
+    """The property test relies on this: its steps reach every state of a table."""
     machine = Machine(native.Ledger, False, {"buckets": 3, "max_entries": None})
     small = machine.ledger.capacity
     tables = []
@@ -276,7 +276,7 @@ def test_folding_is_merging_rows(Ledger, rows, data):
 
 @given(ROWS, st.lists(st.tuples(st.sampled_from(["T", "X"]), ROWS), max_size=12), BUCKETS)
 def test_lazy_expiry_is_eager_expiry(native, start, turns, buckets):
-    """What one ledger sweeps when it must, another is made to sweep at every turn."""
+    """One ledger sweeps only when it must, another at every turn."""
     lazy, eager = (native.Ledger(capacity=1, buckets=buckets) for _ in range(2))
     for ledger in (lazy, eager):
         send_batch(ledger, start)

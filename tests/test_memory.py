@@ -176,7 +176,7 @@ def test_a_large_table_begins_with_a_huge_page(native, capacity):
 
 
 def test_a_column_that_changes_during_the_call_leaves_the_table_whole(native):
-    """As when another thread writes to it; here it is the table itself, which changes for sure."""
+    """Another thread may write to it; here it is the table itself, which changes for sure."""
     for seed in range(5):
         ledger = native.Ledger(capacity=300, seed=seed)
         roots = np.arange(250) * 0x5DEECE66D

@@ -109,7 +109,7 @@ def chunks_of(kind):
 
 
 def second_inits(roots):
-    """Of the states that were merged, and of the messages."""
+    """The sums of the merged states, and of the messages."""
     return sum(
         (state.inits > 1) + (state.inits > 0 and task >= 0)
         for state, (_, task) in (PAIRS[root] for root in roots)

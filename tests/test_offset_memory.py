@@ -1,4 +1,4 @@
-"""What offset trackers take of memory, and threads that share one."""
+"""The memory of offset trackers, and threads that share one."""
 
 import pickle
 import sys

@@ -55,7 +55,7 @@ def same(state, other):
 
 
 def claims(state):
-    """What a state takes for done above its offset."""
+    """Return the offsets that a state calls done above its offset."""
     done = np.ones(state.end - state.committable, np.bool_)
     for start, end in zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True):
         done[start - state.committable : end - state.committable] = False
@@ -201,7 +201,7 @@ def test_holes_that_touch_are_cut_between():
     ],
 )
 def test_it_is_short(span, holes, most):
-    """Of the table of parallel-consumer's and ours, with a tenth to spare."""
+    """Our size stays below parallel-consumer's table, with a tenth to spare."""
     state = tracker_of(scattered(span, holes)).state()
     commit = encode_metadata(OffsetTracker.from_state("lines", 3, 7, state), DEPLOYMENT)
     assert len(commit.metadata) <= most

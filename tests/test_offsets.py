@@ -70,7 +70,7 @@ def test_what_was_not_emitted_in_the_middle_is_skipped(tracker):
 
 
 def test_gaps_are_between_all_of_a_column_whatever_its_order(OffsetTracker):
-    """What is lower than another, and further on in the column, is no gap: it is in flight."""
+    """A lower offset further on in the column is no gap: it is in flight."""
     tracker = OffsetTracker("lines", 0, 0, 5)
     offsets = int64s(9, 6, 12, 7)
     assert tracker.emitted(offsets) == 4
@@ -451,7 +451,7 @@ def test_a_hole_that_is_gone_when_it_is_read_again_is_done(tracker):
 
 
 def test_a_commit_may_lie_beyond_the_position(tracker):
-    """What is done behind the only hole need not be read before it is committed."""
+    """Offsets done behind the only hole need not be read before it is committed."""
     tracker.acked(np.arange(101, 110))
     again = type(tracker).from_state("lines", 3, 8, tracker.state())
     again.emitted(100)

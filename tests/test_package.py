@@ -1,4 +1,4 @@
-"""What is installed: types, version, entry points, no sources; and a README that is true."""
+"""The installed package: types, version, entry points, no sources; and a README that is true."""
 
 from __future__ import annotations
 

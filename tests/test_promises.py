@@ -1,4 +1,4 @@
-"""What only the compiled ledger promises: columns let others run, nothing takes long, memory fails
+"""Promises of the compiled ledger only: columns let others run, calls are short, memory fails
 before the first row."""
 
 import os

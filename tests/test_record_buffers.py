@@ -11,7 +11,7 @@ from ackcore import _reference
 
 
 class FakeMessage:
-    """What confluent-kafka's message answers, without the client."""
+    """A stand-in for confluent-kafka's message, without the client."""
 
     def __init__(self, offset, value=b"", key=None, headers=None, timestamp=(1, 5), error=None):
         self._answers = offset, value, key, headers, timestamp, error

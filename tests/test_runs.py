@@ -13,7 +13,7 @@ from ackcore import _reference, _row_arguments, edge_id, edge_ids, xor_by_parent
 
 
 def packed_by_hand(key, component, owners, roots, parents, order, counts, ordinals):
-    """What pack_runs gives, row by row, from `ackcore.ids`."""
+    """Return the rows of pack_runs, one by one, by `ackcore.ids`."""
     upto = dict(enumerate(ordinals))
     edges = []
     for owner in owners:

@@ -99,7 +99,7 @@ def test_parts_merge_to_the_whole(Ledger, stream):
 
 
 def test_settling_in_cuts_keeps_the_open_ones(Ledger, stream):
-    """What is open after one micro-batch is where the next one starts, flags and all."""
+    """Roots open after one micro-batch are the start of the next one, with their flags."""
     roots, vals, tasks, _ = stream
     whole = Ledger()
     whole.fold(roots, vals, tasks)

@@ -161,7 +161,7 @@ def test_looking_and_turning_beside_the_traffic(Ledger):
 
 
 def test_max_entries_holds_between_threads(Ledger):
-    """Of calls that race for the last places, those that do not fit are refused whole."""
+    """Calls race for the last places; those that do not fit are refused whole."""
     ledger = Ledger(capacity=1, max_entries=100)
     refused = []
 

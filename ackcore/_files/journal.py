@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from ackcore._files.durable import NO_LINKS, sync_directory
-from ackcore._files.journal_format import KEY_BYTES, FileFormat, Salted, read_header
+from ackcore._files.journal_format import KEY_BYTES, FileFormat, read_header
 
 _log = logging.getLogger("ackcore")
 
@@ -274,15 +274,15 @@ class Journal:
         self._name = f"{secrets.token_hex(8)}.open"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._file = os.open(self._directory / self._name, flags, 0o666)
-        self._formats[self._file] = salted = Salted.new()
+        self._formats[self._file] = form = FileFormat.new()
         try:
-            _write_all(self._file, salted.header(self._context))
+            _write_all(self._file, form.header(self._context))
         except BaseException:
             # Entries behind half a header would be nobody's but this writer's.
             os.unlink(self._directory / self._name)
             self._end()
             raise
-        self._size, self._named = salted.header_bytes, False
+        self._size, self._named = form.header_bytes, False
         self._synced_s = time.monotonic()
 
     def _link(self, path: Path) -> bool:

@@ -10,9 +10,6 @@ So nothing within an answer passes for an entry, though it were read from a jour
 the entry around it is torn.  And only behind a head that was written here is anything read at its
 length, so that a scan takes time in proportion to the file; but for what writes that failed half
 way have left, each of which may cost as much as it says that it is long.
-
-Files of the first format are read, and not written: a micro-batch may go on under a newer version,
-and no call of it is made again.  They have neither salts nor checksums of heads.
 """
 
 from __future__ import annotations
@@ -21,51 +18,19 @@ import secrets
 import struct
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Protocol, Self
+from typing import Self
 
 #: Bytes of a key, and of the context of a journal.
 KEY_BYTES = 16
 #: Of a checksum, a salt, and the magic of a file.
 _SUM_BYTES = 8
 
-_MAGIC, _MAGIC_V1 = b"ackjrnl2", b"ackjrnl1"
+_MAGIC = b"ackjrnl1"
 _ENTRY_MAGIC = b"\xf6ent"
 
 
-class FileFormat(Protocol):
-    """The layout of the entries of one file."""
-
-    #: Bytes of the file's header, and of what an entry has before its data.
-    header_bytes: int
-    head_bytes: int
-
-    def head(self, at: int, key: bytes, data: bytes) -> bytes:
-        """Return what an entry that begins at a place in the file has before its data."""
-
-    def entries(self, data: bytes, first: int, at: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """Find the entries of a part of the file.
-
-        Parameters
-        ----------
-        data : bytes
-            The part.
-        first : int
-            Where in it to begin.
-        at : int
-            Where it is in the file.
-
-        Yields
-        ------
-        key : bytes
-        begin, length : int
-            Of its data, within the part.
-        skipped : int
-            Bytes before it that are no entry.
-        """
-
-
-class Salted:
-    """The format of files that are written.
+class FileFormat:
+    """How one file has its entries.
 
     Parameters
     ----------
@@ -91,12 +56,30 @@ class Salted:
         return header + self._sum(header)
 
     def head(self, at: int, key: bytes, data: bytes) -> bytes:
-        """As `FileFormat.head`."""
+        """Return what an entry that begins at a place in the file has before its data."""
         head = self._HEAD.pack(_ENTRY_MAGIC, len(data), key, self._sum(data))
         return head + self._sum_of_head(head, at)
 
     def entries(self, data: bytes, first: int, at: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """As `FileFormat.entries`."""
+        """Find the entries of a part of the file.
+
+        Parameters
+        ----------
+        data : bytes
+            The part.
+        first : int
+            Where in it to begin.
+        at : int
+            Where it is in the file.
+
+        Yields
+        ------
+        key : bytes
+        begin, length : int
+            Of its data, within the part.
+        skipped : int
+            Bytes before it that are no entry.
+        """
         view = memoryview(data)
         from_ = first
         while (found := data.find(_ENTRY_MAGIC, from_)) >= 0:
@@ -120,37 +103,6 @@ class Salted:
         return self._sum(head + at.to_bytes(8, "little"))
 
 
-class Unsalted:
-    """The first format."""
-
-    header_bytes = len(_MAGIC_V1) + KEY_BYTES + _SUM_BYTES
-    _HEAD = struct.Struct("<4sI8s16s")
-    head_bytes = _HEAD.size
-
-    def header(self, context: bytes) -> bytes:
-        """Return the header of a file with answers to calls of a context."""
-        return _MAGIC_V1 + context + _sum(_MAGIC_V1 + context)
-
-    def head(self, at: int, key: bytes, data: bytes) -> bytes:
-        """As `FileFormat.head`."""
-        checksum = _sum(len(data).to_bytes(4, "little") + key + data)
-        return self._HEAD.pack(_ENTRY_MAGIC, len(data), checksum, key)
-
-    def entries(self, data: bytes, first: int, at: int) -> Iterator[tuple[bytes, int, int, int]]:
-        """As `FileFormat.entries`."""
-        from_ = first
-        while (found := data.find(_ENTRY_MAGIC, from_)) >= 0:
-            begin = found + self.head_bytes
-            if begin > len(data):
-                return
-            _, length, _, key = self._HEAD.unpack_from(data, found)
-            end = begin + length
-            from_ = found + 1
-            if end <= len(data) and self.head(0, key, data[begin:end]) == data[found:begin]:
-                yield key, begin, length, found - first
-                from_ = first = end
-
-
 def read_header(data: bytes, context: bytes) -> FileFormat | None:
     """Return how a file has its entries, None if its header is not all there.
 
@@ -162,12 +114,10 @@ def read_header(data: bytes, context: bytes) -> FileFormat | None:
     magic = data[: len(_MAGIC)]
     if len(magic) < len(_MAGIC):
         return None
-    found: Salted | Unsalted = Unsalted()
-    if magic == _MAGIC:
-        at = len(_MAGIC) + KEY_BYTES
-        found = Salted(data[at : at + _SUM_BYTES])
-    elif magic != _MAGIC_V1:
+    if magic != _MAGIC:
         raise ValueError("no journal's")
+    at = len(_MAGIC) + KEY_BYTES
+    found = FileFormat(data[at : at + _SUM_BYTES])
     if len(data) < found.header_bytes:
         return None
     if data[: found.header_bytes] != found.header(context):
@@ -175,5 +125,5 @@ def read_header(data: bytes, context: bytes) -> FileFormat | None:
     return found
 
 
-def _sum(data: bytes | memoryview, salt: bytes = b"") -> bytes:
+def _sum(data: bytes | memoryview, salt: bytes) -> bytes:
     return blake2b(data, digest_size=_SUM_BYTES, salt=salt, person=b"ackcore.journal").digest()

@@ -151,7 +151,7 @@ class Calls(Generic[Item, Value]):
 
     @property
     def counts(self) -> CallCounts:
-        """What was counted since these calls began."""
+        """The counts since these calls began."""
         counts = self._workers.counts
         counts.trips = self._workers.endpoints.trips
         return counts

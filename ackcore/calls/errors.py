@@ -1,4 +1,4 @@
-"""What a call raises to say what is to become of its record."""
+"""The exceptions by which a call decides whether its record is retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a call."""
+"""The outcome of a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class Outcome(NamedTuple, Generic[Value]):
-    """What came of one item.
+    """The outcome of one item.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Outcome(NamedTuple, Generic[Value]):
 
 @dataclass
 class CallCounts:
-    """What was counted since the calls of a task began.
+    """The counts since the calls of a task began.
 
     Attributes
     ----------

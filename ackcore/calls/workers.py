@@ -1,4 +1,4 @@
-"""What makes the calls: coroutines that take one item after the other.
+"""The coroutines that make the calls, one item after the other.
 
 Workers call the function in place: a call that does not wait costs no task, no future and no timer.
 One that takes a call rouses another, if there may be more to do; that happens when those at work
@@ -185,7 +185,8 @@ class Workers:
             worker.task.add_done_callback(self._worker_ended)
 
     def _worker_ended(self, task: Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None and self.running:
+        error = CancelledError() if task.cancelled() else task.exception()
+        if self.running:
             # Neither the function's nor the items': a limit's, say, or our own.
             self._crash = error
             self._loop.stop()

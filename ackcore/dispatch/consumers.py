@@ -1,4 +1,4 @@
-"""What a dispatcher sends records to, behind one interface."""
+"""The consumers of a dispatcher, behind one interface."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class Function(Target):
         self._threads = CallThreads(function, count, "ackcore-consumer")
 
     async def call(self, item: Any) -> Any:
-        """As `Target.call`."""
+        """See `Target.call`."""
         return await self._threads.call(item)
 
     async def close(self) -> None:
-        """As `Target.close`; a call that hangs is not waited for, also not when Python ends."""
+        """See `Target.close`; a call that hangs is not waited for, also not when Python ends."""
         self._threads.close()
 
 
@@ -84,7 +84,7 @@ class Coroutine(Target):
         self._function = function
 
     async def call(self, item: Any) -> Any:
-        """As `Target.call`."""
+        """See `Target.call`."""
         return await self._function(item)
 
 

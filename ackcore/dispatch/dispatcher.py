@@ -44,7 +44,7 @@ class RecordDead(Exception):
 
 
 class DispatchBooks(NamedTuple):
-    """What became of the records of a run: ``read == acked + dead`` when it has come to its end."""
+    """The counts of a run's records: ``read == acked + dead`` at its end."""
 
     start: int  # position at which it began
     committed: int  # all before it are done
@@ -337,7 +337,12 @@ class Dispatcher:
             else:
                 failed = batch.failed(bitmap)
                 error = FailedInBatch(f"consumer {lease.name!r} failed it and not its whole batch")
-        except Exception as raised:  # and not a cancellation: it timed out, or the dispatcher ends
+        except KeyboardInterrupt:
+            raise
+        except BaseException as raised:  # SystemExit, and a panic of an extension, too
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
+                raise  # it timed out, or the dispatcher ends
             error = raised
         self._tasks.pop(lease, None)
         try:
@@ -346,7 +351,9 @@ class Dispatcher:
                 for record in self._trees.ack(batch, *trees, failed):
                     self._done(record, "acked")
                 self._answered(lease, failed, error)
-        except Exception as raised:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as raised:  # by `acked` or `dead`
             self._error = self._error or raised
         self._more.set()
 

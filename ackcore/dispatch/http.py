@@ -119,7 +119,7 @@ class Http(Target):
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def call(self, item: Any) -> Any:
-        """As `Target.call`."""
+        """See `Target.call`."""
         body = self._encode(item)
         is_json = self._names_json and not isinstance(item, (bytes, bytearray, memoryview, str))
         response = await self._request(body, _JSON if is_json else b"")
@@ -135,7 +135,7 @@ class Http(Target):
         raise Reject(said)
 
     async def close(self) -> None:
-        """As `Target.close`."""
+        """See `Target.close`."""
         while self._idle:
             self._idle.pop()[1].close()
 

@@ -69,21 +69,21 @@ class Process(Target):
         return None if process is None else process.pid
 
     async def start(self) -> None:
-        """As `Target.start`."""
+        """See `Target.start`."""
         await asyncio.get_running_loop().run_in_executor(self._pool, self._begin)
 
     async def call(self, item: Any) -> Any:
-        """As `Target.call`."""
+        """See `Target.call`."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, item)
 
     def timed_out(self) -> None:
-        """As `Target.timed_out`: what hangs is killed."""
+        """See `Target.timed_out`: what hangs is killed."""
         with self._starting:
             if self._process is not None:
                 self._process.kill()
 
     async def close(self) -> None:
-        """As `Target.close`."""
+        """See `Target.close`."""
         self._closed = True
         await asyncio.get_running_loop().run_in_executor(None, self._end)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -136,7 +136,7 @@ class Process(Target):
 
 
 def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """What runs in the process: a call at a time, until the pipe closes."""
+    """Serve calls in the process, one at a time, until the pipe closes."""
     while True:
         try:
             sent = pipe.recv()

@@ -1,4 +1,4 @@
-"""A Spark of one's own for a command line: it says nothing and leaves nothing behind."""
+"""A Spark session for a command line, which prints nothing and leaves no files behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,18 +26,6 @@ logger = logging.getLogger(__name__)
 
 # A JVM leaves a directory for its monitors in /tmp, whatever its setting for temporary files.
 _NO_TRACES = ["-XX:-UsePerfData"]
-#: How Spark's JVM ends by itself: SparkExitCode, ExecutorExitCode, and HotSpot's own.
-_EXITS = {
-    0: "it was told to, or its standard input was closed",
-    1: "it could not start, or was told to",
-    3: "out of memory, and -XX:+ExitOnOutOfMemoryError",
-    50: "an uncaught exception",
-    51: "an uncaught exception, and another one while it was logged",
-    52: "out of memory",
-    53: "no temporary directory could be made",
-    56: "no heartbeat reached the driver",
-    57: "a task that was killed did not end",
-}
 
 
 class SparkError(RuntimeError):
@@ -46,7 +33,7 @@ class SparkError(RuntimeError):
 
 
 def check_java() -> str:
-    """Return what a Java that Spark runs on says of its version; raise `SparkError` without one."""
+    """Return the version line of the Java that Spark will use; raise `SparkError` without one."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     way_out = "install a JDK of version 17 or 21 and point JAVA_HOME to it"
@@ -81,7 +68,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _said_elsewhere(log: Path) -> Iterator[None]:
-    """Have what is written to this process's stdout and stderr, and by its children, in a file."""
+    """Redirect stdout and stderr of this process and of its children to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = [os.dup(1), os.dup(2)]
@@ -96,26 +83,8 @@ def _said_elsewhere(log: Path) -> Iterator[None]:
             os.close(was)
 
 
-def explain_exit(code: int | None) -> str:
-    """Say in words how a JVM ended.
-
-    Parameters
-    ----------
-    code : int or None
-        What `subprocess.Popen` has of it: its exit status, or the number of a signal, negative.
-    """
-    if code is None:
-        return "it runs, and does not answer"
-    # A JVM that is asked to end by a signal does so by itself, with that and 128 as its status.
-    number = -code if code < 0 else code - 128
-    if number in {each.value for each in signal.Signals}:
-        name = signal.Signals(number).name
-        return f"killed by {name}" if code < 0 else f"exit status {code}, asked to end by {name}"
-    return f"exit status {code}: {_EXITS.get(code, 'not one that Spark gives')}"
-
-
 def _last_line(log: Path) -> str:
-    """Return the last line that a JVM logged."""
+    """Return the last line of a JVM's log."""
     said = log.read_text(errors="replace").strip().splitlines()
     return said[-1] if said else "it said nothing"
 
@@ -133,7 +102,7 @@ def _stop(spark: SparkSession, process: subprocess.Popen[bytes] | None, log: Pat
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(timeout=10)  # its sockets close before it has ended
         logger.warning(
-            "Spark's JVM ended before its session did (%s): %s", explain_exit(code), _last_line(log)
+            "Spark's JVM ended before its session did (exit status %s): %s", code, _last_line(log)
         )
         spark.sparkContext.stop()  # the first call forgot the JVM; this one does the rest
 

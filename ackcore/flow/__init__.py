@@ -10,25 +10,18 @@ from ackcore.flow.choosers import (
     ByKey,
     Chooser,
     Idlest,
-    LeastOutstanding,
-    PowerOfTwo,
-    RoundRobin,
 )
 from ackcore.flow.consumers import ConsumerState, Fate, Lease
 from ackcore.flow.controller import FlowController
 from ackcore.flow.delay_target import DelayTarget
 from ackcore.flow.limits import (
-    AIMD,
     Fixed,
-    Gradient2,
     Limit,
     Pressure,
-    Seed004,
-    Vegas,
+    RttThreshold,
 )
 
 __all__ = [
-    "AIMD",
     "Batch",
     "ByKey",
     "Chooser",
@@ -37,14 +30,9 @@ __all__ = [
     "Fate",
     "Fixed",
     "FlowController",
-    "Gradient2",
     "Idlest",
     "Lease",
-    "LeastOutstanding",
     "Limit",
-    "PowerOfTwo",
     "Pressure",
-    "RoundRobin",
-    "Seed004",
-    "Vegas",
+    "RttThreshold",
 ]

@@ -1,4 +1,4 @@
-"""Which consumer gets the next tuple, of those that have room.
+"""The choice of a consumer for the next tuple, among those with room.
 
 A controller tells its chooser which consumers there are and whenever one has changed, and asks it
 for one. A chooser serves one controller, under its lock, and keeps what it needs in lists by slot:
@@ -21,7 +21,7 @@ _CLOSED = inf  # the score of a slot without room, or without a consumer
 
 
 class Chooser(Protocol):
-    """Which consumer gets the next tuple.  Used by one thread at a time."""
+    """The choice of a consumer for the next tuple.  Used by one thread at a time."""
 
     @property
     def keyed(self) -> bool:
@@ -61,7 +61,7 @@ class _ByScore:
         self._consumers: list[Consumer | None] = []
 
     def join(self, consumer: Consumer) -> None:
-        """As `Chooser.join`."""
+        """See `Chooser.join`."""
         while len(self._scores) <= consumer.slot:
             self._scores.append(_CLOSED)
             self._consumers.append(None)
@@ -70,16 +70,16 @@ class _ByScore:
         self._consumers[consumer.slot] = consumer
 
     def leave(self, consumer: Consumer) -> None:
-        """As `Chooser.leave`."""
+        """See `Chooser.leave`."""
         self._scores[consumer.slot] = _CLOSED
         self._consumers[consumer.slot] = None
 
     def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
+        """See `Chooser.changed`."""
         raise NotImplementedError
 
     def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
-        """As `Chooser.choose`."""
+        """See `Chooser.choose`."""
         if avoid is not None and self._others_open(avoid):
             kept, self._scores[avoid.slot] = self._scores[avoid.slot], _CLOSED
             try:
@@ -123,14 +123,14 @@ class Idlest(_ByScore):
         self._shares: list[float] = []
 
     def join(self, consumer: Consumer) -> None:
-        """As `Chooser.join`."""
+        """See `Chooser.join`."""
         super().join(consumer)
         while len(self._shares) < len(self._scores):
             # Several producers must not all begin with the same consumer.
             self._shares.append(1.0 + self._random.random() * 1e-6)
 
     def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
+        """See `Chooser.changed`."""
         slot = consumer.slot
         out = consumer.out
         if consumer.is_open and out < consumer.limit.limit:
@@ -139,75 +139,6 @@ class Idlest(_ByScore):
             self._scores[slot] = (out + 1) * sqrt(nanoseconds) * self._shares[slot]
         else:
             self._scores[slot] = _CLOSED
-
-
-class LeastOutstanding(_ByScore):
-    """The one with the fewest tuples outstanding; ties in turn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._turn = -1
-
-    def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
-        self._scores[consumer.slot] = float(consumer.out) if consumer.has_room else _CLOSED
-
-    def _pick(self) -> Consumer | None:
-        scores = self._scores
-        least = min(scores, default=_CLOSED)
-        if least == _CLOSED:
-            return None
-        later = scores[self._turn + 1 :]
-        start = self._turn + 1 if least in later else 0
-        self._turn = scores.index(least, start)
-        return self._consumers[self._turn]
-
-
-class RoundRobin(_ByScore):
-    """One after the other, past those without room, as in what `Seed004` is from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._turn = -1
-
-    def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
-        self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
-
-    def _pick(self) -> Consumer | None:
-        n = len(self._scores)
-        for step in range(1, n + 1):
-            slot = (self._turn + step) % n
-            if self._scores[slot] != _CLOSED:
-                self._turn = slot
-                return self._consumers[slot]
-        return None
-
-
-class PowerOfTwo(_ByScore):
-    """The less loaded of two at random, by tuples outstanding; of the others only if both are full.
-
-    For many producers that know little of each other's load (Mitzenmacher, IEEE TPDS 12(10), 2001).
-
-    Parameters
-    ----------
-    seed : int, optional
-        Of the draws; by default not to be foreseen.
-    """
-
-    def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
-        self._scores[consumer.slot] = float(consumer.out) if consumer.has_room else _CLOSED
-
-    def _pick(self) -> Consumer | None:
-        scores = self._scores
-        live = [slot for slot, consumer in enumerate(self._consumers) if consumer is not None]
-        if len(live) > 1:
-            one, other = self._random.sample(live, 2)
-            slot = one if scores[one] <= scores[other] else other
-            if scores[slot] != _CLOSED:
-                return self._consumers[slot]
-        return super()._pick()
 
 
 class ByKey(_ByScore):
@@ -229,18 +160,18 @@ class ByKey(_ByScore):
         self._salts: list[int] = []
 
     def join(self, consumer: Consumer) -> None:
-        """As `Chooser.join`."""
+        """See `Chooser.join`."""
         super().join(consumer)
         while len(self._salts) < len(self._scores):
             self._salts.append(0)
         self._salts[consumer.slot] = _hashed(consumer.name)
 
     def changed(self, consumer: Consumer) -> None:
-        """As `Chooser.changed`."""
+        """See `Chooser.changed`."""
         self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
 
     def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
-        """As `Chooser.choose`; a paused consumer's keys wait for it."""
+        """See `Chooser.choose`; a paused consumer's keys wait for it."""
         if avoid is not None and not self._others_open(avoid):
             avoid = None
         hashed = _hashed(key)

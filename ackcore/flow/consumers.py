@@ -1,4 +1,4 @@
-"""What a controller knows of a consumer, and of a tuple that it has out there."""
+"""The state of a consumer, and of its outstanding tuples, in a controller."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ class FlowController:
         return taken
 
     def timed_out(self, lease: Lease, *, again: bool = True) -> bool:
-        """As `fail`, for a tuple that its producer has waited for long enough."""
+        """See `fail`, for a tuple that its producer has waited for long enough."""
         with self._guard:
             taken = self._windows.take_back(lease, True, again, timed_out=True)
             woken = self._serve_waiting()

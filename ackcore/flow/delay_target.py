@@ -8,6 +8,9 @@ from collections.abc import Callable
 from ackcore.flow.limits import limit_bounds
 from ackcore.flow.numbers import milliseconds, positive
 
+#: The service time of a consumer that was never acked, and failed within less.
+_UNKNOWN_NS = 1_000_000
+
 
 class DelayTarget:
     """A window that keeps a consumer's queue at a delay: the default.
@@ -28,7 +31,8 @@ class DelayTarget:
     tuple that was outstanding alone, which measures it anew.
 
     A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times;
-    each ack takes back one such factor.
+    each ack takes back one such factor. The round trip of a failure counts only before the first
+    ack, and as 1 ms at least.
 
     Parameters
     ----------
@@ -89,7 +93,7 @@ class DelayTarget:
         #: Nanoseconds of queueing to aim at.
         self.threshold_ns = milliseconds(target_ms, "target_ms")
         #: Tuples that may be outstanding.
-        self.limit, self._max_limit, _ = limit_bounds(initial, max_limit)
+        self.limit, self._max_limit = limit_bounds(initial, max_limit)
         self._alpha = positive(alpha, "alpha", 1.0)
         self._clock = clock
         self._last_ns = clock()
@@ -105,10 +109,9 @@ class DelayTarget:
     ) -> None:
         """Take a sample in, as `Limit.on_sample`; its time may be given."""
         if dropped:
-            if not self._mean_ns:
-                self._mean_ns = float(rtt_ns)  # nothing better is known
             self._penalty = min(self._penalty * self._FAILURE, self._MOST)
-            self.service_ns = self._mean_ns * self._penalty
+            # Before the first ack nothing better is known; but failing at once is not being quick.
+            self.service_ns = (self._mean_ns or max(rtt_ns, _UNKNOWN_NS)) * self._penalty
             self.limit = max(1, self.limit - 1)
             return
         now = self._clock() if now_ns is None else now_ns

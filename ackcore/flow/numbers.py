@@ -1,4 +1,4 @@
-"""Which numbers the settings of flow control take, and in which words others are refused."""
+"""Checks of the numbers in the settings of flow control."""
 
 from __future__ import annotations
 

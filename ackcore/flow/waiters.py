@@ -11,7 +11,8 @@ from ackcore.flow.consumers import Lease
 
 
 class Waiter:
-    """What is waited for; the controller sets ``lease`` under its lock, and wakes it afterwards."""
+    """A wait for room. The controller sets ``lease`` under its lock, and wakes the waiter
+    afterwards."""
 
     __slots__ = ("item", "key", "lease")
 
@@ -41,7 +42,7 @@ class ThreadWaiter(Waiter):
         self._lock.acquire()
 
     def wake(self) -> None:
-        """As `Waiter.wake`."""
+        """See `Waiter.wake`."""
         self._lock.release()
 
     def wait(self, wait_s: float) -> bool:
@@ -60,7 +61,7 @@ class FutureWaiter(Waiter):
         self._event = asyncio.Event()
 
     def wake(self) -> None:
-        """As `Waiter.wake`."""
+        """See `Waiter.wake`."""
         if self._loop.is_closed():
             return  # and with it the coroutine
         self._loop.call_soon_threadsafe(self._event.set)

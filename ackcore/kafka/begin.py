@@ -1,4 +1,4 @@
-"""Where a partition that is assigned to a consumer begins: decisions, each with a name and logged.
+"""Start positions of the partitions that a consumer is assigned: named, logged decisions.
 
 "group" is where it was committed; "earliest", "latest", "timestamp" and "explicit" are as ``start``
 says, where nothing was, or, with "forced, " before them, whatever was; "topic made anew" is the
@@ -10,25 +10,26 @@ came to a topic while it was read: its end, or what is of a time, may be behind 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
-from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, watermarks
+from ackcore.kafka.client import (
+    REQUEST_S,
+    OffsetsOutOfRange,
+    answer_of,
+    watermarks,
+    without_errors,
+)
 from ackcore.kafka.consumer_settings import ConsumerSettings
 from ackcore.kafka.held_partition import Key
 from ackcore.kafka.origins import Origin
-from ackcore.kafka.producing import PASSING
 from ackcore.kafka.starts import first_offset, time_ms
 from ackcore.offsets import Restored, decode_metadata
 
 _log = logging.getLogger(__name__)
 
-#: How long the broker may take to say what was committed, and which offsets are of a time.
-_REQUEST_S = 30.0
-_PAUSE_S = 0.1
 MADE_ANEW, NEW_PARTITION, ANOTHER_LOG = "topic made anew", "new partition", "another log"
 _WAY_OUT = "out_of_range='earliest' or 'latest' reads it from its beginning"
 
@@ -121,7 +122,8 @@ def _goes_on(
     topic_id: str | None,
     seen: Mapping[str, str],
 ) -> tuple[Restored, str] | None:
-    """Where a partition goes on, and why; None if it is to begin as ``start`` says."""
+    """Return the committed position of a partition with the reason, or None to begin at
+    ``start``."""
     key = _key(found)
     now = Origin.of(topic_id, settings.force_from_start)
     was_seen = Origin.of(seen.get(found.topic), None)
@@ -140,7 +142,8 @@ def _goes_on(
 def _another_log(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, done: int
 ) -> tuple[Restored, str] | None:
-    """Where a partition begins that does not reach up to what was done of it, if it is one.
+    """Return the start in a log that is shorter than what was done of it; None if it is long
+    enough.
 
     Below what is committed the client is refused; above that, it would wait for what comes there,
     which would be taken for done.
@@ -187,21 +190,10 @@ def _committed(
     client: Consumer, settings: ConsumerSettings, partitions: Sequence[TopicPartition]
 ) -> list[TopicPartition]:
     asked = [TopicPartition(found.topic, found.partition) for found in partitions]
-    until = time.monotonic() + _REQUEST_S
-    while True:
-        try:
-            committed: list[TopicPartition] = client.committed(asked, _REQUEST_S)
-            error = next((one.error for one in committed if one.error is not None), None)
-        except KafkaException as raised:
-            error = raised.args[0]
-        if error is None:
-            return committed
-        if error.code() not in PASSING or time.monotonic() > until:
-            raise ConsumerError(
-                f"what the group {settings.group_id!r} has committed is not to be had: "
-                f"{error.str()}"
-            )
-        time.sleep(_PAUSE_S)  # its coordinator moves, or has just begun
+    return answer_of(
+        lambda: without_errors(client.committed(asked, REQUEST_S)),
+        f"what the group {settings.group_id!r} has committed",
+    )
 
 
 def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) -> dict[Key, int]:
@@ -209,14 +201,9 @@ def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) 
     wanted = time_ms(settings.start)
     if wanted is None or not keys:
         return {}
-    try:
-        asked = [TopicPartition(*key, wanted) for key in keys]
-        answered: list[TopicPartition] = client.offsets_for_times(asked, _REQUEST_S)
-        for found in answered:
-            if found.error is not None:
-                raise KafkaException(found.error)
-    except KafkaException as error:
-        raise ConsumerError(
-            f"which offsets are of {settings.start} is not to be had: {error.args[0].str()}"
-        ) from None
+    asked = [TopicPartition(*key, wanted) for key in keys]
+    answered = answer_of(
+        lambda: without_errors(client.offsets_for_times(asked, REQUEST_S)),
+        f"which offsets are of {settings.start}",
+    )
     return {(one.topic, one.partition): one.offset for one in answered if one.offset >= 0}

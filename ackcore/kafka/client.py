@@ -1,24 +1,26 @@
-"""What a consumer asks of confluent-kafka: a client, where partitions end, records."""
+"""A consumer's client of confluent-kafka, and its calls: ends of partitions, records."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from ackcore.kafka.consumer_settings import ConsumerSettings
 from ackcore.kafka.dead_letters import CallableKeeper, DeadLetters, TopicKeeper
 from ackcore.kafka.held_partition import Key
-from ackcore.kafka.producing import SIZES
+from ackcore.kafka.producing import PASSING, SIZES
 from ackcore.kafka.records import UNREADABLE_HEADERS, Failure, Headers, KafkaRecord
 from ackcore.kafka.settings import Value
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
-#: How long the broker may take to say where a partition begins and ends.
-_REQUEST_S = 30.0
+#: Seconds that brokers may take to answer a question of a consumer.
+REQUEST_S = 30.0
 _PAUSE_S = 0.1
 #: A producer does not know them, and says so.
 _OF_CONSUMERS = (
@@ -37,7 +39,7 @@ class TooManyDead(ConsumerError):
 
 
 class OffsetsOutOfRange(ConsumerError):
-    """What is to be read next is not there any more, or not yet."""
+    """The next offset to read was deleted, or does not exist yet."""
 
 
 def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
@@ -78,7 +80,7 @@ def _refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError
 
 
 def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:
-    """Where dead letters are kept, as the settings say."""
+    """Return the place of dead letters that the settings name."""
     given, log = settings.dead_letters, settings.client.logger(_log)
     if given is None:
         return None
@@ -101,12 +103,12 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
     ConsumerError
         If its brokers do not know them for long.
     """
-    until = time.monotonic() + _REQUEST_S
+    until = time.monotonic() + REQUEST_S
     wanted = set(partitions)
     while wanted:
         for topic in {topic for topic, _ in wanted}:
             try:
-                found = client.list_topics(topic, _REQUEST_S).topics[topic].partitions
+                found = client.list_topics(topic, REQUEST_S).topics[topic].partitions
             except KafkaException as error:
                 raise ConsumerError(
                     f"the partitions of {topic} are not to be had: {error.args[0].str()}"
@@ -118,6 +120,36 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
             time.sleep(_PAUSE_S)
 
 
+def answer_of(ask: Callable[[], _T], what: str) -> _T:
+    """Ask brokers, and again while a leader or a coordinator moves; return their answer.
+
+    Raises
+    ------
+    ConsumerError
+        If they do not answer, with ``what`` was asked.
+    """
+    until = time.monotonic() + REQUEST_S
+    while True:
+        try:
+            return ask()
+        except KafkaException as raised:
+            error = raised.args[0]
+        if error.code() not in PASSING or time.monotonic() > until:
+            raise ConsumerError(
+                f"the brokers do not say {what}: {error.str()}; start the consumer again once "
+                "they do"
+            )
+        time.sleep(_PAUSE_S)
+
+
+def without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """Return an answer, or raise KafkaException with the first error in it."""
+    for found in partitions:
+        if found.error is not None:
+            raise KafkaException(found.error)
+    return partitions
+
+
 def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
     """The first offset of a partition, and the one above the last.
 
@@ -126,14 +158,11 @@ def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
     ConsumerError
         If the broker does not say.
     """
-    try:
-        found = client.get_watermark_offsets(partition, _REQUEST_S)
-    except KafkaException as error:
-        raise ConsumerError(
-            f"the offsets of {partition.topic}-{partition.partition} are not to be had: "
-            f"{error.args[0].str()}"
-        ) from None
-    return found[0], found[1]
+    low, high = answer_of(
+        lambda: client.get_watermark_offsets(partition, REQUEST_S),
+        f"where {partition.topic}-{partition.partition} begins and ends",
+    )
+    return low, high
 
 
 def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:

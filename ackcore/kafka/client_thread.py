@@ -180,7 +180,7 @@ class ClientThread:
         self._reading.read(busy=busy)
 
     def _see_to_records(self) -> None:
-        """What timed out, and what is dead."""
+        """Handle timed-out and dead records."""
         now = now_ms()
         with self._changed:
             self._held.expire(now)

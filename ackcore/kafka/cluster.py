@@ -1,4 +1,4 @@
-"""What is asked of a cluster: its partitions, where they begin and end, a group's offsets.
+"""Requests to a cluster: its partitions, their first and last offsets, a group's offsets.
 
 All is asked for many partitions at once, and answered for each by itself: one that has no leader
 just now keeps none of the others waiting.
@@ -85,7 +85,7 @@ class Watermarks(_Bounds):
 
 
 class Committed(NamedTuple):
-    """What a group has committed of a partition."""
+    """The offset and metadata that a group has committed for a partition."""
 
     offset: int
     metadata: str
@@ -100,7 +100,7 @@ class Failure(NamedTuple):
 
 
 class Answers(NamedTuple, Generic[Answer]):
-    """What is known of each partition that was asked for; one that is in neither has nothing."""
+    """The answers by partition, and the failures. A partition in neither has no answer."""
 
     found: dict[TopicPartition, Answer]
     failed: dict[TopicPartition, Failure]
@@ -221,7 +221,8 @@ class Cluster:
         return sorted(name for name in topics if fits(name) and not name.startswith("__"))
 
     def watermarks(self, partitions: Iterable[tuple[str, int]]) -> Answers[Watermarks]:
-        """Where partitions begin and end: for ``read_committed`` at the first open transaction."""
+        """Return the first and last offsets of partitions; for ``read_committed`` the last
+        stable one."""
         keys = _keys(partitions)
         lows = self._offsets(keys, _EARLIEST)
         highs = self._offsets(keys, _LATEST)
@@ -290,7 +291,7 @@ class Cluster:
         return Answers(found, failed)
 
     def committed(self, group: str, partitions: Iterable[tuple[str, int]]) -> Answers[Committed]:
-        """What a group has committed; partitions of which it has nothing are left out."""
+        """Return the offsets that a group has committed. Partitions without one are left out."""
         keys = _keys(partitions)
         if not keys:
             return Answers({}, {})
@@ -405,7 +406,7 @@ class Cluster:
         return Answers(found, failed)
 
     def _results(self, futures: Mapping[Any, Future[Any]]) -> dict[Any, tuple[Any, Failure | None]]:
-        """What each future came to: an answer, or why there is none."""
+        """Return the result of each future: an answer, or the failure."""
         results: dict[Any, tuple[Any, Failure | None]] = {}
         for key, future in futures.items():
             try:

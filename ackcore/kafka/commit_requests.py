@@ -1,4 +1,4 @@
-"""How many partitions' offsets go into one commit request."""
+"""The number of partitions' offsets in one commit request."""
 
 from __future__ import annotations
 

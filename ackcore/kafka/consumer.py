@@ -275,7 +275,7 @@ class Consumer:
             yield taken[0]
 
     async def __aiter__(self) -> AsyncIterator[KafkaRecord]:
-        """As `__iter__`, for an event loop: also as a source of `ackcore.dispatch.Dispatcher`."""
+        """Iterate in an event loop; also as a source of `ackcore.dispatch.Dispatcher`."""
         taken: list[KafkaRecord] = []
         with ThreadPoolExecutor(1, "ackcore-kafka-poll") as thread:
             try:

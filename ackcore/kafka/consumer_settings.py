@@ -34,7 +34,7 @@ _REVOKE_S = 5.0
 
 @dataclass(frozen=True)
 class ConsumerSettings:
-    """What a `Consumer` is given, checked; see there."""
+    """The checked arguments of a `Consumer`, described there."""
 
     client: ClientSettings
     group_id: str
@@ -175,19 +175,19 @@ class ConsumerSettings:
 
     @property
     def policy(self) -> Policy:
-        """How often a record is tried."""
+        """The attempts of a record, and the delays between them."""
         return Policy(self.max_attempts, self.backoff_ms, self.max_backoff_ms)
 
     @property
     def limits(self) -> Limits:
-        """How much there is at a time."""
+        """The limits on records and bytes held at a time."""
         return Limits(
             self.max_in_flight, self.max_in_flight_bytes, self.max_waiting, self.max_waiting_bytes
         )
 
     @property
     def dead_limit(self) -> DeadLimit:
-        """How many may die."""
+        """The limit on dead records."""
         return DeadLimit(self.max_dead, self.max_dead_window, self.max_dead_in_a_row)
 
     @property

@@ -58,7 +58,7 @@ def number_in(value: bytes | None) -> int | None:
 
 
 def deaths(headers: Headers) -> int:
-    """How often a record has died, by its headers; what is no number counts as none."""
+    """Return the number of deaths in a record's headers; 0 if the header is no number."""
     for name, value in reversed(headers):
         if name == DEATHS and (number := number_in(value)) is not None:
             return number
@@ -125,7 +125,7 @@ def _cut(reason: str) -> bytes:
 
 
 class Keeper(Protocol):
-    """Where dead letters go."""
+    """The interface of a store of dead letters."""
 
     def keep(self, letter: DeadLetter, report: Report) -> None:
         """Begin to keep one; ``report(letter, None)`` once it is, or with why it cannot be."""
@@ -160,7 +160,7 @@ class TopicKeeper:
         self._fatal: KafkaError | None = None
 
     def keep(self, letter: DeadLetter, report: Report) -> None:
-        """As `Keeper.keep`: kept once the brokers in sync have it."""
+        """See `Keeper.keep`: kept once the brokers in sync have it."""
 
         def delivered(error: KafkaError | None, _: object = None) -> None:
             if error is not None:
@@ -187,7 +187,7 @@ class TopicKeeper:
             self._fatal = error
 
     def turn(self) -> None:
-        """As `Keeper.turn`."""
+        """See `Keeper.turn`."""
         try:
             self._producer.poll(0)
         except KafkaException as error:
@@ -207,7 +207,7 @@ class TopicKeeper:
         return len(self._producer)
 
     def close(self) -> None:
-        """As `Keeper.close`; what is not delivered yet is dropped: its offset was not committed."""
+        """See `Keeper.close`. Undelivered letters are dropped: their offsets were not committed."""
         self._end()
 
 
@@ -220,12 +220,12 @@ class CallableKeeper:
         self._done: deque[tuple[DeadLetter, Report, Future[object]]] = deque()
 
     def keep(self, letter: DeadLetter, report: Report) -> None:
-        """As `Keeper.keep`."""
+        """See `Keeper.keep`."""
         future = self._thread.submit(self._function, letter.record, letter.failure)
         future.add_done_callback(lambda done: self._done.append((letter, report, done)))
 
     def turn(self) -> None:
-        """As `Keeper.turn`."""
+        """See `Keeper.turn`."""
         while self._done:
             letter, report, done = self._done.popleft()
             if done.cancelled():
@@ -235,7 +235,7 @@ class CallableKeeper:
             report(letter, None if error is None else f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """As `Keeper.close`; a call that is under way is not waited for."""
+        """See `Keeper.close`; a call that is under way is not waited for."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 

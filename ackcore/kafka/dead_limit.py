@@ -1,4 +1,4 @@
-"""How many of a consumer's records may die before something else must be wrong than they."""
+"""The limit on a consumer's dead records, above which the cause cannot be the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reading and asking Kafka can end in, by name; none of it holds a secret."""
+"""The errors of reading from and asking Kafka. None holds a secret."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class ReadFailed(RuntimeError):
 
 
 def error_text(error: KafkaError) -> str:
-    """What a client says is wrong, with the name that its documentation has for it."""
+    """Return a client's error message with the name that its documentation uses."""
     return f"{error.str()} ({error.name()})"
 
 
@@ -152,7 +152,7 @@ def redacted_error(error: BaseException, settings: ClientSettings) -> BaseExcept
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """What an error is shown with, as far as it is shown."""
+    """Return an error with its causes, up to a depth."""
     found: list[BaseException] = []
     behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while behind is not None and behind not in found:

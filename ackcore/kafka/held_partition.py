@@ -30,7 +30,7 @@ _MOST_NAMED = 20
 
 
 class Limits(NamedTuple):
-    """How much a consumer has at a time."""
+    """The limits on records and bytes that a consumer holds at a time."""
 
     in_flight: int = 10_000  # records of a partition: out and dying
     in_flight_bytes: int = 16 << 20
@@ -54,7 +54,7 @@ class DeadLetter(NamedTuple):
 
 
 class PartitionCommit(NamedTuple):
-    """What to commit of a partition, and how far it had changed by then."""
+    """The commit of a partition, and the version of the state that it was made from."""
 
     topic: str
     partition: int
@@ -160,7 +160,8 @@ class HeldPartition:
         return None
 
     def not_done(self, stop: int) -> list[Run]:
-        """What was neither read nor done before a restart, from the position up to an offset."""
+        """Return the runs between the position and ``stop`` that were neither read nor done
+        before a restart."""
         state = self.tracker.state()
         # Above the last that is done nothing is.
         starts = np.append(state.hole_starts, state.end).clip(self.tracker.position, stop)
@@ -271,7 +272,7 @@ def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
 
 
 def _below(state: OffsetState, offset: int) -> OffsetState:
-    """What a state says of a log that is another one from an offset on."""
+    """Return the part of a state below an offset from which the log is another one."""
     failed = state.failed < offset
     return _with(state, [[(offset, max(offset + 1, state.end))]])._replace(
         committable=min(state.committable, offset),
@@ -281,14 +282,14 @@ def _below(state: OffsetState, offset: int) -> OffsetState:
 
 
 class MetadataForm:
-    """How much metadata a broker takes, as far as it has said so."""
+    """The size and form of metadata that brokers accept, learned from their refusals."""
 
     def __init__(self) -> None:
         self._limit, self._wide = KAFKA_LIMIT, True
         self.version = 0
 
     def encode(self, found: HeldPartition) -> Commit:
-        """What to commit of a partition."""
+        """Return the commit of a partition."""
         tracker = found.tracker
         found.lost = {first: runs for first, runs in found.lost.items() if first in found.held}
         if found.lost or found.other_from is not None:

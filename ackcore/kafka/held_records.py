@@ -1,4 +1,4 @@
-"""Which records a consumer has, and what is to become of each: no I/O, and time is an argument.
+"""The records that a consumer holds, and the state of each. No I/O; time is an argument.
 
 A record that was read is *fresh*, then *out* at whoever took it, and then done, or waiting for its
 next attempt, or dying: on its way to the dead letters.  A record that waits is ahead of all that
@@ -441,7 +441,7 @@ class HeldRecords:
         return found
 
     def _answered(self, record: KafkaRecord) -> tuple[HeldPartition | None, Held | None]:
-        """What is known of a record, if its delivery may still be answered."""
+        """Return the state of a record whose delivery may still be answered."""
         found = self._of(record)
         held = None if found is None else found.held.get(record.offset)
         if held is None:
@@ -529,7 +529,7 @@ class HeldRecords:
     # Commits.
 
     def commits(self, keys: Iterable[Key] | None = None) -> list[PartitionCommit]:
-        """What to commit of those partitions that have changed since it was."""
+        """Return the commits of partitions that changed since their last commit."""
         some = self._partitions if keys is None else keys
         found = [self._partitions[key] for key in some if key in self._partitions]
         encode, form = self._metadata.encode, self._metadata.version
@@ -572,21 +572,22 @@ class HeldRecords:
     # How much may be read.
 
     def room(self) -> int:
-        """As `pauses.room`."""
+        """See `pauses.room`."""
         return room(self._partitions, self._limits)
 
     def pauses(self) -> tuple[list[Key], list[Key]]:
-        """As `change_pauses`: which partitions are to be paused now, and which resumed."""
+        """Return the partitions to pause and those to resume now: see `change_pauses`."""
         return change_pauses(self._partitions, self._limits)
 
     def stopped_by_waiting(self) -> str:
-        """What stops intake, and why its last record failed, if it is records that wait."""
+        """Return the reason why reading is paused, with the last record's failure; empty if it
+        is not."""
         told = stopped_by_waiting(self._partitions, self._limits)
         return told and f"{told}; the last one failed of {self._last_failure}"
 
     @property
     def paused(self) -> int:
-        """How many partitions are."""
+        """The number of paused partitions."""
         return sum(bool(each.cause) for each in self._partitions.values())
 
     def partition_stats(self, now_ms: int) -> list[PartitionStats]:

@@ -49,7 +49,7 @@ _REMEMBERED_MS = (7 * 24 - 1) * 3_600_000
 
 
 class SentBack(NamedTuple):
-    """What `replay_letters` has done, in letters.
+    """The counts of letters that `replay_letters` handled.
 
     Attributes
     ----------

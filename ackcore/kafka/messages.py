@@ -16,7 +16,7 @@ Content = tuple[bytes | str | None, bytes | str | None, list[tuple[str, bytes | 
 
 
 class MessageColumns(NamedTuple):
-    """Which columns of rows are what of a message.
+    """The columns that hold the parts of a message.
 
     Attributes
     ----------

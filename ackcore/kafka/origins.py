@@ -1,4 +1,4 @@
-"""Which topic, and which deployment, a commit is of: the 64 bits in its metadata.
+"""The topic and deployment of a commit: 64 bits in its metadata.
 
 A topic that was made anew has the name and partitions of the one before, and a commit that crossed
 its deletion stands beside an offset of the new one.  So the metadata says which topic, by its id;
@@ -20,7 +20,7 @@ _TAG = int.from_bytes(b"acc")
 
 
 class Origin(NamedTuple):
-    """What a commit is of; 0 for what is not known, or not named."""
+    """The topic and deployment of a commit; 0 where unknown or unnamed."""
 
     topic: int
     name: int
@@ -42,7 +42,7 @@ class Origin(NamedTuple):
 
     @property
     def deployment(self) -> int:
-        """As `encode_metadata` takes it."""
+        """The deployment, in the form that `encode_metadata` takes."""
         return (_TAG << 2 * _BITS) + (self.topic << _BITS) + self.name
 
     def is_other_topic(self, now: Origin) -> bool:

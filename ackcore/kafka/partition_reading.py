@@ -1,4 +1,4 @@
-"""What a consumer's thread does with its client to read: errors, positions and pauses included."""
+"""The reading side of a consumer's thread: client calls, errors, positions and pauses."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class PartitionReading:
         return [self._at(key, offset) for key, offset in found if offset is not None]
 
     def _at(self, key: Key, offset: int) -> TopicPartition:
-        """Where a partition is to be read: with the epoch it is refused if that is another log."""
+        """Return the position to seek, with the epoch that makes brokers refuse another log."""
         return TopicPartition(*key, offset, leader_epoch=self._epochs.get(key, _NO_EPOCH))
 
     def forget(self, keys: Iterable[Key]) -> None:
@@ -425,7 +425,7 @@ class PartitionReading:
             self._client.resume([TopicPartition(*key)])
 
     def pass_markers(self) -> None:
-        """Where all is done, what the client has passed is, too: transactions' markers."""
+        """Move past transaction markers in partitions where all records are done."""
         with self._changed:
             keys = self._held.assigned
             idle = [key for key in keys if self._held.is_idle(key) and key not in self._other_logs]

@@ -1,4 +1,4 @@
-"""How much a consumer may read: which partitions are paused, and how many records a read takes."""
+"""The partitions to pause, and the number of records in a read."""
 
 from __future__ import annotations
 

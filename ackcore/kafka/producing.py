@@ -119,11 +119,17 @@ def way_out(error: KafkaError) -> str:
     return f"; {found}" if found else ""
 
 
-#: What a coordinator says that moves or has just begun; librdkafka hands it out here.
+#: Errors of a coordinator or a leader that moves or has just begun; librdkafka hands them out here.
 PASSING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.UNSTABLE_OFFSET_COMMIT,
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
@@ -224,7 +230,7 @@ class Deliveries:
 
     @property
     def producer(self) -> Producer:
-        """What it sends by; raises DeliveryError once it is closed or given up."""
+        """The producer. Raises DeliveryError once it is closed or given up."""
         if self._producer is None:
             raise DeliveryError("the producer is closed")
         return self._producer
@@ -338,7 +344,7 @@ class Deliveries:
             time.sleep(_PAUSE_S)  # some say so without having waited
 
     def call_apart(self, what: str, function: Callable[..., object], *args: object) -> None:
-        """As `call`, in a thread of its own, of a function that may never return.
+        """Make a `call` in a thread of its own, for a function that may never return.
 
         A producer that is left in it is given up, and never closed, which would wait for it; the
         next one with its transactional id shuts it out.

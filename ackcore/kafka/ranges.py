@@ -39,7 +39,7 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets; records are at most so many."""
+        """The number of offsets, which is the maximum number of records."""
         return max(0, self.stop - self.start)
 
     def __str__(self) -> str:

@@ -124,7 +124,7 @@ def raw_consumer(
 
 
 class RawConsumer:
-    """What of confluent-kafka's consumer a reader of ranges calls; made by `raw_consumer`.
+    """The calls of confluent-kafka's consumer that a reader of ranges makes; see `raw_consumer`.
 
     It is used by one thread at a time, and closed by `close`, or when it goes.  A process that was
     forked from its own has none of its threads: there it is closed, and nothing is let go.

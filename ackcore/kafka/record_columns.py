@@ -46,12 +46,12 @@ class RecordColumns:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """The number of buffered rows."""
         return self._buffers.rows
 
     @property
     def bytes(self) -> int:
-        """Of keys, values and headers."""
+        """The bytes buffered in keys, values and headers."""
         return self._buffers.bytes + 2 * _OFFSET_BYTES * self._buffers.rows
 
     def add(self, messages: list[Message] | RawMessages, first: int, stop: int) -> int:

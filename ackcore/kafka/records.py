@@ -1,4 +1,4 @@
-"""What a consumer hands out, and what it says of itself."""
+"""The records that a consumer returns, and its counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, reason: BaseException | str) -> Failure:
-        """What was given to ``fail``."""
+        """Convert the argument of ``fail``."""
         if isinstance(reason, BaseException):
             return cls(type(reason).__qualname__, str(reason))
         return cls("Failed", reason)
@@ -43,7 +43,7 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class ConsumerCounts:
-    """What a consumer has done since it was made, in records."""
+    """The numbers of records that a consumer has handled since it was made."""
 
     read: int = 0
     skipped: int = 0  # read, and done before a restart or a rebalance

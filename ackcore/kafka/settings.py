@@ -1,4 +1,4 @@
-"""How a client reaches its brokers: librdkafka's settings, without those that are ours to make."""
+"""The connection to brokers: librdkafka's settings, without those that ackcore sets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Value = str | int | float | bool | Callable[..., Any] | Log
 
 
 class ClientSettings:
-    """Where brokers are, and the settings of librdkafka that reach them.
+    """The addresses of brokers, and librdkafka's settings of the connection.
 
     It can be pickled if its callbacks can, and shows no secret: not in ``repr``, nor in the errors
     of what uses it.

@@ -1,4 +1,4 @@
-"""Where a partition begins to be read, as a user asks for it: by name, by time, or by offset."""
+"""The start of a partition as a user gives it: by name, by time, or by offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which topics and partitions there are, asked again and again by threads that nothing waits for.
+"""The list of topics and partitions, refreshed by threads that nothing waits for.
 
 A consumer's own client does not tell the ids of topics, nor what changes while it is not a member.
 """

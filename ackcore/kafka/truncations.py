@@ -1,4 +1,4 @@
-"""Where a partition's log is no longer the one that was read: by the epochs of its leaders.
+"""Detection of truncated logs, by the epochs of a partition's leaders.
 
 A leader that was not in sync may be elected, or a broker's disk be lost: the end of the log is gone
 then, and what is written from there on has offsets that others had.  Only brokers can tell, who

@@ -48,63 +48,65 @@ def attempt(
     wait_in_task_s: float = 5.0,
     tasks: int | None = None,
 ) -> DataFrame:
-    """Try a function on each row; what it answers becomes columns, and what it raises a column too.
+    """Call a function for each row. Its answer and its error become columns.
 
     Parameters
     ----------
     frame : pyspark.sql.DataFrame
         Bounded or streaming, of a classic session or of Spark Connect.
     fn : callable
-        Of one argument, and one of three kinds:
+        A callable of one argument, of one of three kinds:
 
-        - a function of a row: it is given a `ackcore.topology.Tuple` (``row["text"]``, ``row[0]``,
-          ``text, n = row``), as a bolt is, and returns the values of the outputs in a tuple, a
-          list or a dict; of a single output also the value by itself;
-        - an ``async`` function of a row, of which many calls wait at once;
-        - a function of batches, which says so: its parameter is annotated as a
-          `pyarrow.RecordBatch`.  It returns the outputs for the rows that it was given, in their
-          order: a RecordBatch, a Table, a dict or list of columns, or the one column.
+        - a function of a row. It receives an `ackcore.topology.Tuple` (``row["text"]``, ``row[0]``,
+          ``text, n = row``) and returns the outputs as a tuple, a list or a dict; a single
+          output may also be returned as the value itself;
+        - an ``async`` function of a row. Many calls run concurrently;
+        - a function of batches. Its parameter must be annotated as `pyarrow.RecordBatch`. It
+          returns the outputs for the rows it received, in their order: a RecordBatch, a Table, a
+          dict or list of columns, or the one column.
 
-        An object with a ``__call__`` will do, and if it is an (asynchronous) context manager, it
-        is entered before a task's first call: connect there.
+        Objects with ``__call__`` work too. If the object is an (asynchronous) context manager, it
+        is entered before a task's first call: open connections there.
     outputs : str, StructType or pyarrow.Schema
-        The columns that it answers: ``"label string, score double"``.  What is not nullable there
-        must not be null in an answer.
+        The columns of the answer: ``"label string, score double"``. Answers must not be null in
+        columns that are not nullable.
     retry_on : exception class, or iterable of them, default ()
-        What may pass: a call that raises it is made again, after a back-off.
+        The exceptions after which a call is repeated, with a back-off.
     attempts : int, default 3
-        How often, at most, the first call included.  `ackcore.calls.Retry` is followed beyond
-        that, within `wait_in_task_s`, and `ackcore.calls.Reject` never.
+        The maximum number of calls per row, the first one included. `ackcore.calls.Retry` is
+        followed beyond that, within `wait_in_task_s`; `ackcore.calls.Reject` is never retried.
     max_concurrency : int or callable, optional
-        How many calls a task makes at once: a number, or what makes a `Limit` of `ackcore.flow`.
-        By default an async function has as many as its service bears (`DelayTarget`), and any other
-        is called one at a time; given a number, from so many threads.  A function of batches is
-        always called one at a time.  A call that timed out does not count, though it may still run.
+        The number of concurrent calls in a task: a number, or a callable that returns a `Limit` of
+        `ackcore.flow`. By default the number of async calls adapts to the service (`DelayTarget`),
+        and any other function is called one at a time. With a number, a plain function is called
+        from that many threads. A function of batches is always called one at a time. A call that
+        timed out no longer counts, though it may still run.
     rate_per_s : float, optional
-        Calls per second, for the whole frame at most: each task gets its share of `tasks`.
+        The maximum number of calls per second for the whole frame. Each of the `tasks` has an equal
+        share.
     timeout_s : float, optional
-        Seconds after which a call fails with `TimeoutError`.  A plain function cannot be cancelled,
-        and keeps its thread until it returns.
+        Seconds after which a call fails with `TimeoutError`. A plain function cannot be cancelled
+        and occupies its thread until it returns.
     wait_in_task_s : float, default 5.0
-        Seconds that a row waits to be called again, in all.
+        Seconds that a row may wait between its calls, in total.
     tasks : int, optional
-        How many tasks of the frame run at once, for `rate_per_s`; by default the session's default
-        parallelism, which is what the cores that it has can run.  A frame with fewer partitions
-        stays below its rate by as much; a cluster that grows meanwhile goes beyond it.  On Spark
-        Connect, a small job asks for it, once for each session.
+        The number of tasks that run at once, for `rate_per_s`. The default is the session's default
+        parallelism, which equals its cores. With fewer partitions the rate is lower; if the cluster
+        grows meanwhile, it is higher. On Spark Connect a small job asks for the default, once per
+        session.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        The rows of the frame in their order, with its columns as they are, the outputs, and
-        ``error struct<type string, message string, attempts int>``: null where it went well.
-        Where it did not the outputs are null, and ``attempts`` tells how many calls were made.
+        The rows of the frame in their order, with its columns, the outputs, and ``error
+        struct<type string, message string, attempts int>``. ``error`` is null for rows that
+        succeeded. For all others the outputs are null, and ``attempts`` is the number of calls.
 
     Raises
     ------
     TypeError
-        If an argument is of another type, the function is none of these kinds or cannot be
-        pickled, or a column has a type that Spark does not hand to Python.
+        If an argument has another type, the function is of none of these kinds or cannot be
+        pickled, or a column has a type that Spark does not pass to Python.
     ValueError
         If an output has the name of another column, or a setting is out of range.
     WorkerPythonError
@@ -112,13 +114,13 @@ def attempt(
 
     Notes
     -----
-    Nothing is called before an action, and **each action calls anew**: write or cache what is read
-    twice.  ``orderBy`` reads twice in one action, since Spark samples what it sorts: `fn` is called
-    twice for each row.  A task that Spark runs again calls again.  Whatever `fn` raises is an error
-    of its row, `SystemExit` too; a function that ends its process ends the task, and fails the
-    job in the end (`guard` finds that row).  Of batches, what is raised is put down to a row, and
-    the batch is bisected to those that raise by themselves; but `Retry`, what `retry_on` names and
-    a time-out are put down to the call, and all its rows fail.
+    Nothing is called before an action, and **each action calls the function again**: write or cache
+    a frame that you read twice. ``orderBy`` reads twice in one action, since Spark samples the rows
+    to sort: `fn` is called twice for each row. A task that Spark repeats calls again. Any exception
+    of `fn` is the error of its row, also `SystemExit`. A function that ends its process ends the
+    task and finally the job (`guard` finds that row). If a function of batches raises, the batch is
+    bisected to the failing rows; but `Retry`, exceptions in `retry_on` and time-outs concern the
+    call, and all its rows fail.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What `attempt` and `guard` are given, read and refused by name before anything runs."""
+"""Checks of the arguments of `attempt` and `guard`, before anything runs."""
 
 from __future__ import annotations
 

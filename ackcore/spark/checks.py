@@ -1,4 +1,4 @@
-"""What cannot run on Spark is refused by name, before anything is written."""
+"""Checks of a topology before anything is written: errors name what cannot run on Spark."""
 
 from __future__ import annotations
 

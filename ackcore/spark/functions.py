@@ -42,7 +42,7 @@ def root_id(
     Parameters
     ----------
     key : int
-        The spout's, of `ackcore.ids.spout_key`.
+        The spout's key, from `ackcore.ids.spout_key`.
     partition, attempt : Column, str or int
         Integers in 0..2**16-1 and 0..2**6-1.
     offset : Column or str
@@ -51,7 +51,7 @@ def root_id(
     Returns
     -------
     pyspark.sql.Column
-        Of type bigint.
+        A column of type bigint.
     """
     spout = _columns.as_id(key, "key")
 
@@ -87,20 +87,20 @@ def edge_id(
     Parameters
     ----------
     key : int
-        The spout's, of `ackcore.ids.spout_key`.
+        The spout's key, from `ackcore.ids.spout_key`.
     root_id : Column or str
-        The roots that the tuples hang from.
+        The roots that the tuples are anchored to.
     component : str or int
-        Who emits: a name (not a column's), or what `ackcore.ids.component_key` makes of it.
+        The emitter: its name (not a column's name), or the result of `ackcore.ids.component_key`.
     parent_edge : Column, str or int
-        The edges on which the emitter got its inputs; 0 for a spout.
+        The edges on which the emitter received its inputs; 0 for a spout.
     ordinal : Column, str or int
-        Places among the siblings, from 0.
+        The positions among the siblings, from 0.
 
     Returns
     -------
     pyspark.sql.Column
-        Of type bigint, never 0.
+        A column of type bigint, never 0.
     """
     spout = _columns.as_id(key, "key")
     emitter = ids.component_key(component)
@@ -127,19 +127,19 @@ def edge_id(
 
 
 def acker_task(root_id: ColumnOrName, n: int) -> Column:
-    """Return which of n ackers each root belongs to, as Storm routes it: `ackcore.ids.acker_task`.
+    """Return the acker, of n, that each root is routed to, as in Storm: `ackcore.ids.acker_task`.
 
     Parameters
     ----------
     root_id : Column or str
         The roots.
     n : int
-        Number of ackers, at least 1.
+        The number of ackers, at least 1.
 
     Returns
     -------
     pyspark.sql.Column
-        Of type int.
+        A column of type int.
     """
     ackers = _columns.as_count(n, "n", 1, _columns.MAX_TASK)
 
@@ -155,12 +155,12 @@ def xor_edges(edges: ColumnOrName) -> Column:
     Parameters
     ----------
     edges : Column or str
-        Of type array<bigint>.
+        A column of type array<bigint>.
 
     Returns
     -------
     pyspark.sql.Column
-        Of type bigint; 0 for an empty array.
+        A column of type bigint; 0 for an empty array.
     """
 
     if not isinstance(edges, Column | str):

@@ -56,58 +56,58 @@ def guard(
     listeners: Sequence[Any] = (),
     **settings: Any,
 ) -> Books | Query:
-    """Call a function for each row, and lose none: tracked, retried, dead-lettered, written once.
+    """Call a function for each row with delivery guarantees: retries, dead letters, each row once.
 
-    What `attempt` is given, and a sink and a checkpoint: it is a topology of the frame, one bolt
-    that calls the function, and the sink, run by `run_batch`, or by `start` if the frame is a
-    stream.
+    `guard` runs a topology of the frame, one bolt that calls the function, and a sink. It uses
+    `run_batch`, or `start` if the frame is a stream.
 
     Parameters
     ----------
     frame : pyspark.sql.DataFrame
-        Bounded, or streaming and of a classic session.
+        Bounded, or streaming in a classic session.
     fn : callable
-        As for `attempt`.  A row's ``attempt``, ``message_id`` and ``stable_id`` tell here which
-        record it is; what is raised fails it, and it is tried again after a back-off.
+        As for `attempt`. A row's ``attempt``, ``message_id`` and ``stable_id`` identify its record
+        here. An exception fails the record, which is retried after a back-off.
     outputs : str, StructType or pyarrow.Schema
         As for `attempt`.
     sink : callable or object with a ``write``
-        What the rows that went well are written by, once each: the frame's columns, and the
-        outputs.  `to_parquet`, or a function of (DataFrame, batch id).
+        The sink of the rows that succeeded, each written once, with the frame's columns and the
+        outputs: `to_parquet`, or a function of (DataFrame, batch id).
     checkpoint : path
         See `run_batch` and `start`.
     message_id : str or sequence of str, optional
         See `TopologyBuilder.spout`.
     retry_on : list of exception classes or of their names, optional
-        What is tried again; by default all but `ackcore.topology.Reject`.
+        The exceptions that are retried; by default all but `ackcore.topology.Reject`.
     reject : list of exception classes or of their names, default ()
-        What goes to the dead letters at once.
+        The exceptions that make a record a dead letter at once.
     max_concurrency, rate_per_s, timeout_s, wait_in_task_s
-        As for `attempt`, and as of an `ackcore.topology.AsyncBolt`, which it is: a row that raises
-        `ackcore.topology.Retry` waits for so long within its task, and longer, as after all else
-        that it is retried for, through the checkpoint.
+        As for `attempt` and `ackcore.topology.AsyncBolt`. A row that raises
+        `ackcore.topology.Retry` waits up to `wait_in_task_s` within its task, and for longer
+        in the checkpoint.
     journal : bool, default False
-        Whether what each call came to is kept until the micro-batch is done, so that none that
-        finished is made again, whatever dies: see `ackcore.topology.Component`.  Not of a function
-        of batches.
+        Whether the result of each call is kept until the micro-batch is done, so that no finished
+        call is made again after a crash; see `ackcore.topology.Component`. Not for a function of
+        batches.
     trigger : str or mapping, optional
-        Of a stream: see `start`.
+        The trigger of a stream; see `start`.
     max_dead, dead_letters, accept_changes, listeners
         See `run_batch` and `start`.
     **settings
-        Those of a topology, as ``max_attempts=3``: see `ackcore.topology.Settings`.
+        Settings of a topology, such as ``max_attempts=3``; see `ackcore.topology.Settings`.
 
     Returns
     -------
     Books or Query
-        What came of the rows of a bounded frame; of a stream, the query that runs.
+        The counts of a bounded frame, or the running query of a stream.
 
     Raises
     ------
     TypeError, ValueError
-        As `attempt`, `run_batch` and `start`; if a trigger is given for a frame that ends.
+        As `attempt`, `run_batch` and `start`; or if a trigger is given for a bounded frame.
     Exception
-        What `run_batch` and `start` raise: `TooManyDead`, `RunFailed`, `SinkError` and the others.
+        The exceptions of `run_batch` and `start`: `TooManyDead`, `RunFailed`, `SinkError` and
+        others.
 
     Examples
     --------

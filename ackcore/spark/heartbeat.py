@@ -39,12 +39,9 @@ _log = logging.getLogger("ackcore")
 _GLOB = re.compile(r"([{}\[\]*?\\])")
 #: Beats whose files Spark keeps note of, by their times, which are a second apart.
 _KNOWN = "60s"
-#: In Spark's offset log, format 1: a source that has nothing yet, and the heartbeat's offset, which
-#: was a number in a file at first.
+#: In Spark's offset log, format 1: a source that has nothing yet, and the heartbeat's offset.
 _NOTHING = "-"
-_BEAT = re.compile(r'^\{"(?:logOffset|beat)": ?\d+\}$')
-#: The number in format 2, where a log of beats does not tell which source it was.
-_BEAT_2 = re.compile(r'\d+:\{"beat": ?\d+\}')
+_BEAT = re.compile(r'^\{"logOffset": ?\d+\}$')
 #: How the directory of the beats is called: no other source reads one of that name.
 _DIRECTORY = "ackcore-beats-"
 
@@ -148,9 +145,7 @@ def forget_beats(checkpoint: Path) -> None:
         else:
             # Format 2 has the number before each offset, and no line for a source without one.
             ours = f"{log.name}:" if log is not None else "none"
-            forgotten = [
-                line for line in lines if not (line.startswith(ours) or _BEAT_2.fullmatch(line))
-            ]
+            forgotten = [line for line in lines if not line.startswith(ours)]
         if forgotten == lines:
             continue
         # Hadoop's checksum first: without one, a file is taken as it is.
@@ -283,7 +278,7 @@ class Pacemaker(Attendant):
     def _left_ms(self, due_ms: int) -> int:
         try:
             return due_ms - self._clock()
-        except Exception:
+        except BaseException:
             # The user's clock: the micro-batch asks it too, and its error ends the query.
             return 0
 

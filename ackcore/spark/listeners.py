@@ -11,10 +11,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from ackcore.spark.base.interrupts import raised_by
 from ackcore.spark.base.letters import as_letters
 from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
@@ -31,7 +33,7 @@ _METHODS = ("on_start", "on_batch_start", "on_progress", "on_dead", "on_end")
 
 
 class QueryListener:
-    """What to derive a listener from; one may be anything that has some of these methods.
+    """The base class of listeners. An object with some of these methods will do.
 
     An exception that one raises is logged, and changes nothing: neither the query, nor what other
     listeners are told.  One that takes long holds the next micro-batch up.
@@ -182,10 +184,10 @@ class Listeners:
 
     def _tell(self, name: str, *about: Any, listeners: Sequence[Any] | None = None) -> None:
         for listener, method in self._hearing(name, listeners):
-            try:
-                method(*about)
-            except Exception:
-                _log.exception("%s of listener %r raised; the query goes on", name, listener)
+            error = raised_by(partial(method, *about))
+            if error is not None:
+                said = "%s of listener %r raised; the query goes on"
+                _log.error(said, name, listener, exc_info=error)
 
 
 def _some_at_a_time(dead: Dead, number: int) -> Iterator[dict[str, pa.Table]]:

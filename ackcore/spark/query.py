@@ -284,20 +284,20 @@ def run_to_end(
     Parameters
     ----------
     engine : Engine
-        What has the checkpoint.
+        The owner of the checkpoint.
     new : sequence of InputFrame
         The rows of micro-batch 0.
     nothing : callable
-        Returns what comes with retries alone.
+        Returns the inputs of a micro-batch that has retries only.
     wait : callable
         Called with the seconds until the next retry is due.
     listeners : Listeners
-        Told of each micro-batch.
+        Called for each micro-batch.
 
     Returns
     -------
     bool
-        Whether there was anything to be run.
+        Whether anything was run.
     """
     state = engine.state
 
@@ -399,7 +399,7 @@ def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:
 
 
 class Query:
-    """A topology that runs on a stream; `start` makes one."""
+    """A running topology; see `start`."""
 
     def __init__(self, stream: Stream, checkpoint: str) -> None:
         self._stream = stream
@@ -411,50 +411,50 @@ class Query:
 
     @property
     def spark_query(self) -> StreamingQuery | None:
-        """Spark's own query, None while it is being started; to stop it stops this one."""
+        """Spark's own query; None while it is being started. Stopping it stops this query."""
         return self._stream.spark_query
 
     @property
     def is_active(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the query is running."""
         return not self._stream.ended.is_set()
 
     @property
     def exception(self) -> Exception | None:
-        """What it ended with: None as long as it runs, or if it was stopped or is through."""
+        """The exception that ended the query. None while it runs, and after a normal end."""
         return self._stream.error if self._stream.ended.is_set() else None
 
     @property
     def progress(self) -> Progress | None:
-        """The last micro-batch that is done; None before the first of this run."""
+        """The last finished micro-batch; None before the first one of this run."""
         return self._stream.recent[-1] if self._stream.recent else None
 
     @property
     def recent_progress(self) -> list[Progress]:
-        """The last micro-batches, the newest one last."""
+        """The last finished micro-batches, newest last."""
         return list(self._stream.recent)
 
     @property
     def books(self) -> Books:
-        """Everything since the checkpoint was made, after the last micro-batch that is done."""
+        """The counts since the checkpoint was made, as of the last finished micro-batch."""
         return self._stream.books
 
     def pending_tree(self, message_id: str, *, spout: str | None = None) -> PendingTree | None:
-        """Tell what a record waits for.
+        """Return why a record is waiting.
 
         Parameters
         ----------
         message_id : str
-            What its source calls it; as ``tuple.message_id`` has it.
+            The record's message id, as in ``tuple.message_id``.
         spout : str, optional
-            Whose it is; the first that has it if not given.
+            The record's spout; by default the first spout that has this id.
 
         Returns
         -------
         PendingTree or None
-            When its next attempt is due, in which bolt and of what the last one failed and, where
-            that was traced (``trace_per_million``), which bolts it went through; ``print`` shows
-            it.  None if no attempt at it failed, or it is ACKED or DEAD.
+            The time of the next attempt, the bolt and error of the last one and, if it was traced
+            (``trace_per_million``), the bolts it passed; ``print`` shows it. None if no attempt
+            has failed, or if the record is ACKED or DEAD.
 
         Raises
         ------
@@ -464,29 +464,30 @@ class Query:
         return read_pending(self._checkpoint, message_id, spout=spout)
 
     def serve_metrics(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
-        """Serve metrics to Prometheus; needs ``ackcore[metrics]``.
+        """Serve metrics to Prometheus. Requires ``ackcore[metrics]``.
 
         Parameters
         ----------
         port : int
-            0 for any that is free.
+            The port; 0 for any free one.
         host : str, default "127.0.0.1"
             The address to listen at; ``"0.0.0.0"`` for all.
 
         Returns
         -------
         MetricsServer
-            With ``port`` and ``url``; to be closed, or it goes on as long as the process, so that
-            the end of the query is seen.  Its label ``ackcore_query`` is the checkpoint's name.
+            The server, with ``port`` and ``url``. It serves until you close it or the process ends,
+            so that the end of the query is visible. Its label ``ackcore_query`` is the checkpoint's
+            name.
 
         Raises
         ------
         ImportError
             If prometheus-client is not installed.
         TypeError, ValueError
-            If the port is no number from 0 to 65535.
+            If the port is not a number from 0 to 65535.
         OSError
-            If it cannot listen there: the port is in use, or the host is none of this machine.
+            If the address cannot be bound: the port is in use, or the host is not of this machine.
         """
         from ackcore.metrics.prometheus import PrometheusListener  # noqa: PLC0415 - an extra
 
@@ -505,46 +506,48 @@ class Query:
         token: str | None = None,
         hosts: Sequence[str] = (),
     ) -> Any:
-        """Serve a page that shows how it stands (``ackcore[ui]``), from a thread of this process.
+        """Serve a page that shows the query's status, from a thread of this process.
+
+        Requires ``ackcore[ui]``.
 
         Parameters
         ----------
         port : int, default 0
-            A free one if 0.
+            The port; 0 for any free one.
         host : str, default "127.0.0.1"
-            Where it listens; with another, others may read all that is dead.  ``"0.0.0.0"`` for all
-            addresses of this machine, by each of which it may then be asked for.
+            The address to listen at; ``"0.0.0.0"`` for all addresses of this machine. With any
+            other than the default, others can read all dead letters.
         token : str, optional
-            Who has it may send dead letters again; nobody may if not given.
+            The token that allows a user to replay dead letters. Without it nobody can.
         hosts : sequence of str
-            Further names that browsers ask for, such as that of this machine.
+            Further host names that browsers may use, such as the name of this machine.
 
         Returns
         -------
         ackcore.ui.server.Server
-            ``url`` says where; ``close()`` ends it, as the end of this process does.
+            The server, with ``url``. ``close()`` ends it, as does the end of this process.
 
         Raises
         ------
         ImportError
             If ``ackcore[ui]`` is not installed.
         TypeError, ValueError
-            If the port is no number from 0 to 65535, or the token is empty.
+            If the port is not a number from 0 to 65535, or the token is empty.
         OSError
-            If it cannot listen there: the port is in use, or the host is none of this machine.
-            The query goes on.
+            If the address cannot be bound: the port is in use, or the host is not of this machine.
+            The query continues.
         """
         # From above: it is there only where its extra is installed.
         server = import_module("ackcore.ui.server")
         return server.Server([self._checkpoint], host=host, port=port, token=token, hosts=hosts)
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until it ends.
+        """Wait until the query has ended.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most.
+            The maximum number of seconds to wait.
 
         Returns
         -------
@@ -554,35 +557,35 @@ class Query:
         Raises
         ------
         SinkError, RunFailed, RunCancelled, StateError, TooManyDead
-            If it ended with one of them.
+            If it ended with this error.
         Exception
-            If Spark's query failed by itself: at a source, for instance.
+            If Spark's query failed, at a source for instance.
         """
         return self._stream.wait(timeout)
 
     def process_all_available(self) -> None:
-        """Wait until all is done that the sources have now: each record is ACKED or DEAD.
+        """Wait until each record that the sources have now is ACKED or DEAD.
 
-        As Spark's ``processAllAvailable``, and until no record waits for its retry and no replay
-        for its micro-batch.  For tests and notebooks: on a source that never pauses it may wait for
-        ever.  It returns as well when the query is stopped.
+        Like Spark's ``processAllAvailable``, but also waits for retries and replays. For tests and
+        notebooks: with a source that never pauses it may never return. It also returns when the
+        query is stopped.
 
         Raises
         ------
         Exception
-            What the query ended with meanwhile, as `await_termination`.
+            The error that ended the query meanwhile; see `await_termination`.
         """
         self._stream.process_all_available()
 
     def stop(self, finish: bool = False) -> None:
-        """End it and wait until it has ended; what is not done goes on at the next start.
+        """Stop the query and wait for its end. The next start continues unfinished work.
 
-        Called by a sink it returns at once: the sink is part of what ends.
+        A sink may call it; it then returns at once, since the sink is part of the query.
 
         Parameters
         ----------
         finish : bool, default False
-            Let the micro-batch that runs come to its end first.  Otherwise it is given up, and no
-            record's attempt is counted for it; another call does so while one waits for the end.
+            Whether to finish the running micro-batch first. Otherwise it is given up, and counts no
+            attempt of a record. A second call gives it up while the first one waits.
         """
         self._stream.stop(finish)

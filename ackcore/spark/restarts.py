@@ -1,4 +1,4 @@
-"""What ends a stream: whether it is started again, and how an error of ours is passed to Spark."""
+"""The restart of streams after an error, and the errors passed to Spark."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class Stream:
         return _SparkQuery(self._writer.start(), lambda: self._leave(finish=False))
 
     def _each(self, frame: DataFrame, number: int) -> None:
-        """What Spark calls with each micro-batch."""
+        """Run one micro-batch. Spark calls this."""
         ended: Exception | None = None
         with self._changed:
             self._at_work = threading.current_thread()

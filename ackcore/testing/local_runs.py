@@ -55,6 +55,7 @@ from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.spark.tasks.task import called_as
 from ackcore.testing.results import DeadLetter, Kill, TopologyRun
 from ackcore.testing.task_kills import Kills, TaskKilled
+from ackcore.topology.batch_collector import conform
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Sink, Spout
@@ -389,6 +390,10 @@ class LocalRuns:
                     return list(stage(own)(iter(rows)))
             except TaskKilled:
                 marker.write_bytes(left[0])
+            except (Exception, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # of a bolt that is unpickled: on Spark a worker ends
+                raise RuntimeError(f"task {partition} ended with {error!r}") from error
             finally:
                 self._kills.ended()
         raise RuntimeError(f"task {partition} of level {level} died {_TRIES} times")
@@ -415,16 +420,11 @@ def _tables(topology: Topology, rows: Mapping[str, Any]) -> dict[str, pa.Table]:
 
 def _table(spout: Spout, rows: Any) -> pa.Table:
     schema = source_schema(spout)
-    if isinstance(rows, pa.Table):
-        rows = rows.to_pylist() if spout.kind is not None else rows
-    if isinstance(rows, pa.Table):
-        if rows.column_names != schema.names:
-            raise ValueError(
-                f"rows of spout {spout.name!r} must have the columns {schema.names}, "
-                f"got {rows.column_names}"
-            )
-        return rows.cast(schema)
     title = f"spout {spout.name!r}"
+    if isinstance(rows, pa.Table):
+        if spout.kind is None:
+            return pa.Table.from_batches([conform(rows, schema, f"the source of {title}")])
+        rows = rows.to_pylist()
     columns = RowSchema(spout.name, DEFAULT_STREAM, schema)
     columns.title = "its source"
     found: list[tuple[Any, ...]] = []

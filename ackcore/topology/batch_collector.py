@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.arrow import array_of, as_mapping, cast, offsets_of
+from ackcore.arrow.shown import shown_values
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.emissions import no_stream
@@ -104,7 +105,7 @@ class BatchCollector:
         else:
             each: Any = reasons
             if isinstance(each, pa.Array | pa.ChunkedArray):
-                each = each.to_pylist()
+                each = shown_values(each)
             why = [self._reasons.of(reason) for reason in each]
             if len(why) != len(handles):
                 raise ValueError(

@@ -48,7 +48,7 @@ class TopologyError(ValueError):
     Parameters
     ----------
     problems : tuple of str
-        Everything that is wrong with it.
+        All problems found.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:
@@ -61,16 +61,16 @@ class TopologyError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Topology(Parts):
-    """Spouts, bolts and sinks that fit together, and how they are to run.
+    """Spouts, bolts and sinks that fit together, and their settings.
 
     Made by `TopologyBuilder.build`.
 
     Parameters
     ----------
     spouts, bolts, sinks : mapping from str to Spout, BoltSpec and Sink
-        By name, as declared.
+        The declared components by name.
     settings : Settings
-        How it runs.
+        The settings.
     """
 
     settings: Settings
@@ -79,7 +79,9 @@ class Topology(Parts):
         return f"<Topology {self.fingerprint[:12]} of {', '.join([*self.spouts, *self.bolts])}>"
 
     def in_order(self, spouts: Sequence[str]) -> Topology:
-        """Return the same topology with its spouts in another order, which must name each."""
+        """Return the same topology with its spouts in the given order, which must name each of
+        them.
+        """
         return replace(self, spouts={name: self.spouts[name] for name in spouts})
 
     def explain(self) -> str:
@@ -88,7 +90,7 @@ class Topology(Parts):
 
 
 class BoltDeclarer:
-    """Says what a bolt reads; every method returns the declarer, so that they can be chained."""
+    """The inputs of a bolt. Every method returns the declarer, so that you can chain calls."""
 
     def __init__(self, name: str, bolt: Component, parallelism: int | None) -> None:
         self.name = name
@@ -97,21 +99,21 @@ class BoltDeclarer:
         self.inputs: list[Input] = []
 
     def shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Read a stream, spread evenly over the bolt's tasks if it was given a parallelism."""
+        """Read a stream. With a parallelism, its tuples are spread evenly over the bolt's tasks."""
         return self._read(component, stream, Shuffle())
 
     def fields(self, component: str, *fields: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Read a stream so that tuples which agree in the fields come to one task."""
+        """Read a stream so that tuples with equal values of the fields reach the same task."""
         return self._read(component, stream, Fields(_names_of(fields, "fields")))
 
     def partial_key(
         self, component: str, *fields: str, stream: str = DEFAULT_STREAM
     ) -> BoltDeclarer:
-        """Read a stream so that tuples which agree in the fields come to one of two tasks."""
+        """Read a stream so that tuples with equal values of the fields reach one of two tasks."""
         return self._read(component, stream, PartialKey(_names_of(fields, "partial_key")))
 
     def all(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Read a stream in every task, each a copy."""
+        """Read a stream in every task; each gets a copy."""
         return self._read(component, stream, All())
 
     def global_(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
@@ -119,7 +121,7 @@ class BoltDeclarer:
         return self._read(component, stream, Global())
 
     def local_or_shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """Read a stream, each tuple in the task that it is in."""
+        """Read a stream without moving tuples between tasks."""
         return self._read(component, stream, LocalOrShuffle())
 
     def _read(self, component: str, stream: str, grouping: Grouping) -> BoltDeclarer:
@@ -130,9 +132,9 @@ class BoltDeclarer:
 
 
 class TopologyBuilder:
-    """Takes declarations in any order; `build` checks them and makes a `Topology`.
+    """Collects declarations in any order; `build` checks them and returns a `Topology`.
 
-    A mistake in an argument's type is raised where it is made, and everything else by `build`.
+    An argument of a wrong type raises at once; all other mistakes raise in `build`.
     """
 
     def __init__(self) -> None:
@@ -151,35 +153,34 @@ class TopologyBuilder:
         ordered_by: str | Sequence[str] | None = None,
         commit_group: Any = None,
     ) -> None:
-        """Declare where records come from.
+        """Declare a source of records.
 
         Parameters
         ----------
         name : str
-            Of the component; its one stream is ``"default"``.
+            The name of the component. Its only stream is ``"default"``.
         source : DataFrame or ackcore.kafka.KafkaSpout
-            Streaming or bounded; a `KafkaSpout` is either.
+            A streaming or bounded frame; a `KafkaSpout` can be used as either.
         message_id : str or sequence of str, optional
-            The columns that tell one record from all others.  Left out, ids are stamped from
-            positions, unless it is a `KafkaSpout` or the columns are those of Spark's Kafka
-            source: then they are ``("topic", "partition", "offset")``, and known to be unique if
-            it has them all.
+            The columns that identify a record. By default ids are made from positions. For a
+            `KafkaSpout`, and for the columns of Spark's Kafka source, the default is ``("topic",
+            "partition", "offset")``, which is unique if all columns of that source are there.
         tracked : bool, default True
-            Whether its records are tracked and retried; those of an untracked spout are not.
+            Whether its records are tracked and retried.
         unique : bool, default False
-            Whether `message_id` is known to be unique, so that nothing need check it.
+            Whether `message_id` is known to be unique, so that it is not checked.
         ordered_by : str or sequence of str, optional
-            The columns of a key: while a record waits for a retry, those that came behind it with
-            the same key wait with it, and their attempts do not count.  One without a key, null in
-            any of the columns, waits for none.
+            The columns of a key. While a record waits for a retry, later records with the same key
+            wait with it, and their attempts do not count. A record whose key has a null waits for
+            no other.
         commit_group : ackcore.kafka.KafkaGroup, optional
-            Of a stream of Spark's own Kafka source, with its columns topic, partition and offset:
-            the group that is told after each micro-batch what is done.
+            The consumer group whose offsets are committed after each micro-batch, for a stream of
+            Spark's own Kafka source with its columns topic, partition and offset.
 
         Raises
         ------
         TypeError
-            If an argument is of another type.
+            If an argument has another type.
         """
         _check_name(name, "name", "the name of the spout")
         _refuse_foreign(source, name)
@@ -208,21 +209,21 @@ class TopologyBuilder:
         Parameters
         ----------
         name : str
-            Of the component.
+            The name of the component.
         bolt : Bolt, BasicBolt, AsyncBolt or BatchBolt
-            An instance; it is pickled, and every task has a copy.
+            An instance. It is pickled, and every task has a copy.
         parallelism : int, optional
-            How many tasks it is to have; left out, as many as there are.
+            The number of tasks; by default as many as the stage has.
 
         Returns
         -------
         BoltDeclarer
-            To say what it reads.
+            Declares the inputs of the bolt.
 
         Raises
         ------
         TypeError
-            If an argument is of another type.
+            If an argument has another type.
         """
         _check_name(name, "name", "the name of the bolt")
         if isinstance(bolt, type):
@@ -265,30 +266,32 @@ class TopologyBuilder:
         Parameters
         ----------
         component : str
-            Whose stream: of a bolt or a spout.
+            The bolt or spout whose stream is written.
         writer : callable or object with a ``write``
             Called with a DataFrame and the batch id.
         stream : str, default "default"
-            Which stream.
+            The stream.
         name : str, optional
-            Of the sink: left out, ``component`` or ``component.stream``.
+            The name of the sink; by default ``component`` or ``component.stream``.
         isolate : bool or list of exception class or str, default False
-            For a writer that only raises where it cannot take a row: from its second failure on
-            the batch is bisected, and rows that fail by themselves are refused, their records dead.
-            It is called with parts of a batch, all under its id, and at last with all rows but the
-            refused: it must replace or upsert what it wrote under that id, not skip an id that it
-            knows.  A list names the errors that are a row's fault.  True means any, provided that
-            something of the batch could be written meanwhile: else the sink is taken to be out.
+            For a writer that only raises when it cannot take a row. After its second failure the
+            batch is bisected, and rows that fail by themselves are refused: their records become
+            dead letters. The writer is called with parts of a batch, all under its id, and finally
+            with all rows but the refused ones. It must replace or upsert the rows of an id, not
+            skip a known id. A list names the errors that are a row's fault. True means any error,
+            provided that a part of the batch could be written meanwhile; otherwise the sink counts
+            as unavailable.
         max_refused : int, default 10_000
-            Rows of a micro-batch for which `isolate` looks, each by some calls of the writer.  More
-            end the query (`TooManyRefused`).
+            The number of rows of a micro-batch that `isolate` may refuse; each costs some calls of
+            the writer. More end the query (`TooManyRefused`).
 
         Raises
         ------
         TypeError
-            If an argument is of another type, or the writer cannot be called with parts of a batch.
+            If an argument has another type, or the writer cannot be called with parts of a batch.
         ValueError
-            If `isolate` names what is no exception, or `max_refused` is negative or given without.
+            If `isolate` names no exception, or `max_refused` is negative or given without
+            `isolate`.
         """
         _check_name(component, "component", "the name of what is written")
         _check_name(stream, "stream", "the name of a stream")
@@ -316,14 +319,14 @@ class TopologyBuilder:
         self._sinks.append(Sink(name, component, stream, writer, errors, alone, max_refused))
 
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
-        """Check everything, and return the topology.
+        """Check all declarations, and return the topology.
 
         Parameters
         ----------
         settings : Settings, optional
-            How it runs; left out, the defaults.
+            The settings; by default ``Settings()``.
         **keywords
-            Single settings, which count for more.
+            Single settings, which override `settings`.
 
         Returns
         -------
@@ -332,7 +335,7 @@ class TopologyBuilder:
         Raises
         ------
         TopologyError
-            If the declarations do not fit together; it lists everything that is wrong.
+            If the declarations do not fit together; it lists all problems.
         TypeError, ValueError
             If a setting is wrong.
         """
@@ -399,10 +402,10 @@ def _refuse_foreign(source: Any, name: str) -> None:
             )
 
 
-def _isolated(isolate: Any, writer: Any, sink: str) -> tuple[tuple[type[Exception], ...], bool]:
+def _isolated(isolate: Any, writer: Any, sink: str) -> tuple[tuple[type[BaseException], ...], bool]:
     """Return over which errors of a sink to bisect, and whether one tells by itself."""
     if isinstance(isolate, bool):
-        errors: tuple[type[Exception], ...] = (Exception,) if isolate else ()
+        errors: tuple[type[BaseException], ...] = (BaseException,) if isolate else ()
     else:
         errors = exception_classes(isolate, f"isolate of sink {sink!r}")
     if errors and hasattr(writer, "write_accepted") and not getattr(writer, "replaces", False):

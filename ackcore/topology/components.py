@@ -1,16 +1,16 @@
 """The base classes that users extend: bolts in four shapes, and the objects an engine passes to
 them.
 
-`Bolt` takes a tuple at a time and acks it when it likes; `BasicBolt` does the anchoring and acking
-by itself; `AsyncBolt` does so for many tuples at once, in an event loop; `BatchBolt` takes an Arrow
-batch at a time, at full speed.  In all of them raising fails
-the input with the exception as its reason and the process goes on; nothing that a bolt does can
-lose a record, or count it twice.  What its methods are to emit goes through a collector: returning
-anything but None counts as raising.
+A `Bolt` receives a tuple at a time and acks it at any time. A `BasicBolt` anchors and acks
+automatically. An `AsyncBolt` does the same for many tuples at once, in an event loop. A `BatchBolt`
+receives an Arrow batch at a time, which is the fastest. An exception in any of them fails the input
+with the exception as the reason, and processing continues: a bolt can neither lose a record nor
+count it twice. Methods emit through a collector; returning anything but None is an error that fails
+the input.
 
-A bolt is made on the driver, pickled, and prepared in each task: connections and clients belong
-into ``prepare``, not into ``__init__``.  A task that gets no rows prepares nothing.  A bolt keeps
-nothing from one micro-batch to the next; what must last goes through a sink.
+A bolt is created on the driver, pickled, and prepared in each task: open connections and clients in
+``prepare``, not in ``__init__``. A task without rows does not prepare its bolt. A bolt keeps no
+state between micro-batches; write lasting results to a sink.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import pyarrow as pa
 from ackcore.flow import Chooser, DelayTarget, Idlest, Limit
 from ackcore.topology.tuples import Identity, Reason, Tuple
 
-#: The stream that is meant where none is named.
+#: The default stream.
 DEFAULT_STREAM = "default"
 
 
 class Collector(Protocol):
     """The interface through which a `Bolt` emits, acks and fails.
 
-    It may be kept and called from any thread until ``flush()`` has returned; a later call raises
-    `RuntimeError` in its caller.
+    You may keep it and call it from any thread until ``flush()`` has returned. Later calls raise
+    `RuntimeError`.
     """
 
     def emit(
@@ -49,41 +49,42 @@ class Collector(Protocol):
         values : tuple, list or dict
             Values in the order of the stream's schema, or by the names of its fields.
         anchors : Tuple or iterable of Tuple, optional
-            The inputs that it hangs from: each of them completes only once this tuple has.  None
-            leaves it untracked.  The same input twice gives two edges.
+            The inputs that the tuple is anchored to: each of them completes only after this tuple.
+            None leaves the tuple untracked. The same input twice gives two edges.
         stream : str, default "default"
             One of the streams in ``outputs``.
 
         Raises
         ------
         ValueError
-            If there is no such stream, the values do not fit its schema, or an anchor was acked
-            before.  In the last case that input fails: a tree that grows after its ack cannot
-            be told complete.  What Arrow cannot convert fails the anchors when the batch ends.
+            If the stream does not exist, the values do not fit its schema, or an anchor was acked
+            before. In the last case that input fails, because a tree that grows after its ack
+            has no defined end. Values that Arrow cannot convert fail the anchors when the batch
+            ends.
         TypeError
-            If ``values`` or ``anchors`` is something else.
+            If ``values`` or ``anchors`` has another type.
         RuntimeError
             If ``flush()`` has returned.
 
         Notes
         -----
-        What hangs from a tuple that failed is emitted all the same; it is a failed record's row
-        then, and no sink gets it.  If that tuple failed in an earlier batch, it is not emitted any
-        more, and its other anchors fail with it.
+        A tuple anchored to a failed input is emitted, but no sink receives it, as its record has
+        failed. If the input failed in an earlier batch, the tuple is dropped and its other anchors
+        fail.
         """
 
     def ack(self, tuple: Tuple) -> None:
-        """Say that an input is done with.
+        """Ack an input.
 
-        Acked a second time, or after it failed, nothing happens but that a count goes up.  Raising
-        from the ``execute`` of an input fails it though it was acked.
+        A second ack, or an ack after a fail, is only counted. If ``execute`` raises, its input
+        fails although it was acked.
         """
 
     def fail(self, tuple: Tuple, reason: BaseException | Reason | str | None = None) -> None:
-        """Say that an input failed, so that its record is tried again.
+        """Fail an input, so that its record is retried.
 
-        Of several reasons the first is kept.  An input that was acked in the same batch fails; one
-        that was acked earlier stays acked, which is counted.
+        The first of several reasons is kept. An input that was acked in the same batch fails. One
+        that was acked in an earlier batch stays acked, and the call is counted.
         """
 
 
@@ -91,9 +92,9 @@ class BasicCollector(Protocol):
     """The interface through which a `BasicBolt` emits while it executes one input."""
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
-        """Emit a tuple that hangs from the input; see `Collector.emit`.
+        """Emit a tuple anchored to the input; see `Collector.emit`.
 
-        Any thread may call it until ``execute`` has returned; after that it raises `ValueError`.
+        Any thread may call it until ``execute`` has returned. Later calls raise `ValueError`.
         """
 
 
@@ -103,7 +104,7 @@ class AsyncCollector(BasicCollector, Protocol):
     Attributes
     ----------
     endpoint : hashable
-        Which of the bolt's ``endpoints`` this call is to go to; None if it has none.
+        The one of the bolt's ``endpoints`` that this call must use; None if it has none.
     """
 
     endpoint: Any
@@ -115,12 +116,12 @@ class BatchOutput(Protocol):
     Attributes
     ----------
     component, stream : str
-        Where the batch comes from; empty in ``flush``.
+        The source of the batch; empty in ``flush``.
     first_row : int
-        The task's number of the batch's first row: how many rows came before.  0 in ``flush``,
-        which names rows by the task's numbers.
+        The number of rows that the task received before this batch. 0 in ``flush``, where row
+        numbers count all rows of the task.
     identity : Identity, optional
-        Which records the rows are, if the bolt says ``needs_identity = True``.
+        The records of the rows, if the bolt sets ``needs_identity = True``.
     """
 
     component: str
@@ -135,23 +136,22 @@ class BatchOutput(Protocol):
         ----------
         columns : RecordBatch, Table, mapping or list
             A batch or table with the stream's fields, in any order; a mapping of field to column;
-            or the columns in the schema's order.  A column is an Arrow array, a numpy array, or
-            a sequence of values; one of another type is cast if that loses nothing, and
-            else refused: a cast back gives what it was, and a Python value equals what the
-            column gives back.  Numbers are not cast to times, nor dates to timestamps, nor times
-            without a zone to those with one.
+            or the columns in the schema's order. A column is an Arrow array, a numpy array, or
+            a sequence of values. A column of another type is cast if the cast is lossless, that is
+            if casting back gives equal values; otherwise it is refused. Numbers are not cast to
+            times, dates not to timestamps, and times without a zone not to times with one.
         parents : array-like of int, list of lists, or None
-            Row numbers of the input batch that the tuples hang from: one per tuple, or a list
-            per tuple (an Arrow list array, or lists), or None to leave them untracked.
+            The rows of the input batch that the tuples are anchored to: one row number per tuple,
+            a list per tuple (an Arrow list array, or lists), or None to leave them untracked.
         stream : str, default "default"
             One of the streams in ``outputs``.
 
         Raises
         ------
         ValueError, TypeError
-            If there is no such stream, or columns or parents do not fit; nothing is emitted.
+            If the stream does not exist, or columns or parents do not fit. Nothing is emitted.
         RuntimeError
-            If the call that it was handed to has returned.
+            If the call of the bolt has returned.
         """
 
     def fail(
@@ -159,9 +159,9 @@ class BatchOutput(Protocol):
         rows: Any,
         reasons: BaseException | Reason | str | Sequence[BaseException | Reason | str] | None,
     ) -> None:
-        """Fail rows of the input batch, with one reason per row or one for them all.
+        """Fail rows of the input batch, with one reason per row or one for all.
 
-        What hangs from them is emitted all the same.  Of several reasons for a row the first is
+        Tuples anchored to them are emitted nevertheless. The first of several reasons for a row is
         kept.
         """
 
@@ -173,13 +173,13 @@ class Context:
     Attributes
     ----------
     component : str
-        Name of the bolt in its topology.
+        The name of the bolt in its topology.
     task : int
-        Which of its tasks this is: the partition.
+        The number of the task, which is the partition.
     batch_id : int, optional
-        Number of the micro-batch; None where there are none.
+        The number of the micro-batch; None outside of one.
     collector : Collector, optional
-        The same as ``self.collector``; None for bolts that are handed theirs.
+        The same as ``self.collector``; None for bolts whose methods receive their collector.
     """
 
     component: str
@@ -194,25 +194,23 @@ class Component:
     Attributes
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
-        What it emits, by stream; a bare schema is the stream ``"default"``.  On the class or on
-        the instance.
+        The schema of each emitted stream; a bare schema is the stream ``"default"``.
     inputs : pyarrow.Schema, optional
-        What its inputs must look like; checked when the topology is built.
+        The fields that inputs must have, among others; checked when the topology is built.
     reject : list of exception classes or of their names, default ()
-        What sends a record to the dead letters at once when this bolt raises it, or fails a tuple
-        with it: beside `Reject`, and the setting ``reject``, which is for all bolts.
+        The exceptions that make a record a dead letter at once when this bolt raises them or fails
+        a tuple with them, in addition to `Reject` and the setting ``reject`` of all bolts.
     retry_on : list of exception classes or of their names, optional
-        After what a record is tried again: all other exceptions then send it to the dead letters
-        at once, those of ``prepare`` and those that Arrow raises over what was emitted as well.
-        `Retry` is always tried again, and so is what fails with a text or with no reason.
+        The only exceptions after which a record is retried. All others then make it a dead letter
+        at once, also those of ``prepare`` and of Arrow's conversion of emitted values. `Retry`,
+        a text and a missing reason are always retried.
     journal : bool, default False
-        Whether what each of its calls came to is kept until the micro-batch is done, so that none
-        that finished is made again, whatever dies: for an `AsyncBolt`, and a `BasicBolt` without a
-        ``flush``.
+        Whether the result of each call is kept until the micro-batch is done, so that no finished
+        call is made again after a crash. For an `AsyncBolt`, or a `BasicBolt` without ``flush``.
     needs_identity : bool
-        Whether it asks which record a row is.
+        Whether the bolt needs to know the record of each row.
 
-    Each may be set on the class or on the instance.  A name is a builtin's, ``"TimeoutError"``, or
+    Set each on the class or on the instance. A name is a builtin's, ``"TimeoutError"``, or
     ``"package.module.Class"``.
     """
 
@@ -224,32 +222,32 @@ class Component:
     needs_identity: ClassVar[bool] = False
 
     def prepare(self, context: Context) -> None:
-        """Get ready: before a task's first row.
+        """Prepare the bolt, before a task's first row.
 
         If it raises, every row of the task fails, and neither ``flush`` nor ``cleanup`` is called.
         """
 
     def cleanup(self) -> None:
-        """Let go of what ``prepare`` took; after ``flush``.  If it raises, that is logged."""
+        """Release the resources of ``prepare``, after ``flush``. An exception is logged."""
 
 
 class Bolt(Component):
-    """A bolt that takes a tuple at a time, and anchors and acks by itself: Storm's way.
+    """A bolt that receives a tuple at a time, and anchors and acks explicitly, as in Storm.
 
-    ``execute`` is handed a `Tuple`.
+    ``execute`` receives a `Tuple`.
 
     Attributes
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
-        What it emits, by stream; a bare schema is the stream ``"default"``.
+        The schema of each emitted stream; a bare schema is the stream ``"default"``.
     inputs : pyarrow.Schema, optional
-        What its inputs must have, beside perhaps other fields.
+        The fields that inputs must have, among others.
     collector : Collector
-        Where to emit, ack and fail; there from ``prepare`` on.
+        The collector to emit, ack and fail through; set before ``prepare`` is called.
     threads : int, default 1
-        How many ``execute`` at once, in threads of their own, each with another tuple: for clients
-        that block.  What they emit is emitted in the order of their inputs; ``prepare``, ``flush``
-        and ``cleanup`` are called while none runs.
+        The number of threads that call ``execute``, each with another tuple: for blocking clients.
+        Their tuples are emitted in the order of the inputs. ``prepare``, ``flush`` and ``cleanup``
+        are called while no ``execute`` runs.
     """
 
     needs_identity = True
@@ -257,93 +255,93 @@ class Bolt(Component):
     threads: int = 1
 
     def execute(self, tuple: Tuple) -> None:
-        """Work on one tuple.
+        """Process one tuple.
 
-        It may be acked or failed now, in a later ``execute``, in ``flush``, or by another thread.
-        Raising fails it.
+        You may ack or fail it here, in a later ``execute``, in ``flush``, or in another thread. An
+        exception fails it.
         """
         raise NotImplementedError(f"{type(self).__name__} must define execute(self, tuple)")
 
     def flush(self) -> None:
-        """Finish: after a task's last tuple.
+        """Finish, after a task's last tuple.
 
-        What is neither acked nor failed when this returns fails with "not acked by" and the bolt's
-        name; if it raises, with the exception.
+        Tuples that are neither acked nor failed when this returns fail with "not acked by" and the
+        bolt's name; if it raises, they fail with the exception.
         """
 
 
 class BasicBolt(Component):
-    """A bolt whose tuples hang from its input, which is acked when ``execute`` returns.
+    """A bolt whose tuples are anchored to its input, which is acked when ``execute`` returns.
 
-    ``execute`` is handed a `Tuple` and the `BasicCollector` to emit through.
+    ``execute`` receives a `Tuple` and the `BasicCollector` to emit through.
 
     Attributes
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
-        What it emits, by stream; a bare schema is the stream ``"default"``.
+        The schema of each emitted stream; a bare schema is the stream ``"default"``.
     inputs : pyarrow.Schema, optional
-        What its inputs must have, beside perhaps other fields.
+        The fields that inputs must have, among others.
     threads : int, default 1
-        As of a `Bolt`.
+        See `Bolt`.
     """
 
     needs_identity = True
     threads: int = 1
 
     def execute(self, tuple: Tuple, collector: BasicCollector) -> None:
-        """Work on one tuple; raising fails it, and drops what it emitted."""
+        """Process one tuple. An exception fails it, and drops the tuples it emitted."""
         raise NotImplementedError(
             f"{type(self).__name__} must define execute(self, tuple, collector)"
         )
 
     def flush(self) -> None:
-        """Finish: after a task's last tuple.
+        """Finish, after a task's last tuple.
 
-        A bolt that defines this has its inputs acked when it returns, and failed if it raises.
+        If a bolt defines this, its inputs are acked when it returns, and failed if it raises.
         """
 
 
 class AsyncBolt(Component):
-    """A bolt that has many inputs out at once, in an event loop: for calls to the outside.
+    """A bolt that processes many inputs at once in an event loop, for calls to services.
 
-    ``execute`` is a coroutine, handed a `Tuple` and the `AsyncCollector` to emit through.  As of a
-    `BasicBolt`, what it emits hangs from its input, which is acked when it returns.  Whichever
-    answer is faster, what comes of the inputs is emitted in their order.
+    ``execute`` is a coroutine that receives a `Tuple` and an `AsyncCollector`. As in a `BasicBolt`,
+    its tuples are anchored to its input, which is acked when ``execute`` returns. Tuples are
+    emitted in the order of the inputs, whichever call ends first.
 
-    Each of the settings may be set on the class or on the instance; `ackcore.calls.CallSettings`
-    has them in full.
+    Set each setting on the class or on the instance. `ackcore.calls.CallSettings` describes them in
+    full.
 
     Attributes
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
-        What it emits, by stream; a bare schema is the stream ``"default"``.
+        The schema of each emitted stream; a bare schema is the stream ``"default"``.
     inputs : pyarrow.Schema, optional
-        What its inputs must have, beside perhaps other fields.
+        The fields that inputs must have, among others.
     max_concurrency : int or callable, default `DelayTarget`
-        How many inputs are out at once in each task (of each endpoint, if there are several): a
-        number, or what makes a `Limit`, such as a class of `ackcore.flow`.  The default finds out
-        how many the service is quick with.
+        The number of concurrent calls in each task, and to each endpoint if there are several: a
+        number, or a callable that returns a `Limit`, such as a class of `ackcore.flow`. The
+        default adapts to the service.
     timeout_s : float, optional
         Seconds after which an ``execute`` is cancelled, and fails its input with `TimeoutError`.
     rate_per_s : float, optional
-        How many are begun per second at most, in the whole topology: each task has an equal share.
-        It is divided by as many tasks as may have inputs at once: those behind the bolt's grouping
-        (``parallelism``), or as many as Spark has cores if these are fewer.
+        The maximum number of calls begun per second in the whole topology. Each task has an equal
+        share. The number of tasks is that behind the bolt's grouping (``parallelism``), or Spark's
+        number of cores if that is smaller.
     endpoints : iterable of hashable, optional
-        What calls go to, each by a window of its own: ``collector.endpoint`` says which.
+        The endpoints of the calls, each with a window of its own; see ``collector.endpoint``.
     chooser : callable, default `Idlest`
-        Makes the `Chooser` that picks among them.
+        A callable that returns the `Chooser` of an endpoint.
     wait_in_task_s : float, default 5.0
-        Seconds that an input waits in its task, its place given up meanwhile, if it raises `Retry`
-        or no endpoint answers; what would have to wait for longer waits as any other that failed.
-        A single refusal pauses its endpoint for the time of a call: the inputs that were not called
-        yet wait that out besides, like a window that is full.
+        Seconds that an input may wait in its task, without occupying a place in the window, after
+        `Retry` or while no endpoint answers. An input that would wait longer fails and is retried
+        later. A single refusal also pauses its endpoint for the time of one call, which delays
+        inputs that were not called yet.
     breaker_failures : int, optional, default 10
-        Failures in a row (what ``retry_on`` names, time-outs, connections) after which an
-        endpoint is left alone; its inputs fail with `Unavailable` then, which is no attempt.  None
-        for never.
+        The number of failures in a row (exceptions in ``retry_on``, time-outs, connection errors)
+        after which an endpoint is not called. Inputs then fail with `Unavailable`, which counts
+        no attempt. None disables the breaker.
     breaker_reset_s : float, default 5.0
-        Seconds after which a single call tries whether it answers again.
+        Seconds after which one call tests the endpoint again.
     """
 
     needs_identity = True
@@ -357,7 +355,7 @@ class AsyncBolt(Component):
     breaker_reset_s: float = 5.0
 
     async def prepare(self, context: Context) -> None:  # type: ignore[override]
-        """Get ready: before a task's first row, in the loop that ``execute`` runs in.
+        """Prepare the bolt, before a task's first row, in the loop that ``execute`` runs in.
 
         If it raises, every row of the task fails, and ``cleanup`` is not called.
         """
@@ -365,54 +363,53 @@ class AsyncBolt(Component):
     async def execute(self, tuple: Tuple, collector: AsyncCollector) -> None:
         """Work on one tuple; raising fails it, and drops what it emitted.
 
-        An input that waits in its task is executed again, with a collector of its own.
+        An input that waits in its task is executed again, with a new collector.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define async execute(self, tuple, collector)"
         )
 
     async def cleanup(self) -> None:  # type: ignore[override]
-        """Let go of what ``prepare`` took.  If it raises, that is logged."""
+        """Release the resources of ``prepare``. An exception is logged."""
 
 
 class BatchBolt(Component):
-    """A bolt that takes an Arrow batch at a time.
+    """A bolt that receives an Arrow batch at a time.
 
-    ``process`` is handed a `pyarrow.RecordBatch` and the `BatchOutput` to emit and fail rows
-    through, whose ``identity`` is the `Identity` of the batch's rows.
+    ``process`` receives a `pyarrow.RecordBatch`, and the `BatchOutput` to emit and fail rows
+    through.
 
     Attributes
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
-        What it emits, by stream; a bare schema is the stream ``"default"``.
+        The schema of each emitted stream; a bare schema is the stream ``"default"``.
     inputs : pyarrow.Schema, optional
-        What its inputs must have, beside perhaps other fields.
+        The fields that inputs must have, among others.
     needs_identity : bool
-        Set it to True on the class for ``out.identity``, which is None otherwise.
+        Set it to True on the class to get ``out.identity``, the `Identity` of the batch's rows.
     """
 
     def process(self, batch: pa.RecordBatch, out: BatchOutput) -> None:
-        """Work on a batch: emit, fail rows; the rest is acked when this returns.
+        """Process a batch: emit tuples, fail rows. All other rows are acked when this returns.
 
-        If it raises, nothing that it emitted counts, and halves of the batch are processed again,
-        and their halves, until the rows that make it raise stand alone; these fail with the
-        exception.  So it may see a row several times, and what it keeps on ``self`` must bear that.
-        Many such rows cost as many calls, which the log tells: catch what is to be expected, and
-        fail those rows with ``out.fail``.
+        If it raises, the tuples it emitted are dropped, and the batch is bisected until the failing
+        rows are found; these fail with the exception. A row may therefore be processed several
+        times, which state on ``self`` must tolerate. Many failing rows cost as many calls, which is
+        logged: catch expected errors, and fail their rows with ``out.fail``.
         """
         raise NotImplementedError(f"{type(self).__name__} must define process(self, batch, out)")
 
     def flush(self, out: BatchOutput) -> None:
-        """Finish: after a task's last batch.
+        """Finish, after a task's last batch.
 
-        Here ``parents`` and ``rows`` are the task's row numbers (`BatchOutput.first_row`).  A bolt
-        that defines this has its rows acked when it returns, and failed if it raises.  What hangs
-        from a row that failed before is not emitted any more, and its other parents fail with it.
+        Here ``parents`` and ``rows`` are row numbers of the task (`BatchOutput.first_row`). If a
+        bolt defines this, its rows are acked when it returns, and failed if it raises. A tuple
+        anchored to a row that failed before is dropped, and its other parents fail.
         """
 
 
 def output_streams(component: Component) -> dict[str, pa.Schema]:
-    """Return what a component emits as a mapping of stream to schema.
+    """Return the streams of a component as a mapping of name to schema.
 
     Raises
     ------
@@ -446,9 +443,9 @@ def output_streams(component: Component) -> dict[str, pa.Schema]:
 
 
 def refuse_unrunnable(component: Component) -> None:
-    """Raise `TypeError` for a bolt whose methods would do nothing when they are called.
+    """Raise `TypeError` for a bolt whose methods would do nothing when called.
 
-    A ``yield`` or an ``async`` makes a call return at once: its inputs would be acked undone.
+    A method with ``yield`` or ``async`` returns at once, so its inputs would be acked unprocessed.
     """
     if not isinstance(component, Bolt | BasicBolt | BatchBolt | AsyncBolt):
         raise TypeError(

@@ -112,7 +112,7 @@ class Sink:
     component: str
     stream: str
     writer: Any
-    isolate: tuple[type[Exception], ...] = ()
+    isolate: tuple[type[BaseException], ...] = ()
     isolate_alone: bool = False
     max_refused: int = MAX_REFUSED
 

@@ -22,41 +22,9 @@ from ackcore.topology._words import near_miss, numbered
 from ackcore.topology.exception_classes import exception_classes
 
 _PREFIX = "ACKCORE_"
-#: Variables of that prefix that others read: the backends, the build, the tests and the benches.
+#: Variables of that prefix that the package reads elsewhere.
 _NOT_SETTINGS = frozenset(
-    _PREFIX + name
-    for name in (
-        "ANNOTATE",
-        "AZURITE",
-        "BACKEND",
-        "BENCH_BASE",
-        "BENCH_FAILING",
-        "BENCH_LINES",
-        "BENCH_RECORDS",
-        "BENCH_ROWS",
-        "CHECKED",
-        "CPU",
-        "FAILPOINTS",
-        "GOLDEN",
-        "HYPOTHESIS",
-        "KAFKA_JARS",
-        "OFFSET_STEPS",
-        "REQUIRE_BROWSER",
-        "REQUIRE_CONNECT",
-        "REQUIRE_KAFKA",
-        "REQUIRE_NATIVE",
-        "REQUIRE_POSTGRES",
-        "REQUIRE_PROMETHEUS",
-        "REQUIRE_S3",
-        "S3PROXY_JARS",
-        "SANITIZE",
-        "SCREENSHOTS",
-        "SOAK_MASTER",
-        "SOAK_S",
-        "SOAK_SEED",
-        "THIN_CLIENT",
-        "UI_TOKEN",
-    )
+    {"ACKCORE_BACKEND", "ACKCORE_CPU", "ACKCORE_FAILPOINTS", "ACKCORE_UI_TOKEN"}
 )
 
 #: A root id has 6 bits for the attempt; the last few are left unused.
@@ -107,27 +75,28 @@ class Settings:
     Parameters
     ----------
     max_attempts : int, default 5
-        How often a record is executed before it goes to the dead letters, the first time included.
+        The number of times a record is executed, the first time included, before it becomes a
+        dead letter.
     backoff_ms : int, default 1000
-        The longest wait before the second attempt; it doubles with each further one.  How long
-        the wait is in the end, from 1 ms up, is drawn for each message and attempt.
+        The longest delay before the second attempt. It doubles with each further attempt. The
+        actual delay is drawn for each message and attempt, from 1 ms up (full jitter).
     max_backoff_ms : int, default 300000
-        Where the doubling stops.
+        The upper limit of that doubling.
     unavailable_timeout_s : int, default 604800
-        How old a record may be, since it was first taken in, for a failure with `Unavailable` not
-        to count as an attempt; from then on such failures do, so that it is dead in the end
-        though the service never comes back.  A week by default, as long as Kafka keeps what it
-        was read from; 0 counts them all.
+        The age of a record, since its first intake, from which failures with `Unavailable` count
+        as attempts. Until then they do not, so that an outage kills no record; afterwards they do,
+        so that a service that never returns ends in dead letters. The default is a week, as long
+        as Kafka keeps records by default. 0 counts all failures.
     max_waiting : int, default 1000000
-        How many records may wait for a retry; what fails beyond goes to the dead letters.  Those
-        of a replay count once they have failed, and not while they wait for their first turn.  Of
-        a `KafkaSpout` a micro-batch of a stream takes no more new records than have room if all of
-        them fail, and none while there is no room: 0 bounds nothing, as none waits.
+        The number of records that may wait for a retry. Further records that fail become dead
+        letters. Replayed records count once they have failed. A stream takes no more new
+        records from a `KafkaSpout` than have room if all of them fail, and none while there is no
+        room. With 0, no record waits and intake is unlimited.
     max_retries_per_batch : int, default 100000
-        How many retries and replayed records a micro-batch takes, those first that were due first;
-        the others are due in the next one, at once.  Beside a `KafkaSpout` that adapts to
-        ``target_batch_s`` they have half of what that leaves time for, at most.  Of those
-        that fail again the driver has ids and reasons, and payloads where few fail.
+        The number of retries and replayed records in a micro-batch, earliest due first. The others
+        go into the next one. Beside a `KafkaSpout` that adapts to ``target_batch_s``, retries take
+        at most half of the time. The driver holds the ids and reasons of those that fail again,
+        and their payloads if they are few.
     max_dead_window : int, optional
         Of how many records that ended last (ACKED or DEAD) ``max_dead`` of `start` is to be judged,
         so that a long good past excuses nothing: of the last micro-batches that have so many
@@ -137,44 +106,43 @@ class Settings:
         None: as many as ``max_dead`` allows.  As a share, it does not count what was first seen
         before the start.
     parallelism : int, optional
-        How many tasks there are behind every exchange; None for the session's default.
+        The number of tasks behind every exchange; None for the session's default.
     chunk_rows : int, default 65536
-        Small batches are put together until they have about so many rows; small ones make small
-        blobs, and many of them.
+        The approximate number of rows to which small batches are combined.
     reject : list of exception classes or of their names, default ()
-        What sends a record to the dead letters at once when any bolt raises it; a bolt's own
-        `reject` and `retry_on` say more.  Names are ``"ValueError"`` or
+        The exceptions that make a record a dead letter at once, in any bolt. A bolt's own
+        `reject` and `retry_on` add to them. Names are ``"ValueError"`` or
         ``"package.module.Class"``; the attribute holds classes.
     sink_attempts : int, default 5
-        How often a sink is called with a micro-batch before the query stops.
+        The number of calls of a sink with one micro-batch before the query stops.
     sink_backoff_ms : int, default 1000
-        The wait before a sink is called again; it doubles each time.
+        The delay before the second call of a sink; it doubles with each further call.
     run_attempts : int, default 8
-        How often a micro-batch is run before the query stops.
+        The number of runs of one micro-batch before the query stops.
     careful_after : int, default 2
-        After how many failed runs a micro-batch is run so that a record that kills its worker
-        process is found.
+        The number of failed runs of a micro-batch after which records are isolated, to find the one
+        that crashes its worker process.
     bolt_call_timeout_s : int, optional
-        How long one call of a bolt may take (a batch of some `chunk_rows` rows, its `prepare`
-        included with the first; one record when records are isolated; or a flush) before its
-        process is ended and the record is looked for as one that crashes it is; None for ever.
-        A spout's ``deserializer`` may take as long for what is decoded at a time.
-        Of a bolt that has several inputs out at once (an `AsyncBolt`, or ``threads``), how long it
-        may take until the next of them, in their order, is done.  That is all that one input may
-        wait: ``wait_in_task_s``, a ``timeout_s`` for each time that it is called meanwhile, its
-        turn at the rate, and an endpoint's pause after a refusal.  Waiting for input does not
-        count.  Storm's message time-out, of a whole tuple tree, has none here: a tree ends with its
-        micro-batch.
+        The time limit of one call of a bolt; None for no limit. A call is a batch of about
+        `chunk_rows` rows (with `prepare`, at the first), one record while records are isolated, or
+        a flush. At the limit the process is killed, and the record is searched like one that
+        crashes it. A spout's ``deserializer`` has the same limit for each batch it decodes.
+
+        In a bolt with several inputs in flight (an `AsyncBolt`, or ``threads``), it limits the time
+        until the next input, in order, is done. One input may wait ``wait_in_task_s``, a
+        ``timeout_s`` for each call, its turn at the rate, and an endpoint's pause after a refusal;
+        waiting for input does not count. Storm's message time-out has no counterpart: a tuple tree
+        ends with its micro-batch.
     heartbeat_ms : int, default 200
-        How often to look whether a retry is due while no new data arrives.
+        The interval at which due retries are looked for while no new data arrives.
     restart_attempts : int, default 5
-        How often a stream that Spark ended for a reason that may pass is started again without a
+        The number of restarts of a stream that Spark ended for a passing reason, without a
         micro-batch in between, before the query ends.
     restart_backoff_ms : int, default 1000
-        The wait before it is started again; it doubles each time.
+        The delay before the first restart; it doubles with each further one.
     trace_per_million : int, default 0
-        Of how many attempts in a million it is told which bolts they went through, and how long
-        each call took: `Progress.traces`, and `Query.pending_tree`.
+        The number of attempts in a million that are traced, with the bolts they passed and the
+        time of each call: `Progress.traces`, and `Query.pending_tree`.
 
     Raises
     ------

@@ -4,10 +4,11 @@ import asyncio
 import math
 
 import pytest
+from round_robin import RoundRobin
 from simulated_loop import S, SimCalls
 
 from ackcore.calls import BreakerState, Calls, CallSettings, Reject, Retry, Unavailable
-from ackcore.flow import AIMD, ByKey, DelayTarget, RoundRobin
+from ackcore.flow import ByKey, DelayTarget
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
@@ -141,7 +142,7 @@ def test_an_endpoint_that_is_down_is_left_to_the_others():
 
 
 def test_an_endpoint_that_goes_on_refusing_is_called_less_and_less():
-    """What was not called is no attempt; and no breaker opens, for the service lives."""
+    """Items that were not called have no attempt; and no breaker opens, for the service lives."""
 
     class Busy(Retry):
         def __init__(self, reason):
@@ -161,7 +162,7 @@ def test_an_endpoint_that_goes_on_refusing_is_called_less_and_less():
     assert len(waiting) > 400
 
 
-@pytest.mark.parametrize("window", [12, AIMD, DelayTarget])
+@pytest.mark.parametrize("window", [12, DelayTarget])
 def test_a_service_that_refuses_what_is_too_much_is_used_in_full(window):
     """200 a second and no more, the rest refused at once, with a Retry-After in whole seconds."""
     tokens, since = 20.0, 0.0
@@ -229,7 +230,7 @@ def test_a_chooser_by_key_is_refused():
 
 
 def test_an_item_that_opens_the_breaker_by_itself_has_had_its_attempt():
-    """As `Unavailable` it would be no attempt: called again and again, and dead only in a week."""
+    """An `Unavailable` would be no attempt: called again and again, and dead only in a week."""
 
     async def reset(item):
         raise ConnectionResetError("reset")
@@ -280,7 +281,7 @@ def test_a_wait_that_a_class_of_the_users_sets_is_taken_as_it_may_be(after_s):
 
 
 def test_without_a_breaker_one_item_that_is_refused_stops_no_others():
-    """As of threads, which are all the same to what their bolt calls."""
+    """Return one that behaves as threads do, which a bolt's calls cannot tell apart."""
 
     async def call(item):
         await asyncio.sleep(0.1)

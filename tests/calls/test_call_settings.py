@@ -1,4 +1,4 @@
-"""What is no setting is refused, by name, with what it was and the way out."""
+"""Bad settings are refused by name, with the value and the way out."""
 
 import math
 import pickle
@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from ackcore.calls import Calls, CallSettings
-from ackcore.flow import AIMD, Fixed, Idlest
+from ackcore.flow import Fixed, Idlest, RttThreshold
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,11 @@ def test_a_setting_that_is_none_is_refused(setting, error, says):
 
 def test_settings_go_to_the_workers():
     settings = CallSettings(
-        max_concurrency=AIMD, endpoints=["a", "b"], retry_on=OSError, reject=[KeyError], timeout_s=1
+        max_concurrency=RttThreshold,
+        endpoints=["a", "b"],
+        retry_on=OSError,
+        reject=[KeyError],
+        timeout_s=1,
     )
     again = pickle.loads(pickle.dumps(settings))
     assert again == settings

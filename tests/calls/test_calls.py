@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulated_loop import SimCalls
 
 from ackcore.calls import Calls, CallSettings, Reject, Retry
-from ackcore.flow import AIMD
+from ackcore.flow import RttThreshold
 
 
 def values(outcomes):
@@ -139,7 +139,7 @@ def test_the_window_may_be_a_law():
         return item
 
     def limit():
-        limits.append(AIMD(initial=3, max_limit=40))
+        limits.append(RttThreshold(500, initial=3, max_limit=40))
         return limits[-1]
 
     limits = []
@@ -278,7 +278,7 @@ def test_calls_serve_one_run_after_the_other():
 def test_a_run_that_ends_half_way_cancels_what_is_out(end):
     started, cancelled = [], []
 
-    class Broken(AIMD):
+    class Broken(RttThreshold):
         def on_sample(self, rtt_ns, in_flight, dropped):
             raise ZeroDivisionError
 
@@ -292,7 +292,7 @@ def test_a_run_that_ends_half_way_cancels_what_is_out(end):
         if end == "interrupt":
             raise KeyboardInterrupt
 
-    limit = Broken if end == "limit" else 8
+    limit = (lambda: Broken(initial=8)) if end == "limit" else 8
     calls = SimCalls(call, CallSettings(max_concurrency=limit))
     outcomes = calls.run(range(100))
     if end == "close":

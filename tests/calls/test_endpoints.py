@@ -1,12 +1,12 @@
-"""Of several endpoints none idles while there is something that may go to it."""
+"""No endpoint idles while there is an item for it."""
 
 import asyncio
 
 import pytest
+from round_robin import RoundRobin
 from simulated_loop import SimCalls
 
 from ackcore.calls import CallSettings, Retry
-from ackcore.flow import RoundRobin
 
 
 class Service:

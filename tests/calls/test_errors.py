@@ -1,4 +1,4 @@
-"""What a call raises says when it may go well, whatever a service asked for."""
+"""A call's exception says when to try again, whatever a service asked for."""
 
 import math
 import pickle
@@ -51,5 +51,5 @@ def test_what_takes_nothing_says_when_as_well():
 
 
 def test_every_package_rejects_by_the_same_class():
-    """What a function raises means the same wherever it is called from."""
+    """A function's exception means the same wherever the function is called from."""
     assert ackcore.dispatch.Reject is Reject

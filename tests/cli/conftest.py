@@ -68,7 +68,7 @@ def jobs(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_syncing(monkeypatch):
-    """What is not on the disk when a machine stops is another test's matter."""
+    """Durability when a machine stops is the matter of another test."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 

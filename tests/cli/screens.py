@@ -1,4 +1,4 @@
-"""What a command shows on a terminal."""
+"""The screens that a command shows on a terminal."""
 
 from __future__ import annotations
 

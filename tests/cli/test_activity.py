@@ -1,4 +1,4 @@
-"""What a run says it is at between micro-batches."""
+"""The activity that a run shows between micro-batches."""
 
 from __future__ import annotations
 

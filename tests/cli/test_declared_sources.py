@@ -1,4 +1,4 @@
-"""What is known of a source's columns without Spark is what Spark knows of them."""
+"""A source's columns known without Spark are those that Spark knows."""
 
 from __future__ import annotations
 

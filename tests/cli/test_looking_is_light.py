@@ -1,4 +1,4 @@
-"""What only looks at a checkpoint loads neither pyspark nor pandas, and starts no Java."""
+"""Looking at a checkpoint loads neither pyspark nor pandas, and starts no Java."""
 
 from __future__ import annotations
 

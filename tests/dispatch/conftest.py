@@ -1,4 +1,4 @@
-"""What the tests of a dispatcher share; tests are no package."""
+"""Fixtures of the tests of a dispatcher; tests are no package."""
 
 import sys
 from pathlib import Path

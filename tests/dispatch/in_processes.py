@@ -64,6 +64,6 @@ def raise_own(record):
 
 
 def effects(folder):
-    """What was written, with duplicates."""
+    """Return the written records, with duplicates."""
     files = sorted(Path(folder).glob("*.effects"))
     return [int(line) for file in files for line in file.read_text().splitlines()]

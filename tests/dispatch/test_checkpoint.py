@@ -107,7 +107,7 @@ def test_a_forked_process_does_not_hold_the_lock(tmp_path):
 
 
 def test_commits_of_two_threads_do_not_meet(tmp_path, monkeypatch):
-    """As one that goes on in its thread when its run was cancelled, and the last one."""
+    """A call goes on in its thread after its run was cancelled, and so does the last one."""
     checkpoint = Checkpoint(tmp_path / "rt")
     last = threading.Thread(target=checkpoint.commit, args=(9,))
     sync = os.fsync

@@ -8,10 +8,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from round_robin import RoundRobin
 from scripted import failing, one
 
 from ackcore.dispatch import Dispatcher, Reject, Target, Unavailable
-from ackcore.flow import ByKey, Fixed, RoundRobin
+from ackcore.flow import ByKey, Fixed
 
 
 def test_functions_coroutines_and_targets_share_the_records():
@@ -317,3 +318,43 @@ def test_a_record_that_no_consumer_takes_for_too_long_dies():
     books = dispatcher.run()
     assert (books.dead, books.unavailable, books.failed) == (1, 2, 2)
     assert dead == [("one", "busy (again after 0 s)")]
+
+
+class Panic(BaseException):
+    """A panic in a Rust extension has no other base."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), Panic("!"), asyncio.CancelledError()])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_is_no_exception_fails_its_record_alone(error, is_async):
+    def call(record):
+        if record == 3:
+            raise error
+
+    async def call_async(record):
+        call(record)
+
+    dead = []
+    books = Dispatcher(
+        range(6),
+        {"a": call_async if is_async else call},
+        max_attempts=2,
+        dead=lambda position, record, error: dead.append((record, type(error))),
+    ).run()
+    assert dead == [(3, type(error))]
+    assert (books.acked, books.failed, books.timed_out, books.committed) == (5, 2, 0, 6)
+
+
+@pytest.mark.parametrize("error", [Panic("!"), asyncio.CancelledError("!")])
+@pytest.mark.parametrize("name", ["acked", "dead"])
+def test_what_is_no_exception_ends_a_run_where_an_error_does(error, name):
+    async def call(record):
+        if name == "dead":
+            raise Reject("never")
+
+    def told(position, record, *why):
+        raise error
+
+    dispatcher = Dispatcher(range(6), {"a": call}, **{name: told})
+    with pytest.raises(type(error), match="!"):
+        dispatcher.run()

@@ -56,7 +56,7 @@ def answer(status, *headers, body=b""):
 
 
 def calling(*answers, times=1, **arguments):
-    """What calls of an endpoint that answers so come to, and the server."""
+    """Return the outcomes of calls to an endpoint with these answers, and the server."""
 
     async def main():
         async with Server(*answers) as server:

@@ -43,7 +43,7 @@ def test_a_record_that_kills_its_process_dies_alone(tmp_path):
 
 
 def test_one_that_dies_is_seen_though_its_pipe_stays_open(tmp_path):
-    """As when another was forked at the same time, which holds a copy of it."""
+    """Another process was forked at the same time, and holds a copy of the pipe."""
     process = fork(write_or_die, str(tmp_path), {1})
     pipe, copies = process._context.Pipe, []
 

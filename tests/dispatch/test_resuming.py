@@ -1,4 +1,4 @@
-"""What a checkpoint of a run keeps, and where the next one begins."""
+"""The contents of a run's checkpoint, and the start of the next run."""
 
 import asyncio
 

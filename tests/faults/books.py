@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """What is recorded of one micro-batch."""
+    """The records of one micro-batch."""
 
     number: int
     done: bool
@@ -56,7 +56,7 @@ class Decided(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """What should be: the source's records, and what each of them leaves.
+    """The expected state: the source's records, and the rows of each of them.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Found:
-    """What is on the disk."""
+    """The state on the disk."""
 
     planned: tuple[int, ...]
     done: tuple[int, ...]
@@ -186,7 +186,7 @@ def _numbers_of(directory: Path) -> list[int]:
 
 
 def _message_ids(directory: Path, entry: dict[str, Any]) -> list[str]:
-    """Who died: the rows of a table, from one on; or all of a file of dead letters."""
+    """Return the dead of a table, from a row on, or of a whole file of dead letters."""
     path = directory / entry["file"]
     if path.suffix == ".parquet":
         table = pq.ParquetFile(path).read(["message_id"])

@@ -143,7 +143,7 @@ class Job:
         return str(home)
 
     def marks(self, pattern="*") -> list[str]:
-        """What bolts and sinks noted down."""
+        """Return the notes of bolts and sinks."""
         return sorted(path.name for path in (self.directory / "marks").glob(pattern))
 
     def found(self):

@@ -47,7 +47,7 @@ def stage(directory, records, files):
 
 
 def rows_of(payload):
-    """What a record leaves in the sink if it is ACKED."""
+    """Return the rows that a record leaves in the sink if it is ACKED."""
     words = (payload["text"] or "").split()
     return [{"id": payload["id"], "at": at, "word": word} for at, word in enumerate(words)]
 
@@ -139,7 +139,7 @@ def kill_noted_executors(marks):
 
 
 class Trouble:
-    """What a bolt meets when it works on a record; rules by name, each with the ids it is for.
+    """The faults that a bolt meets at a record; rules by name, each with its record ids.
 
     ``kill_executor`` kills the executor's JVM each time, ``executor_once`` once for each id;
     ``hang`` never returns, nor does ``hang_with_gil``, as an extension in C may not.
@@ -348,7 +348,7 @@ class Count(BatchBolt):
 
 
 def run_of(otherwise):
-    """What made a row: if bolts are to answer otherwise the second time, the task's attempt."""
+    """Return the maker of a row: if bolts answer otherwise the second time, the task's attempt."""
     return str(TaskContext.get().taskAttemptId()) if otherwise else "any"
 
 

@@ -39,7 +39,7 @@ class Disk:
         return self._directory
 
     def contents(self) -> dict[str, bytes]:
-        """What is there, by name; of the work of runs, which nobody looks at again, nothing."""
+        """Return the contents by name, without the work of runs, which nobody reads again."""
         return {
             str(path.relative_to(self._directory)): path.read_bytes()
             for top in (self.checkpoint, self.sink)
@@ -125,7 +125,7 @@ class Bucket:
         return copy
 
     def contents(self) -> dict[str, bytes]:
-        """As `Disk.contents`; of what records name, those that the head has or its records name.
+        """See `Disk.contents`; only the records that the head or its records name.
 
         A driver that was overtaken may have put a table before it met the head: nobody names it.
         Of files of letters those that the index names (`unnamed_letters`).

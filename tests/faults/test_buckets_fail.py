@@ -76,7 +76,7 @@ def test_a_store_that_fails_every_few_requests(request, bucket_job, how, place, 
 @MODES
 @pytest.mark.parametrize("how", [LOST, ERROR_AFTER])
 def test_each_put_of_the_head_goes_through_and_its_answer_is_lost(bucket_job, s3, how, mode):
-    """What the client sends again is refused then: nobody has taken over."""
+    """The client's second request is refused then: nobody has taken over."""
     it, met = bucket_job(mode), []
 
     def fails(request):
@@ -173,7 +173,7 @@ CREDENTIALS = {
 
 
 def test_no_credential_is_in_a_plan_a_log_an_error_or_an_object(bucket_job, s3, monkeypatch):
-    """Of a query that runs, and of such as are refused: the driver, a task, a reader."""
+    """The processes of a running query and of refused ones: the driver, a task, a reader."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     it = bucket_job("stream", settings={"run_attempts": 1, "sink_attempts": 1})

@@ -74,7 +74,7 @@ def test_workers_are_killed_between_calls_and_in_one(spark, job, service):
 
 
 def test_a_service_that_answers_otherwise_has_no_run_repeated(spark, job, service, monkeypatch):
-    """What was shuffled is lost when others have read it, and the tasks that run again agree.
+    """Shuffle files are lost after others have read them, and the tasks that run again agree.
 
     Without a journal this is ``test_shuffle_files_are_lost[otherwise]``: two runs.
     """
@@ -109,7 +109,7 @@ def test_a_run_that_is_repeated_calls_nobody(spark, job, service, failing_at, pl
 
 
 def test_workers_are_killed_with_many_calls_out(spark, job, service):
-    """What was out is made again, by the one worker that dies in the midst of it; no more."""
+    """Outstanding calls are made again by the one worker that dies among them, and no others."""
     killed = ("5-1-0", "33-0-0")
     calls = service(*killed)
     rules = {"count": {"kill_once": [7]}}

@@ -61,7 +61,7 @@ def whole(answer, python_is_thin=False):
 
 @pytest.fixture(params=["disk", "bucket"])
 def place(request):
-    """What a client is told of where checkpoint and sink are; what it starts has the rest."""
+    """Return the client's arguments for checkpoint and sink; the process it starts has the rest."""
     return [] if request.param == "disk" else [request.getfixturevalue("bucket")]
 
 

@@ -77,7 +77,7 @@ def check(books, most_again=math.inf, poison=POISON):
 
 
 def left(books):
-    """What was done, and is by no commit: N3 has exactly that done again, with nobody there."""
+    """Records done without a commit are done again, exactly those (N3), with nobody there."""
     return (books.effects().keys() | books.dead().keys()) - books.done_by_commits()
 
 
@@ -228,7 +228,7 @@ REFUSALS = (7, 12, 14, 16, 22, 25, 27)
 
 
 class Chaos:
-    """What goes wrong, one thing after the other, drawn from a seed."""
+    """Draw faults from a seed, one after the other."""
 
     def __init__(self, books, seed):
         self.books = books

@@ -31,7 +31,7 @@ PLACE = pytest.mark.parametrize("place", ["disk", "bucket"])
 
 
 def stopped_job(job, mode, place="disk"):
-    """What the first driver decides the second one would not: some fail once, whoever runs them."""
+    """The first driver decides otherwise than the second would: some records fail once."""
     return job(
         fault_job.lines(50),
         files=4,
@@ -43,7 +43,7 @@ def stopped_job(job, mode, place="disk"):
 
 
 def check_that_it_is_fenced(it, first, take_over):
-    """Of a driver that stands still: it wakes, and all is as another one left it."""
+    """A stopped driver wakes up, and finds all as another one left it."""
     assert take_over() is None
     it.check(dead=dead, alive=alive)
     before = it.place.contents()

@@ -48,7 +48,7 @@ def place(request, tmp_path):
 
 @pytest.fixture
 def proxy(request, place):
-    """What is before the server of a place in a bucket."""
+    """Return the proxy before the server of a place in a bucket."""
     return request.getfixturevalue(PROXIES[request.node.callspec.params["place"]])
 
 

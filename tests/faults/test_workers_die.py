@@ -216,7 +216,7 @@ CLUSTER = "local-cluster[2,1,1024]"
 @pytest.mark.parametrize("lose", ["files", "executors"])
 @PLACE
 def test_what_was_shuffled_is_lost_in_a_cluster(job, place, lose, otherwise):
-    """Of all executors the files, or the executor that has them, when one task has seen them."""
+    """Delete the files of all executors, or their executor, when one task has seen them."""
     it = job(
         fault_job.lines(80),
         place=place,

@@ -57,7 +57,7 @@ class Stage:
         return process
 
     def ended(self, process, role):
-        """What a driver says of itself."""
+        """Return the driver's log about itself."""
         assert process.wait(PATIENCE_S) == 0, (self.directory / f"{role}.log").read_text()[-5000:]
         return json.loads((self.directory / f"{role}.json").read_text())
 

@@ -155,7 +155,7 @@ class World:
 
 @dataclass
 class Result:
-    """What came of a run; latencies from arrival at the producer to the last ack, in ms."""
+    """The result of a run; latencies from arrival at the producer to the last ack, in ms."""
 
     efficiency: float  # work done in the time that is counted, of the capacity
     latencies_ms: list[float] = field(repr=False)
@@ -179,7 +179,7 @@ class Result:
 
 
 class BlindController:
-    """As it was before flow control: a consumer by turn or by hash, and one cap for all."""
+    """The state before flow control: a consumer by turn or by hash, and one cap for all."""
 
     def __init__(self, by, n, cap, timeout_ns, clock):
         self._by, self._n, self._cap, self._clock, self._timeout = by, n, cap, clock, timeout_ns

@@ -1,7 +1,8 @@
-"""What is acquired comes back once; what fails is sent again elsewhere; silence and time count."""
+"""Acquired tuples return once, failed ones go elsewhere, and silence and time count."""
 
 import numpy as np
 import pytest
+from round_robin import RoundRobin
 from simulated import MS, S, SimClock
 
 from ackcore.flow import (
@@ -11,8 +12,7 @@ from ackcore.flow import (
     Fixed,
     FlowController,
     Pressure,
-    RoundRobin,
-    Seed004,
+    RttThreshold,
 )
 
 
@@ -208,7 +208,7 @@ def test_only_what_failed_of_a_batch_is_sent_again(flow):
 
 
 def test_a_batch_that_failed_in_part_is_no_sign_of_load(clock):
-    flow = FlowController("a", limit=lambda: Seed004(initial=4), clock=clock)
+    flow = FlowController("a", limit=lambda: RttThreshold(initial=4), clock=clock)
     flow.fail(flow.try_acquire(Batch([1, 2])), b"\x01")
     assert state(flow, "a").pressure is Pressure.NORMAL
     flow.fail(flow.try_acquire(Batch([1, 2])), b"\x03")

@@ -9,36 +9,26 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from round_robin import RoundRobin
 from simulated import MS, S, SimClock
 
 from ackcore.flow import (
-    AIMD,
     ByKey,
     Fate,
     Fixed,
     FlowController,
-    Gradient2,
     Idlest,
-    LeastOutstanding,
-    PowerOfTwo,
-    RoundRobin,
-    Seed004,
-    Vegas,
+    RttThreshold,
 )
 
 LIMITS = {
     "delay": None,
-    "seed": Seed004,
-    "gradient2": Gradient2,
-    "vegas": lambda: Vegas(seed=1),
-    "aimd": AIMD,
+    "seed": RttThreshold,
     "fixed": lambda: Fixed(3),
 }
 CHOOSERS = {
     "idlest": lambda: Idlest(seed=1),
     "turn": RoundRobin,
-    "two": lambda: PowerOfTwo(seed=1),
-    "least": LeastOutstanding,
     "key": ByKey,
 }
 KEYS = st.integers(0, 5)

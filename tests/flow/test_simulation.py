@@ -6,9 +6,10 @@
 from itertools import chain
 
 import pytest
+from round_robin import RoundRobin
 from simulated import World, blind, controllers, ideal, run
 
-from ackcore.flow import Idlest, RoundRobin, Seed004
+from ackcore.flow import Idlest, RttThreshold
 
 SEEDS = (1, 2)
 TARGET_MS = 50
@@ -48,7 +49,7 @@ def default(producers):
 
 
 def mean_service_ms(worlds):
-    """Of a tuple, wherever it is served."""
+    """The time of service of a tuple, on whichever consumer."""
     per_s = [world.capacity / (world.end_ns - world.begin_ns) * 1e9 for world in worlds]
     return 1e3 * World.N / (sum(per_s) / len(per_s))
 
@@ -77,8 +78,8 @@ def test_below_saturation_it_is_nearly_the_ideal_queue(worlds):
 
 
 def test_the_seeds_round_robin_queues_several_times_as_long(worlds):
-    make = controllers(1, limit=lambda clock: lambda: Seed004(100), chooser=RoundRobin)
-    result = pooled(worlds[:1], "70 % load, Seed004 and round robin", make, load=0.7)
+    make = controllers(1, limit=lambda clock: lambda: RttThreshold(100), chooser=RoundRobin)
+    result = pooled(worlds[:1], "70 % load, RttThreshold and round robin", make, load=0.7)
     assert result.p50 > 15
 
 

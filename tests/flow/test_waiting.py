@@ -4,9 +4,10 @@ import asyncio
 import threading
 
 import pytest
+from round_robin import RoundRobin
 from simulated import MS, SimClock
 
-from ackcore.flow import ByKey, Fixed, FlowController, RoundRobin
+from ackcore.flow import ByKey, Fixed, FlowController
 
 FIRST = 30  # seconds in which anything that is right has happened
 

@@ -142,7 +142,7 @@ class Broker(KafkaServer):
 
     @property
     def pid(self) -> int:
-        """Of its process, which runs."""
+        """The id of its running process."""
         assert self._process is not None, "it does not run"
         return self._process.pid
 

@@ -1,4 +1,4 @@
-"""What a consumer's runs are held to: nothing lost, nothing committed that was not done, and done
+"""Rules for a consumer's runs: nothing lost, nothing committed that was not done, and done
 again only what no commit that arrived had said.
 
 N1 to N8 are those of C.2 in our notes on offsets; test_consumer_books.py shows each of them red.
@@ -21,7 +21,7 @@ from ackcore.offsets import decode_metadata
 
 
 class Books:
-    """Of one topic and group: what was produced, and every effect of it.
+    """The records produced to one topic and group, and all their effects.
 
     Effects are appended to a file, each by one write: none is lost with its process.
     """
@@ -48,7 +48,7 @@ class Books:
             )
 
     def lines(self) -> list[Effect | Taken]:
-        """What was processed, and which commits brokers have taken, in their order."""
+        """The processed records, and the commits that brokers have accepted, in order."""
         found: list[Effect | Taken] = []
         for line in self.file.read_bytes().split(b"\n")[:-1]:
             kind, *numbers = line.split(b" ")
@@ -71,12 +71,12 @@ class Books:
         )
 
     def committed(self) -> list[tuple[int, str | None]]:
-        """What the group has committed of each partition."""
+        """The group's commits by partition."""
         some = range(self.partitions)
         return [self.server.committed(self.group, self.topic, one) for one in some]
 
     def said(self, partition: int, offset: int, metadata: str | None, first: int = 0) -> set[int]:
-        """Which of a partition's records, from one on, a commit says are done."""
+        """Return a partition's offsets, from one on, that a commit calls done."""
         state = decode_metadata(self.topic, partition, offset, metadata).state
         said = set(range(first, state.end))
         for start, end in zip(state.hole_starts, state.hole_ends, strict=True):
@@ -84,7 +84,7 @@ class Books:
         return {offset for offset in said if (partition, offset) in self.delivered}
 
     def done_by_commits(self) -> set[tuple[int, int]]:
-        """What the commits say is done; no partition's goes back (N4)."""
+        """Return the offsets that commits call done. No partition's go back (N4)."""
         done = set()
         for partition, (offset, metadata) in enumerate(self.committed()):
             assert offset >= self._highest[partition], f"committed {offset} after a higher one"

@@ -78,7 +78,7 @@ class Noticed(dict):
 
 
 def claims(at):
-    """Which offsets a commit says are done, as a predicate, and one above the last of them."""
+    """Return the offsets that a commit calls done, as a predicate, and one above the last."""
     state = decode_metadata(at.topic, at.partition, at.offset, at.metadata).state
     holes = set()
     for start, end in zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True):
@@ -194,7 +194,7 @@ class World:
         return self.cluster.logs[key].truncated_at(low, position, epoch)
 
     def began(self, client, settings, partitions, *arguments):
-        """As `begin`, and what a member can know of the logs that it begins to read."""
+        """See `begin`, and the facts that a member can know of the logs that it begins to read."""
         begun = self.begin_partitions(client, settings, partitions, *arguments)
         for each in begun:
             log = self.cluster.logs[each.key]
@@ -241,7 +241,7 @@ class World:
             self.excuse(key, range(log.end))
 
     def hold_to(self, member, at):
-        """What a commit says is done of the log that is there, is."""
+        """Check that offsets which a commit calls done are done in the log that is there."""
         key = at.topic, at.partition
         log = self.cluster.logs[key]
         named = Origin.read(decode_metadata(*key, at.offset, at.metadata).deployment)
@@ -276,7 +276,7 @@ class World:
             member.client.answer(*self.take(member, sent, tags))
 
     def take(self, member, sent, tags):
-        """What the coordinator says to a commit."""
+        """Return the coordinator's answer to a commit."""
         fault = self.faults.popleft() if self.faults else ""
         keys = [(at.topic, at.partition) for at in sent]
         if member.fenced or any(self.owner.get(key, member) is not member for key in keys):

@@ -37,7 +37,7 @@ class Log:
         return offset <= sum(each <= epoch for _, each in self.records)
 
     def truncated_at(self, low: int, position: int, epoch: int) -> int | None:
-        """As `ackcore.kafka.truncations.truncated_at`."""
+        """See `ackcore.kafka.truncations.truncated_at`."""
         same = max(low, sum(each <= epoch for _, each in self.records))
         return same if same < position else None
 
@@ -130,7 +130,7 @@ class FakeCluster:
         log.version = next(self._versions)
 
     def partitions(self, topics=None, *, pattern=None, missing_ok=False):
-        """As `Cluster.partitions`."""
+        """See `Cluster.partitions`."""
         if self.hidden:
             self.hidden -= 1
             return []
@@ -210,7 +210,7 @@ class FakeClient:
             self._before[key] = self.fetches.pop(key).read
 
     def pause(self, partitions):
-        """What was read ahead is dropped."""
+        """Drop the records that were read ahead."""
         for at in partitions:
             self.paused.add((at.topic, at.partition))
             fetch = self.fetches.get((at.topic, at.partition))

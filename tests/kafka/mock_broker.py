@@ -112,7 +112,7 @@ class Cluster:
         )
 
     def requests(self) -> list[tuple[int, int]]:
-        """Which broker was asked for what, in order, since tracking started."""
+        """Return the requests by broker, in order, since tracking started."""
         n = ctypes.c_size_t()
         array = self._library.rd_kafka_mock_get_requests(self._cluster, ctypes.byref(n))
         entries = [

@@ -1,4 +1,4 @@
-"""What the tests ask of a Kafka, of whichever kind it is."""
+"""The calls that tests make of any kind of Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer makes of a client's answers that no broker gives on demand: a scripted client."""
+"""A consumer's handling of answers that no broker gives on demand: a scripted client."""
 
 import logging
 import traceback
@@ -305,7 +305,7 @@ def test_a_partition_is_read_on_after_it_was_out_of_range(monkeypatch, caplog, a
 def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
     monkeypatch, caplog, policy
 ):
-    """What was read of the log before is done first; a leader that does not say is asked again."""
+    """Records of the log before are done first; a leader that does not say is asked again."""
     client, asked = Client(), []
     answers = [ConnectionError("nobody says"), 1]
 
@@ -340,7 +340,7 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(
 
 
 def test_leaders_are_asked_for_the_log_of_the_last_marker_that_was_passed(monkeypatch):
-    """Of the record before it, whose leader is another one, the log ends before the marker."""
+    """The log ends before the marker, by the epoch of the record before, of another leader."""
     client, asked = Client(), []
 
     def truncated_at(settings, key, low, position, epoch, timeout_s):
@@ -503,7 +503,7 @@ def chained(error, cause):
 
 
 def test_no_secret_is_in_what_a_consumer_logs(monkeypatch, caplog):
-    """What the client says by itself, of a commit that is refused, and of letters not kept."""
+    """The client reports a refused commit and letters that were not kept."""
     client, refused = Client(), []
 
     def commit(offsets, asynchronous):

@@ -1,4 +1,4 @@
-"""What a cluster says of its partitions, and what becomes of offsets that are committed."""
+"""A cluster's answers about its partitions, and the outcome of commits."""
 
 from __future__ import annotations
 

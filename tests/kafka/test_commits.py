@@ -98,7 +98,7 @@ class Ended:
 
 
 def test_no_letter_is_forgotten_when_their_producer_is_made_anew(monkeypatch):
-    """What it has not reported within a look is not tried again before it has."""
+    """A commit that is not reported within a look is not tried again before it is."""
     made = []
     monkeypatch.setattr(dead_letters, "Producer", lambda config: made.append(1) or Ended(config))
     letters = DeadLetters(TopicKeeper("dead", {}))

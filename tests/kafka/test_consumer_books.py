@@ -31,7 +31,7 @@ class Letter:
 
 
 class Server:
-    """What a broker has, which may be anything."""
+    """Return a broker's commits, which may be anything."""
 
     def __init__(self):
         self.letters = []

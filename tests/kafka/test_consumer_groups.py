@@ -33,7 +33,7 @@ def books(kafka_broker, tmp_path):
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_partitions_that_are_taken_away_are_drained(books, protocol):
-    """What is acked in the drain is not handed out by the next, and what is not is fenced."""
+    """Records acked in the drain are not handed out again, and unacked ones are fenced."""
     books.produce(80)
     with consuming(books, drain_s=30.0, commit_interval_s=1000, **group(protocol)) as one:
         mine = take(one, 80)

@@ -1,4 +1,4 @@
-"""What a consumer holds, hands out and commits, case by case; `test_held_model.py` has a model."""
+"""Holding, handing out and committing, case by case; `test_held_model.py` has a model."""
 
 import pytest
 

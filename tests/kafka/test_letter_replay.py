@@ -76,7 +76,7 @@ def letter_of(topic, days=0.0, partition=1):
 
 
 def forget_what_was_sent(books):
-    """As brokers do in time."""
+    """Delete letters, as brokers do in time."""
     groups = [_name(books.dead_topic, 0)]
     for done in books.server.admin.delete_consumer_groups(groups).values():
         done.result()
@@ -107,7 +107,7 @@ def test_letters_of_this_week_are_sent_without_a_word(books):
 
 
 def sent_to(books, number, note=""):
-    """As a call before that had sent the letters of partition 0 up to an offset."""
+    """Pretend that an earlier call had sent the letters of partition 0 up to an offset."""
     settings = ClientSettings(books.server.bootstrap_servers)
     with closing(Transactions(settings, _name(books.dead_topic, 0), books.dead_topic)) as before:
         before.begin()

@@ -1,4 +1,4 @@
-"""What goes out: every delivery looked at, and transactions that know which one was the last."""
+"""Producing: every delivery is checked, and transactions know which one was the last."""
 
 from __future__ import annotations
 

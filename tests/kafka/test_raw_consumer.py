@@ -1,4 +1,4 @@
-"""What reads ranges calls librdkafka itself, with the settings that it can take."""
+"""A reader of ranges calls librdkafka itself, with the settings that it can take."""
 
 from __future__ import annotations
 

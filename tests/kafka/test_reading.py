@@ -51,7 +51,7 @@ def kafka(request, monkeypatch):
 
 
 def no_raw_consumer(conf, heard):
-    """As where librdkafka cannot be called."""
+    """Read as on a machine where librdkafka cannot be called."""
 
 
 def settings_of(kafka, **options):
@@ -159,7 +159,7 @@ def test_any_range_is_read_whole_by_one_reader(kafka):
 
 
 def test_headers_count_among_the_bytes_of_a_batch(mock_kafka):
-    """Of small records with large headers no more is held than a batch may have."""
+    """Small records with large headers are held only up to the bytes of a batch."""
     topic = mock_kafka.new_topic()
     header = ("trace", b"h" * 5000)
     mock_kafka.produce(topic, [{"value": b"v", "headers": [header]} for _ in range(600)])

@@ -1,4 +1,4 @@
-"""What a spout that reads Kafka is told, what it refuses of that, and what it emits."""
+"""The settings of a spout that reads Kafka, their refusals, and the spout's columns."""
 
 from __future__ import annotations
 

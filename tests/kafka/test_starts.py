@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+import mock_broker
 from confluent_kafka import Consumer as Client
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import NewPartitions
 from consumer_books import Books, by_hand, consuming, partitions_of, take
 from servers import raise_errors, wait_until
@@ -112,6 +113,21 @@ def test_a_deployment_begins_anew_once(mock_kafka, tmp_path, caplog):
             wait_until(lambda n=done: books.committed()[0][0] == n, "two more are done")
     decisions = ["0, earliest", "0, forced, earliest", "2, group", "4, group", "6, group"]
     assert begun(caplog) == [*decisions, "0, forced, earliest"]
+
+
+@pytest.mark.parametrize("start", ["earliest", datetime(2026, 1, 1, tzinfo=UTC)])
+@pytest.mark.parametrize(
+    "error", [KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART]
+)
+def test_a_partition_whose_leader_moves_begins_when_it_has_one(
+    mock_kafka, tmp_path, caplog, start, error
+):
+    """Brokers answer so for a moment after a topic was made, and while one of them restarts."""
+    caplog.set_level(logging.INFO)
+    books = books_of(mock_kafka, tmp_path)
+    mock_kafka.fail_requests(mock_broker.LIST_OFFSETS, *[error] * 4)
+    with consuming(books, **by_hand(books), start=start):
+        wait_until(lambda: begun(caplog), "it begins")
 
 
 def test_a_start_that_is_not_there_is_out_of_range(mock_kafka, tmp_path):
@@ -277,7 +293,7 @@ def test_what_comes_to_a_new_partition_before_it_is_noticed_is_read(
 
 
 def test_a_task_lets_go_of_what_becomes_anothers(kafka_broker, tmp_path):
-    """Of two topics a partition that is new moves those behind it."""
+    """A new partition of two topics moves those behind it."""
     books = books_of(kafka_broker, tmp_path, partitions=1)
     second = kafka_broker.new_topic(1)
     first, last = sorted([books.topic, second])

@@ -99,7 +99,7 @@ def topologies(draw):
 
 
 def expected(topology, layout, values):
-    """Which records fail, and the rows of the others by component: word by word."""
+    """Return the failing records, and the rows of the others by component, word by word."""
     failed, rows = set(), collections.defaultdict(collections.Counter)
 
     def visit(component, record, value):

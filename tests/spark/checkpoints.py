@@ -30,7 +30,7 @@ class Spout:
 
 
 class Topology:
-    """What the state asks of one."""
+    """Return the facts that the state reads of a topology."""
 
     def __init__(self, bolts=("count",), **spouts):
         self.spouts = {name: Spout() for name in spouts}
@@ -162,7 +162,7 @@ def withdraw(checkpoint, name):
     return mark
 
 
-class Killed(BaseException):
+class Killed(KeyboardInterrupt):
     """The process is no more; nothing that would clean up may work."""
 
 

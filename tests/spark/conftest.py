@@ -1,4 +1,4 @@
-"""What settling must give, in plain Python."""
+"""The expected results of settling, in plain Python."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def checkpoint(tmp_path):
 
 @pytest.fixture
 def no_syncing(monkeypatch):
-    """What is not on the disk when a machine stops is the matter of test_state_crash.py."""
+    """Durability when a machine stops is the matter of test_state_crash.py."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
@@ -135,7 +135,7 @@ def folder(spark, tmp_path):
 
 @pytest.fixture
 def plans_made(spark, monkeypatch):
-    """What Spark says of the plan of each frame that Python maps."""
+    """Return Spark's description of the plan of each frame that Python maps."""
     plans = []
     original = type(spark.range(1)).mapInArrow
 
@@ -158,7 +158,7 @@ def running():
 
 
 class Row(NamedTuple):
-    """What settling says of one root."""
+    """The decision of settling for one root."""
 
     status: str
     task: int
@@ -171,7 +171,7 @@ class Row(NamedTuple):
 
 
 def plain_settle(events, now_ms=None, timeout_ms=None):
-    """What becomes of each root, by SEMANTICS 4 word by word: {root id: Row}.
+    """Return the outcome of each root, by SEMANTICS 4 word by word: {root id: Row}.
 
     ``events`` are (root_id, val, task[, ts_ms[, reason]]).
     """

@@ -1,4 +1,4 @@
-"""What a client of Spark Connect runs, as a process of its own; also with PySpark's thin client.
+"""A client of Spark Connect as a process of its own; also with PySpark's thin client.
 
     python connect_client.py sc://host:port directory [place]
 

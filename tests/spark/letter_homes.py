@@ -82,7 +82,7 @@ def named(*numbers):
 
 
 def asked(home):
-    """What the query is asked to run again."""
+    """Return the requests of replays to the query."""
     with OPEN(home.checkpoint) as state:
         plan = state.make_plan(state.last_done + 1, 0)
         due = state.split_due(plan).due
@@ -97,7 +97,7 @@ def files_there(home):
 
 
 def contents(home):
-    """What all files of letters say, also those that do not count."""
+    """Return the letters of all files, also of those that do not count."""
     store = open_store(store_of(home.checkpoint).url, "path")
     for key in files_there(home):
         table = pq.read_table(pa.BufferReader(store.read(key)))

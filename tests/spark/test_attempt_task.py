@@ -1,4 +1,4 @@
-"""What a task of `attempt` makes of the batches that Spark hands it, without a Spark."""
+"""A task of `attempt` on the batches that Spark passes to it, without a Spark."""
 
 from __future__ import annotations
 

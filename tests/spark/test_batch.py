@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from checkpoints import ask, records
-from worlds import Killed, Source, Upper, World, fails
+from worlds import Killed, Source, Upper, World, fails, killed
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REPLAYED
@@ -261,12 +261,12 @@ def test_spouts_have_accounts_of_their_own(tmp_path):
 def test_whatever_dies_each_record_has_one_decision(world, monkeypatch, step, number):
     """Killed at a step and started again, all ends as if nothing had been."""
     world.behaves = fails("b", "poison", times=2)
-    killed = []
+    died = []
 
     def failpoint(name, n=None):
-        if (name, n) == (step, number) and not killed:
-            killed.append(name)
-            raise Killed
+        if (name, n) == (step, number) and not died:
+            died.append(name)
+            raise killed(name)
 
     for module in (batch, runs, act):
         monkeypatch.setattr(module, "failpoint", failpoint)
@@ -297,7 +297,7 @@ def test_whatever_dies_each_record_has_one_decision(world, monkeypatch, step, nu
 
 
 def test_a_decision_is_not_made_again(world, dying_at):
-    """What failed in the run that was decided may succeed in another: there is no other."""
+    """A record that failed in the decided run may succeed in another: there is no other."""
     world.behaves = fails("b")
 
     with dying_at("acted"):

@@ -256,7 +256,7 @@ def test_a_driver_takes_and_forgets_at_any_request_of_others(bucket, stopped_at,
 
 
 def test_of_an_index_that_was_removed_no_part_is_made_anew(bucket):
-    """Who reads it would take that for all there is."""
+    """A reader would take that for all there is."""
     home = Home(bucket)
     state = with_letters(home)
     replay(bucket, where=named(0))

@@ -15,7 +15,7 @@ import pytest
 import streams
 from pyspark import cloudpickle
 from s3_server import environment
-from worlds import Killed
+from worlds import Killed, killed
 
 from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.checkpoint.head import HeadRecords
@@ -137,7 +137,7 @@ def test_killed_at_every_step_it_goes_on(spark, places, monkeypatch, steps):
     def failpoint(name, number=None):
         if name in steps and number in (0, 1) and (name, number) not in died:
             died.append((name, number))
-            raise Killed
+            raise killed(name)
 
     for module in (batch, runs, act, parquet_objects):
         monkeypatch.setattr(module, "failpoint", failpoint)

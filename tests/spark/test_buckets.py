@@ -352,7 +352,7 @@ def test_lost_answers_of_its_own_steps_are_not_another_driver(bucket, s3, how):
 
 
 def test_a_step_whose_outcome_is_unknown_is_looked_up_by_the_next(bucket, monkeypatch):
-    """As after a Ctrl-C, or when the store was out of reach for long: it may have come about."""
+    """After a Ctrl-C, or a long outage of the store, the step may have come about."""
     for went_through in (True, False):
         with OPEN(bucket) as state:
             number = 0 if state.last_done is None else state.last_done + 1
@@ -379,7 +379,7 @@ def test_a_step_whose_outcome_is_unknown_is_looked_up_by_the_next(bucket, monkey
 
 
 def test_a_step_that_came_about_twice_is_one(bucket, s3, monkeypatch):
-    """What was given up arrives after all, between the look at the head and the next put."""
+    """A put that was given up arrives after all, between the look at the head and the next put."""
     with OPEN(bucket) as state:
         put, held = state._records._store.replace, []
 

@@ -1,4 +1,4 @@
-"""What is Spark Connect's own: what is refused, tasks, interrupts, and sessions that end."""
+"""Particulars of Spark Connect: refusals, tasks, interrupts, and sessions that end."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_an_interrupt_cancels_the_job_and_costs_nothing(connect, tmp_path, slow)
         signal.signal(signal.SIGINT, handler)
     # Its tasks were told to end: they do not wait for the file.
     assert connect.interruptAll() == []
-    assert ended(it, connect, tmp_path, slow)["deaths"] == 0
+    assert ended(it, connect, tmp_path, slow)["crashes"] == 0
 
 
 def test_a_job_that_is_interrupted_from_outside_ends_the_run(connect, tmp_path, slow):
@@ -255,11 +255,11 @@ def test_a_job_that_is_interrupted_from_outside_ends_the_run(connect, tmp_path, 
     once_begun(tmp_path, connect.interruptAll)
     with pytest.raises(RunCancelled, match=r"micro-batch 0 .*from outside.*OPERATION_CANCELED"):
         run_batch(it, connect, tmp_path / "cp")
-    assert ended(it, connect, tmp_path, slow)["deaths"] == 0
+    assert ended(it, connect, tmp_path, slow)["crashes"] == 0
 
 
 def test_a_session_that_its_server_ended_ends_the_run(connect, other_connect, tmp_path, slow):
-    """As after an hour without a word, or as an administrator does it."""
+    """End the session, as an hour without a request or an administrator does."""
     other = other_connect
     once_begun(tmp_path, other.client.release_session)
     with pytest.raises(RunCancelled, match="is not there any more") as caught:
@@ -267,7 +267,7 @@ def test_a_session_that_its_server_ended_ends_the_run(connect, other_connect, tm
     assert caught.value.shut_down
     # Nobody knows what the server died of: that counts, as a JVM's end does.
     plan = ended(topology(connect.range(3), Held(tmp_path)), connect, tmp_path, slow)
-    assert plan["deaths"] > 0
+    assert plan["crashes"] > 0
 
 
 def test_a_session_is_kept_alive_while_a_retry_is_waited_for(connect, tmp_path, monkeypatch):

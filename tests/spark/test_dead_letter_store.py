@@ -44,7 +44,7 @@ def numbers(store, spout="lines"):
 
 
 def wrote(batches):
-    """What that must be when each of so many micro-batches left two letters."""
+    """Return the expected letters when each of ``count`` micro-batches left two."""
     return [(n, f"id-{row}") for n in range(batches) for row in (2 * n, 2 * n + 1)]
 
 

@@ -52,7 +52,7 @@ RECORD = pa.schema(
 
 
 def dead(schema, *rows, attempt=3):
-    """As a decision has them."""
+    """Return the letters in the form of a decision."""
     about = {
         "_ackcore_message_id": [f"id-{n}" for n in range(len(rows))],
         "_ackcore_attempt": [attempt] * len(rows),

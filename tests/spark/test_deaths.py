@@ -1,4 +1,4 @@
-"""What records died of is said, and a run of which too little is left is an error."""
+"""Causes of deaths are logged, and a run with too few survivors is an error."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_of_two_drivers_one_commits_to_a_table_in_a_bucket(lake, files):
     ids=["login in the endpoint", "login in the path", "azure's sas", "azure's key"],
 )
 def test_a_server_that_is_away_is_named_without_secrets(path, options, shown):
-    """Who reads the error sees which address did not answer, and nobody what opens it."""
+    """The error names the address that did not answer, and no secret."""
     hidden = {"AWS_ACCESS_KEY_ID": "AKIAhidden2", "AWS_SECRET_ACCESS_KEY": "hidden3/x+y"}
     hidden |= {"aws_session_token": "hidden4"} if path.startswith("s3") else {}
     sink = to_delta(

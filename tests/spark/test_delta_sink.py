@@ -135,7 +135,7 @@ def test_columns_that_the_stream_does_not_have_stay_or_are_null(path, files, key
 
 
 def test_a_key_that_is_null_equals_none(path, tmp_path):
-    """Of rows without a key none may be taken for a later version of another."""
+    """Rows without a key are never taken for later versions of another."""
     sink = started(path, keys="word")
     some = [(None, 1, None), ("a", 3, None), (None, 2, None), ("a", 4, None)]
     for _ in range(2):
@@ -277,7 +277,7 @@ def test_rows_that_deltalake_refuses_are_no_outage_and_their_values_not_shown(pa
 def test_whatever_deltalake_says_of_rows_is_said_without_values(
     path, files, monkeypatch, error, said
 ):
-    """Of errors that `refuse_misfits` leaves to a table which is altered meanwhile."""
+    """Errors that `refuse_misfits` leaves to a table which is altered meanwhile."""
     sink = started(path)
     monkeypatch.setattr(deltalake, "write_deltalake", lambda *_, **__: raise_(error))
     with pytest.raises(ValueError, match=f"none is written: {said}") as told:
@@ -367,20 +367,6 @@ def test_a_number_by_somebody_else_is_refused_though_the_rows_are_those_of_the_o
     with pytest.raises(CheckpointForeign, match=r"has micro-batch 1 .* with other rows"):
         sink.write_accepted(accepted(files, 1))
     assert len(rows(path)) == 4
-
-
-def test_a_micro_batch_that_an_earlier_version_wrote_is_written_once(path, files):
-    """It told the rows without their number."""
-    sink = started(path)
-    sink.write_accepted(accepted(files, 3))
-    told = int(accepted(files, 3).content(), 16) >> 1
-    without_rows(path, ("ackcore-abc-count-content", told))
-    sink.write_accepted(accepted(files, 3))
-    assert len(rows(path)) == 4
-    with pytest.raises(CheckpointForeign, match=r"has micro-batch 3 .* with other rows"):
-        sink.write_accepted(accepted(files[1:], 3))
-    sink.write_accepted(accepted(files, 4))
-    assert len(rows(path)) == 8
 
 
 def test_what_is_in_the_table_is_known_when_its_log_was_cleaned_up(path, files):

@@ -1,4 +1,4 @@
-"""What `to_delta` writes is what Delta's own Spark reads, and each knows the other's numbers.
+"""Delta's own Spark reads the rows of `to_delta`, and each knows the other's numbers.
 
 On Spark 4.0 and 4.1, for which Delta's jars are published; they come through Maven.
 """

@@ -1,4 +1,4 @@
-"""What the documentation says of errors."""
+"""The documentation of errors."""
 
 import importlib
 import re

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_syncing")
 
 
 def secret(row):
-    """What a record holds, which no compression makes small."""
+    """Return a record's contents, which no compression makes small."""
     return "".join(os.urandom(16).hex() for _ in range(64)) + f" {row}"
 
 

@@ -66,7 +66,7 @@ def test_what_was_wrong_is_one_line(said, line):
 
 
 class Captured(RuntimeError):
-    """As PySpark keeps the cause of an error of Java's."""
+    """An error of Java's as PySpark keeps it, with its cause."""
 
     def __init__(self, said, cause=None):
         super().__init__(said)

@@ -1,4 +1,4 @@
-"""What a task sends to others arrives whole and in its place, or is refused."""
+"""A task's batches arrive whole and in their place, or are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rows_of(outbox):
 
 
 def read(rows, dest, level, wide=False):
-    """What one task makes of the rows for it; returns its inbox and what it passes on."""
+    """Send one task its rows; return its inbox and the rows it passes on."""
     mine = [row for row in rows if row["dest"] == dest]
     batch = pa.RecordBatch.from_pylist(mine, exchange.ROW_SCHEMA)
     if wide:
@@ -137,7 +137,7 @@ def test_trailers_of_two_runs_of_a_task_are_both_kept():
 
 
 def test_what_attempts_may_have_otherwise_makes_no_two_of_them_differ():
-    """As how often a breaker opened: which depends on the time."""
+    """The number of times a breaker opened depends on the time."""
     one, other = (sent(report=report, alike=b"alike") for report in (b"alike 1", b"alike 2"))
     assert one.fingerprint == other.fingerprint != sent(report=b"other").fingerprint
     assert read(rows_of(other), 0, SETTLE)[0].task_reports == {ORIGIN: {b"alike 2"}}

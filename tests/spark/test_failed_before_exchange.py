@@ -39,7 +39,7 @@ class Says(BatchBolt):
 
 
 class AsksOnly(Asks):
-    """As the model is to have it: it emits nothing."""
+    """The model's bolt: it emits nothing."""
 
     def children(self, value):
         return []
@@ -112,7 +112,7 @@ def kinds_sent(simulation, values):
 def test_written_or_not_each_record_fails_for_its_first_reason(
     simulate, topology, values, seed, few
 ):
-    """As without: the same records, for the same reasons, and the same rows for the sinks."""
+    """The same records, for the same reasons, and the same rows for the sinks as without."""
     simulation = simulate(topology, few)
     sent = simulation.first(values)
     assert simulation.first(values) == sent
@@ -218,7 +218,7 @@ def test_what_bolts_hold_of_other_chunks_keeps_nothing_from_being_written(simula
 
 
 def test_a_task_that_fails_others_the_second_time_is_told_apart(simulate):
-    """What it wrote the first time was seen by some, and what it wrote then by others."""
+    """Some tasks saw the files of the first attempt, and others those of the second."""
     for seed in range(6):
         rng = np.random.default_rng(seed)
         simulation = simulate(in_front(Branch(1, 2), chunk_rows=4))
@@ -268,7 +268,7 @@ def test_a_record_that_is_lost_on_the_way_to_the_driver_is_noticed(simulate):
 
 
 def test_traced_records_are_counted_once(simulate):
-    """Of them the driver is told why they failed, though they are written."""
+    """The driver gets the reasons of these failures although they are written."""
     simulation = simulate(in_front(Says("away"), chunk_rows=4))
     simulation.work = dataclasses.replace(simulation.work, trace_per_million=1_000_000)
     done = through(simulation, range(30))

@@ -152,7 +152,7 @@ def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch)
 
 
 def test_there_is_room_for_so_many_as_without_files(spark, tmp_path, monkeypatch):
-    """Which ones are given up may differ: what waits in a file is sorted."""
+    """The records given up may differ: a file of waiting records is sorted."""
     few, many = (run_through(spark, tmp_path, n, monkeypatch, max_waiting=20) for n in (10_000, 0))
     full = [Counter(kind for _, _, kind, *_ in told[1])["WaitingFull"] for told in (few, many)]
     assert full == [100, 100]
@@ -283,17 +283,7 @@ def wrote_letters(directory, name, table, number=0):
     return WrittenDead(path, len(table), nbytes=path.stat().st_size, letters=True)
 
 
-def wrote_table(directory, name, table, number=0):
-    """The same up to format 3."""
-    return WrittenDead(wrote(directory, name, table), len(table))
-
-
-@pytest.fixture(params=[wrote_letters, wrote_table], ids=["letters", "up to format 3"])
-def wrote_dead(request):
-    return request.param
-
-
-def decide_with_files(state, wrote_dead, number=0):
+def decide_with_files(state, number=0):
     """A decision of files: five wait, of which there was room for three, and four are dead."""
     state.write_plan(state.make_plan(number, 0))
     work = state.runs.new(number)
@@ -303,16 +293,16 @@ def decide_with_files(state, wrote_dead, number=0):
         {
             "lines": [
                 WrittenDead(path, 2, 3, 100),
-                wrote_dead(work, "dead-lines", records(5, 4, due_ms=0, step=0)),
+                wrote_letters(work, "dead-lines", records(5, 4, due_ms=0, step=0)),
             ]
         }
     )
     return state.write_decision(decision(number, waiting, dead, work=work.name))
 
 
-def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing, wrote_dead):
+def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing):
     with OPEN(checkpoint) as state:
-        told = decide_with_files(state, wrote_dead)
+        told = decide_with_files(state)
     with OPEN(checkpoint) as state:
         for found in (told, state.decision(0)):
             assert ids(found.waiting["lines"]) == ["id-0", "id-1", "id-2"]
@@ -340,7 +330,7 @@ def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing, wrote_dead):
 
 
 def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(checkpoint, no_syncing):
-    """As Kafka's topic and offset are: the driver's files say of no column that it is required."""
+    """Kafka's topic and offset are not null, yet the driver's files require no column."""
     required = records(0, 4)
     fields = [field.with_nullable(False) for field in required.schema]
     required = pa.table(required.columns, schema=pa.schema(fields))
@@ -362,9 +352,9 @@ def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(check
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
-def test_a_damaged_file_of_tasks_is_told(checkpoint, no_syncing, wrote_dead, damage):
+def test_a_damaged_file_of_tasks_is_told(checkpoint, no_syncing, damage):
     with OPEN(checkpoint) as state:
-        decide_with_files(state, wrote_dead)
+        decide_with_files(state)
     (path,) = (checkpoint / "ackcore/state/0").glob("dead-lines.*")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -381,7 +371,7 @@ def test_files_of_letters_are_checked_by_their_length_alone_while_they_are_known
 ):
     """The driver that put one on record does not read it again, and sees what was cut off."""
     with OPEN(checkpoint) as state:
-        dead = decide_with_files(state, wrote_letters).dead
+        dead = decide_with_files(state).dead
         (part,) = (part for part in dead.parts["lines"] if len(part) == 4)
         data = part.path().read_bytes()
         part.path().write_bytes(data[:-1])
@@ -404,7 +394,7 @@ def in_run(part, run):
 
 
 def parts_in(url):
-    """What is on record of each file of a store's one spout, by what it is called; in order."""
+    """Return the records of each file of a store's one spout, by name and in order."""
     found = SharedRecord(open_store(url, "path"), INDEX).load()["spouts"]["lines"]["files"]
     return {each["object"].partition(".e")[0].partition("/")[2]: each for each in found}
 

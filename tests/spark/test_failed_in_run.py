@@ -162,7 +162,7 @@ def chunks_of(values, partitions=2, batch_rows=5):
 
 
 def written(done):
-    """What is in the files that count: what waits and what is dead, as rows."""
+    """Return the rows of the files that count: waiting and dead."""
     found = ([], [])
     for file in done.written.files if done.written else ():
         path = Path(done.written.directory, file.name)
@@ -178,7 +178,7 @@ def written(done):
 
 
 def unwritten(simulate, topology, values):
-    """What the same run returns when its tasks write nothing."""
+    """Return the result of the same run when its tasks write nothing."""
     simulation = simulate(topology, rules=None)
     plain = simulation.rest(simulation.first(values), np.random.default_rng(0))
     assert plain.written is None
@@ -186,7 +186,7 @@ def unwritten(simulate, topology, values):
 
 
 def read_again(simulation, done, failed, values):
-    """What reading the written records again would have led to, given why all failed."""
+    """Return the result of reading the written records again, given the reasons."""
     roots = np.sort(in_order(*done.written.roots()))
     stage = SpoutStage(simulation.work, {"spout": simulation.source}, "spout")
     found = ([], [])
@@ -434,7 +434,7 @@ def of_tasks(*roots):
 
 
 def asked(written, few=10, write=True, fetch=lambda left: {"s": left}):
-    """What was asked for, and what came of it."""
+    """The requests, and their results."""
     calls = []
 
     def fetched(left):

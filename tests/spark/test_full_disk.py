@@ -40,7 +40,7 @@ class FullDisk(Killer):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def fsync(self, handle):
-        """What was written is found not to fit only now."""
+        """The write fails only now."""
         if self.active:
             self.note()
             self.step()

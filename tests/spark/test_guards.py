@@ -22,7 +22,7 @@ NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
 
 
 def price(row):
-    """Of every tenth row nothing is to be had, and every seventh one fails the first time."""
+    """Every tenth row yields nothing, and every seventh one fails the first time."""
     number = row["id"]
     if number % 10 == 3:
         raise Reject(f"no price for {number}")

@@ -149,7 +149,7 @@ def test_a_number_that_the_table_has_with_other_rows_is_refused(lake, files, key
             sink.write_accepted(some)
         assert rows(lake) == found
     assert "set it to '4 as-it-is'" in str(told.value)
-    # One that an earlier version wrote, which kept no fingerprint.
+    # A property without a fingerprint, as somebody may have set it.
     change(lake, lambda transaction: transaction.set_properties({"ackcore.abc.count": "4"}))
     with pytest.raises(CheckpointForeign, match="with other rows"):
         sink.write_accepted(accepted(files, 4))
@@ -177,7 +177,7 @@ def test_later_rows_replace_earlier_ones(lake, tmp_path):
 
 
 def test_a_key_that_is_null_equals_none(lake, tmp_path):
-    """Of rows without a key none may be taken for a later version of another."""
+    """Rows without a key are never taken for later versions of another."""
     sink = to_iceberg("shop.words", lake, keys="word")
     some = [(None, 1, None), ("a", 3, None), (None, 2, None), ("a", 4, None)]
     for number in (0, 0, 1):

@@ -260,7 +260,7 @@ def test_real_signals_and_cancelled_jobs(tmp_path):
     assert kinds == ["KeyboardInterrupt"] * 2 + ["RunCancelled"] * 2
     for _, _, took, plan in found["said"]:
         assert took < 5
-        assert (plan["deaths"], plan["suspects"], plan["condemned"]) == (0, [], [])
+        assert (plan["crashes"], plan["suspects"], plan["rejected"]) == (0, [], [])
     took, acked = found["in_sinks"]
     assert (len(took), acked) == (4, 1)
     assert max(took) < 5

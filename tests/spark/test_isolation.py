@@ -44,7 +44,7 @@ def flying(work, attempt=ATTEMPT, names=False, alone=None, isolates=True, timeou
 
 
 def die(one):
-    """What becomes of an attempt's files when its process dies."""
+    """The fate of an attempt's files when its process dies."""
     one._file._file.close()
     one._executor.close()
 

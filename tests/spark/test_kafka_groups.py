@@ -1,4 +1,4 @@
-"""What a group is told, on a real broker: its limit for metadata, and two queries that tell it."""
+"""Commits of a group on a real broker: its limit for metadata, and two queries in one group."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_a_topic_that_comes_later_and_fits_the_patterns_of_two_spouts_ends_the_q
 
 
 def test_a_group_that_was_deleted_is_told_anew(spark, kafka_broker, tmp_path, running):
-    """What has moved on since; a query has its own offsets and reads nothing twice."""
+    """The group has moved on since; a query has its own offsets and reads nothing twice."""
     topic, group, kept = kafka_broker.new_topic(), kafka_broker.new_group(), Kept()
     on = running(
         topology(source(kafka_broker, topic, group_id=group), kept), spark, tmp_path / "checkpoint"

@@ -1,4 +1,4 @@
-"""What micro-batches take of a spout's offsets and what its group is told, by a Kafka made up."""
+"""The offsets that micro-batches take and their group's commits, on a fake Kafka."""
 
 from __future__ import annotations
 

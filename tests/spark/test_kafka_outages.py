@@ -78,7 +78,7 @@ def when_said():
 def crashes(checkpoint):
     """By micro-batch, what its plan says of crashes."""
     found = [path.read_text() for path in checkpoint.glob("ackcore/batches/*.plan")]
-    return ['"deaths":0' in text.replace(" ", "") for text in found]
+    return ['"crashes":0' in text.replace(" ", "") for text in found]
 
 
 def down(kafka):
@@ -184,7 +184,7 @@ def test_what_a_task_could_not_read_is_told_from_the_rest(text, unread):
 
 
 def waited(obstacles, caplog):
-    """What is logged while these are met, each for so many seconds, and what it ends in."""
+    """Return the log while these outages last, each for some seconds, and the end."""
     now = SimpleNamespace(s=0.0)
     left = list(obstacles)
 

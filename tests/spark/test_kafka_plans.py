@@ -1,4 +1,4 @@
-"""What a plan says of a spout that reads Kafka, and what its group is told: without a Kafka."""
+"""Plans of a spout that reads Kafka, and its group's commits: without a Kafka."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ OFFSETS = st.sets(st.integers(0, 30), max_size=20)
 
 @given(st.integers(0, 31), OFFSETS, OFFSETS)
 def test_what_is_committed_is_what_a_tracker_says(next_, wait, replayed):
-    """Of which all below `next_` is emitted, and acked unless it waits.
+    """All offsets below `next_` are emitted, and acked unless they wait.
 
     What waits from there on is of a topic that was before.
     """
@@ -331,7 +331,7 @@ SCHEMA = '{"title": "order", "type": "object", "properties": {"id": {"type": "in
 
 
 class FromRegistry(Deserializer):
-    """As docs/connectors.md has it: what a client of a registry is made of is pickled, not that."""
+    """Pickle the arguments of a registry's client, not the client, as docs/connectors.md does."""
 
     def __init__(self, registry):
         self.registry = registry
@@ -460,13 +460,6 @@ def test_the_watch_beats_again_if_a_beat_was_lost(monkeypatch):
             assert beats.acquire(timeout=60)
     finally:
         watch.stop()
-
-
-def test_a_plan_without_kafka_is_on_record_as_before(world):
-    """An ackcore of before reads it, and this one reads what that wrote."""
-    world.process(0, ["a"])
-    (path,) = world.path.rglob("0.plan")
-    assert "offsets" not in json.loads(path.read_text().split("\n")[0])
 
 
 @given(

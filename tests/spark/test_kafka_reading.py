@@ -1,4 +1,4 @@
-"""What the task that reads a plan's offsets hands on: without a Kafka."""
+"""The rows that a task reads of a plan's offsets: without a Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a micro-batch takes from Kafka when all of it may have to wait for a retry."""
+"""The records that a micro-batch takes from Kafka when all of them may have to wait."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def asking(kafka, away, kept, spout, **settings):
 def test_a_service_that_goes_down_while_nothing_waits_costs_no_record(
     spark, mock_kafka, tmp_path, checkpoint, running, settings
 ):
-    """What comes then is left in Kafka when as much waits as may, and goes through later."""
+    """New records are left in Kafka while the waiting store is full, and go through later."""
     kept, away = Kept(), tmp_path / "away"
     mock_kafka.create_topic("t", 2)
     it = asking(mock_kafka, away, kept, settings, backoff_ms=50, max_backoff_ms=200)

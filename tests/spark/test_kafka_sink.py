@@ -201,7 +201,7 @@ STEPS = ["decided", "in-transaction", "in-sink", "in-dead-letters", "acted", "ma
 def test_each_row_is_there_once_wherever_the_driver_fails(
     spark, kafka_broker, sink, checkpoint, monkeypatch
 ):
-    """As if it was killed: the next one connects anew and knows nothing but what is on record."""
+    """Act as if killed: the next one connects anew and knows only the records on disk."""
     topic = kafka_broker.new_topic(partitions=2)
     for step in STEPS:
         monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))

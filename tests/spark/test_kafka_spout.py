@@ -194,7 +194,7 @@ def test_null_values_and_headers_are_as_they_came(spark, mock_kafka, checkpoint)
 def test_a_batch_that_died_goes_on_with_the_ranges_on_record(
     spark, mock_kafka, checkpoint, kept, failing_at, step
 ):
-    """What was produced since is not among them."""
+    """Records produced since are not among them."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b"])
     it = topology(source(mock_kafka, "t"), kept, run_attempts=1)
@@ -384,7 +384,7 @@ def test_a_stream_takes_what_comes(spark, mock_kafka, checkpoint, kept, running)
 
 
 def test_a_group_is_told_of_holes(spark, mock_kafka, checkpoint, kept, running):
-    """What waits holds the offset back, and what is done above it is in the metadata."""
+    """Waiting records hold the offset back, and records done above it are in the metadata."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b", b"bad", b"c"])
     it = topology(source(mock_kafka, "t"), kept, backoff_ms=3_600_000, max_backoff_ms=3_600_000)
@@ -555,7 +555,7 @@ def test_kafka_beside_files(spark, mock_kafka, checkpoint, kept, running, tmp_pa
 def test_new_partitions_are_read_from_their_beginning(
     spark, kafka_broker, checkpoint, kept, running
 ):
-    """Of new topics that match the pattern, too, and without a restart."""
+    """New topics that match the pattern are read too, without a restart."""
     topic = kafka_broker.new_topic()
     other = f"{topic}-more"
     spout = KafkaSpout(

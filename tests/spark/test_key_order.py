@@ -1,4 +1,4 @@
-"""Of a spout that is ordered by a key no record overtakes an earlier one of its key."""
+"""In a spout ordered by a key, no record overtakes an earlier one of its key."""
 
 from __future__ import annotations
 

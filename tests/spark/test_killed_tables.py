@@ -19,7 +19,7 @@ OF_REFUSALS = {"refused", "refusals-closed"}
 
 @pytest.fixture
 def table(request, tmp_path):
-    """What `drive` is given of a table: its kind, where it is, and what Spark needs for it."""
+    """A table for `drive`: its kind, its place, and Spark's needs for it."""
     kind, _, on = request.param.partition("-")
     if kind in ("delta", "iceberg"):
         pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[kind])
@@ -86,5 +86,5 @@ def test_killed_at_every_step_a_table_holds_each_row_once(tmp_path, driver, tabl
 
 
 def said(path):
-    """What the last driver found, or left if it came to the end."""
+    """The state that the last driver found, or left if it came to the end."""
     return json.loads((path / "said.json").read_text())

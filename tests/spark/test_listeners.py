@@ -1,6 +1,10 @@
-"""What listeners are told, and that nothing depends on them."""
+"""Listeners are called, and nothing depends on them."""
 
 from __future__ import annotations
+
+import asyncio
+import signal
+import sys
 
 import pyarrow as pa
 import pytest
@@ -21,7 +25,7 @@ LINES = pa.schema([("line", pa.string())])
 class Told(QueryListener):
     """Notes what it is told."""
 
-    def __init__(self, raises=False):
+    def __init__(self, raises=None):
         self.progress, self.dead, self.ends, self.raises = [], [], [], raises
         self.begun = []
 
@@ -44,7 +48,7 @@ class Told(QueryListener):
 
     def _raise(self):
         if self.raises:
-            raise RuntimeError("a listener of no use")
+            raise self.raises("a listener of no use")
 
 
 class DeadOnly:
@@ -84,9 +88,10 @@ def test_each_micro_batch_the_dead_and_the_end_are_told():
     assert told.ends == [("NoneType", 2, 2)]
 
 
-def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog):
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, asyncio.CancelledError])
+def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog, error):
     given = rows("a", "flaky", "no")
-    raising, after = Told(raises=True), Told()
+    raising, after = Told(raises=error), Told()
     ran = testing.run(topology(), given, listeners=[raising, after])
     assert ran == testing.run(topology(), given)
     assert (after.progress, after.dead, after.ends) == (
@@ -99,6 +104,22 @@ def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog):
     ]
     assert len(said) == len(raising.progress) + len(ran.dead) + 1
     assert "a listener of no use" in caplog.text
+
+
+def test_what_a_signal_raises_while_a_listener_is_told_ends_the_run():
+    class Signalled:
+        def on_progress(self, progress, books):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except SystemExit as error:
+                raise RuntimeError("cleaned up") from error
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    try:
+        with pytest.raises(SystemExit, match="15"):
+            testing.run(topology(), rows("a"), listeners=[Signalled()])
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def dead_rows(*ids):
@@ -206,7 +227,7 @@ def test_what_is_no_listener_is_refused(listeners):
 
 
 def test_a_stream_and_a_batch_tell_alike(spark, tmp_path, folder, running):
-    """Of a batch that ends with TooManyDead the listener knows, too."""
+    """A listener also learns of a batch that ends with TooManyDead."""
     of_batch, of_stream = Told(), Told()
     lines = spark.createDataFrame([("no",)], LINE)
     none = lambda frame, number: None  # noqa: E731
@@ -218,7 +239,7 @@ def test_a_stream_and_a_batch_tell_alike(spark, tmp_path, folder, running):
         spark,
         tmp_path / "stream",
         trigger={"availableNow": True},
-        listeners=[of_stream],
+        listeners=[Told(raises=SystemExit), of_stream],  # one that raises ends nothing
     )
     query.await_termination()
     assert of_batch.dead == [(0, "lines", "no", "Reject")]

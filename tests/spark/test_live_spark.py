@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from ackcore.examples.quiet_spark import explain_exit
+from jvm_exits import explain_exit
 
 TESTS = Path(__file__).parents[1]
 

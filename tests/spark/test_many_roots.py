@@ -1,4 +1,4 @@
-"""Of a micro-batch in which millions fail the driver has their roots, and little besides."""
+"""When millions of a micro-batch fail, the driver holds their roots and little besides."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ IDS = st.lists(st.integers(-3, 3), max_size=12).map(lambda ids: np.array(ids, np
 
 
 def written(*of_tasks):
-    """What tasks say that they have written: their roots, and places among those due."""
+    """The reports of tasks about written records: their roots, and places among those due."""
     picked = []
     for roots, places in of_tasks:
         columns = [pa.array(roots, pa.int64()), places, pa.array(np.ones(len(roots), np.bool_))]

@@ -31,7 +31,7 @@ def document(rng, n):
 
 
 def written(directory, lines):
-    """What a task writes where all of them die: the path, and the letters."""
+    """Return the path and the letters of a task whose records all die."""
     batch = pa.record_batch([list(range(len(lines))), lines], schema=LINES)
     source = SpoutSpec("lines", 0, LINES, (), True, False, False, 7)
     some = SourceRecords(source, batch, 0, 0)

@@ -97,7 +97,7 @@ def test_tasks_write_the_same_objects_however_often(bucket, files, found, by_tas
 
 @pytest.mark.parametrize("lagging", [False, True])
 def test_other_rows_take_the_place_of_those_before(bucket, s3, files, found, by_tasks, lagging):
-    """As after a checkpoint came back from a backup; no list is needed to find what was there."""
+    """After a restored checkpoint no list is needed to find the objects."""
     sink = to_parquet(bucket)
     write_sink(sink, accepted(files, spark=by_tasks))
     s3.lagging = lagging
@@ -211,7 +211,7 @@ def test_rows_that_come_and_go_and_come_again(bucket, files, found):
 
 
 def test_a_task_that_was_given_up_and_wakes_puts_no_rows(bucket, files, found):
-    """Of an attempt at rows of which some were refused afterwards, by the same driver."""
+    """An attempt at rows of which some were refused afterwards, by the same driver."""
     sink, late = to_parquet(bucket), []
     writer = sink._writer
 
@@ -229,7 +229,7 @@ def test_a_task_that_was_given_up_and_wakes_puts_no_rows(bucket, files, found):
 
 
 def test_the_same_rows_in_other_bytes_are_fine(bucket, files, found):
-    """As another version of the library writes them."""
+    """Write the files as another version of the library does."""
     write_sink(to_parquet(bucket, compression="zstd"), accepted(files))
     write_sink(to_parquet(bucket, compression="none"), accepted(files))
     assert found() == ("abcdefgh", 1)

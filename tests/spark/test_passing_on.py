@@ -12,7 +12,7 @@ from ackcore.spark.base.checksummed import NamedByChecksum, check_file
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What is done to files, in order: how many bytes were written when it was done."""
+    """The file operations, in order: the bytes written at each."""
     monkeypatch.setattr(checksummed, "_CACHED", 100)
     monkeypatch.setattr(checksummed, "_UNSYNCED", 400)
     found = []

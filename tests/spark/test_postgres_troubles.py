@@ -1,4 +1,4 @@
-"""What a table, a user or a server of PostgreSQL may do to a sink that is a table there."""
+"""Troubles that a table, a user or a server of PostgreSQL can cause a sink."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ files, sink = test_postgres_sink.files, test_postgres_sink.sink  # fixtures
 def test_a_key_that_is_null_equals_none_but_where_the_index_says_so(
     postgres, sink, tmp_path, index, expected
 ):
-    """Of rows without a key none may be taken for a later version of another."""
+    """Rows without a key are never taken for later versions of another."""
     if "NOT" in index and int(execute(postgres, "SHOW server_version_num")[0][0]) < 150_000:
         pytest.skip("PostgreSQL has that from 15 on")
     execute(postgres, f"CREATE TABLE words (word text, n bigint, {index})")

@@ -18,9 +18,7 @@ def test_the_books_go_on_and_are_kept():
     assert books.balanced
     assert (books.batches, books.records, books.acked, books.dead) == (2, 7, 5, 1)
     assert (books.waiting, books.retried, books.replayed) == (1, 1, 0)
-    kept = books.to_json()
-    kept["spouts"]["a"]["of a later version"] = 1
-    assert Books.from_json(kept) == books
+    assert Books.from_json(books.to_json()) == books
     assert Books.from_json({}) == Books()
 
 

@@ -1,4 +1,4 @@
-"""What records are called."""
+"""The ids of records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not a table of events is refused by name, before any job where that can be told."""
+"""Tables that hold no events are refused by name, before any job where possible."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_each_micro_batch_can_be_settled(spark, tmp_path, frame, expected):
 
 
 class Connect:
-    """What stands in for a class of Spark Connect, whose packages need not be there."""
+    """A stand-in for a class of Spark Connect, whose packages need not be there."""
 
     is_stopped = False
 

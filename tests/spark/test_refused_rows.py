@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from worlds import Killed, Source, Upper, World, fails
+from worlds import Killed, KilledInCall, Source, Upper, World, fails, killed
 
 from ackcore.spark import InvalidRejects, SinkRejects, TooManyRefused, to_kafka, to_parquet
 from ackcore.spark.base.errors import CheckpointForeign
@@ -66,7 +67,7 @@ def dying_at(monkeypatch):
             if name == step:
                 left[0] -= 1
                 if not left[0]:
-                    raise Killed
+                    raise killed(name)
 
         with monkeypatch.context() as patch:
             for module in (act, batch, runs):
@@ -280,6 +281,7 @@ class Raising(World):
     """A world whose sink raises over bad lines, or is out; it replaces what a batch id had."""
 
     replaces = True
+    error = ValueError
 
     def __init__(self, path, settings=None, *, bad=(), isolate=True, **limit):
         self.bad, self.isolate, self.calls, self.out = set(bad), isolate, [], False
@@ -301,7 +303,7 @@ class Raising(World):
             raise ConnectionError("it is out")
         for line in lines:
             if line in self.bad:
-                raise ValueError(f"no {line}")
+                raise self.error(f"no {line}")
         self.written[accepted.batch_id] = [line.upper() for line in lines]
 
 
@@ -324,6 +326,14 @@ def test_a_batch_is_bisected_to_the_rows_that_fail(tmp_path, bad):
         (dead,) = state.decision(0).all_dead.values()
     said = {Reason.decode(text).message for text in dead[REASON].to_pylist()}
     assert said == {f"no {line}" for line in bad}
+
+
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, BaseException])
+def test_a_batch_is_bisected_over_what_is_no_exception(tmp_path, error):
+    world = Raising(tmp_path, bad=["line-7"])
+    world.error = error
+    _, books = world.process(0, LINES)
+    assert (books.acked, books.dead, world.parked) == (19, 1, ["line-7"])
 
 
 def test_a_part_of_a_batch_is_named_in_a_few_bytes(tmp_path):
@@ -457,7 +467,7 @@ def test_a_row_over_which_a_sink_was_away_twice_is_not_refused(tmp_path):
 
 @pytest.mark.parametrize("out", [{1}, {2, 3, 4}, {4}])
 def test_rows_are_not_refused_while_none_go_in(tmp_path, out):
-    """Of the calls with which rows are tried once more: others, both rows, others."""
+    """Rows are tried once more in these calls: others, both rows, others."""
     world = Raising(tmp_path, bad=["line-3", "line-4"])
     write, since = world.write_accepted, []
 
@@ -480,7 +490,7 @@ def test_a_crash_amid_the_search_begins_it_anew(tmp_path):
 
     def dying(accepted):
         if len(world.calls) == 5:
-            raise Killed
+            raise KilledInCall
         write(accepted)
 
     world.write_accepted = dying
@@ -556,7 +566,7 @@ def ordered():
 
 
 def test_an_order_that_came_since_does_not_make_other_records_dead(tmp_path, dying_at, ordered):
-    """Which are meant follows from the places of what was due."""
+    """The places of the due records identify the rows."""
     world = Refusing(tmp_path, bad={"b"})
     with dying_at("refused"):
         world.process(0, ["a", "b"])

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import functions as sql
-from worlds import Killed
+from worlds import Killed, killed
 
 from ackcore.spark import SinkRejects, dead_letters, run_batch, start, to_parquet
 from ackcore.spark.protocol import act, batch
@@ -72,7 +72,7 @@ def test_refused_records_are_dead_with_their_payload(spark, tmp_path, monkeypatc
 
         def failpoint(name, n=None):
             if name == step:
-                raise Killed
+                raise killed(name)
 
         with monkeypatch.context() as patch:
             for module in (act, batch):

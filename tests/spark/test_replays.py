@@ -25,14 +25,10 @@ from checkpoints import (
 )
 from worlds import World, fails
 
-from ackcore.spark.base import atomic, checksummed
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ORDER, REPLAYED, TRACKING
-from ackcore.spark.checkpoint.dead import DeadFile
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
-from ackcore.spark.checkpoint.segments import Segment, with_replayed, write_segment
-from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
@@ -198,7 +194,7 @@ def test_a_request_that_does_not_fit_is_told_at_the_start_and_can_be_withdrawn(
 
 
 def test_what_a_request_brings_has_an_order_once_it_is_planned(checkpoint):
-    """What it leaves for later micro-batches keeps it; so it is not behind what comes meanwhile."""
+    """Letters left for later micro-batches keep their number, and are not behind new ones."""
     sources = {**TOPOLOGY.schemas}
     sources["lines"] = sources["lines"].append(pa.field(ORDER, pa.int64()))
     with OPEN(checkpoint, sources=sources) as state:
@@ -317,36 +313,3 @@ def test_how_often_is_a_number(checkpoint, wrong):
     OPEN(checkpoint).close()
     with pytest.raises(ValueError, match="max_replays must be a whole number of at least 1"):
         replay(checkpoint, max_replays=wrong)
-
-
-def test_a_table_that_tells_only_whether_is_read(checkpoint):
-    """What waits, what died and what was asked for by an ackcore that did not count."""
-    place = TRACKING.get_field_index(REPLAYED)
-
-    def of_before(table, *replayed):
-        return table.set_column(place, REPLAYED, pa.array(replayed))
-
-    flags = of_before(records(0, 2), False, True)
-    assert with_replayed(flags)[REPLAYED].to_pylist() == [0, 1]
-    assert with_replayed(flags).schema.equals(records(0, 2).schema)
-    with OPEN(checkpoint) as state:
-        ask(checkpoint, table=of_before(records(0, 2), True, True))
-        due = state.split_due(state.make_plan(0, 0)).due["lines"]
-        assert due[REPLAYED].to_pylist() == [1, 1]
-        cache = TableCache(atomic.make_directory(checkpoint / "tables"))
-        name = checksummed.write_table(cache.root, "waiting-lines", flags)
-        old = Segment(cache, name, 2, 1000, 0)
-        whole = write_segment(cache, ".", "lines", [old, records(2, 1)]).table()
-        assert whole[REPLAYED].to_pylist() == [0, 1, 0]
-        (piece,) = DeadFile(cache, name, 2).pieces()
-    assert piece[REPLAYED].to_pylist() == [0, 1]
-
-
-def test_a_table_of_the_first_version_is_read(checkpoint):
-    """It has no column that tells who was replayed."""
-    first = records(0, 2).drop_columns(REPLAYED)
-    assert with_replayed(first).equals(records(0, 2))
-    with OPEN(checkpoint) as state:
-        ask(checkpoint, table=first)
-        due = state.split_due(state.make_plan(0, 0)).due["lines"]
-    assert due[REPLAYED].to_pylist() == [1, 1]

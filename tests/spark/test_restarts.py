@@ -1,4 +1,4 @@
-"""What ends a stream: its source, Spark, or whoever stops it; and what is started again."""
+"""The ends of a stream: its source, Spark, or a stop; and its restarts."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_what_is_told_of_errors_is_not_told_by_py4j(spark, tmp_path, store, fold
 
 
 def java(*names):
-    """As much of a Java error and its causes as is looked at."""
+    """A stand-in for the part of a Java error and its causes that is read."""
     cause = None
     for name in reversed(names):
         cause = SimpleNamespace(

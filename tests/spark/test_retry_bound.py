@@ -50,7 +50,7 @@ def test_a_replay_beyond_the_bound_is_counted_once(tmp_path):
 
 
 def test_a_replay_that_waits_for_its_turn_takes_nobodys_place(tmp_path):
-    """What fails meanwhile would be given up at its first failure."""
+    """Records that fail meanwhile are given up at their first failure."""
     settings = {"max_retries_per_batch": 1, "max_waiting": 2}
     world = World(tmp_path, settings=settings, behaves=fails("line 0", *"abc"))
     world.process(0, ["x"])
@@ -78,7 +78,7 @@ def planned(tmp_path, **changes):
     return world
 
 
-@pytest.mark.parametrize("before", [100, None], ids=["100", "none, as of before"])
+@pytest.mark.parametrize("before", [100, None])
 def test_a_bound_that_was_lowered_holds_for_a_plan_on_record(tmp_path, before):
     """Perhaps it was too much for the driver; suspects are places among what is taken."""
     old = planned(tmp_path, max_retries=before, careful=True, suspects=(1,), rejected=(2, 1))
@@ -115,7 +115,7 @@ def test_a_careful_plan_stays_so_whatever_the_settings_say_now(tmp_path):
 
 
 def test_fewer_may_wait_than_do(tmp_path):
-    """Who waits goes on waiting; who fails when there is no room dies, and the books balance."""
+    """Waiting records go on waiting; records that fail without room die; the books balance."""
     world = World(tmp_path, behaves=fails(*"abcde", times=9))
     world.process(0, list("abcde"))
     world = World(

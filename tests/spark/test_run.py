@@ -341,7 +341,7 @@ def test_several_spouts_and_a_stream_that_skips_a_level(spark, execute):
 
 @on_both_sessions
 def test_spouts_of_one_frame_in_struct_columns(spark, execute):
-    """As a streaming query hands them over: a union, each spout a nullable struct."""
+    """Batches as a streaming query passes them: a union, each spout a nullable struct."""
     one, two = lines(spark, ["a b", "bad"]), spark.createDataFrame([(5,)], "n int")
     builder = TopologyBuilder()
     builder.spout("one", one)

@@ -1,4 +1,4 @@
-"""What a run reads of its sources a second time, and which of them spill what they read."""
+"""The sources that a run reads a second time, and those that spill their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sink says of rows that it refuses, and how it names them."""
+"""A sink's report of rows that it refuses, and the naming of those rows."""
 
 from __future__ import annotations
 

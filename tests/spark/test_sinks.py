@@ -143,7 +143,7 @@ def test_columns_of_every_type_come_through(spark, tmp_path):
 
 @pytest.fixture(params=["driver", "executors"])
 def by(request, monkeypatch):
-    """Who writes the files: a small micro-batch the driver, any other the executors."""
+    """The driver writes the files of a small micro-batch, the executors those of any other."""
     if request.param == "executors":
         monkeypatch.setattr(parquet_directory, "DRIVER_ROWS", -1)
     return request.param

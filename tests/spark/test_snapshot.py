@@ -145,7 +145,6 @@ def test_rows_that_were_kept_before_they_were_counted(restless, tmp_path):
 
 
 def test_rows_are_not_taken_that_have_another_length(restless, tmp_path, caplog):
-    """It stands in the record, which before had none."""
     inputs = [InputFrame(restless, "lines")]
     held = rows_of(snapshot_inputs(inputs, tmp_path, 3))
     record = RecordFile(tmp_path / "pinned.json", "pinned.json")

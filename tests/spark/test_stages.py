@@ -70,7 +70,7 @@ class Simulation:
             return [row for batch in stage(iter(batches)) for row in batch.to_pylist()]
 
     def first(self, values, partitions=2, batch_rows=5):
-        """What each task of the spout stage sends."""
+        """Return the rows that each task of the spout stage sends."""
         found = []
         stage = SpoutStage(self.work, {"spout": self.source}, "spout")
         cuts = [len(values) * i // partitions for i in range(partitions + 1)]

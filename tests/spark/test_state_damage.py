@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_read_is_told(checkpoint, name):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_pruning_minds_damage_only_where_it_may_matter(checkpoint, number):
-    """What a plan that is dropped took is gone already; another's must be known."""
+    """A dropped plan's rows are gone already; another's must be known."""
     with OPEN(checkpoint) as state:
         for each in range(3):
             run_one(state, each)
@@ -150,11 +150,11 @@ def test_a_record_of_another_checkpoint_is_told(checkpoint, tmp_path):
 
 
 def test_a_newer_format_is_told(checkpoint, monkeypatch):
-    monkeypatch.setattr(checksummed, "FORMAT", 5)
+    monkeypatch.setattr(checksummed, "FORMAT", 2)
     made(checkpoint)
     monkeypatch.undo()
     with pytest.raises(
-        CheckpointNewer, match=r"meta.json has format 5, and this .* up to 4"
+        CheckpointNewer, match=r"meta.json has format 2, and this .* up to 1"
     ) as told:
         OPEN(checkpoint)
     assert "Start the query with that version" in str(told.value)

@@ -1,4 +1,4 @@
-"""What every store promises; and what the one in a bucket does when S3 fails."""
+"""The promises of every store; and the store in a bucket when S3 fails."""
 
 import os
 import pickle
@@ -46,7 +46,7 @@ def store(request, tmp_path):
 
 @pytest.fixture(params=["s3", pytest.param("second_s3", id="s3proxy", marks=pytest.mark.faults)])
 def proxy(request):
-    """What fails as it is told, before either S3 server."""
+    """The proxy before either S3 server, which fails on demand."""
     return request.getfixturevalue(request.param)
 
 
@@ -134,7 +134,7 @@ def test_what_is_not_there_is_not_replaced(store):
 
 
 def test_a_put_that_came_about_is_told_by_its_bytes(store):
-    """As after a lost answer: the same put again says that it was done."""
+    """After a lost answer the same put again says that it was done."""
     first = store.put("b", b"mine", if_absent=True)
     assert store.put("b", b"mine", if_absent=True) == first
     first = store.replace("a", b"mine", None)

@@ -1,4 +1,4 @@
-"""Which records are suspected: that a crashing one is found, and no other rejected."""
+"""Suspected records: a crashing one is found, and no other rejected."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_crashing_record_is_found_and_rejected(world):
 
 @pytest.mark.parametrize("world", ["bucket"], indirect=True)
 def test_a_crashing_record_is_found_where_lists_lag(world, s3):
-    """Of the attempt that Spark names the marker is read by its key."""
+    """The marker of the attempt that Spark names is read by its key."""
 
     def behaves(line, attempt):
         if line == "poison":

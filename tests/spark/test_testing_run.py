@@ -22,7 +22,7 @@ from ackcore import testing
 from ackcore.arrow.shown import text_of
 from ackcore.kafka import KafkaSpout
 from ackcore.retry import backoff_ms
-from ackcore.spark import dead_letters, run_batch, to_parquet
+from ackcore.spark import RunFailed, dead_letters, run_batch, to_parquet
 from ackcore.topology import (
     AsyncBolt,
     BasicBolt,
@@ -313,6 +313,21 @@ def test_a_deserializer_that_exits_or_panics_fails_its_record_alone():
     assert [row["offset"] for row in ran.outputs["in"]] == [1]
 
 
+class Unloadable(Split):
+    """Raises where a task loads it."""
+
+    def __reduce__(self):
+        return sys.exit, ("no licence",)
+
+
+def test_a_bolt_that_exits_where_it_is_loaded_ends_the_run_and_not_the_test():
+    builder = TopologyBuilder()
+    builder.spout("lines", testing.Source(LINE))
+    builder.bolt("split", Unloadable()).shuffle("lines")
+    with pytest.raises(RunFailed, match=r"ended with SystemExit\('no licence'\)"):
+        testing.run(builder.build(run_attempts=1), lines("a"))
+
+
 def test_message_ids_that_repeat_and_untracked_spouts():
     builder = TopologyBuilder()
     builder.spout("lines", testing.Source(LINE), message_id="line")
@@ -341,8 +356,10 @@ def test_what_is_wrong_is_named():
         testing.run(topology, {"lines": ["a"]})
     with pytest.raises(ValueError, match=r"row 0 .*'line' of .* must be string, got int 1"):
         testing.run(topology, {"lines": [(1,)]})
-    with pytest.raises(ValueError, match="must have the columns"):
+    with pytest.raises(ValueError, match=r"fields of the source of spout 'lines', got 'word'"):
         testing.run(topology, {"lines": pa.table({"word": ["a"]})})
+    with pytest.raises(ValueError, match=r"'line' of the source of spout 'lines' .* got timestamp"):
+        testing.run(topology, {"lines": pa.table({"line": pa.array([1], pa.timestamp("s"))})})
     with pytest.raises(ValueError, match="kills names 'chek', and the bolts are 'split', 'check'"):
         testing.run(topology, lines("a"), kills={"chek": 1})
     with pytest.raises(ValueError, match="must be a tuple's place from 1"):
@@ -398,7 +415,7 @@ def counted(rows):
 
 @pytest.fixture
 def _sent_to_workers():
-    """What the workers get of these modules goes along with the job: they cannot import them."""
+    """Workers get these modules with the job: they cannot import them."""
     modules = sys.modules[__name__], branching
     for module in modules:
         cloudpickle.register_pickle_by_value(module)

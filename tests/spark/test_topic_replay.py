@@ -136,7 +136,7 @@ def test_letters_are_sent_part_by_part_in_one_request(ran, monkeypatch):
 
 
 def test_letters_that_go_while_they_are_read_are_not_noted_as_sent(ran, monkeypatch):
-    """As a compacted topic's do: no offset below the first is lost."""
+    """Delete offsets as a compacted topic does: none below the first is lost."""
     it = ran(b"bad", b"bad", b"a")
     read, seen = RangeReader.read, []
 

@@ -1,4 +1,4 @@
-"""What stands in for Spark's newer functions gives what they give."""
+"""Stand-ins for Spark's newer functions return the same."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_older_version_is_refused(older):
 
 
 def test_hashes_are_sparks():
-    """Of Spark's ``hash(int)``."""
+    """Compute Spark's ``hash(int)``."""
     known = {
         0: 933211791,
         1: -559580957,

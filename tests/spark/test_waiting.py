@@ -10,9 +10,9 @@ from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark.base import atomic, checksummed
+from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.base.schemas import REPLAYED, TRACKING
+from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint import history, segments, tables, waiting
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 
@@ -242,44 +242,6 @@ def test_a_replay_that_is_too_large_is_taken_once_and_waits_for_its_turn(checkpo
         assert ids(micro_batch(state, 2, 5000, most=3)["lines"]) == ["id-101", "id-102", "id-103"]
         assert ids(micro_batch(state, 3, 5000, most=3)["lines"]) == ["id-104", "id-105"]
         assert micro_batch(state, 4, 5000, most=3) == {}
-
-
-def as_before(checkpoint, number):
-    """Have a decision name one table for each spout, in no order, as those of fb85146 did."""
-    root = checkpoint / "ackcore"
-    name = f"state/{number}/manifest.json"
-    body = checksummed.read_record(root / name, name)
-    for spout in body["waiting"]:
-        table = records(0, 10, due_ms=1000, step=1)
-        table = table.take(pa.array([5, 2, 9, 0, 7, 1, 8, 3, 6, 4])).drop_columns([REPLAYED])
-        file = checksummed.write_table(root / f"state/{number}", f"waiting-{spout}", table)
-        body["waiting"][spout] = {
-            "file": f"{number}/{file}",
-            "rows": 10,
-            "next_due_ms": 1000,
-            "oldest_ms": 0,
-        }
-    checksummed.write_record(
-        root / name, name, {k: body[k] for k in body if k not in ("file", "format")}
-    )
-
-
-@pytest.mark.parametrize(
-    ("most", "due"), [(None, [5, 2, 0, 7, 1, 3, 6, 4]), (3, [2, 0, 1])], ids=["all", "three"]
-)
-def test_a_table_of_before_is_taken_in_its_order_and_put_in_order(checkpoint, most, due):
-    """Root ids that a plan of before names go by the places in it."""
-    with OPEN(checkpoint) as state:
-        run_one(state, 0, {"lines": records(0, 10)})
-    as_before(checkpoint, 0)
-    with OPEN(checkpoint) as state:
-        assert micro_batch(state, 1, 999) == {}
-        assert not state.waiting(1).segments()["lines"][0].in_order
-        assert ids(micro_batch(state, 2, 1007, most=most)["lines"]) == [f"id-{n}" for n in due]
-        (left,) = state.waiting(2).segments()["lines"]
-        assert left.in_order
-        others = [n for n in range(10) if n not in due]
-        assert ids(state.waiting(2)["lines"]) == [f"id-{n}" for n in others]
 
 
 # -- any sequence of events ---------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_a_python_that_lacks_what_its_daemon_needs_is_told(spark, context, tmp_p
 
 
 def test_an_editable_install_of_the_drivers_own_is_not_asked(spark, context, tmp_path, monkeypatch):
-    """As the workers of a local master import from the same site, wherever that points to."""
+    """Workers of a local master import from the same site, wherever that points to."""
     top = Path(ackcore.__file__).parents[1]
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setattr(workers.sysconfig, "get_path", lambda name: str(tmp_path))

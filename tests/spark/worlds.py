@@ -39,6 +39,15 @@ class Killed(BaseException):
     """The driver is no more: nothing of its code may catch this."""
 
 
+class KilledInCall(Killed, KeyboardInterrupt):
+    """The same within a call of a sink or of the dead-letter store, whose errors are its own."""
+
+
+def killed(step):
+    """Return what a driver dies of at a failpoint."""
+    return KilledInCall if step in ("in-sink", "in-transaction", "in-dead-letters") else Killed
+
+
 class Upper(BasicBolt):
     outputs = pa.schema([("line", pa.string())])
 
@@ -47,7 +56,7 @@ class Upper(BasicBolt):
 
 
 class Source:
-    """As much of a DataFrame as a builder looks at."""
+    """A stand-in for the part of a DataFrame that a builder reads."""
 
     columns = ("line",)
     schema = SimpleNamespace(names=["line"])

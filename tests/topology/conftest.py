@@ -19,7 +19,7 @@ COUNTS = pa.schema([("word", pa.string()), ("n", pa.int64())])
 
 
 class Frame:
-    """As much of a DataFrame as this package looks at."""
+    """A stand-in for the part of a DataFrame that this package reads."""
 
     def __init__(self, *columns):
         self.columns = list(columns)
@@ -66,7 +66,7 @@ def word_count(lines=("line",), words=WORDS, counts=COUNTS):
 
 @pytest.fixture(scope="session")
 def make():
-    """What topologies are made of in these tests: ``make.frame("line")``, ``make.batches()``."""
+    """Parts of topologies for these tests: ``make.frame("line")``, ``make.batches()``."""
     return SimpleNamespace(
         frame=Frame,
         batches=Batches,

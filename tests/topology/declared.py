@@ -1,4 +1,4 @@
-"""What tests of the builder have in common."""
+"""Helpers of the builder's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executor has returned, as a test wants to see it."""
+"""The results of an executor in a form for tests."""
 
 from __future__ import annotations
 

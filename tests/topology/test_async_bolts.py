@@ -9,9 +9,10 @@ from acting import OUT, TWO, Basically, Doing, batch_of, identity_of
 from hypothesis import given
 from hypothesis import strategies as st
 from results import emitted, failed, whys
+from round_robin import RoundRobin
 
 from ackcore._files.journal import Journal
-from ackcore.flow import AIMD, RoundRobin
+from ackcore.flow import RttThreshold
 from ackcore.topology import (
     AsyncBolt,
     BasicBolt,
@@ -210,7 +211,7 @@ def test_no_more_are_out_than_the_window():
         out -= 1
 
     executor = executor_for(
-        "b", Asyncly(execute, max_concurrency=lambda: AIMD(initial=1, max_limit=7))
+        "b", Asyncly(execute, max_concurrency=lambda: RttThreshold(initial=1, max_limit=7))
     )
     run(executor, range(2000))
     assert most == 7
@@ -263,7 +264,7 @@ def test_cleanup_that_raises_is_logged(caplog):
 
 
 def test_a_limit_that_raises_fails_rows_and_not_the_task():
-    class Broken(AIMD):
+    class Broken(RttThreshold):
         def on_sample(self, rtt_ns, in_flight, dropped):
             raise ZeroDivisionError("limit")
 

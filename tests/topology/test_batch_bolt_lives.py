@@ -1,4 +1,4 @@
-"""What becomes of a batch bolt around its calls: prepared, flushed, cleaned up, called wrongly."""
+"""The life of a batch bolt: prepared, flushed, cleaned up, called wrongly."""
 
 import json
 import threading

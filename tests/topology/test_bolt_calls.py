@@ -1,4 +1,4 @@
-"""What a bolt may call, give and return, and what is said of the rest."""
+"""The calls a bolt may make, their arguments and returns, and the errors of others."""
 
 import pickle
 import re
@@ -193,7 +193,7 @@ def test_what_is_returned_is_not_taken_for_emitted(result):
 
 
 def test_what_a_collector_returns_may_be_returned():
-    """As one writes a method of one line."""
+    """A method of one line."""
     results = run(executor_for("b", Basically(lambda t, c: c.emit((t[0],)))), [1])
     assert (emitted(results), failed(results)) == ([(1, [0])], {})
     bolt = Returning(lambda b, t: b.collector.ack(t), lambda b: None)

@@ -40,7 +40,7 @@ SCRIPTS = st.lists(st.lists(STEPS, max_size=5), max_size=4)
 
 
 class Model:
-    """What SEMANTICS say of a script, by the plainest means."""
+    """Compute the outcome of a script after SEMANTICS, by the plainest means."""
 
     def __init__(self):
         self.state, self.told, self.failures = {}, set(), {}  # told: in an earlier window

@@ -1,4 +1,4 @@
-"""What is declared is what is built, and arguments of another type are refused at once."""
+"""Declared parts are built, and arguments of another type are refused at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestamp
 
 
 class Foreign:
-    """As much of a frame of pandas as this package looks at."""
+    """A stand-in for the part of a pandas frame that this package reads."""
 
     __module__ = "pandas.core.frame"
     columns = ("x",)

@@ -1,4 +1,4 @@
-"""What does not fit is refused by build, with the way out."""
+"""Misfits are refused by build, with the way out."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def test_unique_is_said_of_a_message_id(builder, make):
 
 
 class Group:
-    """As `TopologyBuilder.spout` knows one of Kafka."""
+    """A stand-in for a Kafka spout, as `TopologyBuilder.spout` sees it."""
 
     commits_to = "kafka"
 

@@ -42,7 +42,7 @@ def square_batch(batch: pa.RecordBatch):
 
 
 def run(bolt, *batches):
-    """What the bolt emits by row, and why the others fail."""
+    """Return the bolt's rows, and the reasons of the failed ones."""
     executor = executor_for("fn", bolt)
     emitted, failed, first = {}, {}, count()
     for batch in batches:

@@ -1,4 +1,4 @@
-"""What is emitted is what a column gives back, or the tuple fails: no value becomes another."""
+"""Emitted values are those a column gives back, or the tuple fails: none becomes another."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Column(BatchBolt):
 
 
 def emitted(bolt):
-    """What a bolt's one column gives back, or the reason of its tuple's failure."""
+    """Return the values of a bolt's one column, or the reason of its tuple's failure."""
     results = executor_for("b", bolt).process("s", "default", ONE_ROW, None)
     if results.failures:
         (failure,) = results.failures
@@ -192,7 +192,7 @@ ARRAYS = [
 
 @pytest.mark.parametrize("arrow_type", TYPES, ids=str)
 def test_columns_that_have_a_type_lead_back_to_what_they_were_or_are_refused(arrow_type):
-    """Of numpy, pandas and Arrow; objects are values as in a list."""
+    """Columns of numpy, pandas and Arrow; objects are values as in a list."""
     for array in ARRAYS:
         if array.dtype == object:
             check(Column(array, arrow_type), list(array))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import pickle
 import pydoc
 import re
@@ -79,13 +80,20 @@ def test_a_keyword_counts_for_more_than_a_variable_and_that_for_more_than_the_fi
     assert settings == Settings(max_attempts=2, backoff_ms=30, chunk_rows=400)
 
 
-def test_the_environment_is_the_process_own_unless_another_is_given(monkeypatch):
+@pytest.fixture
+def own_environment(monkeypatch):
+    """Take out the variables of `make test` and of CI."""
+    for name in [name for name in os.environ if name.startswith("ACKCORE_")]:
+        monkeypatch.delenv(name)
+
+
+def test_the_environment_is_the_process_own_unless_another_is_given(monkeypatch, own_environment):
     monkeypatch.setenv("ACKCORE_PARALLELISM", "7")
     assert Settings.load().parallelism == 7
     assert Settings.load(environ={}).parallelism is None
 
 
-def test_the_environment_is_not_in_what_help_prints(monkeypatch):
+def test_the_environment_is_not_in_what_help_prints(monkeypatch, own_environment):
     """A default that is the environment itself is printed with all that is secret in it."""
     assert inspect.signature(Settings.load).parameters["environ"].default is None
     monkeypatch.setenv("ACKCORE_CHUNK_ROWS", "71")
@@ -116,23 +124,13 @@ def test_every_setting_can_come_from_anywhere(tmp_path_factory, chosen):
     assert Settings.load(environ={}, **chosen) == expected
 
 
-def read_by_others():
-    """The variables that Makefile, CI and all code here have, but for settings."""
+def test_what_the_package_reads_elsewhere_is_no_setting():
     root = Path(__file__).parents[2]
-    found = set()
-    for path in [root / "Makefile", *sorted((root / ".ci").iterdir())]:
-        found |= set(re.findall(r"\bACKCORE_[A-Z0-9_]+", path.read_text("utf-8")))
-    for folder in ("ackcore", "bench", "tests"):
-        for path in sorted((root / folder).rglob("*.py")):
-            reads = r"""(?:environ(?:\.get\(|\[)|getenv\()["'](ACKCORE_[A-Z0-9_]+)"""
-            found |= set(re.findall(reads, path.read_text("utf-8")))
-    return sorted(found - {f"ACKCORE_{name.upper()}" for name in Settings.names()})
-
-
-def test_what_others_read_is_no_setting():
-    variables = read_by_others()
-    assert {"ACKCORE_REQUIRE_PROMETHEUS", "ACKCORE_BACKEND", "ACKCORE_SOAK_S"} <= set(variables)
-    assert Settings.load(environ=dict.fromkeys(variables, "1")) == Settings()
+    sources = [*(root / "ackcore").rglob("*.py"), *(root / "pyx").glob("*.pyx")]
+    variable = re.compile(r"""(?:environ(?:\.get\(|\[)|VARIABLE = )["'](ACKCORE_[A-Z0-9_]+)""")
+    found = {name for path in sources for name in variable.findall(path.read_text("utf-8"))}
+    assert found == {f"ACKCORE_{name}" for name in ("BACKEND", "CPU", "FAILPOINTS", "UI_TOKEN")}
+    assert Settings.load(environ=dict.fromkeys(found, "1")) == Settings()
 
 
 # --- reject --------------------------------------------------------------------------------------

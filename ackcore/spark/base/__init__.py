@@ -1,1 +1,1 @@
-"""What the other packages build on: files, locks, clocks, and what is particular to Spark."""
+"""The base of the other packages: files, locks, clocks, and Spark's particulars."""

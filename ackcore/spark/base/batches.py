@@ -1,4 +1,4 @@
-"""What Spark hands a task of mapInArrow, and gets back from it."""
+"""The batches that Spark passes to a mapInArrow task, and those it gets back."""
 
 from __future__ import annotations
 

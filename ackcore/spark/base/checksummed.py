@@ -31,10 +31,8 @@ from ackcore.arrow import rebatched
 from ackcore.spark.base.atomic import write_file, writing
 from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
 
-#: Of the files of a checkpoint.  Formats up to this one can be read.  In format 1 each spout
-#: had one waiting table, in no order; up to format 2 one table of the dead; up to format 3 these
-#: were Arrow files, whoever wrote them.
-FORMAT = 4
+#: The format of a checkpoint's files.
+FORMAT = 1
 #: Ends the message about a file of a run that is not decided.
 RUN_AGAIN = "Start again: its micro-batch is not decided, and is run once more"
 #: A file's checksum: the hex digits in its name.

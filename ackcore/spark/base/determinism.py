@@ -1,4 +1,4 @@
-"""Whether a source gives the same rows, and in the same order, if it is read again: by its plan."""
+"""Detection of sources that give the same rows in the same order when read again, by their plan."""
 
 from __future__ import annotations
 

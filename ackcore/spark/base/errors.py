@@ -70,7 +70,13 @@ def one_line(error: BaseException) -> str:
 
 
 def _telling_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+    try:
+        text = str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the user's __str__ is code of the user's, too
+        text = ""
+    lines = text.strip().splitlines() or [type(error).__name__]
     if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
         lines[0] = lines[1].removeprefix(": ")  # the first is Py4J's, and names its own object
     # What a worker raised stands behind the frames of its last traceback, in the midst of Java's.

@@ -120,14 +120,14 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
         Gets what handlers of signals raise within, which may come out as another error.
     """
     raised: list[BaseException] = []
-    if session is None or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield raised
         return
-    tag = JobTag(session, f"ackcore-{uuid.uuid4()}")
+    tag = None if session is None else JobTag(session, f"ackcore-{uuid.uuid4()}")
     over = threading.Event()
 
     def cancel(returned: threading.Event) -> None:
-        if not returned.wait(_HANDLER_S) and not over.is_set():
+        if tag is not None and not returned.wait(_HANDLER_S) and not over.is_set():
             _cancel(tag, over)
 
     def watched(handler: Handler) -> Handler:
@@ -159,17 +159,40 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
             handlers[each] = handler, watched(handler)
             signal.signal(each, handlers[each][1])
     try:
-        tag.add()
+        if tag is not None:
+            tag.add()
         yield raised
     finally:
         over.set()
         for number, (handler, ours) in handlers.items():
             if signal.getsignal(number) is ours:
                 signal.signal(number, handler)
-        with suppress(*LOST):  # of a Spark that is gone
-            if raised:  # and perhaps without waiting for its job, which would run on
-                tag.cancel()
-            tag.remove()
+        if tag is not None:
+            with suppress(*LOST):  # of a Spark that is gone
+                if raised:  # and perhaps without waiting for its job, which would run on
+                    tag.cancel()
+                tag.remove()
+
+
+def raised_by(call: Callable[[], object]) -> BaseException | None:
+    """Call code of the user's whose errors end nothing; return its error, None if there is none.
+
+    Raises
+    ------
+    KeyboardInterrupt, SystemExit
+        Whatever a handler of a signal raises meanwhile.
+    """
+    signals: list[BaseException] = []
+    try:
+        with cancelling(None) as signals:
+            call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if signals:
+            raise signals[-1] from (None if error is signals[-1] else error)
+        return error
+    return None
 
 
 def _cancel(tag: JobTag, ended: threading.Event) -> None:
@@ -234,4 +257,4 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-__all__ = ["RunCancelled", "cancelling", "interruptible", "raise_if_interrupted"]
+__all__ = ["RunCancelled", "cancelling", "interruptible", "raise_if_interrupted", "raised_by"]

@@ -78,7 +78,7 @@ class Lock:
 
 
 class Holder(NamedTuple):
-    """Who holds a lock, or held it last.
+    """The current or last holder of a lock.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What is sent to the workers can be pickled, or is refused by what of it cannot."""
+"""A check that tasks' objects can be pickled. Its error names the part that cannot."""
 
 from __future__ import annotations
 

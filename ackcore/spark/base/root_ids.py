@@ -121,7 +121,7 @@ class RootColumns:
         self._columns = columns
 
     def __len__(self) -> int:
-        """How many ids there are, an id as often as it is there."""
+        """The number of ids, repeated ones included."""
         return sum(map(len, self._columns))
 
     @property

@@ -1,4 +1,4 @@
-"""What is told of a traced record: which components it went through, and how long that took."""
+"""The trace of a record: the components it went through, and the time in each."""
 
 from __future__ import annotations
 

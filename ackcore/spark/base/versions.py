@@ -1,4 +1,4 @@
-"""What differs between the versions of Spark, each with the version from which it is needless.
+"""Differences between Spark versions, each with the version that makes its workaround needless.
 
 All else in `ackcore.spark` is written for Spark 4.3, and asks here for what an older one does
 otherwise or does not have; and for what PySpark's thin client (pyspark-client) lacks, which has no

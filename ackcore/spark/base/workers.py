@@ -53,7 +53,7 @@ class WorkerPythonError(RuntimeError):
 
 
 class Answer(NamedTuple):
-    """What a worker says of its Python: `version` is ackcore's, null where it `lacks` something."""
+    """A worker's report of its Python: `version` is ackcore's, null where it `lacks` something."""
 
     executable: str
     python: str

@@ -1,1 +1,1 @@
-"""What is on record of a topology, and which topology that is."""
+"""The records of a checkpoint, and the identity of its topology."""

@@ -67,13 +67,13 @@ class BucketTables(TableCache):
         return table_in(data, self.place(file))
 
     def checked(self, file: str, nbytes: int) -> str:
-        """As `TableCache.checked`; what this driver had put there is not read for that."""
+        """See `TableCache.checked`; what this driver had put there is not read for that."""
         if file not in self._verified or self._sizes.get(file) != nbytes:
             self.opened(file, nbytes)
         return self.place(file)
 
     def opened(self, file: str, nbytes: int) -> pa.NativeFile:
-        """As `TableCache.opened`."""
+        """See `TableCache.opened`."""
         data = self._store.read(f"{_BELOW}/{file}")
         if data is None:
             raise corrupt(self.place(file), "is missing, though a record names it")
@@ -83,23 +83,23 @@ class BucketTables(TableCache):
         return pa.BufferReader(data)
 
     def place(self, file: str) -> str:
-        """As `TableCache.place`."""
+        """See `TableCache.place`."""
         return f"{self._store.url}/{_BELOW}/{file}"
 
     def size(self, file: str) -> int:
-        """As `TableCache.size`."""
+        """See `TableCache.size`."""
         if file not in self._sizes:
             self.read(file)
         return self._sizes[file]
 
     def directory_of(self, number: int) -> str:
-        """As `TableCache.directory_of`."""
+        """See `TableCache.directory_of`."""
         return f"{number}.e{self._epoch}"
 
     def write(
         self, directory: str, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> str:
-        """As `TableCache.write`."""
+        """See `TableCache.write`."""
         with tempfile.TemporaryDirectory(prefix="ackcore-") as local:
             written = Path(local, write_batches(Path(local), name, schema, batches, synced=False))
             file = f"{directory}/{written.name}"
@@ -115,13 +115,13 @@ class BucketTables(TableCache):
         return file
 
     def adopt_soon(self, files: Mapping[Place, int | None], directory: str) -> None:
-        """As `TableCache.adopt_soon`: they are copied beside each other."""
+        """See `TableCache.adopt_soon`: they are copied beside each other."""
         if len(files) > 1:
             with ThreadPoolExecutor(_AT_ONCE) as beside:
                 list(beside.map(lambda path: self.adopt(path, directory, files[path]), files))
 
     def adopt(self, path: Place, directory: str, nbytes: int | None) -> str:
-        """As `TableCache.adopt`, by a copy within the bucket: the run's own goes with the run."""
+        """See `TableCache.adopt`, by a copy within the bucket: the run's own goes with the run."""
         file = f"{directory}/{os.path.basename(path)}"
         if file in self._sizes:
             return file  # by this driver, and its name tells its bytes
@@ -133,10 +133,10 @@ class BucketTables(TableCache):
         return file
 
     def sync(self, directory: str) -> None:
-        """As `TableCache.sync`: an object is there when its put returns."""
+        """See `TableCache.sync`: an object is there when its put returns."""
 
     def unnamed(self, number: int, named: Collection[str]) -> Collection[str]:
-        """As `TableCache.unnamed`, each once."""
+        """See `TableCache.unnamed`, each once."""
         if self._there is None:
             # It may lag: what it lacks is deleted by a later driver.
             self._there = {entry.key for entry in self._store.list(_BELOW)}

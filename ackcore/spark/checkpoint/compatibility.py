@@ -25,7 +25,7 @@ _SOURCES = {None: "a DataFrame", "kafka": "Kafka"}
 
 
 class Described(Protocol):
-    """What a checkpoint asks of a topology."""
+    """The facts of a topology that a checkpoint compares."""
 
     @property
     def fingerprint(self) -> str:
@@ -80,8 +80,6 @@ def claim(
         }
         # A second key would make everything recorded under the first one foreign.
         write_meta(records, meta, once=True)
-    # Written without it at first: then the structure has the order of declaration.
-    meta.setdefault("spout_order", list(meta["structure"]["spouts"]))
     begun = meta["begun"] or (log is not None and bool(numbered(log)))
     if not begun and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
         # Nothing was run on it yet, and Spark has read nothing for it: it may become another's.

@@ -1,7 +1,7 @@
 """Records that died in a micro-batch: tables, and files that tasks wrote.
 
-Such a file is Parquet, and has the letters as the dead-letter store is to have them; up to format 3
-it was an Arrow table.  What was to wait, and found no room, is in an Arrow table still.
+Such a file is Parquet, and has the letters as the dead-letter store is to have them.  Records that
+were to wait, and found no room, stay in an Arrow table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from ackcore.spark.base.letters import as_tracked
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reason_columns import refused
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.checkpoint.segments import with_replayed
 from ackcore.spark.checkpoint.tables import TableCache
 
 #: Of what had no room so many rows are in memory with the reason for that.
@@ -47,7 +46,7 @@ class DeadFile:
 
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
         """Yield the rows, in a memory map that is kept or not; as `DeadLettersFile.pieces`."""
-        table = with_replayed(self.cache.read(self.file, keep).slice(self.start, self.rows))
+        table = self.cache.read(self.file, keep).slice(self.start, self.rows)
         if not payload:
             table = table.select(TRACKING.names)
         if self.no_room is None:
@@ -103,7 +102,8 @@ class DeadLettersFile:
 
 @dataclass(frozen=True, slots=True)
 class WrittenDead:
-    """What becomes a `DeadFile`, or a `DeadLettersFile` if it has ``letters``, once on record.
+    """A file of dead records before it is recorded: a `DeadFile` or, with ``letters``, a
+    `DeadLettersFile`.
 
     Tasks wrote it, and told how many bytes it has.
     """
@@ -146,16 +146,9 @@ class Dead(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Dead:
-        """Read what `write` returned, or what was written when each spout had one table."""
+        """Read what `write` returned."""
         return cls(
-            {
-                spout: (
-                    [_on_record(cache, each) for each in found]
-                    if isinstance(found, list)
-                    else [DeadFile(cache, found["file"], found["rows"])]
-                )
-                for spout, found in body.items()
-            }
+            {spout: [_on_record(cache, each) for each in found] for spout, found in body.items()}
         )
 
     @classmethod

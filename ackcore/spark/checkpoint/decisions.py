@@ -1,4 +1,4 @@
-"""What is recorded of a micro-batch: its plan and its decision, and the tables that go with it."""
+"""The records of a micro-batch: its plan, its decision, and the tables of both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT_IDS = pa.schema([pa.field("root_id", pa.int64(), nullable=False)])
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a micro-batch will do, recorded before it runs: `State.make_plan` makes one.
+    """The plan of a micro-batch, recorded before it runs: `State.make_plan` makes one.
 
     To rewrite it after a crash: ``dataclasses.replace(plan, crashes=plan.crashes + 1, ...)``.
     """
@@ -47,24 +47,16 @@ class Plan:
 
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        body = asdict(replace(self, offsets={}))
-        body["offsets"] = self.offsets
-        for name in ("offsets", "ordered_by"):
-            if not body[name]:
-                del body[name]  # without, a checkpoint is what it was before there was any
-        # Their names on record.
-        body["deaths"], body["condemned"] = body.pop("crashes"), body.pop("rejected")
-        return body
+        return {**asdict(replace(self, offsets={})), "offsets": self.offsets}
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Plan:
-        """Read what `body` returned; a later ackcore's additions are passed over."""
-        known = {name: body[name] for name in cls.__dataclass_fields__ if name in body}
-        for name in ("replays", "suspects"):
+        """Read what `body` returned."""
+        known = {name: body[name] for name in cls.__dataclass_fields__}
+        for name in ("replays", "suspects", "rejected"):
             known[name] = tuple(known[name])
-        if "ordered_by" in known:
-            known["ordered_by"] = {name: tuple(of) for name, of in known["ordered_by"].items()}
-        return cls(**known, crashes=body.get("deaths", 0), rejected=tuple(body["condemned"]))
+        known["ordered_by"] = {name: tuple(of) for name, of in known["ordered_by"].items()}
+        return cls(**known)
 
     def without_suspects(self) -> Plan:
         """Return it with nothing concluded from crashes: its root ids are other records' now."""
@@ -73,7 +65,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """What became of a micro-batch, recorded before it has effects outside."""
+    """The decision of a micro-batch, recorded before it has effects outside."""
 
     number: int
     #: All rows that wait: `Retries.rest`, and the new ones.
@@ -102,20 +94,19 @@ class BatchDecision:
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
         """Read what `write` returned; tables are read at the first access."""
-        cache.expect(body.get("table_bytes", {}))
+        cache.expect(body["table_bytes"])
         roots = Tables.of(cache, body["nonacked"])
         return cls(
             number=body["number"],
             waiting=Waiting.of(cache, body["waiting"]),
             dead=Dead.of(cache, body["dead"]),
             nonacked=roots["nonacked"] if roots else ROOT_IDS.empty_table(),
-            files=_files_of(body),
-            # Runs had no directories of their own at first.
-            work=body.get("work", str(body["number"])),
+            files=tuple(map(SinkFile._make, body["files"])),
+            work=body["work"],
             counts=body["counts"],
             totals=body["totals"],
             now_ms=body["now_ms"],
-            reread=body.get("reread", {}),
+            reread=body["reread"],
         )
 
     @property
@@ -163,13 +154,11 @@ class BatchDecision:
         cache.sync(directory)  # the names of files that tasks wrote
         return {
             **body,
-            # Beside what is named, as is ``bytes``: an ackcore of before takes nothing new there.
             "table_bytes": cache.sizes(files),
             "number": self.number,
             "now_ms": now_ms,
             "work": self.work,
-            "files": [list(file[:-1]) for file in self.files],
-            "bytes": [file.nbytes for file in self.files],
+            "files": [list(file) for file in self.files],
             "counts": dict(self.counts),
             "totals": dict(self.totals),
             "reread": dict(self.reread),
@@ -233,10 +222,8 @@ class Tables(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Mapping[str, Any]]) -> Tables:
-        """Read what is recorded of them; there was more when waiting rows were tables, too."""
-        return cls(
-            cache, {name: TableFile(file["file"], file["rows"]) for name, file in body.items()}
-        )
+        """Read what is recorded of them."""
+        return cls(cache, {name: TableFile(**file) for name, file in body.items()})
 
     def __getitem__(self, name: str) -> pa.Table:
         return self._cache.read(self.files[name].file)
@@ -250,14 +237,6 @@ class Tables(Mapping[str, pa.Table]):
     def __repr__(self) -> str:
         rows = (f"{name}: {file.rows} rows" for name, file in self.files.items())
         return f"Tables({', '.join(rows)})"
-
-
-def _files_of(body: Mapping[str, Any]) -> tuple[SinkFile, ...]:
-    """Return the files for sinks; their lengths were not recorded at first."""
-    sizes = body.get("bytes", [None] * len(body["files"]))
-    return tuple(
-        SinkFile._make([*file, size]) for file, size in zip(body["files"], sizes, strict=True)
-    )
 
 
 def _check_tracking(table: pa.Table, what: str) -> None:

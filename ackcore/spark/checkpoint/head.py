@@ -222,13 +222,13 @@ class HeadRecords:
         raise StateError(f"{self.place(HEAD)} could not be replaced {_TRIES} times")
 
     def check_owner(self) -> None:
-        """As `Records.check_owner`."""
+        """See `Records.check_owner`."""
         with self._lock:
             if self._owned:
                 self._load()
 
     def close(self) -> None:
-        """As `Records.close`; where that fails, the next driver takes it over as after a crash."""
+        """See `Records.close`; where that fails, the next driver takes it over as after a crash."""
         with self._lock:
             if self._closed:
                 return
@@ -243,27 +243,27 @@ class HeadRecords:
     # -- records ------------------------------------------------------------------------------
 
     def place(self, name: str) -> str:
-        """As `Records.place`."""
+        """See `Records.place`."""
         return f"{self._store.url}/{name}".rstrip("/")
 
     def read_meta(self) -> dict[str, Any] | None:
-        """As `Records.read_meta`."""
+        """See `Records.read_meta`."""
         meta = self._body(META)
         if meta is not None:
             self._deployment = meta["deployment_key"]
         return meta
 
     def write_meta(self, meta: Mapping[str, Any], *, once: bool = False) -> None:
-        """As `Records.write_meta`."""
+        """See `Records.write_meta`."""
         self._write(META, {**meta, "epoch": self.epoch}, once)
         self._deployment = meta["deployment_key"]
 
     def remains(self) -> str | None:
-        """As `Records.remains`."""
+        """See `Records.remains`."""
         return next((name for name in sorted(self._records) if name != META), None)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """As `Records.read`."""
+        """See `Records.read`."""
         with self._lock:
             if self._owned and self._version is None:
                 self._load()  # what was interrupted may have come about
@@ -292,7 +292,7 @@ class HeadRecords:
         once: bool = False,
         of_run: str = "",
     ) -> None:
-        """As `Records.write`; no put of a driver counts from which another has taken over."""
+        """See `Records.write`; no put of a driver counts from which another has taken over."""
         self._write(name, {"deployment_key": self._deployment, "epoch": self.epoch, **body}, once)
 
     def _write(self, name: str, body: Mapping[str, Any], once: bool) -> None:
@@ -315,7 +315,7 @@ class HeadRecords:
             self._progress = [*self._progress, json.loads(text)][-_PROGRESS_LINES:]
 
     def numbers(self, directory: str, ending: str = "") -> list[int]:
-        """As `Records.numbers`; of ``state`` those with a manifest."""
+        """See `Records.numbers`; of ``state`` those with a manifest."""
         found = set()
         for name in self._records:
             above, _, rest = name.partition("/")
@@ -328,13 +328,13 @@ class HeadRecords:
     # -- what goes ----------------------------------------------------------------------------
 
     def remove_plans(self, number: int) -> None:
-        """As `Records.remove_plans`: by the next put, so that it takes no trip of its own."""
+        """See `Records.remove_plans`: by the next put, so that it takes no trip of its own."""
         self._forget("batches", number)
 
     def remove_decisions(
         self, number: int, named: Collection[str], unnamed: Collection[str]
     ) -> None:
-        """As `Records.remove_decisions`: by the next put, and what they named, a micro-batch later.
+        """See `Records.remove_decisions`: by the next put; their files a micro-batch later.
 
         Or when this is closed.
         """

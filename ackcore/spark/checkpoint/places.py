@@ -1,4 +1,4 @@
-"""What a checkpoint consists of where it lies: on a file system, or in a bucket."""
+"""The parts of a checkpoint on a file system or in a bucket."""
 
 from __future__ import annotations
 

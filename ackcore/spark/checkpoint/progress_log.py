@@ -1,4 +1,4 @@
-"""What micro-batches did, line by line, for those who look at a checkpoint from outside.
+"""The log of micro-batches, a line each, for readers outside the query.
 
 Nothing is decided by it: it is not synced, a line that a crash cut short is passed over, and what
 cannot be written is left out.  The file is ``<checkpoint>/ackcore/progress.jsonl``; when it is full

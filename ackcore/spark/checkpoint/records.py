@@ -135,30 +135,30 @@ class RecordFiles:
             remove_temporaries(directory)
 
     def place(self, name: str) -> str:
-        """As `Records.place`."""
+        """See `Records.place`."""
         return str(self.root / name)
 
     def read_meta(self) -> dict[str, Any] | None:
-        """As `Records.read_meta`."""
+        """See `Records.read_meta`."""
         meta = read_record(self.root / META, META)
         if meta is not None:
             self._deployment = meta["deployment_key"]
         return meta
 
     def write_meta(self, meta: Mapping[str, Any], *, once: bool = False) -> None:
-        """As `Records.write_meta`."""
+        """See `Records.write_meta`."""
         write_record(self.root / META, META, {**meta, "epoch": self.epoch}, once=once)
         self._deployment = meta["deployment_key"]
 
     def remains(self) -> str | None:
-        """As `Records.remains`."""
+        """See `Records.remains`."""
         own = {self.root / META, self.root / "lock"}
         files = (path for path in sorted(self.root.rglob("*")) if path.is_file())
         found = next((path for path in files if path not in own), None)
         return None if found is None else str(found.relative_to(self.root))
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """As `Records.read`."""
+        """See `Records.read`."""
         body = read_record(self.root / name, name)
         return of_deployment(body, self._deployment, self.place(name), self.place(META))
 
@@ -170,7 +170,7 @@ class RecordFiles:
         once: bool = False,
         of_run: str = "",
     ) -> None:
-        """As `Records.write`; made in the run's directory, which who takes over renames."""
+        """See `Records.write`; made in the run's directory, which who takes over renames."""
         made_in = self.root / "work" / of_run if of_run else None
         path = self.root / name
         make_directory(path.parent)
@@ -181,15 +181,15 @@ class RecordFiles:
             raise written_by_another(path) from None
 
     def numbers(self, directory: str, ending: str = "") -> list[int]:
-        """As `Records.numbers`."""
+        """See `Records.numbers`."""
         return numbered(self.root / directory, ending)
 
     def append_progress(self, line: Mapping[str, Any]) -> None:
-        """As `Records.append_progress`."""
+        """See `Records.append_progress`."""
         self._progress.append(line)
 
     def remove_plans(self, number: int) -> None:
-        """As `Records.remove_plans`."""
+        """See `Records.remove_plans`."""
         # If another driver takes over from here on, it drops the same: it has this one's mark.
         self.check_owner()
         history.remove_plans(self.root / "batches", number)
@@ -197,16 +197,16 @@ class RecordFiles:
     def remove_decisions(
         self, number: int, named: Collection[str], unnamed: Collection[str]
     ) -> None:
-        """As `Records.remove_decisions`."""
+        """See `Records.remove_decisions`."""
         history.remove_tables(self.root / "state", number, named)
 
     def check_owner(self) -> None:
-        """As `Records.check_owner`."""
+        """See `Records.check_owner`."""
         if self._lock is not None:
             self._lock.check()
 
     def close(self) -> None:
-        """As `Records.close`."""
+        """See `Records.close`."""
         if self._lock is not None:
             self._lock.close()
 

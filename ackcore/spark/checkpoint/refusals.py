@@ -1,4 +1,4 @@
-"""What sinks refused of a micro-batch, recorded between its decision and its mark.
+"""The rows of a micro-batch that sinks refused, recorded between its decision and its mark.
 
 Each answer of a sink that names rows is a record, ``state/N/refused-K.json`` with K from 0 on, and
 a table.  When all sinks have been asked ``state/N/refused.json`` has what follows: the records that
@@ -57,7 +57,7 @@ class Refusals:
         """Return the answers on record for a micro-batch, in their order."""
         found: list[Refusal] = []
         while (body := self._records.read(_name(number, len(found)))) is not None:
-            self._cache.expect(body.get("table_bytes", {}))
+            self._cache.expect(body["table_bytes"])
             rows = self._cache.read(body["rows"]["file"])
             found.append(Refusal(body["sink"], body["written"], rows))
         return found
@@ -118,7 +118,7 @@ class Refusals:
         body = self._records.read(_closed(decision.number))
         if body is None:
             return decision
-        self._cache.expect(body.get("table_bytes", {}))
+        self._cache.expect(body["table_bytes"])
         return replace(
             decision,
             refused=Tables.of(self._cache, body["dead"]),

@@ -11,7 +11,6 @@ import pyarrow as pa
 from ackcore.arrow import rebatched
 from ackcore.spark.base.checksummed import write_batches
 from ackcore.spark.checkpoint.schema_changes import fit_columns
-from ackcore.spark.checkpoint.segments import with_replayed
 
 #: What is in memory of a request that is written.
 _ROWS, _BYTES = 1 << 16, 1 << 25
@@ -49,6 +48,6 @@ def fitted(table: pa.Table, schema: pa.Schema, name: str, place: str, way_out: s
     ColumnsChanged
         If it does not fit.
     """
-    table = with_replayed(table.replace_schema_metadata(None), 1)
+    table = table.replace_schema_metadata(None)
     what = f"the {table.num_rows} dead letters of spout {spout_of(name)!r} that {place} asks for"
     return fit_columns(table, schema, what, way_out)

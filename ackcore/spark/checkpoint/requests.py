@@ -129,7 +129,7 @@ class Requests:
             self._owner.check_owner()
             gone[:] = [requests[name]["object"] for name in there if name in requests]
             gone.extend(f"{REQUESTS}/{name}{_WITHDRAWN}" for name in there)
-            # What was withdrawn, too: it was too late, as an ackcore of before did not look.
+            # A name that was withdrawn after a plan took it goes as well.
             left = [each for each in withdrawn if each not in names]
             return {**_without(body, names), "withdrawn": left}
 

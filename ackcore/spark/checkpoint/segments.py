@@ -1,8 +1,4 @@
-"""A file of waiting rows, sorted by when they are due: how it is read and written.
-
-Checkpoints of before had one table for each spout, in no order.  Such a table is a segment that is
-not `in_order`; it is put in order when a row of it is due.
-"""
+"""A file of waiting rows, sorted by when they are due: how it is read and written."""
 
 from __future__ import annotations
 
@@ -16,27 +12,12 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.paths import Place
-from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, REPLAYED, TRACKING
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, TRACKING
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.topology.tuples import UNCOUNTED
 
 #: What is sorted or merged at a time, in rows and in bytes: that much is in memory.
 _WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 26
-
-
-def with_replayed(table: pa.Table, replayed: int = 0) -> pa.Table:
-    """Return a table with the column `REPLAYED` as it is now.
-
-    Tables of the first version have none, and those of the second tell only whether, not how often.
-    """
-    place = TRACKING.get_field_index(REPLAYED)
-    field = TRACKING.field(place)
-    if table.column_names[place : place + 1] != [REPLAYED]:
-        column = pa.repeat(pa.scalar(replayed, field.type), table.num_rows)
-        return table.add_column(place, field, column)
-    if table.schema.field(place).type == field.type:
-        return table
-    return table.set_column(place, field, table[REPLAYED].cast(field.type))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +30,6 @@ class Segment:
     next_due_ms: int
     oldest_ms: int  # the least first_ms of those that wait
     start: int = 0
-    in_order: bool = True
     untried: int = 0  # of those that wait: replayed ones whose first turn has not come
 
     def __len__(self) -> int:
@@ -63,7 +43,7 @@ class Segment:
 
     def body(self) -> dict[str, Any]:
         """Return it as JSON can hold it."""
-        names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "in_order", "untried")
+        names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "untried")
         return {name: getattr(self, name) for name in names}
 
     def table(self) -> pa.Table:
@@ -72,7 +52,7 @@ class Segment:
         Tasks write required columns as such, and the driver does not; segments are put together.
         """
         rows = self.cache.read(self.file).slice(self.start, len(self))
-        return all_nullable(with_replayed(rows))
+        return all_nullable(rows)
 
     def after(self, taken: int, waiting: pa.Table) -> Segment:
         """Return it without the first rows of those that were waiting in it."""

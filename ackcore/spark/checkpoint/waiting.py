@@ -65,16 +65,9 @@ class Waiting(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Waiting:
-        """Read what `body` returned, or what was written when a spout had one table."""
+        """Read what `body` returned."""
         return cls(
-            {
-                spout: (
-                    [Segment(cache, **each) for each in found]
-                    if isinstance(found, list)
-                    else [Segment(cache, **found, in_order=False)]
-                )
-                for spout, found in body.items()
-            }
+            {spout: [Segment(cache, **each) for each in found] for spout, found in body.items()}
         )
 
     def body(self) -> dict[str, Any]:
@@ -240,10 +233,7 @@ class _DueRows:
     def of(cls, spout: str, segment: Segment, now_ms: int) -> _DueRows:
         table = segment.table()
         due = due_of(table)
-        if segment.in_order:
-            rows = np.arange(np.searchsorted(due, now_ms, "right"))
-        else:
-            rows = np.flatnonzero(due <= now_ms)
+        rows = np.arange(np.searchsorted(due, now_ms, "right"))
         return cls(spout, segment, table, rows, due[rows], now_ms)
 
     @classmethod
@@ -251,19 +241,11 @@ class _DueRows:
         n = len(table)
         return cls(spout, None, table, np.arange(n), np.full(n, now_ms), now_ms)
 
-    @property
-    def _in_order(self) -> bool:
-        return self.segment is None or self.segment.in_order
-
     def taken(self) -> pa.Table:
-        if self._in_order:
-            return self.table.slice(0, len(self.rows))
-        return self.table.filter(pa.array(self._mask()))
+        return self.table.slice(0, len(self.rows))
 
     def left(self, fit: Fit) -> Part:
         taken = len(self.rows)
-        if not self._in_order:
-            return fit(self.spout, self.table.filter(pa.array(~self._mask())))
         if self.segment is None:
             left = self.table.slice(taken)
             due = pa.array(np.full(len(left), self.now_ms))
@@ -272,11 +254,6 @@ class _DueRows:
         if taken == len(self.table):
             return self.table.slice(taken)
         return self.segment.after(taken, self.table)
-
-    def _mask(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        mask = np.zeros(len(self.table), np.bool_)
-        mask[self.rows] = True
-        return mask
 
 
 def _size(rows: int) -> int:
@@ -292,7 +269,7 @@ def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
     while True:
         sizes: dict[int, list[list[Part]]] = {}
         for group in groups:
-            if all(not isinstance(part, Segment) or _merges(part) for part in group):
+            if all(not isinstance(part, Segment) or part.nbytes < _LARGE for part in group):
                 sizes.setdefault(_size(sum(map(len, group))), []).append(group)
         for some in (some for some in sizes.values() if len(some) >= _FAN):
             alike = _of_one_schema(some)
@@ -302,10 +279,6 @@ def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
                 break
         else:
             return groups
-
-
-def _merges(segment: Segment) -> bool:
-    return segment.in_order and segment.nbytes < _LARGE
 
 
 def _table(part: Part) -> pa.Table:
@@ -335,7 +308,7 @@ def _stays(group: Sequence[Part]) -> bool:
     part = group[0]
     if len(group) > 1 or not isinstance(part, Segment):
         return False
-    return part.rows < _SMALL or len(part) * (_DEAD + 1) > part.rows or not part.in_order
+    return part.rows < _SMALL or len(part) * (_DEAD + 1) > part.rows
 
 
 def _first_due(found: list[_DueRows], most: int | None) -> list[_DueRows]:

@@ -78,38 +78,38 @@ class LocalCheckpoint:
         self.url = str(root.parent)
 
     def meta(self) -> dict[str, Any] | None:
-        """As `Checkpoint.meta`."""
+        """See `Checkpoint.meta`."""
         return read_record(self.root / META, META)
 
     def refreshed(self) -> LocalCheckpoint:
-        """As `Checkpoint.refreshed`: it is read anew each time."""
+        """See `Checkpoint.refreshed`: it is read anew each time."""
         return self
 
     def records(self) -> Records:
-        """As `Checkpoint.records`."""
+        """See `Checkpoint.records`."""
         meta = self.meta()
         if meta is None:
             raise StateError(f"{self.root / META} is not there any more")
         return RecordFiles(self.root, meta["deployment_key"])
 
     def tables(self, check: bool) -> TableCache:
-        """As `Checkpoint.tables`."""
+        """See `Checkpoint.tables`."""
         return TableCache(self.root / "state", check=check)
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """As `Checkpoint.progress`."""
+        """See `Checkpoint.progress`."""
         return read_progress(self.root, most)
 
     def holder(self) -> Holder | None:
-        """As `Checkpoint.holder`."""
+        """See `Checkpoint.holder`."""
         return holder_of(self.root / "lock")
 
     def epoch(self) -> int:
-        """As `Checkpoint.epoch`."""
+        """See `Checkpoint.epoch`."""
         return epoch_of(self.root / "lock")
 
     def letters(self) -> Letters:
-        """As `Checkpoint.letters`."""
+        """See `Checkpoint.letters`."""
         return letters_at(letters_url(self.records(), self.url))
 
 
@@ -128,7 +128,7 @@ class BucketCheckpoint:
         self._read: HeadRecords | None = None
 
     def refreshed(self) -> BucketCheckpoint:
-        """As `Checkpoint.refreshed`."""
+        """See `Checkpoint.refreshed`."""
         return BucketCheckpoint(self.url)
 
     @property
@@ -139,35 +139,35 @@ class BucketCheckpoint:
         return self._read
 
     def records(self) -> Records:
-        """As `Checkpoint.records`: as they were at one moment."""
+        """See `Checkpoint.records`: as they were at one moment."""
         if self.meta() is None:
             raise StateError(f"{self._records.place(META)} is not there any more")
         return self._records
 
     def meta(self) -> dict[str, Any] | None:
-        """As `Checkpoint.meta`."""
+        """See `Checkpoint.meta`."""
         return self._records.read_meta()
 
     def tables(self, check: bool) -> TableCache:
-        """As `Checkpoint.tables`: they are always checked."""
+        """See `Checkpoint.tables`: they are always checked."""
         return BucketTables(self._store, self.epoch())
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """As `Checkpoint.progress`; that of the last step comes with the next one."""
+        """See `Checkpoint.progress`; that of the last step comes with the next one."""
         lines: list[dict[str, Any]] = self._records.found.get("progress", [])
         return lines[-most:] if most > 0 else []
 
     def holder(self) -> Holder | None:
-        """As `Checkpoint.holder`: who has not given it back holds it, or died."""
+        """See `Checkpoint.holder`: who has not given it back holds it, or died."""
         found = self._records.found
         return Holder(found["holder"], None if found["open"] else False) if found else None
 
     def epoch(self) -> int:
-        """As `Checkpoint.epoch`."""
+        """See `Checkpoint.epoch`."""
         return int(self._records.found.get("epoch", 0))
 
     def letters(self) -> Letters:
-        """As `Checkpoint.letters`."""
+        """See `Checkpoint.letters`."""
         return letters_at(letters_url(self._records, self.url))
 
 

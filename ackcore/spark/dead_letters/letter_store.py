@@ -88,7 +88,7 @@ class Letters:
 
     @property
     def index(self) -> SharedRecord:
-        """What is on record of it."""
+        """The recorded index."""
         return self._index
 
     def refresh(self) -> None:
@@ -578,10 +578,9 @@ def kinds_of(store: Letters, spout: str | None) -> list[Kind]:
     kinds = []
     for name, files in files_of(store).items():
         if spout in (None, name):
-            by_columns: dict[tuple[pa.StructType, bool], list[LetterFile]] = {}
+            by_columns: dict[pa.StructType, list[LetterFile]] = {}
             for file in files:
-                schema = read_schema(file.path)
-                columns = schema.field("payload").type, "replays" in schema.names
-                by_columns.setdefault(columns, []).append(file)
-            kinds += [Kind(name, tuple(each), payload) for (payload, _), each in by_columns.items()]
+                payload = read_schema(file.path).field("payload").type
+                by_columns.setdefault(payload, []).append(file)
+            kinds += [Kind(name, tuple(each), payload) for payload, each in by_columns.items()]
     return kinds

@@ -167,7 +167,7 @@ def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table
 
 
 def read_replays(path: ObjectFile) -> Int64s:
-    """Read how often letters of a file had been sent again; older files do not tell, and are 0.
+    """Read how often letters of a file had been sent again.
 
     Raises
     ------
@@ -175,8 +175,6 @@ def read_replays(path: ObjectFile) -> Int64s:
         If it is damaged or missing.
     """
     with reading_letters(path) as file:
-        if "replays" not in file.schema_arrow.names:
-            return np.zeros(file.metadata.num_rows, np.int64)
         replays = file.read(["replays"])["replays"].fill_null(0)  # where letters were emptied
         found: Int64s = replays.to_numpy().astype(np.int64)
         return found
@@ -195,7 +193,7 @@ def read_schema(path: ObjectFile) -> pa.Schema:
 
 
 class BatchRows(NamedTuple):
-    """Of which micro-batch each row of a file is, and in which row the letters of each begin.
+    """The micro-batch of each row of a file, and the first row of each micro-batch's letters.
 
     Where the file has only some letters of a micro-batch, they may begin before the first row.
     """

@@ -41,7 +41,7 @@ _MOST_REASONS = 8
 
 @dataclass(frozen=True, slots=True)
 class LetterId:
-    """Which letter: a spout's, of a micro-batch, and the how-manieth of those."""
+    """The id of a dead letter: its spout, its micro-batch, and its number within that."""
 
     spout: str
     batch_id: int
@@ -70,7 +70,7 @@ class LetterId:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which letters are wanted: those of which all that is given holds.
+    """A filter of dead letters. All given conditions must hold.
 
     Parameters
     ----------
@@ -330,8 +330,6 @@ def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
     for name in ("first_ms", "last_ms"):
         at = table.column_names.index(name)
         table = table.set_column(at, name, table[name].cast(TIME).cast(pa.int64()))
-    if "replays" not in table.column_names:  # older files have no such column
-        table = table.append_column("replays", pa.array(np.zeros(len(table), np.int32)))
     if "payload" not in table.column_names:
         yield from shown_rows(table)
         return

@@ -1,4 +1,4 @@
-"""What was sent again or dropped: the notes of a store, and which letters they name."""
+"""The notes of a store about letters that were sent again or dropped."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def notes_of(store: Letters) -> list[Note]:
 
 
 class NamedRows:
-    """Which letters some notes name, in spans that are in order and do not overlap."""
+    """The rows that some notes name, in sorted spans that do not overlap."""
 
     def __init__(self, notes: Iterable[Note]) -> None:
         named: defaultdict[tuple[str, int], list[list[int]]] = defaultdict(list)

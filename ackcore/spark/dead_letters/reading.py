@@ -56,37 +56,37 @@ def dead_letters(
     Parameters
     ----------
     path : path
-        The checkpoint, or what was given as ``dead_letters``: a directory, or a bucket's URL.
+        The checkpoint, or the value of ``dead_letters``: a directory, or a bucket's URL.
     spark : SparkSession, optional
-        The active one if not given.
+        The session; by default the active one.
     spout : str, optional
-        Of the letters; all if not given.
+        The spout of the letters; all by default.
     payload : {"columns", "json"}, default "columns"
-        Whether ``payload`` is a struct of the source's columns or a JSON text of them.  The text
-        can be had of all letters, also where a column had types that do not go into one.
+        The form of ``payload``: a struct of the source's columns, or a JSON text of them. The text
+        is available for all letters, also where a column's types cannot be combined.
 
     Returns
     -------
     pyspark.sql.DataFrame
         ``spout, message_id, attempts, error_type, error_message, component``, ``first_ms`` and
-        ``last_ms`` (timestamps: when the record was first seen and when it died), ``batch_id``,
-        ``replays`` (how often the record had been sent again when it died),
-        ``replayed`` (how often the letter was sent again; a request that was withdrawn does not
-        count), ``replay_request`` (by which request at last; null if by none) and ``payload``.
-        Where spouts differ in columns, or a source has changed, the payload has all columns, each
-        of the widest of its types, and null where a letter has not the column.
+        ``last_ms`` (timestamps of the record's first intake and its death), ``batch_id``,
+        ``replays`` (how often the record had been replayed when it died), ``replayed`` (how often
+        the letter was sent again, without withdrawn requests), ``replay_request`` (the last request
+        that sent it, or null) and ``payload``. Where spouts differ in columns, or a source has
+        changed, the payload has all columns, each in the widest of its types, with nulls for
+        columns that a letter does not have.
 
-        It reads the files that there are at the call: call again for what came later, and
-        rather than keep it for more than an hour. Letters that are dropped meanwhile are left out
-        from when their file is written again.
+        The frame reads the files that exist at the call. Call again for later letters, and do not
+        keep it for more than an hour. Letters that are dropped meanwhile disappear when their file
+        is rewritten.
 
     Raises
     ------
     FileNotFoundError
         If the path is neither a checkpoint nor a store.
     ValueError
-        If a column has types of which no one holds all values: ask for one spout, or for texts.
-        If the topology has no ``spout`` of that name, or ``payload`` is none of the two.
+        If no type holds all values of a column: ask for one spout, or for JSON. If the topology has
+        no ``spout`` of that name, or ``payload`` is neither of the two.
     CheckpointCorrupt
         If a file is damaged.
     """
@@ -215,9 +215,7 @@ def letters_of(
     frame = frame.where(F.col(ATTEMPTS).isNotNull())
     return frame.select(
         F.lit(kind.spout).alias("spout"),
-        *(name for name in LETTER.names if name != "replays"),
-        # Older files have no such column.
-        F.col("replays") if "replays" in frame.columns else F.lit(0).alias("replays"),
+        *LETTER.names,
         sent[0].alias("replayed"),
         sent[1].alias("replay_request"),
         "payload",

@@ -105,52 +105,52 @@ def replay(
 ) -> Replay:
     """Send dead letters through their topology again, as new records with all their attempts.
 
-    The query need not be stopped: it takes them in its next micro-batch, else when it is started
-    again.  What was sent once is not sent twice, whatever dies when.
+    A running query takes them in its next micro-batch, a stopped one when it is started again. No
+    letter is sent twice by one request, whatever is killed.
 
     Parameters
     ----------
     path : path
-        The checkpoint, or what was given as ``dead_letters``: a directory, or a bucket's URL.
+        The checkpoint, or the value of ``dead_letters``: a directory, or a bucket's URL.
     spark : SparkSession, optional
-        Evaluates ``where``; the active one if not given.
+        The session that evaluates ``where``; by default the active one.
     where : str, Column or LetterFilter, optional
-        Which ones; all if not given.  A `LetterFilter` needs no Spark; all else is over the columns
-        of `dead_letters`: where a source has changed, over those that letters were written with,
-        and a column that only others have is null.
+        The letters to send; all by default. A `LetterFilter` needs no Spark. A condition refers to
+        the columns of `dead_letters`. Where a source has changed, it refers to the columns that the
+        letters were written with, and a column that only others have is null.
     spout : str, optional
-        Of the letters; all if not given.
+        The spout of the letters; all by default.
     again : bool, default False
-        Send also those that were sent already.
+        Whether to send letters that were sent before.
     max_replays : int or None, default 20
-        A letter whose record was sent again so often is left out, told in ``left_out`` and in the
-        log: so what calls `replay` by itself ends.  What counts is the column ``replays`` of
-        `dead_letters`, and with ``again`` how often that letter was sent.  None: no bound.
+        The number of earlier replays from which a letter is left out, counted in ``left_out`` and
+        logged, so that a program that calls `replay` automatically ends. It is compared with the
+        column ``replays`` of `dead_letters` and, with ``again``, with the number of times that
+        letter was sent. None for no limit.
     request : str, optional
-        An id of yours, of letters, digits, ``-`` and ``_``: a second call with the same id does
-        nothing, and returns what the first one did.
+        An id of yours, of letters, digits, ``-`` and ``_``. A second call with the same id does
+        nothing, and returns the result of the first one.
     dry_run : bool, default False
-        Only tell what would be sent.
-
-    Letters of offsets that `KafkaSpout` did not read stand for no record, and are left out.
+        Whether to count the letters without sending them.
 
     Returns
     -------
     Replay
-        Id and numbers of records; no records if there was nothing to send.
+        The id and the numbers of records; no records if there was nothing to send. Letters about
+        offsets that `KafkaSpout` did not read represent no record, and are left out.
 
     Raises
     ------
     FileNotFoundError
         If the path is neither a checkpoint nor a store, or the store's checkpoint is gone.
     ValueError
-        If ``request`` is not an id, ``max_replays`` less than 1, ``where`` not a condition over
-        these columns, or the topology has no ``spout`` of that name.
+        If ``request`` is not an id, ``max_replays`` is less than 1, ``where`` is not a condition
+        over these columns, or the topology has no ``spout`` of that name.
     CheckpointForeign
-        If the store belongs to another checkpoint, or the topology has no such spout any more.
+        If the store belongs to another checkpoint, or the topology no longer has such a spout.
     ColumnsChanged
-        If letters do not fit the columns that their source has now.  A type that holds the same
-        values is no change, nor a new column that may be null.
+        If letters do not fit their source's present columns. A type that holds the same values and
+        a new nullable column are no change.
     CheckpointCorrupt
         If a file is damaged.
     """

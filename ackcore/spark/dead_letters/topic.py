@@ -106,7 +106,7 @@ Place = str | os.PathLike[str] | DeadLetterTopic | None
 
 
 class TopicWriter:
-    """What a query sends its dead letters by.
+    """The producer of a query's dead letters.
 
     Parameters
     ----------

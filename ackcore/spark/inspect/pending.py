@@ -1,4 +1,4 @@
-"""What a record waits for, read from the checkpoint while its query may be running."""
+"""The waiting records of a checkpoint, readable while its query runs."""
 
 from __future__ import annotations
 

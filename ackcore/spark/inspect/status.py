@@ -1,4 +1,4 @@
-"""How a query stands, read from its checkpoint while it may be running.
+"""The status of a query, read from its checkpoint while it may be running.
 
 Nothing is locked and nothing written.  A running query removes what is two micro-batches old: where
 a file goes between its name and its reading, all is read again from newer names.
@@ -68,7 +68,7 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a query is at.
+    """The current activity of a query.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a query stands.
+    """The status of a query.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class Status:
 
     @property
     def lag(self) -> Mapping[str, int]:
-        """By spout that reads Kafka, how far behind it was after the last micro-batch."""
+        """The lag after the last micro-batch, by spout that reads Kafka."""
         return self.batches[-1].progress.lag if self.batches else {}
 
     def to_json(self) -> dict[str, Any]:
@@ -228,8 +228,7 @@ def read_batches(path: str | os.PathLike[str], most: int) -> tuple[Logged, ...]:
 
 def _logged(checkpoint: Checkpoint, most: int) -> tuple[Logged, ...]:
     return tuple(
-        Logged(int(line.get("at_ms", 0)), Progress.from_json(line))
-        for line in checkpoint.progress(most)
+        Logged(line["at_ms"], Progress.from_json(line)) for line in checkpoint.progress(most)
     )
 
 

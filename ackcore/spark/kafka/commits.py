@@ -1,4 +1,4 @@
-"""What a group commits after a micro-batch: up to where all is done, and what is above that."""
+"""The commits of a group after a micro-batch: the offset below which all is done, and metadata."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def commit_of(topic: str, partition: int, state: OffsetState, deployment: int) -
 
 
 class CommitCache:
-    """What to commit of partitions, most of which are as they were at the last commit.
+    """The last commits of partitions, most of which have not changed since.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How many offsets a micro-batch takes, and how many retries: by what those before it took."""
+"""The numbers of offsets and retries in a micro-batch, adapted to the time of earlier ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIRST = 100_000
 
 
 class Intake:
-    """How many offsets a micro-batch takes: ``max_records``, or as many as go through in its time.
+    """The number of offsets in a micro-batch: ``max_records``, or as many as its time allows.
 
     What goes through is counted in records that run, new ones and retries: where many fail they
     take the time, and to take fewer new ones for it would end with none.  So of what a micro-batch
@@ -36,7 +36,7 @@ class Intake:
 
     @property
     def most(self) -> int:
-        """How many, at most, but for one of each partition."""
+        """The maximum number of offsets, not counting one for each partition."""
         if self._fixed is not None:
             return int(self._most * self._room)
         # As many are tried again as in the micro-batch before, or thereabouts.
@@ -44,7 +44,7 @@ class Intake:
 
     @property
     def most_retries(self) -> int | None:
-        """How many retries a micro-batch takes at most beside the new ones; None: no matter."""
+        """The maximum number of retries beside new records; None if unlimited."""
         return None if self._fixed is not None else max(1, int(self._most / 2))
 
     def planned(self, records: int) -> None:

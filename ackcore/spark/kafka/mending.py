@@ -1,4 +1,4 @@
-"""What becomes of offsets that are deleted after a plan has named them, and before its decision."""
+"""Handling of offsets that are deleted between the plan that names them and its decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps planned offsets from being read for a while: brokers, topics, partitions."""
+"""Outages that delay the reading of planned offsets: brokers, topics, partitions."""
 
 from __future__ import annotations
 

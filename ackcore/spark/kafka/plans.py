@@ -1,4 +1,4 @@
-"""What the plan of a micro-batch says of a spout that reads Kafka.
+"""The part of a micro-batch's plan that concerns a spout on Kafka.
 
 It names each offset that the micro-batch takes, by the task that reads it, and where the next one
 begins: whoever repeats it, however often and on whatever machines, reads the same records in the
@@ -19,7 +19,8 @@ LEAST = 10_000
 
 
 class Position(NamedTuple):
-    """Of a partition: the next offset to take, its end when that was asked, how it began.
+    """The position in a partition: the next offset, the end when last asked, the reason of the
+    start.
 
     ``epoch`` is that of the leader that told the end, where it did.
     """
@@ -36,7 +37,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OffsetPlan:
-    """What a micro-batch takes of one spout.
+    """The offsets that a micro-batch takes from one spout.
 
     Attributes
     ----------
@@ -74,7 +75,7 @@ class OffsetPlan:
             "tasks": [[list(one) for one in some] for some in self.tasks],
             "lost": [list(one) for one in self.lost],
             "refused": [list(one) for one in self.refused],
-            **({"tried": [list(one) for one in self.tried]} if self.tried else {}),
+            "tried": [list(one) for one in self.tried],
         }
 
     @classmethod
@@ -90,7 +91,7 @@ class OffsetPlan:
             tuple(tuple(OffsetRange(*one) for one in some) for some in body["tasks"]),
             tuple(OffsetRange(*one) for one in body["lost"]),
             tuple(Refused(*one) for one in body["refused"]),
-            tuple(Tried(*one) for one in body.get("tried", ())),
+            tuple(Tried(*one) for one in body["tried"]),
         )
 
     def carried(self) -> OffsetPlan:

@@ -1,4 +1,4 @@
-"""What reads the offsets of a plan: in each task, without the JVM."""
+"""The reader of planned offsets, in each task and without the JVM."""
 
 from __future__ import annotations
 

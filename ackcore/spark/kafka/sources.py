@@ -27,7 +27,7 @@ _log = logging.getLogger("ackcore")
 
 
 class KafkaSources:
-    """What a query asks about the spouts of a topology that read Kafka.
+    """The spouts of a topology that read Kafka, as a query uses them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where a partition begins that has no position yet, or whose position is no more: decisions."""
+"""The start of a partition that has no position yet, or a position that no longer exists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MADE_ANEW = "topic made anew"
 
 
 class Found(NamedTuple):
-    """What is known of a partition.
+    """The known facts of a partition.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Gone(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a partition begins.
+    """The start of a partition.
 
     Attributes
     ----------

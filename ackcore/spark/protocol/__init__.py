@@ -1,1 +1,1 @@
-"""What makes each record's outcome certain: plan, run, check, decide, act, mark."""
+"""The protocol that makes each record's outcome certain: plan, run, check, decide, act, mark."""

@@ -1,4 +1,4 @@
-"""What follows from a decision: sinks and dead letters, each until it took its rows or gave up."""
+"""The act step: sinks and dead letters, each until it took its rows or gave up."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class OffsetSources(PlannedRows, Protocol):
 
 
 class Groups(Protocol):
-    """Who is told what is done of DataFrames."""
+    """The consumer groups whose offsets ackcore commits for DataFrame sources."""
 
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
         """Tell them after a micro-batch; return each spout's lag."""

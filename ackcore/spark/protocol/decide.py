@@ -1,4 +1,4 @@
-"""What becomes of the records of a micro-batch: pure functions from what a run left to a decision.
+"""The decide step: pure functions from the results of a run to a decision.
 
 A record whose root is not ACKED waits for its next attempt, or is dead.  A root is not ACKED if
 
@@ -47,7 +47,7 @@ Payloads: TypeAlias = Mapping[str, pa.Table] | WrittenFailures
 
 
 class Disagreement(Exception):
-    """What a run left does not add up: it is run again, and no attempt is counted."""
+    """The results of a run contradict each other. It is run again, and no attempt counts."""
 
 
 @dataclass(frozen=True)

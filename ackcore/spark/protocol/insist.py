@@ -37,10 +37,10 @@ class Stopped(Exception):
 
 
 class Failed(Exception):
-    """What was called raised ``error``, of itself."""
+    """The called function itself raised ``error``."""
 
     def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
+        super().__init__(one_line(error))
         self.error = error
 
 
@@ -87,7 +87,9 @@ class Calls:
                 f"wrong: {error}. That is a mistake in the sink, and not tried again: mend it, and "
                 "start again on the same checkpoint, which calls it again with the same rows"
             ) from error
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, and a panic of an extension, too
             if raised:  # by a signal's handler: that is no failure of what was called
                 raise raised[-1] from (None if error is raised[-1] else error)
             if self._pause(0):

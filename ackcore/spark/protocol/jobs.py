@@ -1,4 +1,4 @@
-"""What the runs of a micro-batch ask of Spark and of sources; a test puts others in their place."""
+"""The Spark jobs and source calls of a micro-batch's runs. A test replaces them."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ class Ordering:
         return {spout: roots for spout, roots in fresh.items() if len(roots)}
 
     def _dies(self, spout: str, rows: pa.Table, reasons: ReasonTexts) -> Bools:
-        """Which records are dead, by their reasons: these are in nobody's way."""
+        """Return which records are dead, by their reasons. Dead records hold up no others."""
         counts = reasons.counts()
         first_ms = np.full(len(rows), self.now_ms)
         tried = self.due.get(spout)

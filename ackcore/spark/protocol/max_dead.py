@@ -1,4 +1,4 @@
-"""What records died of, in a line for the log; and how many may, before that is an error.
+"""The causes of deaths, in a log line, and the limit on dead records.
 
 A record dies: it is given up, and DEAD.  A run crashes, which ``Plan.crashes`` counts, and
 `ackcore.spark.protocol.suspects` concludes from.

@@ -1,4 +1,4 @@
-"""What became of traced records, for those who look on; nothing is decided by it."""
+"""The outcomes of traced records, for listeners. No decision depends on them."""
 
 from __future__ import annotations
 

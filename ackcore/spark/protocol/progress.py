@@ -45,8 +45,7 @@ class Account:
     retried : int
         Executions beyond each record's first, those that did not count as well.
     resolved : int
-        Of the replayed: ACKED.  (Counted since it is recorded which are replayed; a checkpoint of
-        the first version has none of before.)
+        Of the replayed: ACKED.
     """
 
     records: int = 0
@@ -152,13 +151,9 @@ class Books:
     def from_json(cls, found: Mapping[str, Any]) -> Books:
         """Return the books that a checkpoint kept; none at all are those of the beginning."""
         spouts = found.get("spouts", {})
-        known = {each.name for each in fields(Account)}
         return cls(
             found.get("batches", 0),
-            {
-                name: Account(**{key: n for key, n in account.items() if key in known})
-                for name, account in spouts.items()
-            },
+            {name: Account(**account) for name, account in spouts.items()},
         )
 
 
@@ -173,7 +168,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one micro-batch did.
+    """The report of one micro-batch.
 
     Parameters
     ----------
@@ -258,12 +253,13 @@ class Progress:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Progress:
-        """Read what `to_json` returned; a later ackcore's additions are passed over."""
-        known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
-        latency = known.get("latency_ms", {})
-        percents = {each.name: latency.get(each.name, 0.0) for each in fields(Percentiles)}
-        traces = tuple(map(RecordTrace.of, known.get("traces", ())))
-        return cls(**{**known, "latency_ms": Percentiles(**percents), "traces": traces})
+        """Read what `to_json` returned; other entries of the mapping are passed over."""
+        known = {each.name: found[each.name] for each in fields(cls)}
+        latency, traces = (
+            Percentiles(**found["latency_ms"]),
+            tuple(map(RecordTrace.of, found["traces"])),
+        )
+        return cls(**{**known, "latency_ms": latency, "traces": traces})
 
     def log(self) -> None:
         """Write the one line of a micro-batch to the logger ``ackcore``."""

@@ -1,4 +1,4 @@
-"""Which rows a sink refuses: found by what it says, or by calling it with parts of a batch."""
+"""The rows that a sink refuses, found by its error or by bisecting the batch."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _PAUSE_MS, _LONGEST_PAUSE_MS, _SAY_S = 500, 5_000, 60.0
 
 
 class RowsMissing(Exception):
-    """What a micro-batch waits for did not come within its time."""
+    """The rows that a micro-batch waits for did not arrive in time."""
 
 
 class Outage:

@@ -210,7 +210,7 @@ def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
 
 
 class _NotAcked:
-    """What tasks tell of roots that are not ACKED: taken in bit by bit, as there may be many.
+    """The roots that tasks report as not ACKED, collected piece by piece as there may be many.
 
     ``stray`` counts roots of no spout.
     """

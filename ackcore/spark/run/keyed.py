@@ -1,4 +1,4 @@
-"""Which new records of a run have some keys: those behind one that failed."""
+"""The new records of a run with given keys: those behind a failed one."""
 
 from __future__ import annotations
 

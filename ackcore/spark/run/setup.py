@@ -1,4 +1,4 @@
-"""What the stages of a run are made from: its sources, its task spec, and what is due in slices."""
+"""The inputs of a run's stages: its sources, its task spec, and the due records in slices."""
 
 from __future__ import annotations
 

@@ -30,8 +30,6 @@ from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, read_rows
 _log = logging.getLogger("ackcore")
 
 _RECORD = "pinned.json"
-#: What is on record of each file.
-_TOLD = ("rows", "bytes")
 
 
 def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame] | None:
@@ -64,19 +62,14 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputF
 
 def _recorded(record: Mapping[str, Any], directory: Place) -> list[list[RowFile | None]]:
     """Return the files of each input, None for partitions without rows."""
-    # At first the files were beside the record, and neither rows nor bytes were counted.
-    place = os.path.join(directory, record.get("directory", ""))
-    found: list[list[RowFile | None]] = []
-    for one in record["inputs"]:
-        names = one["files"]
-        told = (one.get(of, [None] * len(names)) for of in _TOLD)
-        found.append(
-            [
-                None if name is None else RowFile(os.path.join(place, name), rows, nbytes)
-                for name, rows, nbytes in zip(names, *told, strict=True)
-            ]
-        )
-    return found
+    place = os.path.join(directory, record["directory"])
+    return [
+        [
+            None if name is None else RowFile(os.path.join(place, name), rows, nbytes)
+            for name, rows, nbytes in zip(one["files"], one["rows"], one["bytes"], strict=True)
+        ]
+        for one in record["inputs"]
+    ]
 
 
 def snapshot_inputs(
@@ -126,7 +119,7 @@ def _record(directory: Place) -> RecordFile:
 
 
 def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:
-    """What tells one input from another, as JSON would give it back."""
+    """Return what identifies each input, as JSON would give it back."""
     return [[one.spout, json.loads(one.frame.schema.json())] for one in inputs]
 
 
@@ -151,7 +144,7 @@ class _Write:
         nbytes = 0 if file is None else file.nbytes
         columns += [pa.array([name], pa.string())]
         columns += [pa.array([rows], pa.int64()), pa.array([nbytes], pa.int64())]
-        yield pa.RecordBatch.from_arrays(columns, ["partition", "name", *_TOLD])
+        yield pa.RecordBatch.from_arrays(columns, ["partition", "name", "rows", "bytes"])
 
 
 class _Read:

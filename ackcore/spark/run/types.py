@@ -1,4 +1,4 @@
-"""What a run is given and what it returns."""
+"""The arguments and results of a run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class InputFrame:
 
 
 class Obstacle(NamedTuple):
-    """What keeps rows from being read, and for how long that is waited for; None: for ever."""
+    """The reason why rows cannot be read, and how long to wait for it; None: without end."""
 
     text: str
     timeout_s: float | None = None
@@ -75,7 +75,7 @@ class Obstacle(NamedTuple):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is run.
+    """The plan of a run.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes
     ----------
@@ -185,7 +185,6 @@ class RunResult:
     @classmethod
     def of_decided(cls, files: tuple[SinkFile, ...], reread: Mapping[str, Any]) -> RunResult:
         """Return as much of an accepted run as it takes to read its records again."""
-        spilled = reread.get("spilled", {})
         return cls(
             records={},
             retried={},
@@ -194,9 +193,10 @@ class RunResult:
             problems=(),
             untracked_failures=0,
             spilled={
-                name: tuple(RowFile(*file) for file in some) for name, some in spilled.items()
+                name: tuple(RowFile(*file) for file in some)
+                for name, some in reread["spilled"].items()
             },
-            content=dict(reread.get("content", ())),
+            content=dict(reread["content"]),
         )
 
 

@@ -40,7 +40,7 @@ from ackcore.spark.settle.worker_functions import (
 
 
 def combine(events: DataFrame) -> DataFrame:
-    """Fold each partition's events into one row per root, without a shuffle and deciding nothing.
+    """Fold each partition's events into one row per root, without a shuffle and without decisions.
 
     Parameters
     ----------
@@ -50,14 +50,14 @@ def combine(events: DataFrame) -> DataFrame:
     Returns
     -------
     pyspark.sql.DataFrame
-        ``root_id, val, task, inits, flags, first_ms, last_ms, reason, reason_ms``: what `settle`
-        takes in the place of events, or as ``open_before``.  A root whose events lie in several
-        partitions has several rows.
+        ``root_id, val, task, inits, flags, first_ms, last_ms, reason, reason_ms``. `settle` accepts
+        it in place of events, or as ``open_before``. A root whose events are in several partitions
+        has several rows.
 
     Raises
     ------
     TypeError, ValueError
-        As `settle`; the rows that `combine` made are refused here.
+        As `settle`; rows that `combine` made are refused here.
     """
     columns = check_events(events)
     if columns.folded:
@@ -82,38 +82,38 @@ def settle(
     Parameters
     ----------
     events : pyspark.sql.DataFrame
-        ``root_id bigint, val bigint, task int``, and if you have them ``ts_ms bigint`` (when it
-        happened) and ``reason string`` (null but for FAILs); columns in any order.  A task >= 0
+        The columns ``root_id bigint, val bigint, task int``, in any order, and optionally ``ts_ms
+        bigint`` (the time of the event) and ``reason string`` (null except for FAILs). A task >= 0
         is an INIT by that spout task with its init val, -1 an ACK with its ack val, -2 a FAIL and
-        -3 a RESET, whose vals are ignored.  Or what `combine` made of such a table.
+        -3 a RESET, whose vals are ignored. Or the result of `combine` for such a table.
     shards : int, optional
-        Ledgers that the roots are spread over, each settled by one task; by default about one for
-        each 32 MiB of events, and one for each core.
+        The number of ledgers among which roots are divided, each settled by one task; by default
+        about one for each 32 MiB of events, and at least one for each core.
     open_before : pyspark.sql.DataFrame, optional
-        What an earlier call returned: its ``OPEN`` rows go on here, the others are left out.
+        The result of an earlier call. Its ``OPEN`` rows are continued, its others ignored.
     now_ms : int, optional
-        The time that the time-out is measured at; by default now, at the call.
+        The time against which the time-out is measured; by default the time of the call.
     timeout_ms : int, optional
-        A root whose last message is older than this is decided too: EXPIRED, or ORPHAN if it
-        never had an INIT.
+        The age of a root's last message from which the root is decided too: EXPIRED, or ORPHAN if
+        it never had an INIT.
 
     Returns
     -------
     pyspark.sql.DataFrame
         ``root_id bigint, status string, task int, val bigint, inits tinyint, flags tinyint,
-        first_ms bigint, last_ms bigint, reason string``: one row per root, in any order.  The
-        status is ACKED, FAILED, EXPIRED, ORPHAN, ANOMALY (several INITs) or OPEN.  Of several
-        reasons the earliest by (time, text) is kept; one that ``open_before`` showed stays.
+        first_ms bigint, last_ms bigint, reason string``: one row per root, in any order. The status
+        is ACKED, FAILED, EXPIRED, ORPHAN, ANOMALY (several INITs) or OPEN. The earliest of several
+        reasons by (time, text) is kept; one from ``open_before`` stays.
 
     Raises
     ------
     TypeError
-        If ``events`` is no DataFrame, or a column is of another type; if one of it and
-        ``open_before`` is Spark Connect's, and the other not.
+        If ``events`` is not a DataFrame, or a column has another type; or if only one of it and
+        ``open_before`` is of Spark Connect.
     ValueError
-        If it is streaming (settle each micro-batch in ``foreachBatch``), if a column is missing or
-        not known, or if ``timeout_ms`` was given and there are no times.  Nulls, and tasks below
-        -3, are told when the job runs, with their place.
+        If ``events`` is streaming (settle each micro-batch in ``foreachBatch``), a column is
+        missing or unknown, or ``timeout_ms`` was given without times. Nulls, and tasks below -3,
+        raise when the job runs, with their place.
 
     Examples
     --------
@@ -147,12 +147,12 @@ def settle(
 
 
 class Settling:
-    """One settling: its arguments, checked, and what is alike for all that may be settled.
+    """One settling: its checked arguments, and the steps that all kinds of events share.
 
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
-        Where it runs.
+        The session.
     timed : bool or None
         Whether the events have times; None if only the rows can tell.
     reasons : bool
@@ -160,7 +160,7 @@ class Settling:
     shards, open_before, now_ms, timeout_ms
         As for `settle`.
     size : callable
-        Returns the bytes of the events, or None if they are not known; called if needed.
+        Returns the bytes of the events, or None if they are unknown; called if needed.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Settling:
         check_workers(spark)
 
     def settle(self, blobs: DataFrame) -> DataFrame:
-        """Return what becomes of packed events and of the open rows before."""
+        """Return the outcomes of packed events and of the earlier open rows."""
         if self._open_before is not None:
             pack = entries_packer(
                 self.shards, seed=self.seed, timed=self._timed, name="open_before"

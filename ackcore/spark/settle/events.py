@@ -1,4 +1,4 @@
-"""Which DataFrames are taken for events, checked before any job runs; their size and columns."""
+"""Checks of DataFrames of events, before any job runs; their size and columns."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UNKNOWN_BYTES = 1 << 50
 
 
 class Columns(NamedTuple):
-    """What is in a table of events besides root ids, values and tasks."""
+    """The columns of a table of events, besides root ids, values and tasks."""
 
     #: None where it depends on the rows: those that `combine` made.
     timed: bool | None

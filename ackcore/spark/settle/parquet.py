@@ -73,35 +73,35 @@ def settle_parquet(
 ) -> DataFrame:
     """Settle the roots in Parquet files of ack events.
 
-    Several times as fast as `settle` of a DataFrame of the same files, whose rows are made in the
-    JVM and handed to Python.
+    It is several times as fast as `settle` of a DataFrame of the same files, because the rows do
+    not pass through the JVM.
 
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
-        A classic one, or one of Spark Connect.
+        A classic session, or one of Spark Connect.
     paths : path or sequence of paths
-        Files, directories (read with all below; names that begin with ``_`` or ``.`` are left
-        out) and patterns (``*``, ``?``, ``[...]``, ``**/``).  A path is local, or a URI that
-        pyarrow knows (``s3://``, ``gs://``, ``hdfs://``, ``file://``); every worker must see it.
-        The files must not change until the last action on the result.
+        Files, directories (read recursively, without names that begin with ``_`` or ``.``) and
+        patterns (``*``, ``?``, ``[...]``, ``**/``). A path is local, or a URI that pyarrow knows
+        (``s3://``, ``gs://``, ``hdfs://``, ``file://``). Every worker must be able to read it. The
+        files must not change until the last action on the result.
     filesystem : pyarrow.fs.FileSystem, optional
-        What the paths belong to, if not told by URIs: with credentials, say.
+        The file system of the paths, for instance with credentials, if they are not URIs.
     shards, open_before, now_ms, timeout_ms
-        As for `settle`.  Without the first two, up to 4 cores read all of local files each, and
-        there is no shuffle.
+        As for `settle`. Without the first two, up to 4 cores read all local files each, and there
+        is no shuffle.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        As `settle` returns.  The files hold ``root_id`` (int64), ``val`` (int64), ``task``
-        (int32), and if you have them ``ts_ms`` (int64) and ``reason`` (text); other columns
-        are not read.
+        The same as `settle` returns. The files must hold ``root_id`` (int64), ``val`` (int64),
+        ``task`` (int32), and may hold ``ts_ms`` (int64) and ``reason`` (text). Other columns are
+        not read.
 
     Raises
     ------
     FileNotFoundError
-        If a path does not exist, or matches no file.
+        If a path does not exist, or a pattern matches no file.
     TypeError, ValueError
         As for `settle`, naming the file; or if a file is named twice or is not Parquet.
     """
@@ -157,10 +157,10 @@ def settle_shares(
     narrow: Narrow | None = None,
     held_roots: int = HELD_ROOTS,
 ) -> MapInArrow:
-    """Return what maps the numbers of shares to what becomes of their roots.
+    """Return a function that maps the numbers of shares to the outcomes of their roots.
 
-    Each share has all roots that `split_by_shard` gives to it, so nothing is left to be merged.
-    One of more than ``held_roots`` is settled in several passes, each of which reads all again.
+    Each share has all messages of the roots that `split_by_shard` assigns to it, so that no merge
+    follows. A share of more than ``held_roots`` roots is settled in several passes over the files.
     """
     timed = "ts_ms" in names
     everything = [

@@ -1,4 +1,4 @@
-"""Which Parquet files are meant by paths, and what their footers say of the events in them."""
+"""The Parquet files at given paths, and the facts in their footers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ListedFile(NamedTuple):
 
 
 class EventFile(NamedTuple):
-    """What the driver learns of a file."""
+    """The facts of a file that the driver reads."""
 
     source: ListedFile
     columns: list[str]

@@ -23,15 +23,16 @@ def settle_partitions(
 ) -> Iterator[tuple[Any, ...]]:
     """Settle each partition of an RDD by itself: ``rdd.mapPartitions(settle_partitions)``.
 
-    All messages of a root must be in one partition: ``rdd.partitionBy`` of its id sees to that.
+    All messages of a root must be in one partition; ``rdd.partitionBy`` of its id ensures this.
 
     Parameters
     ----------
     rows : iterable of tuple
         ``(root_id, val, task)``, ``(root_id, val, task, ts_ms)`` or ``(root_id, val, task, ts_ms,
-        reason)``, all of one length; ``ts_ms`` may be None if it is None in all, ``reason`` in any.
+        reason)``, all of one length. ``ts_ms`` must be None in all or in none; ``reason`` may be
+        None.
     now_ms, timeout_ms : int, optional
-        As for `ackcore.Ledger.settle`; they need times.
+        As for `ackcore.Ledger.settle`; they require times.
 
     Yields
     ------

@@ -1,4 +1,4 @@
-"""How what was settled crosses from Python to the JVM: few and narrow columns, made wide there.
+"""The transfer of settled rows from Python to the JVM: few and narrow columns, widened there.
 
 Handing a row over costs some 10 ns for each column and more for text, in Python and in the JVM.  So
 a task hands over ``root_id``, ``val``, and ``marks`` with everything small in one number; times and

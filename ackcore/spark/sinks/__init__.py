@@ -1,1 +1,1 @@
-"""What takes accepted rows out of a micro-batch."""
+"""Sinks: they write the accepted rows of a micro-batch."""

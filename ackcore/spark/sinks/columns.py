@@ -1,4 +1,4 @@
-"""What tables ask of a stream's columns: keys, names, types."""
+"""The requirements of tables on a stream's columns: keys, names, types."""
 
 from __future__ import annotations
 

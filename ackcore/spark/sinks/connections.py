@@ -1,4 +1,4 @@
-"""What sinks keep open between micro-batches."""
+"""The connections that sinks keep open between micro-batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Connections(Generic[T]):
         return type(self), ()
 
     def __len__(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._open)
 
     def get(self, sink: str, deployment: str) -> T | None:

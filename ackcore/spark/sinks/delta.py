@@ -60,24 +60,25 @@ def to_delta(
 ) -> DeltaSink:
     """Return a sink that writes the rows of ACKED records into a Delta table.
 
-    Each micro-batch is one commit with its number in it, as an application transaction, and a
-    fingerprint of its rows: one that is repeated finds them in the table and writes nothing; where
-    the table has the number with other rows, as after a checkpoint was restored from a backup, that
-    is an error. The driver writes, by deltalake; no jar of Delta's is needed, so it works on every
+    Each micro-batch is one commit with its number, as an application transaction, and a fingerprint
+    of its rows. A repeated micro-batch finds them in the table and writes nothing. If the table has
+    the number with other rows, for instance after a checkpoint was restored from a backup, that is
+    an error. The driver writes through deltalake, without Delta's jars, so that it works on every
     Spark.
 
     Parameters
     ----------
     path : path
-        Of the table, or a URI that deltalake takes, such as ``s3://bucket/orders``. It is made with
-        the stream's columns if it is not there when a query starts.
+        The path of the table, or a URI that deltalake accepts, such as ``s3://bucket/orders``. The
+        table is created with the stream's columns if it does not exist when a query starts.
     keys : str or sequence of str, optional
-        Columns that tell rows apart: a row whose keys are there replaces the stream's columns of
-        that row, and of several in one micro-batch, which then has to fit into the driver's memory,
-        the last is kept. All rows are appended if not given.
+        Columns that identify a row. A row with existing keys replaces the stream's columns of that
+        row. The last of several such rows in a micro-batch is kept, and the micro-batch must fit
+        into the driver's memory. Without keys all rows are appended.
     storage_options : mapping, optional
-        How to reach the URI, secrets among them, as deltalake takes it. They appear in no plan, log
-        or checkpoint; of them an error shows the endpoint, region and names, without a login.
+        Options of the storage, secrets included, as deltalake takes them. They appear in no plan,
+        log or checkpoint. Errors show the endpoint, region and the names of options, without a
+        login.
 
     Returns
     -------
@@ -86,9 +87,9 @@ def to_delta(
     Raises
     ------
     TypeError
-        If an argument is of another type.
+        If an argument has another type.
     ValueError
-        If it is empty.
+        If an argument is empty.
     ImportError
         If deltalake is not installed: it comes with ``ackcore[delta]``.
     """
@@ -107,7 +108,7 @@ def _deltalake() -> ModuleType:
 
 
 class DeltaSink:
-    """What `to_delta` returns."""
+    """The sink that `to_delta` returns."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class DeltaSink:
         return f"to_delta({bare(self.path)!r})"
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError or ValueError if the table could not hold the stream's columns."""
+        """Raise TypeError or ValueError if the table cannot hold the stream's columns."""
         what = f"sink {name!r}"
         check_keys(what, self.keys, schema)
         for field in schema:
@@ -153,7 +154,7 @@ class DeltaSink:
             self._columns_for(what, table, schema)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Make the table, if it is not there."""
+        """Create the table if it does not exist."""
         schema = self._schemas.get(sink)
         if schema is not None:
             with self._named(sink):
@@ -162,18 +163,19 @@ class DeltaSink:
                 )
 
     def write_accepted(self, accepted: Accepted) -> None:
-        """Write the rows of a micro-batch, from the files that its run left.
+        """Write the rows of a micro-batch from the files of its run.
 
         Raises
         ------
         SinkRejects
-            If rows have nulls or values that the table's columns do not take; nothing is written.
+            If rows have nulls or values that the table's columns do not accept. Nothing is written.
         SinkUnavailable
             If the table is gone or cannot be written.
         ValueError
-            If deltalake refuses rows as a whole, as for a CHECK constraint; without their values.
+            If deltalake refuses the rows as a whole, for instance by a CHECK constraint; without
+            their values.
         deltalake.exceptions.DeltaError
-            If another has committed meanwhile.
+            If another writer has committed meanwhile.
         CheckpointForeign
             If this micro-batch is in the table with other rows, or a later one is.
         CheckpointInUse
@@ -190,7 +192,7 @@ class DeltaSink:
         of_content, told = f"{application}-content", _told(number, content)
         last = table.transaction_version(application)
         if last is not None and last >= number:
-            known = (told, _told_before(content), _AS_IT_IS)
+            known = (told, _AS_IT_IS)
             if last == number and table.transaction_version(of_content) in known:
                 return
             raise accepted.foreign(
@@ -335,16 +337,7 @@ def _told(number: int, content: str) -> int:
     would be taken for ours wherever its rows are those of the micro-batch before it.
     """
     digest = blake2b(f"{number} {content}".encode(), digest_size=8, person=b"ackcore.delta")
-    return _positive(digest.digest())
-
-
-def _told_before(content: str) -> int:
-    """Return what earlier versions wrote for a micro-batch, which may be repeated by this one."""
-    return _positive(bytes.fromhex(content))
-
-
-def _positive(digest: bytes) -> int:
-    return (int.from_bytes(digest, "big") >> 1) or 1
+    return (int.from_bytes(digest.digest(), "big") >> 1) or 1
 
 
 def _quoted(column: str, of: str = "") -> str:

@@ -47,23 +47,23 @@ def to_iceberg(
 ) -> IcebergSink:
     """Return a sink that writes the rows of ACKED records into an Iceberg table.
 
-    Each micro-batch is one commit, which sets a property of the table to its number and a
-    fingerprint of its rows: one that is repeated finds them there and writes nothing; where the
-    table has the number with other rows, as after a checkpoint was restored from a backup, that is
-    an error. The driver writes, by pyiceberg; a micro-batch has to fit into its memory.
+    Each micro-batch is one commit that sets a property of the table to its number and a fingerprint
+    of its rows. A repeated micro-batch finds them there and writes nothing. If the table has the
+    number with other rows, for instance after a checkpoint was restored from a backup, that is an
+    error. The driver writes through pyiceberg; a micro-batch must fit into its memory.
 
     Parameters
     ----------
     table : str
-        With its namespace, ``shop.orders``. It must be there.
+        The table with its namespace, ``shop.orders``. It must exist.
     catalog : str or mapping
-        The name of one that pyiceberg's own configuration has; or its properties, as pyiceberg
-        takes them, and its ``name`` among them unless that is ``default``:
-        ``{"type": "rest", "uri": "https://..."}``. They appear in no plan, log or checkpoint.
+        The name of a catalog in pyiceberg's configuration, or its properties as pyiceberg takes
+        them: ``{"type": "rest", "uri": "https://..."}``, with ``name`` unless that is ``default``.
+        They appear in no plan, log or checkpoint.
     keys : str or sequence of str, optional
-        Columns that tell rows apart: a row whose keys are there is replaced, and of several in one
-        micro-batch the last is kept. The table must have the stream's columns and no others then.
-        All rows are appended if not given.
+        Columns that identify a row. A row with existing keys is replaced; the last of several such
+        rows in a micro-batch is kept. The table must then have exactly the stream's columns.
+        Without keys all rows are appended.
 
     Returns
     -------
@@ -72,16 +72,16 @@ def to_iceberg(
     Raises
     ------
     TypeError
-        If an argument is of another type.
+        If an argument has another type.
     ValueError
-        If it is empty.
+        If an argument is empty.
     ImportError
         If pyiceberg is not installed: it comes with ``ackcore[iceberg]``.
 
     Notes
     -----
-    Somebody else's commit between the look at the table and the sink's own fails the sink, which
-    the protocol repeats.
+    If another writer commits between the sink's look at the table and its own commit, the sink
+    fails and is called again.
     """
     return IcebergSink(table, catalog, keys=keys)
 
@@ -97,7 +97,7 @@ def _catalogs() -> ModuleType:
 
 
 class IcebergSink:
-    """What `to_iceberg` returns."""
+    """The sink that `to_iceberg` returns."""
 
     def __init__(
         self,
@@ -125,12 +125,12 @@ class IcebergSink:
         return f"to_iceberg({self.table!r})"
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise TypeError or ValueError if the table could not hold the stream's columns.
+        """Raise TypeError or ValueError if the table cannot hold the stream's columns.
 
         Raises
         ------
         SinkUnavailable
-            If the catalog cannot be asked, or there is no such table.
+            If the catalog does not answer, or the table does not exist.
         """
         what = f"sink {name!r}"
         check_keys(what, self.keys, schema)
@@ -146,16 +146,16 @@ class IcebergSink:
             )
 
     def write_accepted(self, accepted: Accepted) -> None:
-        """Write the rows of a micro-batch, from the files that its run left.
+        """Write the rows of a micro-batch from the files of its run.
 
         Raises
         ------
         SinkRejects
-            If rows have nulls in required columns; nothing is written then.
+            If rows have nulls in required columns. Nothing is written then.
         SinkUnavailable
             If the catalog is away, or the table is gone.
         pyiceberg.exceptions.CommitFailedException
-            If another has committed meanwhile.
+            If another writer has committed meanwhile.
         CheckpointForeign
             If this micro-batch is in the table with other rows, or a later one is.
         CheckpointInUse

@@ -28,6 +28,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from pyspark.sql import DataFrame, SparkSession
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import CheckpointForeign, one_line
+from ackcore.spark.base.interrupts import raised_by
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.stores.opening import is_bucket
@@ -353,9 +355,8 @@ def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
     """Have writers let go of what they keep open between micro-batches; a failure is logged."""
     for name, writer in writers.items():
         if hasattr(writer, "release"):
-            try:
-                writer.release(name, deployment)
-            except Exception as error:
+            error = raised_by(partial(writer.release, name, deployment))
+            if error is not None:
                 _log.warning("sink %r could not be released: %s", name, one_line(error))
 
 

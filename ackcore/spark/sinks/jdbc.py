@@ -52,9 +52,9 @@ def to_jdbc(
 
     Tasks fill a staging table by Spark's JDBC writer; one transaction of the driver's moves its
     rows on, with the micro-batch's number in a small table beside: one that is repeated finds it
-    there and writes nothing.  Into PostgreSQL the driver sends all rows in that transaction, by
-    COPY, where they get there as they would from Spark's writer.  Spark must have the database's
-    driver: by ``spark.jars``, for one, and then with its class as the property ``driver``.
+    there and writes nothing.  Into PostgreSQL, `to_postgres` is faster.  Spark must have the
+    database's driver: by ``spark.jars``, for one, and then with its class as the property
+    ``driver``.
 
     Parameters
     ----------
@@ -92,10 +92,8 @@ def to_jdbc(
     Notes
     -----
     A row that violates a constraint is refused: its record goes to the dead letters with the
-    database's error, the others are written.  A value that does not fit its column fails the sink;
-    where rows are copied into PostgreSQL, its row is refused, and so is all that `to_postgres`
-    refuses.  The user must be able to create and drop tables in the schema of
-    `table`, and in PostgreSQL to make temporary ones, or nothing is copied.
+    database's error, the others are written.  A value that does not fit its column fails the sink.
+    The user must be able to create and drop tables in the schema of `table`.
     """
     return JdbcSink(
         url, table, keys=keys, properties=properties, marker=marker, max_refused=max_refused
@@ -103,7 +101,7 @@ def to_jdbc(
 
 
 class JdbcSink:
-    """What `to_jdbc` returns."""
+    """The sink that `to_jdbc` returns."""
 
     #: Spark Connect has none to go through.
     needs_jvm = True
@@ -227,7 +225,7 @@ class JdbcSink:
         Raises
         ------
         SinkRejects
-            If rows violate a constraint, or do not fit; nothing is written then.
+            If rows violate a constraint; nothing is written then.
         SinkUnavailable, JdbcError
             If the database fails, the table is gone or lacks a column; nothing is written then, or
             if the connection was lost while it was committed, perhaps all: the next call finds out.

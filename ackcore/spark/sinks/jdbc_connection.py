@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, LongType
 
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.versions import Py4JError, Py4JJavaError, active_context
+from ackcore.spark.base.versions import Py4JJavaError, active_context
 from ackcore.spark.sinks.postgres_table import shown_message
 
 T = TypeVar("T")
@@ -43,14 +43,12 @@ _READ_COMMITTED = 2
 
 
 class JdbcError(RuntimeError):
-    """What the database, its driver or Spark's job that filled the staging table says.
+    """An error of the database, its driver, or Spark's job that filled the staging table.
 
     Attributes
     ----------
     sqlstate : str
         The class of the error and what it is, as SQL has it; "" if it is not known.
-    column : str or None
-        The column that it is about, if PostgreSQL's driver says so.
     connecting : bool
         Whether there was no connection yet.
     shown : str
@@ -61,24 +59,22 @@ class JdbcError(RuntimeError):
         self,
         message: str,
         sqlstate: str = "",
-        column: str | None = None,
         shown: str | None = None,
     ) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
-        self.column = column
         self.connecting = False
         self.shown = message if shown is None else shown
 
     def without_values(self) -> JdbcError:
         """Return what may be shown of it, where no dead letter has the row."""
-        error = JdbcError(self.shown, self.sqlstate, self.column)
+        error = JdbcError(self.shown, self.sqlstate)
         error.connecting = self.connecting
         return error
 
 
 class Server:
-    """Where a database is, and the properties to connect by; none of it is shown.
+    """The URL of a database and the connection properties; no error shows either.
 
     Parameters
     ----------
@@ -124,7 +120,7 @@ class Server:
             return call()
         except (Py4JJavaError, PySparkException) as error:
             java = _of_database(error)
-            state, text, column = "", one_line(error), None
+            state, text = "", one_line(error)
             if java is not None:
                 state, text = java.getSQLState(), java.getMessage() or text
             # A null has no value to be quoted.
@@ -133,11 +129,10 @@ class Server:
             # PostgreSQL's driver has the message by itself.
             with contextlib.suppress(Exception):
                 about = java.getServerErrorMessage()
-                column = about.getColumn()
                 shown = shown_message(state, about.getMessage(), about.getWhere())
             text, shown = self._said(text), self._said(_STATEMENT.sub("a batch is refused", shown))
         # Outside of the handler: Java's own error, with its secrets, must not be its context.
-        raise JdbcError(text, state, column, shown)
+        raise JdbcError(text, state, shown)
 
     def _said(self, text: str) -> str:
         return f"{self.shown()}: {' '.join(self.redacted(text).split())[:_LONGEST]}"
@@ -257,21 +252,6 @@ class JdbcConnection:
 
         return self._run(f"SELECT * FROM {table} WHERE 1 = 0", (), read)
 
-    def unwrapped(self, interface: str) -> Any:
-        """Return the driver's own connection if it has an interface of the driver's, or None."""
-        try:
-            loader = self._connection.getClass().getClassLoader()
-            kind = self._jvm.java.lang.Class.forName(interface, True, loader)
-            if not self._connection.isWrapperFor(kind):
-                return None
-            return self._connection.unwrap(kind)
-        except Py4JError:  # there is no such class
-            return None
-
-    def opened(self, path: str) -> Any:
-        """Return a file as a stream of the JVM's."""
-        return self.server.told(lambda: self._jvm.java.io.FileInputStream(path))
-
     def fill(self, table: str, rows: DataFrame) -> None:
         """Have Spark's writer insert rows, whose columns are the table's; tasks commit."""
         utils = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils
@@ -294,21 +274,13 @@ class JdbcConnection:
 
         return self._run(sql, values, read)
 
-    def ask(self, sql: str) -> str | None:
-        """Return the first value of a query's first row as text."""
-        found = self.row(sql)
-        return None if found is None else found[0]
-
-    def query_timeout(self) -> int:
-        """Return after how many seconds a statement is given up, 0 if never."""
-        options = {name.lower(): value for name, value in self.server.properties.items()}
-        return int(options.get("querytimeout", 0))
-
     def _run(self, sql: str, values: Sequence[str | int], use: Callable[[Any], T]) -> T:
+        options = {name.lower(): value for name, value in self.server.properties.items()}
+
         def run() -> T:
             statement = self._connection.prepareStatement(sql)
             try:
-                statement.setQueryTimeout(self.query_timeout())
+                statement.setQueryTimeout(int(options.get("querytimeout", 0)))
                 for i, value in enumerate(values, 1):
                     if isinstance(value, int):
                         statement.setLong(i, value)
@@ -324,10 +296,6 @@ class JdbcConnection:
     def save(self) -> Any:
         """Return a savepoint."""
         return self.server.told(self._connection.setSavepoint)
-
-    def release(self, saved: Any) -> None:
-        """Forget a savepoint."""
-        self.server.told(lambda: self._connection.releaseSavepoint(saved))
 
     def commit(self) -> None:
         """Commit."""

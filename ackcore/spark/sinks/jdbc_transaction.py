@@ -1,7 +1,4 @@
-"""How a micro-batch gets into a table of a JDBC database.
-
-Into PostgreSQL by COPY, all in one transaction, which begins with the lock of the sink's row in the
-table of micro-batches: `jdbc_copy` says where.  Else by what all databases have:
+"""How a micro-batch gets into a table of a JDBC database, by statements that all databases have.
 
 1. The sink's row in the table of micro-batches is locked, and given the name of a staging table
    that nobody has used; the one named before is dropped.
@@ -10,7 +7,7 @@ table of micro-batches: `jdbc_copy` says where.  Else by what all databases have
 3. One transaction locks the sink's row, finds its staging table named there still, or else another
    driver has begun, moves the rows on and writes the micro-batch's number.
 
-Only statements that all databases have: UPDATE with subqueries, INSERT from a query.  They keep
+The statements are UPDATE with subqueries and INSERT from a query.  They keep
 columns that the stream does not have, and no foreign key sees its row deleted.
 """
 
@@ -24,18 +21,14 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.sinks.columns import with_columns
+from ackcore.spark.sinks.columns import refuse_misfits, with_columns
 from ackcore.spark.sinks.interface import Accepted, places_of
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
-from ackcore.spark.sinks.jdbc_copy import JdbcCopy
-from ackcore.spark.sinks.postgres_rows import Chunks, Into, PostgresRows, numbered, placed
-from ackcore.spark.sinks.postgres_table import session_name
 from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
 
 _log = logging.getLogger("ackcore")
@@ -110,11 +103,6 @@ class JdbcTransaction:
 
     def write(self) -> None:
         """Write the micro-batch, or find that it is written."""
-        copy = JdbcCopy.of(self._connection)
-        if copy is not None:
-            # Who has the lock is not waited for: it may be cut off, or stand still.
-            check_fence()
-            copy.take_over(session_name(self._accepted.deployment, self._accepted.sink))
         last, content, before = self._locked()
         # What passes here was the checkpoint's own with the lock in its hands.
         check_fence()
@@ -124,8 +112,6 @@ class JdbcTransaction:
             self._connection.rollback()
             return
         own = self._find_columns()
-        if copy is not None and self._copy(copy, own, before):
-            return
         self._begin(before)
         try:
             wanted = self._fill(own)
@@ -142,40 +128,6 @@ class JdbcTransaction:
             name: needed for name, needed in columns.items() if name not in own.values()
         }
         return own
-
-    def _copy(self, copy: JdbcCopy, own: dict[str, str], before: str | None) -> bool:
-        """Write and commit; return whether the table allows for that, and nothing is done if not.
-
-        The lock is held.
-        """
-        accepted, table, names = self._accepted, self._names.table, list(own.values())
-        keys = [own[key] for key in self._keys]
-        types = to_arrow_schema(from_arrow_schema(accepted.schema()))
-        if not copy.suits(table, names, keys, types):
-            return False
-        if before is not None:
-            copy.run(f"DROP TABLE IF EXISTS {self._names.schema}{self._connection.quoted(before)}")
-
-        def chunks() -> Chunks:
-            for first, rows in numbered(accepted):
-                yield first, as_spark_types(rows, types)
-
-        into = Into(table, names, keys, [False] * len(names))
-        refused = PostgresRows(copy, into, chunks, self._count).write()
-        if refused:
-            self._connection.rollback()
-            files, places, why = zip(*placed(accepted, refused), strict=True)
-            raise SinkRejects.at(files, places, why)
-        self._commit("staging = NULL")
-        return True
-
-    def _commit(self, *more: str) -> None:
-        """Write the micro-batch's number, and commit."""
-        number = self._accepted.batch_id
-        sets = ", ".join(["batch_id = ?", "content = ?", *more])
-        self._mark(sets, number, self._content)
-        failpoint("in-transaction", number)
-        self._connection.commit()
 
     def _begin(self, before: str | None) -> None:
         """Name the staging table, and drop the one that was named before."""
@@ -206,7 +158,12 @@ class JdbcTransaction:
         )
 
     def _fill(self, own: dict[str, str]) -> dict[str, str]:
-        """Fill the staging table; return the table's name, quoted, for each of the stream's."""
+        """Fill the staging table; return the table's name, quoted, for each of the stream's.
+
+        Java has no text that is not UTF-8: it puts other characters in its place.
+        """
+        columns = [field.with_nullable(True) for field in self._accepted.schema()]
+        refuse_misfits(self._accepted, pa.schema(columns), lambda kind: False)
         wanted = {name: self._connection.quoted(column) for name, column in own.items()}
         self._make_staging(list(wanted.values()))
         rows = self._accepted.frame(_ROW).toDF(*own.values(), _ROW)
@@ -248,7 +205,9 @@ class JdbcTransaction:
         found = self._bounds(-1, 1 << 62)
         if found is not None:
             self._move_all(wanted, keys, *found)
-        self._commit()
+        self._mark("batch_id = ?, content = ?", number, self._content)
+        failpoint("in-transaction", number)
+        self._connection.commit()
 
     def _index(self, keys: Sequence[str]) -> None:
         row = self._connection.quoted(_ROW)

@@ -64,40 +64,42 @@ def to_kafka(
     """Return a sink that sends each row of ACKED records to a topic, as a message.
 
     Every message has the headers ``ackcore-batch`` (``deployment/sink/number of the micro-batch``)
-    and ``ackcore-row``, the row's place in it: together they tell a message from all others, and
+    and ``ackcore-row``, the position of the row in it. Together they identify a message, and they
     are the same when it is sent again.
 
     Parameters
     ----------
     topic : str
-        Where they go.
+        The topic.
     bootstrap_servers : str
-        ``host:port``, or several with commas between them.
+        ``host:port``, or several separated by commas.
     key : str, optional
-        The column of keys, text (as UTF-8) or bytes; messages without a key if not given.
+        The column of keys, text (sent as UTF-8) or bytes; by default messages have no key.
     value : str, optional
-        The column of values: text or bytes, or a struct, which becomes JSON.  The whole row as a
-        JSON object, less the column of headers, if not given.  A null is a message without a value.
+        The column of values: text or bytes, or a struct, which is sent as JSON. By default the
+        whole row without the column of headers, as a JSON object. A null is a message without a
+        value.
     headers : str, optional
-        A column of more headers: a list of ``struct<key: string, value: binary>``, or a map.
+        A column of additional headers: a list of ``struct<key: string, value: binary>``, or a map.
     message_id : str, optional
-        A column, of text, bytes or whole numbers, that goes into the header
-        ``ackcore-message-id``: what the source calls the record, if the bolts pass that on.
+        A column of text, bytes or whole numbers for the header ``ackcore-message-id``: the source's
+        id of the record, if the bolts pass it on.
     transactional : bool, default False
-        Send each micro-batch in one transaction, with its number in it.  To readers of what is
-        committed (``isolation.level=read_committed``, Kafka's default for librdkafka and not for
-        Java) each row then is there once, whoever dies when.  One process, the driver, sends
-        them all.  If not, tasks send them, and a message may be there twice: of a micro-batch
-        in which a delivery failed, a task was tried again or the driver died before it was marked.
-        A row whose message is larger than the topic takes is refused, and its record dead; so is
-        one with a null in ``key`` where the topic is compacted, which takes none without a key, and
-        one whose text is not UTF-8.
-        The name of the sink is part of the transaction's: one that is given another name while a
-        micro-batch is decided and not marked sends that again under the new one.
+        Whether each micro-batch is sent in one transaction, with its number in it. Readers with
+        ``isolation.level=read_committed`` (the default of librdkafka, not of Java) then see each
+        row once, whatever is killed. One process, the driver, sends all messages. Otherwise tasks
+        send them, and a message may be there twice if a delivery failed, a task was repeated, or
+        the driver died before the micro-batch was marked.
+
+        A row is refused, and its record becomes a dead letter, if its message is larger than the
+        topic accepts, if it has a null ``key`` and the topic is compacted, or if its text is not
+        UTF-8.
+
+        The transactional id contains the name of the sink. If you rename a sink while a micro-batch
+        is decided but not marked, that micro-batch is sent again under the new name.
     options : mapping, optional
-        More of librdkafka's settings, for security, compression and so on.  What they hold goes to
-        brokers and, pickled, to the tasks that send; never into a plan, a log, an error or a
-        checkpoint.
+        Further librdkafka settings, for security, compression and so on. Their values go to brokers
+        and, pickled, to the tasks that send; never into a plan, a log, an error or a checkpoint.
 
     Returns
     -------
@@ -106,7 +108,7 @@ def to_kafka(
     Raises
     ------
     TypeError
-        If an argument is of another type.
+        If an argument has another type.
     ValueError
         If an option is one that the sink sets itself.
     ImportError
@@ -130,7 +132,7 @@ def to_kafka(
 
 
 class KafkaSink:
-    """What `to_kafka` returns, of arguments that it has checked."""
+    """The sink that `to_kafka` returns, with checked arguments."""
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class KafkaSink:
         return f"to_kafka({self.topic!r}, {self._settings.bootstrap_servers!r})"
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise ValueError or TypeError if a column is not there, or Kafka has no bytes for it."""
+        """Raise ValueError or TypeError if a column is missing, or cannot be converted to bytes."""
         what = f"sink {name!r}"
         self._columns.check(what, schema)
         found = self._message_id
@@ -170,12 +172,12 @@ class KafkaSink:
             )
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Refuse settings that librdkafka does not take, or workers could not be given.
+        """Refuse settings that librdkafka does not accept, or that cannot be sent to workers.
 
         Raises
         ------
         DeliveryError
-            Naming the setting.
+            If librdkafka refuses a setting, which it names.
         SinkUnavailable
             If no broker answers.
         TypeError
@@ -194,21 +196,20 @@ class KafkaSink:
             deliveries.close()
 
     def write_accepted(self, accepted: Accepted) -> SinkRejects | None:
-        """Send the rows of a micro-batch, from the files that its run left.
+        """Send the rows of a micro-batch from the files of its run.
 
         Returns
         -------
         SinkRejects or None
-            Those whose messages are larger than the topic takes, lack a key that it asks for, or
-            have text that is not UTF-8; of a transaction it is raised.
+            The rows whose messages are larger than the topic accepts, lack a required key, or have
+            text that is not UTF-8. In a transaction it is raised.
 
         Raises
         ------
         SinkUnavailable
-            If one was not delivered.
+            If a message was not delivered.
         CheckpointForeign
-            If the rows of this micro-batch are in the topic that were others, or that cannot be
-            told.
+            If the rows of this micro-batch in the topic are others, or unknown.
         CheckpointInUse
             If another driver has taken over.
         """
@@ -237,11 +238,11 @@ class KafkaSink:
             raise unavailable(sink, where, str(error), _WAY_OUT) from error
 
     def release(self, sink: str, deployment: str) -> None:
-        """Give up what is connected for a sink; a micro-batch connects again."""
+        """Close the connections of a sink. The next micro-batch connects again."""
         self._live.release(sink, deployment)
 
     def close(self) -> None:
-        """Give up all that is connected."""
+        """Close all connections."""
         self._live.close()
 
     def _connected(self, accepted: Accepted, connect: Callable[[], Any]) -> Any:

@@ -80,7 +80,7 @@ def to_parquet(
 
 
 class ParquetSink:
-    """What `to_parquet` returns."""
+    """The sink that `to_parquet` returns."""
 
     #: What was written under a batch id is replaced when other rows are.
     replaces = True
@@ -94,7 +94,7 @@ class ParquetSink:
         return f"to_parquet({self.path!r})"
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """As `check_columns`."""
+        """See `check_columns`."""
         check_columns(name, schema, case_sensitive)
 
     def write(self, frame: DataFrame, batch_id: int) -> None:

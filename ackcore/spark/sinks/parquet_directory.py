@@ -1,4 +1,4 @@
-"""What is alike of sinks that are directories of Parquet files, on a file system or in a bucket."""
+"""The common part of Parquet sinks on a file system and in a bucket."""
 
 from __future__ import annotations
 
@@ -102,9 +102,8 @@ def owned_by_another(place: str, found: Any, checkpoint: str, has_rows: bool) ->
     """Say whose a directory is, by the note in it if there is one, and how to release it."""
     whose = "of another checkpoint or another sink"
     if isinstance(found, dict):
-        # A note of the first version does not say where the checkpoint is.
         there = found.get("checkpoint")
-        of = f"the checkpoint {there}" if there else "another checkpoint"
+        of = f"the checkpoint {there}"
         if there == checkpoint:
             of = f"a checkpoint that was in {there} before this one"
         elif there and not is_bucket(there) and not os.path.isdir(there):

@@ -50,7 +50,7 @@ _AT_ONCE = 16
 
 
 class Parts(NamedTuple):
-    """What the rows of a micro-batch are called.
+    """The names of the objects that hold a micro-batch's rows.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Writer(Protocol):
 
 
 class ParquetObjects:
-    """What `to_parquet` returns for a URL of a bucket."""
+    """The sink that `to_parquet` returns for a URL of a bucket."""
 
     #: What was written under a batch id is replaced when other rows are.
     replaces = True
@@ -99,7 +99,7 @@ class ParquetObjects:
         return f"to_parquet({self.path!r})"
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """As `check_columns`."""
+        """See `check_columns`."""
         check_columns(name, schema, case_sensitive)
 
     def write_accepted(self, accepted: Accepted) -> None:

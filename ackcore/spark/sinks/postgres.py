@@ -33,30 +33,30 @@ def to_postgres(
 ) -> PostgresSink:
     """Return a sink that writes the rows of ACKED records into a table of PostgreSQL.
 
-    Each micro-batch is written in one transaction, with its number in a small table beside: one
-    that is repeated finds it there and writes nothing.  One process, the driver, sends all rows, by
-    COPY.
+    Each micro-batch is one transaction, which also records the micro-batch's number in a marker
+    table. A repeated micro-batch finds its number there and writes nothing. The driver sends all
+    rows by COPY.
 
     Parameters
     ----------
     dsn : str
-        How to connect, as libpq takes it: ``host=db dbname=shop user=etl`` or a URI; ``""`` for
-        what ``PGHOST`` and the like say.  What it holds goes into no checkpoint, log or error; a
+        The connection, in libpq's form: ``host=db dbname=shop user=etl`` or a URI; ``""`` for the
+        environment (``PGHOST`` and others). It is not written to checkpoints, logs or errors. The
         password may also be in ``~/.pgpass``.
     table : str
-        As SQL has it, ``orders`` or ``shop.orders``.  It must have a column for each of the
-        stream's, of the same name; what else it has gets its default.
+        The table in SQL syntax, ``orders`` or ``shop.orders``. It must have a column of the same
+        name for each column of the stream; its other columns get their defaults.
     keys : str or sequence of str, optional
-        Columns with a unique index: a row whose keys are there replaces the stream's columns of
-        that row, and of several in one micro-batch the last is kept.  ``tuple.stable_id``, emitted
-        as a column, is a key that is the same at every attempt.  A key that is null equals none,
-        unless the index says NULLS NOT DISTINCT.  All rows are appended if not given.
+        Columns with a unique index. A row with existing keys replaces the stream's columns of that
+        row; the last of several such rows in a micro-batch is kept. ``tuple.stable_id``, emitted as
+        a column, is a key that is equal in every attempt. A null key equals no other, unless the
+        index says NULLS NOT DISTINCT. Without keys all rows are appended.
     marker : str, default "ackcore_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
-        it names another.  Created if it is not there.
+        it names another one. Created if it does not exist.
     max_refused : int, default 10_000
-        Rows of a micro-batch that may be refused: they are looked for within its transaction.  One
-        more ends the query (`TooManyRefused`), and nothing of the micro-batch is written.
+        The number of rows of a micro-batch that may be refused; they are searched for within its
+        transaction. One more ends the query (`TooManyRefused`), and no row of it is written.
 
     Returns
     -------
@@ -65,19 +65,19 @@ def to_postgres(
     Raises
     ------
     TypeError
-        If an argument is of another type.
+        If an argument has another type.
     ValueError
-        If it is empty, or libpq does not understand `dsn`.
+        If an argument is empty, or libpq cannot parse `dsn`.
     ImportError
         If psycopg is not installed: it comes with ``ackcore[postgres]``.
 
     Notes
     -----
     A row that violates a constraint, or whose value does not fit its column, is refused: its record
-    goes to the dead letters with PostgreSQL's error, the others are written.  So is one that a
-    trigger raises an exception over (``P0001``), or fails for, that a domain's or another table's
-    NOT NULL does not take, or that is no text of its column's type by the type's own syntax, if
-    others go in.  Constraints that are deferrable are checked at once.
+    becomes a dead letter with PostgreSQL's error, and the other rows are written. The same applies
+    to a row that a trigger rejects (``P0001``) or fails for, that violates NOT NULL of a domain or
+    of another table, or whose text is invalid for its column's type, provided that other rows can
+    be written. Deferrable constraints are checked at once.
     """
     return PostgresSink(dsn, table, keys=keys, marker=marker, max_refused=max_refused)
 
@@ -99,7 +99,7 @@ def _catalog() -> ModuleType:
 
 
 class PostgresSink:
-    """What `to_postgres` returns."""
+    """The sink that `to_postgres` returns."""
 
     def __init__(
         self,
@@ -127,12 +127,12 @@ class PostgresSink:
         return f"to_postgres({self._where!r}, {self.table!r})"
 
     def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """Raise ValueError or TypeError if the table could not hold the stream's columns.
+        """Raise ValueError or TypeError if the table cannot hold the stream's columns.
 
         Raises
         ------
         SinkUnavailable
-            If the database cannot be asked.
+            If the database does not answer.
         """
         what = f"sink {name!r}"
         check_keys(what, self.keys, schema)
@@ -141,34 +141,35 @@ class PostgresSink:
             _catalog().check(self._dsn, self._target(), what, schema)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Make the table of micro-batches, if it is not there.
+        """Create the table of micro-batches if it does not exist.
 
         Raises
         ------
         SinkUnavailable
             If the database cannot be reached.
         ValueError
-            If the user may not make it; the message says what to run.
+            If the user may not create it; the message contains the statement to run.
         """
         self.release(sink, deployment)
         with self._named(sink):
             _catalog().make_marker(self._dsn, self._target(), f"sink {sink!r}")
 
     def write_accepted(self, accepted: Accepted) -> SinkRejects | None:
-        """Write the rows of a micro-batch, from the files that its run left.
+        """Write the rows of a micro-batch from the files of its run.
 
         Returns
         -------
         SinkRejects or None
-            The rows that violate a constraint or do not fit; all others are written.
+            The rows that violate a constraint or do not fit. All others are written.
 
         Raises
         ------
         SinkUnavailable, psycopg.Error
-            If the database fails, the table is gone or lacks a column; nothing is written then, or
-            if the connection was lost while it was committed, perhaps all: the next call finds out.
+            If the database fails, or the table is gone or lacks a column. Nothing is written then,
+            or perhaps everything if the connection broke during the commit; the next call finds
+            out.
         TooManyRefused
-            If that are more than `max_refused` rows; nothing is written then.
+            If more than `max_refused` rows are refused. Nothing is written then.
         CheckpointForeign
             If this micro-batch was written with other rows, or a later one was.
         CheckpointInUse
@@ -191,11 +192,11 @@ class PostgresSink:
             raise
 
     def release(self, sink: str, deployment: str) -> None:
-        """Give up the connection of a sink; a micro-batch connects again."""
+        """Close the connection of a sink. The next micro-batch connects again."""
         self._live.release(sink, deployment)
 
     def close(self) -> None:
-        """Give up all connections."""
+        """Close all connections."""
         self._live.close()
 
     def _named(self, sink: str) -> contextlib.AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""What a table of PostgreSQL has, whether a sink can write it, and the table of micro-batches."""
+"""The catalog of PostgreSQL: whether a sink can write a table, and the table of micro-batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MARKER = """(
 
 
 class Target(NamedTuple):
-    """Which table is written, by which keys, and which one has the micro-batches' numbers."""
+    """The table to write, its keys, and the table of the micro-batches' numbers."""
 
     table: str
     keys: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How the rows of a micro-batch get into a table of PostgreSQL, within a transaction that is open.
+"""The rows of a micro-batch on their way into a table of PostgreSQL, within an open transaction.
 
 Without keys they are copied into the table itself; with keys, or where policies or a view are in
 the way of COPY, into a temporary one, from which one statement merges them in the order of the
@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.sinks.copy_format import as_csv
 from ackcore.spark.sinks.interface import Accepted, read_accepted, read_with_places
+from ackcore.spark.sinks.postgres_catalog import asking
 from ackcore.spark.sinks.postgres_table import nulls_differ, quoted, way_into
 from ackcore.spark.sinks.rejects import RefusalCount
 
@@ -43,35 +44,12 @@ _NOT_NULL = "23502"
 #: What is said of a row that a policy is against, and of a user without the right to write.
 _NOT_ALLOWED = "42501"
 
-E = TypeVar("E", bound=Exception)
 #: Numbers of rows, from 0, and the rows.
 Chunks = Iterator[tuple[int, pa.RecordBatch]]
 
 
-class Session(Protocol[E]):
-    """A connection whose transaction is open: psycopg's, or JDBC's."""
-
-    #: What the server raises.
-    error: type[E]
-
-    def run(self, statement: str) -> object:
-        """Run a statement."""
-
-    def ask(self, query: str) -> str | None:
-        """Run a query, and return the one value that it has, as text."""
-
-    def copy(self, statement: str, chunks: Iterator[Any]) -> None:
-        """Run a COPY, with buffers of what it reads."""
-
-    def savepoint(self) -> AbstractContextManager[object]:
-        """Undo all that its body has done if that raises."""
-
-    def about(self, error: E) -> tuple[str, str | None]:
-        """Return an error's SQLSTATE, and the column that it names, if one."""
-
-
 class Into(NamedTuple):
-    """What rows are written into.
+    """The destination of rows.
 
     Attributes
     ----------
@@ -91,13 +69,13 @@ class Into(NamedTuple):
     arrays: list[bool]
 
 
-class PostgresRows(Generic[E]):
+class PostgresRows:
     """The writing of one micro-batch's rows.
 
     Parameters
     ----------
-    session : Session
-        The connection.
+    connection : psycopg.Connection
+        Its transaction is open.
     into : Into
         The table.
     chunks : callable
@@ -107,15 +85,20 @@ class PostgresRows(Generic[E]):
     """
 
     def __init__(
-        self, session: Session[E], into: Into, chunks: Callable[[], Chunks], count: RefusalCount[E]
+        self,
+        connection: psycopg.Connection[Any],
+        into: Into,
+        chunks: Callable[[], Chunks],
+        count: RefusalCount[psycopg.Error],
     ) -> None:
-        self._session, self._into, self._chunks, self._count = session, into, chunks, count
+        self._connection, self._into, self._chunks, self._count = connection, into, chunks, count
+        self._ask = asking(connection)
         self._named = ", ".join(map(quoted, into.names))
-        self._way = way_into(session.ask, into.table)
+        self._way = way_into(self._ask, into.table)
         #: Whether any of the rows has gone in by itself or with others.
         self._any_taken = False
 
-    def write(self) -> dict[int, E]:
+    def write(self) -> dict[int, psycopg.Error]:
         """Write the rows; return the errors of those that are refused, by their numbers."""
         refused = self._write_and_bisect()
         for error in () if self._any_taken else refused.values():
@@ -123,13 +106,13 @@ class PostgresRows(Generic[E]):
                 raise error  # a trigger of the whole table, perhaps: no row is at fault
         return refused
 
-    def _write_and_bisect(self) -> dict[int, E]:
+    def _write_and_bisect(self) -> dict[int, psycopg.Error]:
         # A deferred constraint would refuse the whole micro-batch, and at its end.
-        self._session.run("SET CONSTRAINTS ALL IMMEDIATE")
+        self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if self._way.copies and not self._into.keys:
             copy = f"COPY {self._into.table} ({self._named}) FROM STDIN (FORMAT csv)"
             return self._copy_all(copy, numbered=False)[0]
-        self._session.run(
+        self._connection.execute(
             f"CREATE TEMP TABLE {_STAGE} ON COMMIT DROP AS SELECT {self._named},"
             f" NULL::bigint AS {_ROW} FROM {self._into.table} WITH NO DATA"
         )
@@ -137,7 +120,7 @@ class PostgresRows(Generic[E]):
         refused, rows = self._copy_all(copy, numbered=True)
         return {**refused, **self._merge_all(rows, sorted(refused))}
 
-    def _copy_all(self, copy: str, *, numbered: bool) -> tuple[dict[int, E], int]:
+    def _copy_all(self, copy: str, *, numbered: bool) -> tuple[dict[int, psycopg.Error], int]:
         """Copy the rows; return the numbers of those refused, and how many there were in all."""
         rows = 0
 
@@ -148,11 +131,13 @@ class PostgresRows(Generic[E]):
                 rows = first + len(chunk)
 
         def send(chunks: Chunks) -> None:
-            self._session.copy(copy, texts(chunks))
+            with self._connection.cursor() as cursor, cursor.copy(copy) as out:
+                for text in texts(chunks):
+                    out.write(text)
 
         if self._is_taken(lambda: send(self._chunks())) is None:
             return {}, rows
-        refused: dict[int, E] = {}
+        refused: dict[int, psycopg.Error] = {}
         for first, chunk in self._chunks():
 
             def write(start: int, stop: int, first: int = first, chunk: Any = chunk) -> None:
@@ -162,9 +147,9 @@ class PostgresRows(Generic[E]):
             rows = first + len(chunk)
         return refused, rows
 
-    def _merge_all(self, rows: int, absent: Sequence[int]) -> dict[int, E]:
+    def _merge_all(self, rows: int, absent: Sequence[int]) -> dict[int, psycopg.Error]:
         """Merge what was copied, which lacks some rows; return the errors of those refused."""
-        into, session = self._into, self._session
+        into = self._into
         distinct, tail = self._by_keys() if into.keys else ("", f" ORDER BY {_ROW}")
         head = (
             f"INSERT INTO {into.table} ({self._named}) SELECT {distinct}{self._named}"
@@ -172,10 +157,10 @@ class PostgresRows(Generic[E]):
         )
 
         def write(start: int, stop: int) -> None:
-            session.run(f"{head}{start} AND {stop - 1}{tail}")
+            self._connection.execute(f"{head}{start} AND {stop - 1}{tail}")
 
         # Room to sort in; a user's own setting that is larger stays.
-        session.ask(
+        self._ask(
             "SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes("
             "current_setting('work_mem')) < 64 * 1024 * 1024"
         )
@@ -183,8 +168,8 @@ class PostgresRows(Generic[E]):
         if error is None:
             return {}
         self._any_taken = False  # what is in the temporary table is not in the table
-        session.run(f"CREATE INDEX ON {_STAGE} ({_ROW})")
-        session.run(f"ANALYZE {_STAGE}")
+        self._connection.execute(f"CREATE INDEX ON {_STAGE} ({_ROW})")
+        self._connection.execute(f"ANALYZE {_STAGE}")
         return dict(self._bisect(0, rows, write, absent, error))
 
     def _by_keys(self) -> tuple[str, str]:
@@ -192,7 +177,7 @@ class PostgresRows(Generic[E]):
         into = self._into
         keys = ", ".join(map(quoted, into.keys))
         unlike = ""
-        if nulls_differ(self._session.ask, into.table, into.keys):
+        if nulls_differ(self._ask, into.table, into.keys):
             some = " OR ".join(f"{quoted(key)} IS NULL" for key in into.keys)
             unlike = f", CASE WHEN {some} THEN {_ROW} END"
         others = [quoted(name) for name in into.names if name not in into.keys]
@@ -202,34 +187,33 @@ class PostgresRows(Generic[E]):
             f"{f'UPDATE SET {sets}' if sets else 'NOTHING'}"
         )
 
-    def _is_taken(self, write: Callable[[], None]) -> E | None:
+    def _is_taken(self, write: Callable[[], None]) -> psycopg.Error | None:
         """Write within a savepoint; return the error if a row was refused, None if all went in."""
         try:
-            with self._session.savepoint():
+            with self._connection.transaction():
                 write()
-        except self._session.error as error:
+        except psycopg.Error as error:
             if not self._is_refusal(error):
                 raise
             return error
         return None
 
-    def _is_refusal(self, error: E) -> bool:
-        state = self._session.about(error)[0]
+    def _is_refusal(self, error: psycopg.Error) -> bool:
+        state = error.sqlstate or ""
         if state in _REFUSED or self._is_suspect(error):
             return True
         return state.startswith(_REFUSALS) and state not in _OURS
 
-    def _is_suspect(self, error: E) -> bool:
+    def _is_suspect(self, error: psycopg.Error) -> bool:
         """Whether a row is at fault only if others go in."""
-        return self._session.about(error)[0].startswith(_SUSPECT) or self._is_of_table(error)
+        return (error.sqlstate or "").startswith(_SUSPECT) or self._is_of_table(error)
 
-    def _is_of_table(self, error: E) -> bool:
+    def _is_of_table(self, error: psycopg.Error) -> bool:
         """Whether it is about what the stream does not have, and a row at fault only by a trigger;
         by a domain that takes no null, of which PostgreSQL names no column; or by a policy."""
-        state, column = self._session.about(error)
-        if state == _NOT_ALLOWED:
+        if error.sqlstate == _NOT_ALLOWED:
             return self._way.has_policies
-        return state == _NOT_NULL and column not in self._into.names
+        return error.sqlstate == _NOT_NULL and error.diag.column_name not in self._into.names
 
     def _bisect(
         self,
@@ -237,13 +221,13 @@ class PostgresRows(Generic[E]):
         stop: int,
         write: Callable[[int, int], None],
         absent: Sequence[int] = (),
-        error: E | None = None,
-    ) -> Iterator[tuple[int, E]]:
+        error: psycopg.Error | None = None,
+    ) -> Iterator[tuple[int, psycopg.Error]]:
         """Write rows by halves, in their order; yield those that are refused by themselves.
 
         The numbers of ``absent`` rows are sorted; ``error`` is that of all together, if known.
         """
-        pending: list[tuple[int, int, E | None]] = [(start, stop, error)]
+        pending: list[tuple[int, int, psycopg.Error | None]] = [(start, stop, error)]
         suspects = 0
         while pending:
             start, stop, error = pending.pop()
@@ -276,7 +260,9 @@ def numbered(accepted: Accepted) -> Chunks:
                 first += len(chunk)
 
 
-def placed(accepted: Accepted, refused: dict[int, E]) -> Iterator[tuple[int, int, E]]:
+def placed(
+    accepted: Accepted, refused: dict[int, psycopg.Error]
+) -> Iterator[tuple[int, int, psycopg.Error]]:
     """Yield of refused rows, given by their numbers, file, place and error."""
     numbers: Int64s = np.array(sorted(refused), np.int64)
     first = 0

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import Any, LiteralString, NamedTuple
 
 import numpy as np
@@ -43,30 +41,6 @@ class Refused(NamedTuple):
     place: int
     state: str
     message: str
-
-
-class _Session:
-    """A connection, to `PostgresRows`."""
-
-    error = psycopg.Error
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-        self.ask = asking(connection)
-
-    def run(self, statement: str) -> None:
-        self._connection.execute(statement)
-
-    def copy(self, statement: str, chunks: Iterator[Any]) -> None:
-        with self._connection.cursor() as cursor, cursor.copy(statement) as out:
-            for chunk in chunks:
-                out.write(chunk)
-
-    def savepoint(self) -> AbstractContextManager[object]:
-        return self._connection.transaction()
-
-    def about(self, error: psycopg.Error) -> tuple[str, str | None]:
-        return error.sqlstate or "", error.diag.column_name
 
 
 class PostgresSession:
@@ -156,12 +130,11 @@ class PostgresSession:
         """Write the rows; return the errors of those that are refused, by their numbers."""
         where = f"sink {accepted.sink!r}, table {self._target.table},"
         count = RefusalCount(where, accepted.batch_id, self._max_refused, _without_values)
-        session, names = _Session(self._connection), accepted.schema().names
-        table = ".".join(map(quoted, self._table))
-        columns = columns_of(session.ask, table)
+        names, table = accepted.schema().names, ".".join(map(quoted, self._table))
+        columns = columns_of(asking(self._connection), table)
         arrays = [name in columns and columns[name].is_array for name in names]
         into = Into(table, names, self._target.keys, arrays)
-        return PostgresRows(session, into, lambda: numbered(accepted), count).write()
+        return PostgresRows(self._connection, into, lambda: numbered(accepted), count).write()
 
     def _execute(self, text: LiteralString, values: list[Any]) -> psycopg.Cursor[Any]:
         # All have values, and psycopg looks for their places in names, too.

@@ -1,6 +1,6 @@
-"""What a table of PostgreSQL has: asked by statements that psycopg and JDBC's driver take alike.
+"""The properties of a PostgreSQL table, and the part of the server's errors that may be shown.
 
-None has a value apart: both would look for the places of such in names.
+No statement has its values apart: psycopg would look for their places in names, too.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def columns_of(ask: Ask, table: str) -> dict[str, Column]:
 
 
 class Way(NamedTuple):
-    """How rows get into a table.
+    """The way in which rows enter a table.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What a sink says of rows that it cannot take: which they are, and why."""
+"""The rows that a sink cannot write, and the reasons."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int32s, Int64s
+from ackcore.arrow.shown import shown_values
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import to_arrow
 
@@ -156,7 +157,7 @@ class SinkRejects(Exception):
         return cls(pa.table({}), reasons, _places=(of, at))
 
     def __len__(self) -> int:
-        """How many rows are named."""
+        """The number of named rows."""
         if self.places is not None:
             return len(self.places[0])
         assert self.values is not None
@@ -210,7 +211,7 @@ def _of_column(reasons: pa.Array | pa.ChunkedArray) -> tuple[list[str | BaseExce
     encoded = reasons.dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
-    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int32)
+    return shown_values(encoded.dictionary), encoded.indices.to_numpy().astype(np.int32)
 
 
 def _of_sequence(

@@ -21,7 +21,7 @@ _SIGNED = re.compile(
 
 
 class SinkUnavailable(RuntimeError):
-    """What a sink writes into cannot be used: it is away, gone, full, or does not let the user in.
+    """The target of a sink cannot be used: it is away, gone, full, or refuses the login.
 
     The message names the sink and what it writes into, without passwords, and says what may help.
     At the start of a query it is raised as it is; while one runs the sink is tried again first, and

@@ -1,4 +1,4 @@
-"""What a store must do: objects by key, each whole or not there, and puts with a condition.
+"""The interface of a store: objects by key, each whole or absent, and conditional puts.
 
 A *key* is a relative path with slashes, ``batches/7.plan``.  A store promises:
 

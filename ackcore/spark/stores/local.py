@@ -77,7 +77,7 @@ class LocalStore:
         return self.root / checked_key(key)
 
     def get(self, key: str) -> Stored | None:
-        """As `Store.get`."""
+        """See `Store.get`."""
         path = self.path(key)
         with _reading(path):
             while True:
@@ -98,7 +98,7 @@ class LocalStore:
                     return Stored(data, _version(data))
 
     def read(self, key: str) -> pa.Buffer | None:
-        """As `Store.read`."""
+        """See `Store.read`."""
         path = self.path(key)
         with _reading(path):
             try:
@@ -112,7 +112,7 @@ class LocalStore:
                 return None
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """As `Store.read_range`."""
+        """See `Store.read_range`."""
         path = self.path(key)
         with _reading(path):
             try:
@@ -122,11 +122,11 @@ class LocalStore:
                 return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """As `Store.put`."""
+        """See `Store.put`."""
         return self._put(self.path(key), data, if_absent)
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """As `Store.replace`."""
+        """See `Store.replace`."""
         path, found = self.path(key), self.get(key)
         if (None if found is None else found.version) != version:
             return _unless_ours(path, found, data)
@@ -160,7 +160,7 @@ class LocalStore:
         return _version(data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """As `Store.put_file`."""
+        """See `Store.put_file`."""
         if if_absent:
             self.put(key, path.read_bytes(), if_absent=True)
             path.unlink()
@@ -197,7 +197,7 @@ class LocalStore:
                         path.unlink()
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """As `Store.list`."""
+        """See `Store.list`."""
         below = self.path(prefix) if prefix else self.root
         found: dict[str, int] = {}
         for directory, _, names in os.walk(below, onerror=_raise_unless_absent):
@@ -210,7 +210,7 @@ class LocalStore:
         return [Entry(key, found[key]) for key in sorted(found)]
 
     def delete(self, keys: Iterable[str]) -> None:
-        """As `Store.delete`; directories in which nothing is left go, too."""
+        """See `Store.delete`; directories in which nothing is left go, too."""
         for path in [self.path(key) for key in keys]:
             with writing(path):
                 for each in [_version_file(path, number) for number in _versions(path)] or [path]:

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from ackcore._files.journal import check_context, check_entry
-from ackcore._files.journal_format import FileFormat, Salted, read_header
+from ackcore._files.journal_format import FileFormat, read_header
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import Store, StoreConflict
 
@@ -155,7 +155,7 @@ class ObjectJournal:
 
     def _segment(self, answers: dict[bytes, bytes]) -> tuple[bytes, dict[bytes, tuple[int, int]]]:
         """Return a segment, and where in it each answer is."""
-        form = Salted.new()
+        form = FileFormat.new()
         parts = [form.header(self._context)]
         at, places = len(parts[0]), {}
         for key, data in answers.items():

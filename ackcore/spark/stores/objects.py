@@ -107,7 +107,7 @@ class ObjectStore:
         return self._client[1]
 
     def get(self, key: str) -> Stored | None:
-        """As `Store.get`."""
+        """See `Store.get`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -119,7 +119,7 @@ class ObjectStore:
             return None
 
     def read(self, key: str) -> pa.Buffer | None:
-        """As `Store.read`; an object of more than 32 MiB is in a file that has no name."""
+        """See `Store.read`; an object of more than 32 MiB is in a file that has no name."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -142,7 +142,7 @@ class ObjectStore:
                 return source.read_buffer()
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """As `Store.read_range`."""
+        """See `Store.read_range`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -153,11 +153,11 @@ class ObjectStore:
             return None
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
-        """As `Store.put`."""
+        """See `Store.put`."""
         return self._put(key, data, "create" if if_absent else "overwrite", None)
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """As `Store.replace`."""
+        """See `Store.replace`."""
         return self._put(key, data, "create" if version is None else _condition(version), version)
 
     def _put(self, key: str, data: bytes, mode: Any, version: str | None) -> str:
@@ -197,7 +197,7 @@ class ObjectStore:
         )
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """As `Store.put_file`."""
+        """See `Store.put_file`."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -251,7 +251,7 @@ class ObjectStore:
         return size
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """As `Store.list`."""
+        """See `Store.list`."""
         import obstore  # noqa: PLC0415 - an extra
 
         found: list[Entry] = []
@@ -262,7 +262,7 @@ class ObjectStore:
         return sorted(found)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """As `Store.delete`."""
+        """See `Store.delete`."""
         import obstore  # noqa: PLC0415 - an extra
 
         every = [checked_key(key) for key in keys]

@@ -1,4 +1,4 @@
-"""Which store a user's path or URL names."""
+"""The store of a user's path or URL."""
 
 from __future__ import annotations
 

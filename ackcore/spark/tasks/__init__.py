@@ -1,4 +1,4 @@
-"""What runs on workers: spouts and bolts in stages, and what passes between them.
+"""The code that runs on workers: spouts and bolts in stages, and the exchange between them.
 
 A record's way to the file that its sink gets, a line for each stage; what is called in parentheses
 hands its result back to the module before them:

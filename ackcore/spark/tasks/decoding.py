@@ -1,4 +1,4 @@
-"""What a user's deserializer makes of the values of Kafka records, in the task that reads them."""
+"""Calls of a user's deserializer for Kafka records, in the task that reads them."""
 
 from __future__ import annotations
 

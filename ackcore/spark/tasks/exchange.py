@@ -1,4 +1,4 @@
-"""What one task sends to later stages, and what one receives: whole, or it is an error.
+"""Exchange between stages. Sends and receives batches; raises if part of one is missing.
 
 What the rows look like is `exchange_format`.
 """
@@ -41,7 +41,7 @@ _MOST_CHUNK_BYTES = 1 << 28
 
 
 class Outbox:
-    """What one task sends, and the tally of it.
+    """The batches that one task sends, and their tally.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def _binary(values: tuple[Any, ...]) -> pa.Array:
 
 
 class Inbox:
-    """What one task of a level has received, and whether that is all.
+    """The batches that one task of a level has received, and whether they are complete.
 
     Parameters
     ----------

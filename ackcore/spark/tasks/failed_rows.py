@@ -1,4 +1,4 @@
-"""What becomes of records that failed: columns in, columns out, wherever they are read again.
+"""The decision about failed records, from columns to columns, wherever they are read again.
 
 A record waits for its next attempt, or is dead.  What is told of it depends on the record, on why
 it failed and on `Rules`, and on nothing else.

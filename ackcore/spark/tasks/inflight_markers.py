@@ -44,7 +44,7 @@ _ENDING, TIMED_OUT = ".marker", ".timed-out"
 
 
 class TaskAttempt(NamedTuple):
-    """Which attempt at which task; sorts by task, and then in the order of attempts."""
+    """The id of an attempt at a task; sorts by task, then by attempt."""
 
     level: int
     partition: int
@@ -69,7 +69,7 @@ class TaskAttempt(NamedTuple):
 
 @dataclass(frozen=True)
 class Marker:
-    """What an attempt that crashed had in flight.
+    """The records that a crashed attempt had in flight.
 
     Attributes
     ----------

@@ -66,7 +66,7 @@ _DYING_S, _LOOK_S = 5.0, 0.05
 
 @dataclass
 class Evidence:
-    """What attempts that crashed had in flight.
+    """The records that crashed attempts had in flight.
 
     ``alone`` says of how many each root was alone in; ``suspects`` are run alone, those in ``many``
     and of ``chunks`` (place and rows) in groups first; ``reasons`` are of time-outs.

@@ -1,4 +1,4 @@
-"""What the records of a spout are called: their root ids, message ids and claims.
+"""The ids of a spout's records: root ids, message ids and claims.
 
 A root id is a function of (partition, place in the partition, attempt) under a key of its own for
 each micro-batch and spout, so two records never share one.  Where a partition's rows come in the

@@ -1,4 +1,4 @@
-"""What tasks return to the driver: rows of a kind and a blob, and what the blobs hold."""
+"""The results that tasks return to the driver: rows of a kind and a blob."""
 
 from __future__ import annotations
 

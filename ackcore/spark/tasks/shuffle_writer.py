@@ -197,7 +197,7 @@ def draw_edges(
 def _draw_any(
     key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
 ) -> tuple[list[RootRuns], tuple[Int64s, Int64s] | None]:
-    """As `draw_edges`, for rows that hang from several groups, or from those of several chunks."""
+    """See `draw_edges`, for rows that hang from several groups, or from those of several chunks."""
     of_row, of_group = rows.owners.pairs()
     edges = np.zeros(len(of_group), np.int64)
     found: list[tuple[Int64s, Int64s, Int64s]] = []  # row, root, edge

@@ -1,4 +1,4 @@
-"""What every task of a run has to do: the same for all of them, and pickled into each."""
+"""The work of every task of a run: the same for all of them, and pickled into each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDENTITY_FIELDS = (
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What the tasks of a run do.
+    """The work of the tasks of a run.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What hangs from what inside one task: groups of roots, rows that hang from them, their edges.
+"""The anchors inside one task: groups of roots, the rows anchored to them, and their edges.
 
 A task's input comes in *groups*: in the spout stage a group is one record of a source, behind an
 exchange it is one run of rows of a root that was sent here together.  A group names its roots
@@ -100,7 +100,7 @@ class AnchoredRows:
 
     @property
     def owners(self) -> Owners:
-        """What they hang from."""
+        """The groups that the rows are anchored to."""
         if not isinstance(self._owners, Owners):
             self._owners = self._owners()
         return self._owners
@@ -192,7 +192,7 @@ class Chunk:
 
     @property
     def vals(self) -> Int64s:
-        """What each of the roots came on: the XOR of the edges of its rows."""
+        """The value of each root: the XOR of the edges of its rows."""
         if self._found is None:
             self._found = self._load()
         return self._found[1]
