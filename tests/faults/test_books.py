@@ -146,6 +146,13 @@ class History:
         if letters:
             self.letters_file(batch).parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist(letters), self.letters_file(batch))
+            names = [path.name for path in self.letters_file(0).parent.glob("*.parquet")]
+            files = [
+                {"object": f"lines/{name}", "first": n, "last": n}
+                for n, name in sorted((int(name[6:-8]), name) for name in names)
+            ]
+            index = self.root / "dead_letters/index.json/000000000001.version"
+            write_record(index, {"spouts": {"lines": {"files": files}}})
 
     # What forgeries do.
 

@@ -144,7 +144,7 @@ def test_the_widest_type_holds_all_values(spark, a, b, both):
 def test_letters_whose_types_do_not_go_into_one_are_read_as_texts(spark, checkpoint):
     letters = opened(checkpoint, SOURCES)
     letters.write(0, {"lines": died(0, 2)})
-    opened(checkpoint, {"lines": pa.schema([("value", pa.int32())])})
+    letters = opened(checkpoint, {"lines": pa.schema([("value", pa.int32())])})
     assert values(dead_letters(checkpoint, spark), "value") == [("line 0",), ("line 1",)]
     letters.write(
         1, {"lines": of(7, value=pa.array([7], pa.int32()), more=pa.array([None], pa.int8()))}
