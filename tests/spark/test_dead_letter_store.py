@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
-from letter_homes import active, path_of, plain, reader, write
+from letter_homes import active, path_of, reader, write
 
 from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.clocks import wall_clock_ms
@@ -50,29 +50,6 @@ def wrote(batches):
 
 def names(letters):
     return sorted(os.listdir(letters.path / "lines"))
-
-
-def test_many_files_become_few_and_no_letter_moves(letters):
-    for n in range(300):
-        write(letters, n, n + 1)
-        if n % 37 == 0:
-            assert numbers(letters.path) == wrote(n + 1)
-    assert numbers(letters.path) == wrote(300)
-    assert len(active(letters)) < 36
-    assert active(letters)[0] == "batches-0-255.2.parquet"
-    # The newest is not put into another one: it may be written again.
-    assert active(letters)[-1] == "batch-299.parquet"
-    # And nothing is remembered of files that are no more.
-    assert len(letters._compaction._schemas) < 40
-
-
-def test_a_micro_batch_that_is_written_again_replaces_its_letters(letters):
-    write(letters, 0, 17)
-    assert active(letters) == ["batches-0-15.1.parquet", "batch-16.parquet"]
-    letters.write(16, {"lines": died(90, 1)})
-    assert numbers(letters.path) == [*wrote(16), (16, "id-90")]
-    with pytest.raises(CheckpointCorrupt, match="micro-batches after 7, which is only now"):
-        write(letters, 7, 8)
 
 
 def test_letters_of_other_columns_stay_in_files_of_their_own(letters):
@@ -177,22 +154,6 @@ def test_many_files_that_an_older_ackcore_left_go_in_a_few_steps(letters, monkey
     write(letters, 300, 303)
     assert numbers(letters.path) == wrote(303)
     assert len(active(letters)) < 50
-
-
-def test_files_that_were_put_together_stay_for_whoever_found_them(letters):
-    write(letters, 0, 16)
-    before = reader(letters).files("lines")
-    write(letters, 16, 17)
-    assert {file.path.name for file in before} < set(names(letters))
-    assert sum(read_letters(file.path).num_rows for file in before) == 32
-    hour = wall_clock_ms() + compaction.KEPT_MS
-    later = DeadLetters(reader(letters), lambda: hour - 60_000)
-    write(later, 17, 18)
-    assert {file.path.name for file in before} < set(names(letters))
-    much_later = DeadLetters(reader(letters), lambda: hour + 60_000)
-    write(much_later, 18, 19)
-    assert set(map(plain, names(letters))) == {*active(letters), "columns.parquet"}
-    assert numbers(letters.path) == wrote(19)
 
 
 def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpoint, caplog):

@@ -102,11 +102,6 @@ def test_letters_tell_who_died_of_what_and_when(spark, store, checkpoint):
     assert sorted(row.message_id for row in only.collect()) == CLICKS
 
 
-def test_the_store_and_the_checkpoint_are_both_a_way_in(spark, store, checkpoint):
-    assert dead_letters(store.path, spark).count() == dead_letters(checkpoint, spark).count() == 10
-    assert dead_letters(f"file:{checkpoint}", spark).count() == 10
-
-
 def test_a_store_elsewhere_is_found_by_its_checkpoint(spark, checkpoint, tmp_path):
     with OPEN(checkpoint) as state:
         letters = DeadLetters.open(checkpoint, state.deployment_key, tmp_path / ODD)
