@@ -219,10 +219,10 @@ def read(
     corrected = {}
     waiting: list[Held] = []
     totals: Counter[str] = Counter()
-    manifests = sorted((root / "state").glob("*/manifest.json"), key=lambda p: int(p.parent.name))
+    manifests = sorted((root / "batches").glob("*.decision"), key=lambda p: int(p.stem))
     for path in manifests:
-        number, manifest = int(path.parent.name), read_record(path)
-        refused = path.with_name("refused.json")
+        number, manifest = int(path.stem), read_record(path)
+        refused = path.with_name(f"{number}.refused")
         # What sinks refused makes more of them dead, after the decision.
         after = [read_record(refused)] if refused.exists() else []
         corrected[number] = (after or [manifest])[0]["totals"]

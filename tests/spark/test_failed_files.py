@@ -355,7 +355,7 @@ def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(check
 def test_a_damaged_file_of_tasks_is_told(checkpoint, no_syncing, damage):
     with OPEN(checkpoint) as state:
         decide_with_files(state)
-    (path,) = (checkpoint / "ackcore/state/0").glob("dead-lines.*")
+    (path,) = (checkpoint / "ackcore/state").glob("0.*.dead-lines.*")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.unlink()
@@ -373,8 +373,9 @@ def test_files_of_letters_are_checked_by_their_length_alone_while_they_are_known
     with OPEN(checkpoint) as state:
         dead = decide_with_files(state).dead
         (part,) = (part for part in dead.parts["lines"] if len(part) == 4)
-        data = part.path().read_bytes()
-        part.path().write_bytes(data[:-1])
+        path = Path(part.path())
+        data = path.read_bytes()
+        path.write_bytes(data[:-1])
         with pytest.raises(CheckpointCorrupt, match=rf"has {len(data) - 1} bytes, and had"):
             part.path()
 
@@ -438,7 +439,9 @@ def test_files_of_letters_are_the_stores_as_they_are(
     assert list(files) == names
     as_they_are = [len(each["blake2b"]) == 16 for each in files.values()]
     if not in_bucket:
-        at_first = {path.stat().st_ino for path in (checkpoint / "ackcore/state/0").glob("dead-*")}
+        at_first = {
+            path.stat().st_ino for path in (checkpoint / "ackcore/state").glob("0.*.dead-*")
+        }
         paths = [letters.path / each["object"] for each in files.values()]
         assert [path.stat().st_ino in at_first for path in paths] == as_they_are
     assert as_they_are == [True, True, False, True, False]

@@ -145,8 +145,8 @@ def test_killed_at_any_instant_it_opens_in_the_old_or_the_new_state(tmp_path, ki
             for _ in steps(state, UNTIL):
                 pass
             assert snapshot(state) == after[-1], f"killed at {left}"
-            kept = sorted(path.name for path in (checkpoint / "ackcore/state").iterdir())
-            assert kept == ["0", "2", "3"]
+            kept = {path.name.split(".")[0] for path in (checkpoint / "ackcore/state").iterdir()}
+            assert kept == {"0", "2", "3"}
             assert not store_of(checkpoint).requested()
         shutil.rmtree(checkpoint)
 

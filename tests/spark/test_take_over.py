@@ -21,7 +21,9 @@ from ackcore.spark.base import atomic
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.spark.protocol import act, batch, runs
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile
@@ -111,8 +113,8 @@ class Story:
         parts = sorted(self.sink.glob("batch_id=*/*.parquet"))
         rows = [row for part in parts for row in pq.ParquetFile(part).read()["line"].to_pylist()]
         assert sorted(rows) == ["A", "B", "C", "D", "E"]
-        letters = sorted((self.world.path / "ackcore/dead_letters").rglob("*.parquet"))
-        dead = [row for part in letters for row in pq.ParquetFile(part).read()["payload"]]
+        letters = [read_letters(file.path) for file in store_of(self.world.path).files("lines")]
+        dead = [row for table in letters for row in table["payload"]]
         assert sorted(row["line"].as_py() for row in dead) == ["poison", "venom"]
         state, engine = self.driver()  # whatever is there now, it opens
         with state:

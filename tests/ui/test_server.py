@@ -210,10 +210,10 @@ def test_several_checkpoints_and_none(tmp_path, checkpoint):
 
 def test_a_checkpoint_that_is_damaged_is_told_of(checkpoint):
     with Server([checkpoint]) as server:
-        (checkpoint / "ackcore/state/1/manifest.json").write_text("{}")
+        (checkpoint / "ackcore/batches/1.decision").write_text("{}")
         status, found = asked(server.url, "api/0/status")
         assert status == 503
-        assert "manifest.json is damaged" in found["error"]
+        assert "1.decision is damaged" in found["error"]
 
 
 def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):

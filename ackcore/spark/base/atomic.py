@@ -130,10 +130,11 @@ def write_file(
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
-def link_file(source: Path, path: Path) -> None:
+def link_file(source: Path, path: Path, *, named: bool = True) -> None:
     """Have ``path`` be a file that is whole and never written again, as a whole and durably.
 
     It is the same file, or a copy where there are no links or ``path`` is on another file system.
+    A name that is not ``named`` lasts once its directory is synced.
 
     Raises
     ------
@@ -154,7 +155,8 @@ def link_file(source: Path, path: Path) -> None:
             finally:
                 # Where path was the same file already, replacing it does nothing.
                 temporary.unlink(missing_ok=True)
-            sync_directory(path.parent)
+            if named:
+                sync_directory(path.parent)
             return
     with open(source, "rb") as whole:
         write_file(path, lambda file: shutil.copyfileobj(whole, file, 1 << 20))

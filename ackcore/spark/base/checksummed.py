@@ -244,17 +244,19 @@ def write_batches(
     *,
     large: bool = False,
     synced: bool = True,
+    named: bool = True,
 ) -> str:
     """Write a table batch by batch, as `write_table` does; a ``large`` one with a fingerprint.
 
-    One that is not ``synced`` may be gone when the machine stops.
+    One that is not ``synced`` may be gone when the machine stops; the name of one that is not
+    ``named`` lasts once its directory is synced.
     """
     made = NamedByChecksum(directory, name, "arrow", large=large, synced=synced)
     try:
         with made.writing(), pa.ipc.new_file(made.sink, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-        return made.finish()
+        return made.finish(named=named)
     except Exception:
         made.discard()
         raise
@@ -300,7 +302,7 @@ class NamedByChecksum:
         """Raise what goes wrong within as an error that names the file."""
         return writing(self._directory / self._name)
 
-    def finish(self) -> str:
+    def finish(self, *, named: bool = True) -> str:
         """Give it its name, which is returned; nothing is written after that."""
         with self.writing():
             if self._synced:
@@ -308,7 +310,7 @@ class NamedByChecksum:
             self._file.close()
             name = f"{self._name}.{self._checksum.hex()}.{self._ending}"
             os.replace(self._temporary, self._directory / name)
-            if self._synced:
+            if self._synced and named:
                 sync_directory(self._directory)
         return name
 
@@ -352,7 +354,7 @@ def table_in(
     check_data(data, path, content=check, way_out=way_out)
     try:
         return _table_of(data)
-    except _DAMAGE as error:
+    except (*_DAMAGE, OSError) as error:
         raise corrupt(path, f"is damaged: {error}", way_out) from error
 
 
@@ -397,23 +399,6 @@ def check_size(
     """Raise `CheckpointCorrupt` unless a file has the length that a record says, if one does."""
     if nbytes is not None and size != nbytes:
         raise corrupt(path, f"is damaged: it has {size} bytes, and had {nbytes}", way_out)
-
-
-def check_file(path: Path, nbytes: int, content: bool) -> None:
-    """Raise unless a file has its length and, if ``content`` is to be looked at, its checksum.
-
-    Raises
-    ------
-    CheckpointCorrupt, StateError
-        As `read_table`.
-    """
-    with _reading(path, WAY_OUT):
-        size = path.stat().st_size
-        named = _NAMED.search(path.name)
-        check_size(path, size, nbytes)
-        if content and (named is None or _checksum_of(path, len(named[1])) != named[1]):
-            what = f"is damaged: its {size} bytes do not have the checksum in its name"
-            raise corrupt(path, what)
 
 
 def read_table(

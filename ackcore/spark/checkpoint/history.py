@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from ackcore.spark.base.atomic import remove
 from ackcore.spark.base.errors import corrupt
-from ackcore.spark.base.paths import numbered
 from ackcore.spark.checkpoint.decisions import Plan
 
 #: Reads the plan of a micro-batch.
@@ -51,7 +48,7 @@ def read_history(records: Numbered, plan_of: ReadPlan, begun: bool) -> History:
         If a file is missing.
     """
     plans, dones = records.numbers("batches", ".plan"), records.numbers("batches", ".done")
-    last = max([*plans, *dones, *records.numbers("state")], default=None)
+    last = max([*plans, *dones, *records.numbers("batches", ".decision")], default=None)
     if last is None:
         if begun:
             what = "is missing or empty, though micro-batches were run"
@@ -72,35 +69,3 @@ def read_history(records: Numbered, plan_of: ReadPlan, begun: bool) -> History:
     before = plan_of(last - 1)
     taken = {*plan.replays, *(() if before is None else before.replays)}
     return History(last, last if last in dones else plan.parent, frozenset(taken))
-
-
-def remove_plans(batches: Path, number: int) -> None:
-    """Remove plans and marks before micro-batch ``number - 1``."""
-    for ending in (".plan", ".done"):
-        for old in numbered(batches, ending):
-            if old < number - 1:
-                remove(batches / f"{old}{ending}")
-
-
-def remove_tables(state: Path, number: int, named: Collection[str]) -> None:
-    """Remove decisions before micro-batch ``number - 1``, and the tables that none names.
-
-    Parameters
-    ----------
-    state : Path
-        Where they are.
-    number : int
-        The last micro-batch that is done.
-    named : collection of str
-        Files that the decisions name which are kept.
-    """
-    for old in numbered(state):
-        if old < number - 1:
-            directory = state / str(old)
-            remove(directory / "manifest.json")
-            files = list(directory.iterdir())
-            for path in files:
-                if f"{old}/{path.name}" not in named:
-                    remove(path)
-            if not any(f"{old}/{path.name}" in named for path in files):
-                remove(directory)

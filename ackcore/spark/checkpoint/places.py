@@ -10,12 +10,12 @@ from typing import NamedTuple, TypeVar
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint.bucket_runs import BucketRuns
-from ackcore.spark.checkpoint.bucket_tables import BucketTables
 from ackcore.spark.checkpoint.head import HeadMoved, HeadRecords
 from ackcore.spark.checkpoint.records import RecordFiles, Records
 from ackcore.spark.checkpoint.requests import POINTER, Requests
 from ackcore.spark.checkpoint.run_directories import RunDirectories
 from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import open_store
 
 #: A checkpoint whose driver goes on writing is tried to be taken over so often.
@@ -48,7 +48,7 @@ def opened_directory(checkpoint: Path, use: Callable[[Place], Opened]) -> Opened
         with fenced(records.check_owner):
             records.remove_temporaries()
             runs = RunDirectories(root / "work", records.check_owner)
-            tables = TableCache(root / "state")
+            tables = TableCache(LocalStore(root), records.epoch)
             requests = Requests(partial(letters_url, records, str(checkpoint)), records)
             return use(Place(str(checkpoint), requests, records, tables, runs))
     except BaseException:
@@ -61,7 +61,7 @@ def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
     store = open_store(f"{url}/ackcore", "checkpoint")
     for tried in range(_TAKE_OVERS):
         records = HeadRecords(store)
-        tables = BucketTables(store, records.epoch)
+        tables = TableCache(store, records.epoch)
         try:
             requests = Requests(partial(letters_url, records, url), records)
             runs = BucketRuns(store, records.check_owner)

@@ -12,13 +12,13 @@ from typing import Any, Protocol, Self
 from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.lock import Holder, epoch_of, holder_of
-from ackcore.spark.checkpoint.bucket_tables import BucketTables
 from ackcore.spark.checkpoint.head import HeadRecords
 from ackcore.spark.checkpoint.places import letters_url
 from ackcore.spark.checkpoint.progress_log import read_progress
 from ackcore.spark.checkpoint.records import META, RecordFiles, Records
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.dead_letters.letter_store import Letters
+from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import is_bucket, open_store
 
 
@@ -94,7 +94,7 @@ class LocalCheckpoint:
 
     def tables(self, check: bool) -> TableCache:
         """See `Checkpoint.tables`."""
-        return TableCache(self.root / "state", check=check)
+        return TableCache(LocalStore(self.root), 0, check=check)
 
     def progress(self, most: int) -> list[dict[str, Any]]:
         """See `Checkpoint.progress`."""
@@ -150,7 +150,7 @@ class BucketCheckpoint:
 
     def tables(self, check: bool) -> TableCache:
         """See `Checkpoint.tables`: they are always checked."""
-        return BucketTables(self._store, self.epoch())
+        return TableCache(self._store, self.epoch(), check=check)
 
     def progress(self, most: int) -> list[dict[str, Any]]:
         """See `Checkpoint.progress`; that of the last step comes with the next one."""

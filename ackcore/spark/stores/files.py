@@ -250,10 +250,11 @@ def is_beside(place: Place, store: Store) -> bool:
     return object_at(place)[0] is object_at(store.url)[0]
 
 
-def adopt_object(place: Place, store: Store, key: str) -> int:
+def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) -> int:
     """Have an object be a file of a task that is beside its store; return its size.
 
-    It is a link on a file system, and a copy within a bucket, past this machine.
+    It is a link on a file system, and a copy within a bucket, past this machine.  A name on a file
+    system that is not ``named`` lasts once its directory is synced.
 
     Raises
     ------
@@ -261,7 +262,7 @@ def adopt_object(place: Place, store: Store, key: str) -> int:
         If it is not there any more.
     """
     if isinstance(store, LocalStore):
-        return store.link(Path(place), key)
+        return store.link(Path(place), key, named=named)
     bucket, source = object_at(place)
     assert isinstance(bucket, ObjectStore), f"{os.fspath(place)} is not in a bucket"
     _, below = object_at(store.url)

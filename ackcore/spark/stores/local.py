@@ -180,11 +180,20 @@ class LocalStore:
                 path.unlink()
             sync_directory(target.parent)
 
-    def link(self, source: Path, key: str) -> int:
-        """Have an object be a file that is never written again, and return its size."""
+    def link(self, source: Path, key: str, *, named: bool = True) -> int:
+        """Have an object be a file that is never written again, and return its size.
+
+        A name that is not ``named`` lasts from the next `sync` on.
+        """
         target = self.path(key)
-        _in_directory(target, lambda: link_file(source, target))
+        _in_directory(target, lambda: link_file(source, target, named=named))
         return target.stat().st_size
+
+    def sync(self, prefix: str) -> None:
+        """Make durable the names right below a prefix."""
+        with writing(self.path(prefix)):
+            if self.path(prefix).is_dir():
+                sync_directory(self.path(prefix))
 
     def remove_abandoned(self) -> None:
         """Remove what writers left that died: files that nobody finished for an hour."""
