@@ -43,57 +43,57 @@ OnExpired = Callable[[Entries], object]
 
 
 def monotonic_ms() -> int:
-    """Return the milliseconds of a clock that never goes back; its zero is the machine's start."""
+    """Return the milliseconds of a monotonic clock, counted from the machine's start."""
     return time.monotonic_ns() // 1_000_000
 
 
 class Acker:
-    """Pending tuple trees in shards, forgotten when their time is over.
+    """Pending tuple trees in shards, with expiry.
 
     Parameters
     ----------
     backend : str or callable, optional
-        What makes the ledgers: a name for `ackcore.load_backend`, or a callable that takes the
-        arguments of `ackcore.Ledger`.  By default `ackcore.Ledger`.
+        The maker of ledgers: a name for `ackcore.load_backend`, or a callable with the arguments of
+        `ackcore.Ledger`. By default `ackcore.Ledger`.
     shards : int, default 1
-        Ledgers to spread the roots over, as Storm spreads them over acker tasks.
+        The number of ledgers among which roots are divided, as Storm divides them among acker
+        tasks.
     timeout_s : float, default 30.0
         The spout's message time-out, T.
     buckets : int, default 3
-        Turns after which an entry expires.
+        The number of turns after which an entry expires.
     period_s : float, optional
-        Time between turns, in whole milliseconds (rounded up).  By default ``timeout_s``.
+        The time between turns, rounded up to whole milliseconds. By default ``timeout_s``.
     clock : callable, optional
-        Returns milliseconds as an int.  By default `monotonic_ms`; give one whose zero is the
-        same everywhere if entries are to go on in another machine's acker.
+        Returns milliseconds as an int. By default `monotonic_ms`. If another machine's acker is to
+        continue with saved entries, use a clock with the same zero everywhere.
     on_outcomes : callable, optional
-        ``on_outcomes(task, outcomes)`` is called for each spout task that a call has outcomes for.
+        ``on_outcomes(task, outcomes)`` is called for each spout task that has outcomes in a call.
     on_expired : callable, optional
-        ``on_expired(entries)`` is called by `tick` with what left; without it, that is counted
-        in `stats` and dropped.
+        ``on_expired(entries)`` is called by `tick` with expired entries. Without it, expired
+        entries are counted in `stats` and dropped.
     capacity : int, default 1024
-        Entries to make room for up front, over all shards.
+        The number of entries to reserve room for, in all shards together.
     refresh_on_ack : bool, default False
-        As in `ackcore.Ledger`.
+        See `ackcore.Ledger`.
     wait : callable, optional
-        How the thread of `start` waits: ``wait(stopping, seconds)`` returns when the time is over
-        or the event ``stopping`` is set.  By default `threading.Event.wait`.
+        The wait of the thread of `start`: ``wait(stopping, seconds)`` returns when the time is over
+        or the event ``stopping`` is set. By default `threading.Event.wait`.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, or the acker would forget trees that the spout still
-        waits for: ``(buckets - 1) * period_s < 2 * timeout_s``.
+        If an argument is out of range, or the acker would forget trees that the spout still waits
+        for: ``(buckets - 1) * period_s < 2 * timeout_s``.
     TypeError
-        If an argument is not of its type, or the backend's ledgers lack methods.
+        If an argument has another type, or the backend's ledgers lack methods.
 
     Notes
     -----
-    A callback that raises keeps none of the other callbacks of the call from being made, and the
-    messages stay applied; the call then raises what it raised, or a `BaseExceptionGroup` if
-    several did.
+    If a callback raises, the other callbacks of the call are still made and the messages stay
+    applied. The call then raises that exception, or an `ExceptionGroup` if several raised.
 
-    A batch is applied whole or not at all by each shard: should one of several lack memory, the
+    Each shard applies a batch as a whole or not at all. If one of several shards lacks memory, the
     others may have applied their rows.
     """
 
@@ -149,19 +149,21 @@ class Acker:
 
     @classmethod
     def from_entries(cls, entries: Entries, *args: Any, **kwargs: Any) -> Self:
-        """Return an acker that goes on from saved entries.
+        """Return an acker that continues with saved entries.
 
         Parameters
         ----------
         entries : Entries
-            Of `Acker.entries` or `ackcore.Ledger.entries`, with times; of any number of shards.
+            The result of `Acker.entries` or `ackcore.Ledger.entries`, with times, of any number of
+            shards.
         *args, **kwargs
-            The constructor's.  Times are those of the clock that saved them.
+            The arguments of the constructor. The clock must have the zero of the clock that made
+            the times.
 
         Returns
         -------
         Acker
-            Its first turn is a period away, so the entries get up to one period more.
+            Its first turn is one period away, so the entries live up to one period longer.
         """
         acker = cls(*args, **kwargs)
         acker._ledgers.merge(check_entries(entries, acker._buckets, timed=True))
@@ -169,28 +171,29 @@ class Acker:
 
     @property
     def shards(self) -> int:
-        """Number of ledgers."""
+        """The number of ledgers."""
         return len(self._ledgers.shards)
 
     @property
     def buckets(self) -> int:
-        """Turns after which an entry expires."""
+        """The number of turns after which an entry expires."""
         return self._buckets
 
     @property
     def period_ms(self) -> int:
-        """Milliseconds between turns."""
+        """The milliseconds between turns."""
         return self._period_ms
 
     # Messages.  Columns, as in `ackcore.Ledger`.
 
     def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
-        """Apply a mixed batch of messages, in order; arguments as of `ackcore.Ledger.apply`.
+        """Apply a mixed batch of messages in order; see `ackcore.Ledger.apply` for the arguments.
 
         Returns
         -------
         Outcomes
-            Shard by shard; in each, and so for each root, in the order of the batch.
+            Shard by shard. Within a shard, and so for each root, they are in the order of the
+            batch.
         """
         return self._apply_many("apply", root_ids=root_ids, vals=vals, tasks=tasks)
 
@@ -246,12 +249,12 @@ class Acker:
         return self._ledgers.of(root_id).get(root_id)
 
     def oldest(self, n: int) -> Entries:
-        """Return the n entries that expire first, of one age those that came first."""
+        """Return the n entries that expire first; of one age, those that came first."""
         self._turn_if_due()
         return self._ledgers.oldest(n)
 
     def entries(self) -> Entries:
-        """Return the live entries, in any order: what `from_entries` goes on from."""
+        """Return the live entries in any order, for `from_entries`."""
         self._turn_if_due()
         return self._ledgers.entries()
 
@@ -263,7 +266,7 @@ class Acker:
     # Time.
 
     def tick(self, now_ms: int | None = None) -> int:
-        """Turn the buckets as often as periods have passed, and hand over what left.
+        """Turn the buckets once for each period that has passed, and report the expired entries.
 
         Parameters
         ----------
@@ -273,12 +276,12 @@ class Acker:
         Returns
         -------
         int
-            Turns made, at most ``buckets``: after so many nothing of before is left.
+            The number of turns, at most ``buckets``, after which no earlier entry is left.
 
         Raises
         ------
         Exception
-            Whatever ``on_expired`` raised; the entries were handed over all the same.
+            The exception of ``on_expired``. The entries were reported nevertheless.
         """
         now = read_clock(self._clock) if now_ms is None else as_ms(now_ms, "now_ms")
         with self._turning:
@@ -292,12 +295,13 @@ class Acker:
     def start(self) -> None:
         """Start a thread that ticks when turns are due, until `stop`.
 
-        What a callback raises there is logged, the thread goes on, and `stop` raises the first.
+        Exceptions of callbacks in the thread are logged, the thread continues, and `stop` raises
+        the first one.
 
         Raises
         ------
         RuntimeError
-            If it runs already.
+            If the thread runs already.
         """
         with self._starting:
             if self._thread is not None:
@@ -308,12 +312,14 @@ class Acker:
             self._thread = thread
 
     def stop(self) -> None:
-        """Stop the thread of `start` and wait for it, unless this is it; else do nothing.
+        """Stop the thread of `start` and wait for it; without such a thread do nothing.
+
+        A callback may call it in the thread itself; it then does not wait.
 
         Raises
         ------
         Exception
-            The first that a callback raised in the thread.
+            The first exception of a callback in the thread.
         """
         with self._starting:
             thread = self._thread

@@ -7,28 +7,29 @@ MAX_AFTER_S = 366 * 24 * 3600.0
 
 
 class Reject(Exception):
-    """Raise it, or fail a tuple with it, where trying again is no use: to the dead letters at once.
+    """An error that no retry can cure. Raise it, or fail a tuple with it: the record becomes a dead
+    letter.
 
     Its text becomes the dead letter's message.
     """
 
 
 class Retry(Exception):
-    """Raise it, or fail a tuple with it, where the same call may go well later, and say when.
+    """A temporary error. Raise it, or fail a tuple with it, to retry the record at a given time.
 
     Parameters
     ----------
     reason : str, default ""
-        Becomes the dead letter's message, if it never goes well.
+        The dead letter's message if no attempt succeeds.
     after_s : float, optional
-        Seconds from now until the record is due, as HTTP's ``Retry-After`` asks for; None leaves
-        that to the back-off.  Less than 0 is taken as 0, more than 366 days as that, and what is
-        not a number (NaN) as None.
+        The minimum number of seconds until the next attempt, as in HTTP's ``Retry-After``. The
+        delay is the greater of it and the back-off. Negative values count as 0, values above 366
+        days as 366 days, and NaN as None. None leaves the delay to the back-off.
 
     Raises
     ------
     TypeError
-        If ``after_s`` is no number, as a header's text.
+        If ``after_s`` is not a number, such as a header's text.
     """
 
     after_s: float | None = None
@@ -47,7 +48,7 @@ class Retry(Exception):
 
     @property
     def asked_s(self) -> float | None:
-        """``after_s`` as it may be, whatever a class of the user's has set it to."""
+        """The value of ``after_s`` in the allowed range, also if a subclass has set another one."""
         try:
             return Retry(after_s=self.after_s).after_s
         except TypeError:
@@ -63,12 +64,11 @@ class Retry(Exception):
 
 
 class Unavailable(Retry):
-    """Raise it, or fail a tuple with it, where nothing was taken: it is no attempt at the record.
+    """An outage. Raise it, or fail a tuple with it, if the service took nothing: no attempt counts.
 
-    What an open circuit breaker gives, or a service that refuses all that come to it: HTTP's 503,
-    gRPC's UNAVAILABLE, a connection that is refused.  The record waits as after a `Retry`, and its
-    attempts stay as they are, until it has waited for so long that failures count again (the
-    setting ``unavailable_timeout_s``).
+    Examples are an open circuit breaker, or a service that refuses all requests: HTTP's 503, gRPC's
+    UNAVAILABLE, a refused connection. The record waits as after a `Retry` with its number of
+    attempts unchanged, until it is so old that failures count again (``unavailable_timeout_s``).
 
     Parameters
     ----------

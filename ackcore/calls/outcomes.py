@@ -14,15 +14,15 @@ class Outcome(NamedTuple, Generic[Value]):
     Attributes
     ----------
     value : object
-        What the call returned; None if it failed.
+        The result of the call; None if it failed.
     error : BaseException or None
-        What it failed of at last; None if it went well.  `TimeoutError` if it took too long,
-        `Retry` if it is to be called again later; `Unavailable` as well if it was not called, since
-        no endpoint answers.
+        The last error; None if the call succeeded. `TimeoutError` if it took too long; `Retry` if
+        the item should be called again later; `Unavailable` also if it was not called, since no
+        endpoint answers.
     attempts : int
-        Calls that were made for it; 0 if no endpoint answered at that time.
+        The number of calls made for it; 0 if no endpoint answered at that time.
     after_s : float or None
-        With `Retry`, seconds after which the item should be called again, if that is known.
+        With `Retry`, the seconds after which the item should be called again, if known.
     """
 
     value: Value | None
@@ -40,15 +40,15 @@ class CallCounts:
     made : int
         Calls begun.
     failed : int
-        Of these, those that raised or timed out.
+        Those of them that raised or timed out.
     timed_out : int
-        Of these, those that timed out.
+        Those of them that timed out.
     waited : int
-        How often an item waited in the task, to be called again.
+        Waits of items in the task before another call.
     given_back : int
-        Items that would have had to wait for too long.
+        Items that would have waited for too long.
     trips : int
-        How often a breaker opened.
+        Openings of breakers.
     """
 
     made: int = 0

@@ -45,7 +45,7 @@ _CONSUMERS_OWN = re.compile(
 
 
 class TopicPartition(NamedTuple):
-    """A partition by its name; equal to the plain pair."""
+    """The name of a partition; equal to the plain pair."""
 
     topic: str
     partition: int
@@ -55,7 +55,7 @@ class TopicPartition(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A partition that the cluster has."""
+    """A partition of the cluster."""
 
     topic: str
     partition: int
@@ -63,7 +63,7 @@ class Partition(NamedTuple):
 
     @property
     def key(self) -> TopicPartition:
-        """Its name alone."""
+        """The name of the partition."""
         return TopicPartition(self.topic, self.partition)
 
 
@@ -73,12 +73,13 @@ class _Bounds(NamedTuple):
 
 
 class Watermarks(_Bounds):
-    """A partition has offsets from ``low``; the next one that can be read will be ``high``.
+    """The bounds of a partition: its first offset ``low``, and ``high``, the next one to become
+    readable.
 
     Attributes
     ----------
     epoch : int or None
-        Of the leader that says so, where it tells it; not compared.
+        The epoch of the answering leader, if it sends one; not compared.
     """
 
     epoch: int | None = None
@@ -92,7 +93,7 @@ class Committed(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why one partition has no answer."""
+    """The reason why a partition has no answer."""
 
     code: str  # librdkafka's name, as ``UNKNOWN_MEMBER_ID``
     text: str
@@ -107,12 +108,12 @@ class Answers(NamedTuple, Generic[Answer]):
 
 
 class UnknownTopics(RuntimeError):
-    """Topics that were named are not there, or may not be seen.
+    """Named topics do not exist, or may not be seen.
 
     Attributes
     ----------
     topics : dict of str
-        Each with its cause.
+        The cause, by topic.
     """
 
     def __init__(self, topics: dict[str, str]) -> None:
@@ -129,14 +130,14 @@ class ClusterFailed(RuntimeError):
 
 
 class Cluster:
-    """A client that asks; its methods may be called by one thread at a time.
+    """A client that makes requests to a cluster. One thread at a time may call its methods.
 
     Parameters
     ----------
     settings : ClientSettings
-        How the brokers are reached.
+        The connection to the brokers.
     timeout_s : float, default 30
-        For each request.
+        The time-out of each request.
 
     Raises
     ------
@@ -177,16 +178,16 @@ class Cluster:
         Parameters
         ----------
         topics : iterable of str, optional
-            Their names.
+            The names of topics.
         pattern : str or re.Pattern, optional
-            In their place: all whose whole name matches, but those that are Kafka's own.
+            Instead of names: all topics whose whole name matches, except Kafka's own.
         missing_ok : bool, default False
-            Whether topics that are not there are left out.
+            Whether missing topics are left out instead of raising.
 
         Raises
         ------
         UnknownTopics
-            If topics that were named are not there, unless that is as well.
+            If named topics do not exist, unless ``missing_ok``.
         ClusterFailed
             If no broker answers in time.
         """
@@ -235,14 +236,14 @@ class Cluster:
         return Answers(found, {**lows.failed, **highs.failed})
 
     def bounds_of(self, topic: str) -> dict[TopicPartition, Watermarks]:
-        """Return where each partition of a topic begins and ends, in order.
+        """Return the first and last offsets of each partition of a topic, in order.
 
         Raises
         ------
         UnknownTopics
-            If the topic is not there.
+            If the topic does not exist.
         ClusterFailed
-            If no broker answers in time, or that is not known of a partition.
+            If no broker answers in time, or the offsets of a partition are unknown.
         """
         keys = [one.key for one in self.partitions([topic])]
         answers = self.watermarks(keys)
@@ -256,9 +257,9 @@ class Cluster:
     def offsets_for_time(
         self, partitions: Iterable[tuple[str, int]], timestamp_ms: int
     ) -> Answers[int]:
-        """Return the first offsets whose records are of a time, in ms since 1970, or later.
+        """Return the first offsets whose records have a time, in ms since 1970, or a later one.
 
-        Where there is none it is the end of the partition.
+        For a partition without such a record, it is the end.
         """
         keys = _keys(partitions)
         # The ends first: what comes between the two requests may be of that time.
@@ -317,23 +318,23 @@ class Cluster:
         *,
         patience_s: float = _MOVES_S,
     ) -> Answers[Committed]:
-        """Commit offsets of a group that has no members, in one request if they fit into it.
+        """Commit offsets of a group without members, in one request if they fit into it.
 
         Parameters
         ----------
         group : str
-            Whose they are.
+            The group.
         offsets : mapping of (topic, partition)
-            The offset, the next to read, and its metadata, as `ackcore.offsets.Commit` has them.
+            The next offset to read and its metadata, as `ackcore.offsets.Commit`.
         patience_s : float, default 5
-            A coordinator that moves, or does not answer, is asked again for so many seconds: all
-            takes 3 s more at most.
+            The seconds for which a coordinator that moves, or does not answer, is asked again. The
+            call takes at most 3 s more.
 
         Returns
         -------
         Answers
-            What was committed, and what was not, partition by partition; nothing is raised for
-            what a broker or the network does.
+            The committed partitions, and the failed ones. Errors of brokers and the network do not
+            raise.
         """
         wanted = {TopicPartition(*key): Committed(*value) for key, value in offsets.items()}
         found: dict[TopicPartition, Committed] = {}
@@ -447,7 +448,7 @@ class Cluster:
         return Failure(error.name(), self._settings.redacted(error_text(error)), retriable)
 
     def close(self) -> None:
-        """Leave the brokers."""
+        """Close the connections."""
         self._committers.clear()
         del self._admin
 

@@ -9,25 +9,25 @@ from ackcore.kafka.settings import ClientSettings
 
 
 class KafkaGroup:
-    """A group for records of Spark's own Kafka source: ``TopologyBuilder.spout(commit_group=)``.
+    """A consumer group for Spark's own Kafka source: ``TopologyBuilder.spout(commit_group=)``.
 
-    After each micro-batch the group's committed offsets are advanced up to the first record that
-    waits, with what is done above that in the metadata, as `KafkaSpout` does it: whatever watches
-    its lag is right.  The checkpoint alone says what is done, and where the query goes on.
+    After each micro-batch the group's committed offsets advance to the first record that waits,
+    with the records done above it in the metadata, as with a `KafkaSpout`, so that lag monitors are
+    right. Only the checkpoint decides where the query continues.
 
     Parameters
     ----------
     group_id : str
-        Its name.  No consumer may be a member of it meanwhile.
+        The name of the group. It must have no other consumer meanwhile.
     bootstrap_servers : str
-        ``host:port`` of the brokers that the source reads, with commas between them.
+        ``host:port`` of the brokers that the source reads, separated by commas.
     options : mapping, optional
-        Further settings of librdkafka, security above all: those of the source are Java's.
+        Further librdkafka settings, security above all; the source's own settings are Java's.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        If an argument is wrong; it names the argument.
     """
 
     #: What `TopologyBuilder.spout` knows it by.

@@ -54,10 +54,10 @@ class SentBack(NamedTuple):
     Attributes
     ----------
     sent : int
-        Sent to their topics.
+        Letters sent to their topics.
     left : int
-        Not sent, and not by a later call either: they stand for no record, or only for a part of
-        one, have died too often, or are none of a consumer's.
+        Letters that this and later calls leave out: they represent no record or only a part of one,
+        have died too often, or are not a consumer's.
     """
 
     sent: int

@@ -30,7 +30,7 @@ RECORD_SCHEMA = pa.schema(
 
 
 class OffsetRange(NamedTuple):
-    """The offsets of a partition from ``start`` up to, not including, ``stop``."""
+    """The offsets of a partition from ``start`` up to, but not including, ``stop``."""
 
     topic: str
     partition: int
@@ -52,14 +52,14 @@ def split_range(range_: OffsetRange, most: int) -> list[OffsetRange]:
     Parameters
     ----------
     range_ : OffsetRange
-        What is split.
+        The range.
     most : int
-        Offsets of a piece, at most.
+        The maximum number of offsets in a piece.
 
     Returns
     -------
     list of OffsetRange
-        In order, as few as can be; none for an empty range.
+        As few pieces as possible, in order; none for an empty range.
     """
     most = as_count(most, "most", 1)
     pieces = -(-range_.size // most)

@@ -94,21 +94,21 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class RangeReader:
-    """A consumer that reads ranges, one after another; close it, or use it in ``with``.
+    """A consumer that reads ranges, one after another. Close it, or use it in ``with``.
 
-    One thread reads at a time; any may close it.
+    One thread reads at a time; any thread may close it.
 
     Parameters
     ----------
     settings : ClientSettings
-        How the brokers are reached.
+        The connection to the brokers.
     batch_bytes : int, default 1 MiB
-        About so many bytes of keys, values and headers are in a batch, 1 GiB at most; one record
+        The approximate bytes of keys, values and headers in a batch, at most 1 GiB. A single record
         may have more.
     batch_rows : int, optional
-        A batch ends behind each so many records, counted through all ranges.
+        The number of records after which a batch ends, counted through all ranges.
     timeout_s : float, default 60
-        For how long nothing may come of what is still to be read.
+        The seconds without any record after which a read fails.
 
     Raises
     ------
@@ -151,23 +151,23 @@ class RangeReader:
             raise ValueError(f"options are refused by librdkafka: {text}") from None
 
     def read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a range in order, as `RECORD_SCHEMA` has them.
+        """Yield the records of a range in order, in `RECORD_SCHEMA`.
 
         Raises
         ------
         ValueError
-            If the range begins below 0, at once.
+            If the range begins below 0; at once.
         RuntimeError
-            If another range is not read to its end, nor its iterator closed; if the reader is
-            closed, before or meanwhile.
+            If another range is not read to its end and its iterator not closed, or the reader is
+            closed.
         OffsetsLost
-            If offsets of the range were deleted; what came before them was yielded.
+            If offsets of the range were deleted. The records before them were yielded.
         LogTruncated
-            If the partition's log was truncated and written anew.
+            If the partition's log was truncated and written again.
         ReadTimedOut
             If nothing came for ``timeout_s``.
         ReadFailed
-            If the brokers refuse, or what they send cannot be read; what came before was yielded.
+            If the brokers refuse, or send unreadable data. The records before it were yielded.
         """
         if range_.start < 0:
             # To librdkafka -1 is the end and -2 the beginning.
@@ -320,7 +320,7 @@ class RangeReader:
         return OffsetsLost(rest, low, high)
 
     def close(self) -> None:
-        """Leave the brokers; where another thread reads, that ends in an error, and does it."""
+        """Close the connections. A read in another thread fails, and closes them then."""
         with self._lock:
             self._is_closed = True
             if not self._is_in_use:
@@ -340,7 +340,7 @@ def read_range(
     *,
     timeout_s: float = 60.0,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of one range; as `RangeReader.read`, with a consumer of its own."""
+    """Yield the records of one range, with a consumer of its own; see `RangeReader.read`."""
     with RangeReader(settings, batch_bytes=batch_bytes, timeout_s=timeout_s) as reader:
         yield from reader.read(range_)
 

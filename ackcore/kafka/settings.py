@@ -47,24 +47,24 @@ Value = str | int | float | bool | Callable[..., Any] | Log
 class ClientSettings:
     """The addresses of brokers, and librdkafka's settings of the connection.
 
-    It can be pickled if its callbacks can, and shows no secret: not in ``repr``, nor in the errors
-    of what uses it.
+    It can be pickled if its callbacks can. Neither its ``repr`` nor errors show a secret.
 
     Parameters
     ----------
     bootstrap_servers : str
-        ``host:port`` of brokers, with commas between them.
+        ``host:port`` of brokers, separated by commas.
     options : mapping of str, optional
-        Settings by librdkafka's names, passed on as they are: ``security.protocol``, ``sasl.*``,
-        ``ssl.*``, ``oauth_cb``, ``isolation.level``, ``fetch.*`` and all others but those that
-        decide what is committed and read, which ackcore makes.
+        librdkafka settings: ``security.protocol``, ``sasl.*``, ``ssl.*``, ``oauth_cb``,
+        ``isolation.level``, ``fetch.*`` and all others except those that decide which offsets are
+        committed and read, which ackcore sets.
 
     Raises
     ------
     TypeError
-        If the arguments are of other types.
+        If an argument has another type.
     ValueError
-        If ``bootstrap_servers`` is empty, or an option is ackcore's to set; it names the way out.
+        If ``bootstrap_servers`` is empty, or ackcore sets an option itself; it names the
+        alternative.
     """
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, Value] | None = None) -> None:
@@ -79,22 +79,22 @@ class ClientSettings:
         Parameters
         ----------
         own : mapping
-            What the client needs to be what it is; the user's options do not override it.
+            Settings that the client requires; the user's options do not override them.
         defaults : mapping, optional
-            What they override.
+            Settings that the user's options override.
         """
         where = {"bootstrap.servers": self.bootstrap_servers}
         return {**where, **(defaults or {}), **self.options, **own}
 
     def redacted(self, text: str) -> str:
-        """Return a text without the secrets of these settings, wherever they stand in it."""
+        """Return a text without the secrets of these settings."""
         # The longest first: a short one may be part of it.
         for secret in sorted(self._secrets(), key=len, reverse=True):
             text = text.replace(secret, _REDACTED)
         return text
 
     def logger(self, logger: Logger) -> RedactedLog:
-        """Return a logger whose messages are without these secrets; librdkafka may have it, too."""
+        """Return a logger that removes these secrets from messages; librdkafka may use it too."""
         return RedactedLog(logger, self)
 
     def _secrets(self) -> set[str]:
@@ -122,14 +122,14 @@ class ClientSettings:
 
 
 class RedactedLog(_Adapter):
-    """Logs messages without the secrets of settings, whoever makes them; made by these."""
+    """A logger that removes the secrets of settings from messages."""
 
     def __init__(self, logger: Logger, settings: ClientSettings) -> None:
         super().__init__(logger)
         self._settings = settings
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log a message, put together here: a secret may be in what it is made of."""
+        """Format and log a message. An argument may contain a secret."""
         text = str(msg) % args if args else str(msg)
         if level == WARNING and text.endswith(": retrying"):
             level = INFO  # librdkafka waits for a coordinator that loads: normal as a client starts

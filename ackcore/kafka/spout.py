@@ -26,64 +26,67 @@ class KafkaSpout:
     """Partitions of Kafka, as a source for `TopologyBuilder.spout`.
 
     It emits ``key, value`` (binary), ``headers`` (a list of key and value), ``topic, partition,
-    offset, timestamp``; (topic, partition, offset) is the message id.  These are settings alone:
-    what reads is made where it runs, by each task.  The checkpoint says what is done, which
-    is committed to the group after each micro-batch, so that whatever watches its lag is right.
+    offset, timestamp``. The message id is (topic, partition, offset). The object holds settings
+    only; each task creates its own reader. The checkpoint records which offsets are done, and after
+    each micro-batch they are committed to the group, so that lag monitors are right.
 
     Parameters
     ----------
     topics : str or sequence of str, optional
-        Whose partitions are read, all of them; new ones from their beginning.
+        The topics. All their partitions are read, new ones from their beginning.
     pattern : str, optional
-        In their place, a regular expression that the whole names of topics match.
+        Instead of topics, a regular expression that matches the whole names of topics.
     bootstrap_servers : str
-        ``host:port`` of brokers, with commas between them.
+        ``host:port`` of brokers, separated by commas.
     group_id : str, optional
-        The consumer group whose offsets are committed; without one none are.  No other consumer
-        may be a member of it meanwhile.  Two deployments that commit to one group move it
-        back and forth: neither loses a record by that, as each goes by its checkpoint, but a third
-        that begins with the group leaves out what the last one to commit has done.
+        The consumer group whose offsets are committed; without it none are. The group must have no
+        other consumer meanwhile. Two deployments that commit to one group move its offsets back and
+        forth. Neither loses a record, because each continues from its checkpoint, but a third one
+        that begins with the group skips the records that the last committer has done.
     start : {"group", "earliest", "latest"}, datetime or mapping, default "group"
-        Where a checkpoint begins that has no position yet: where the group has committed, with its
-        holes and how often their records failed, and without that at the earliest record; at the
-        earliest, at the latest; at the first record of a time (with its zone); or at offsets by
-        (topic, partition).  It counts once for a checkpoint, as Storm's ``forceFromStart`` does for
-        a topology that is submitted anew: to begin there again, take a new checkpoint.
+        The start of a checkpoint that has no position yet: the group's committed offsets, with
+        their holes and failure counts, or else the earliest record; the earliest; the latest; the
+        first record of a time (with its zone); or offsets by (topic, partition). It counts once per
+        checkpoint, like Storm's ``forceFromStart`` for a newly submitted topology. To begin there
+        again, use a new checkpoint.
     tasks : int, optional
-        Task i reads the partitions i, i + tasks, ... of the ordered list.  Left out, all offsets of
-        a micro-batch are dealt out evenly, large ranges in several pieces.
+        If given, task i reads the partitions i, i + tasks, ... of the sorted list. Otherwise the
+        offsets of a micro-batch are divided evenly, and large ranges are split.
     max_records : int, optional
-        Offsets of a micro-batch, at most, but one of each partition that has any.
+        The maximum number of offsets in a micro-batch, plus one for each partition that has any.
     target_batch_s : float, default 10
-        How long a micro-batch is to take: without `max_records` it takes so many as that allows,
-        by what the ones before took; twice what one takes without a record, if that is longer.
-        Either way no more than have room among those that wait, if all fail (`max_waiting`).
+        The target duration of a micro-batch. Without `max_records`, the number of offsets adapts to
+        it by the durations of earlier micro-batches. The target is at least twice the duration of
+        an empty micro-batch. In both cases a micro-batch never takes more records than could wait
+        if all failed (`max_waiting`).
     refresh_s : float, default 60
-        How often new partitions are looked for, in seconds.
+        The interval, in seconds, at which new partitions are looked for.
     max_offset_behind : int, optional
-        Records further behind the end of their partition, when the checkpoint begins, are not run.
+        Records that are further behind the end of their partition, when the checkpoint begins, are
+        skipped.
     lost : {"dead-letter", "refuse"}, default "dead-letter"
-        What becomes of those, and of offsets that were deleted before they were read: one dead
-        letter for each range, which names it; or the query ends with an error that does.
+        The handling of skipped offsets, and of offsets that were deleted before they were read: one
+        dead letter per range, which names it, or an error that ends the query.
     missing_timeout_s : float, default 600
-        For how long a micro-batch waits for a topic or offsets that it has planned and that are not
-        there, or not again yet; the query then ends with an error.  For brokers it waits for ever.
+        The seconds for which a micro-batch waits for a planned topic, or planned offsets, that do
+        not exist at present; then the query ends with an error. It waits for brokers without limit.
     deserializer : callable, optional
-        Makes a value of the bytes of one: ``json.loads``, say; one of confluent-kafka's gets its
-        ``SerializationContext`` as well.  A record for which it raises is a failed tuple, kept as
-        it came.  Nulls stay null.  If it has a method ``prepare`` each task calls that first, as
-        for a client of a schema registry, which cannot be pickled.
+        Converts the bytes of a value, for instance ``json.loads``. A deserializer of
+        confluent-kafka also receives its ``SerializationContext``. If it raises, the record fails,
+        and its dead letter has the original bytes. Nulls stay null. If it has a method ``prepare``,
+        each task calls that first: create the client of a schema registry there, which cannot be
+        pickled.
     value_type : pyarrow.DataType, optional
-        Type of the values that it returns; to be given with it. A value must keep its meaning in
-        this type, or its record fails. Fields of a struct go by name: a message may have more
-        fields, which are left out, or fewer, which are null.
+        The type of the deserialized values, required with `deserializer`. A value must keep its
+        meaning in this type, or its record fails. Fields of a struct are matched by name:
+        additional fields of a message are dropped, missing ones are null.
     options : mapping, optional
-        Further settings of librdkafka: security, ``isolation.level`` and others.
+        Further librdkafka settings: security, ``isolation.level`` and others.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        If an argument is wrong; it names the argument.
     """
 
     source_kind: ClassVar[str] = "kafka"
@@ -133,19 +136,19 @@ class KafkaSpout:
 
     @property
     def columns(self) -> list[str]:
-        """The names of what it emits."""
+        """The names of the emitted columns."""
         return list(self.schema.names)
 
     @property
     def emits(self) -> pa.Schema:
-        """The columns of what it emits: ``value`` is of `value_type` if that is given."""
+        """The emitted columns. ``value`` has the type `value_type` if that is given."""
         if self.value_type is None:
             return self.schema
         place = self.schema.get_field_index("value")
         return self.schema.set(place, pa.field("value", self.value_type))
 
     def reads(self, topic: str) -> bool:
-        """Whether a topic of that name is read, as soon as there is one."""
+        """Whether a topic of that name is read, once it exists."""
         if self.topics is not None:
             return topic in self.topics
         return re.fullmatch(self.pattern or "", topic) is not None
@@ -158,7 +161,7 @@ class KafkaSpout:
 def value_context(
     topic: str, headers: list[tuple[str, str | bytes | None]]
 ) -> SerializationContext:
-    """Return what one of confluent-kafka's deserializers is told of a value."""
+    """Return the context that a deserializer of confluent-kafka receives for a value."""
     return SerializationContext(topic, MessageField.VALUE, headers)
 
 

@@ -35,47 +35,47 @@ _METHODS = ("on_start", "on_batch_start", "on_progress", "on_dead", "on_end")
 class QueryListener:
     """The base class of listeners. An object with some of these methods will do.
 
-    An exception that one raises is logged, and changes nothing: neither the query, nor what other
-    listeners are told.  One that takes long holds the next micro-batch up.
+    An exception in a listener is logged, and affects neither the query nor other listeners. A slow
+    listener delays the next micro-batch.
     """
 
     def on_start(self, books: Books) -> None:
-        """Take in the start: the books so far, with an account of each tracked spout."""
+        """Called at the start, with the counts so far of each tracked spout."""
 
     def on_batch_start(self, batch_id: int) -> None:
-        """Take in that a stream begins a micro-batch, or begins it again.
+        """Called when a stream begins a micro-batch, or begins it again. `run_batch` does not call
+        it.
 
-        `run_batch` does not tell.  Where `on_progress` does not follow for long, it hangs.
+        If `on_progress` does not follow for long, the micro-batch hangs.
         """
 
     def on_progress(self, progress: Progress, books: Books) -> None:
-        """Take in what a micro-batch did, and the books after it."""
+        """Called with the report of a micro-batch, and the counts after it."""
 
     def on_dead(self, batch_id: int, letters: Mapping[str, pa.Table]) -> None:
-        """Take in letters of records that died in a micro-batch, if any did.
+        """Called with the letters of records that died in a micro-batch, if there are any.
 
-        Where many did it is called again and again, each time with others of them, some 32 MB.
-        They are read only for listeners that have this method, not this one's.
+        With many letters it is called several times, each time with about 32 MB. Letters are read
+        only for listeners that override this method.
 
         Parameters
         ----------
         batch_id : int
             The micro-batch.
         letters : mapping from str to pyarrow.Table
-            By spout, in the columns that `ackcore.spark.dead_letters` gives: ``message_id,
-            attempts, error_type, error_message, component, first_ms, last_ms, batch_id,
-            replays, payload``.
+            By spout, in the columns of `ackcore.spark.dead_letters`: ``message_id, attempts,
+            error_type, error_message, component, first_ms, last_ms, batch_id, replays, payload``.
         """
 
     def on_end(self, error: BaseException | None, books: Books) -> None:
-        """Take in the end of the query, or of `run_batch`.
+        """Called at the end of the query, or of `run_batch`.
 
         Parameters
         ----------
         error : BaseException or None
-            What it ends with; None if it was stopped or is through.
+            The error that ended it; None after a stop or a normal end.
         books : Books
-            After the last micro-batch that is done.
+            The counts after the last finished micro-batch.
         """
 
 
@@ -105,7 +105,7 @@ class Listeners:
             self.add(one)
 
     def add(self, listener: Any, books: Books | None = None) -> None:
-        """Have one more told, from now on; with the books of a query that runs, also of its start.
+        """Add a listener. With the books of a running query, call its ``on_start``.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class Listeners:
         self._all = [*self._all, listener]  # another thread may be telling those that are there
 
     def started(self, topology: Topology, books: Books) -> None:
-        """Tell of the start."""
+        """Call the listeners at the start."""
         spouts = topology.spouts.items()
         self._accounts = {name: Account() for name, spout in spouts if spout.tracked}
         self._tell_start(self._all, books)
@@ -134,11 +134,11 @@ class Listeners:
         self._tell("on_start", known, listeners=listeners)
 
     def began(self, number: int) -> None:
-        """Tell of a micro-batch that begins."""
+        """Call the listeners when a micro-batch begins."""
         self._tell("on_batch_start", number)
 
     def done(self, progress: Progress, books: Books, decision: BatchDecision | None) -> None:
-        """Tell of a micro-batch that is done."""
+        """Call the listeners when a micro-batch is done."""
         if not self._all:
             return
         self._tell("on_progress", progress, books)
@@ -157,7 +157,7 @@ class Listeners:
 
     @contextmanager
     def of_run(self, engine: Engine) -> Iterator[None]:
-        """Tell of the start and of the end of what runs within, however it ends."""
+        """Call the listeners at the start and at the end of the enclosed code, however it ends."""
         self.started(engine.topology, engine.books)
         try:
             yield
@@ -167,7 +167,7 @@ class Listeners:
         self.ended(None, engine.books)
 
     def ended(self, error: BaseException | None, books: Books) -> None:
-        """Tell of the end."""
+        """Call the listeners at the end."""
         self._tell("on_end", error, books)
 
     def _hearing(

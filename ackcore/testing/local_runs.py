@@ -136,19 +136,19 @@ class _Copies(Mapping[str, Any]):
 
 
 class LocalRuns:
-    """A topology and its rows, to be run once.
+    """A topology and its rows, for one run.
 
     Parameters
     ----------
     topology : Topology
     rows : mapping from str to pyarrow.Table
-        By spout, in the columns of its source.
+        The rows by spout, in the columns of its source.
     tasks : int
-        How many tasks read a spout, and run the bolts behind an exchange.
+        The number of tasks that read a spout, and that run the bolts behind an exchange.
     kills : Kills
-        Which tasks die.
+        The tasks to kill.
     listeners : Listeners
-        Told of each micro-batch, and of the end.
+        Called for each micro-batch, and at the end.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class LocalRuns:
         self._counted: set[int] = set()
 
     def run(self, directory: Path) -> TopologyRun:
-        """Run it, with a checkpoint in a directory."""
+        """Run it with a checkpoint in a directory."""
         topology = self._topology
         with ExitStack() as stack:
             state = stack.enter_context(
@@ -243,7 +243,7 @@ class LocalRuns:
         )
 
     def on_progress(self, progress: Progress, books: Books) -> None:
-        """Keep what a micro-batch did."""
+        """Keep the report of a micro-batch."""
         self._progress.append(progress)
 
     def _wait(self, seconds: float) -> None:

@@ -23,12 +23,12 @@ class Source:
     Parameters
     ----------
     schema : pyarrow.Schema
-        Of the rows that `run` is given for it.
+        The schema of the rows that you pass to `run`.
 
     Raises
     ------
     TypeError
-        If it is no schema.
+        If it is not a schema.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -55,15 +55,15 @@ class DeadLetter:
     Attributes
     ----------
     spout, message_id : str
-        Which it is.
+        The record.
     attempts : int
-        Executions it had.
+        The number of its executions.
     component, error_type, error_message : str
-        Why it died, and in which bolt or spout.
+        The bolt or spout in which it died, and the reason.
     payload : dict
-        The record as the spout was given it.
+        The record as the spout received it.
     batch_id : int
-        The micro-batch that it died in.
+        The micro-batch in which it died.
     """
 
     spout: str
@@ -124,18 +124,19 @@ class TopologyRun:
     kills: int = 0
 
     def check(self, *, dead: int = 0) -> TopologyRun:
-        """Return the run if all went as it should; what did not is told with all of `print`.
+        """Return the run if it went as expected; otherwise raise an error that contains its
+        `print`.
 
         Parameters
         ----------
         dead : int, default 0
-            How many records are to have died.
+            The expected number of dead records.
 
         Raises
         ------
         AssertionError
-            If the books do not balance, a record waits, another number died, or a tuple failed that
-            hangs from no record.
+            If the books do not balance, a record waits, another number died, or an untracked tuple
+            failed.
         """
         books = self.books
         wrong = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+ERRORS = Path(__file__).parents[2] / "docs" / "errors.md"
 
 
 @pytest.mark.parametrize(
@@ -20,18 +20,18 @@ OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
         "ackcore.topology",
     ],
 )
-def test_every_public_error_is_in_the_operations_page(package):
+def test_every_public_error_is_in_the_errors_page(package):
     module = importlib.import_module(package)
     public = {name for name in module.__all__ if _is_error(getattr(module, name))}
-    known = set(re.findall(r"`(\w+)`", OPERATIONS.read_text(encoding="utf-8")))
+    known = set(re.findall(r"`(\w+)`", ERRORS.read_text(encoding="utf-8")))
     assert public <= known
 
 
-def test_no_error_in_the_operations_page_is_made_up():
-    rows = re.findall(r"^\| `(\w+)`", OPERATIONS.read_text(encoding="utf-8"), re.MULTILINE)
+def test_no_error_in_the_errors_page_is_made_up():
+    rows = re.findall(r"^\| `(\w+)`", ERRORS.read_text(encoding="utf-8"), re.MULTILINE)
     source = "\n".join(
         path.read_text(encoding="utf-8")
-        for path in (OPERATIONS.parents[1] / "ackcore").rglob("*.py")
+        for path in (ERRORS.parents[1] / "ackcore").rglob("*.py")
     )
     assert [name for name in rows if not re.search(rf"\b{name}\b", source)] == []
     assert len(rows) > 20

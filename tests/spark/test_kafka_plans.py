@@ -331,7 +331,7 @@ SCHEMA = '{"title": "order", "type": "object", "properties": {"id": {"type": "in
 
 
 class FromRegistry(Deserializer):
-    """Pickle the arguments of a registry's client, not the client, as docs/connectors.md does."""
+    """Pickle the arguments of a registry's client, not the client, as docs/tutorial-kafka.md does."""
 
     def __init__(self, registry):
         self.registry = registry

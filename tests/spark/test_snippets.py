@@ -22,11 +22,11 @@ from ackcore.topology import TopologyBuilder
 ROOT = Path(__file__).parents[2]
 #: Where each stands: its page, and a line of it that no other has.
 WRITE = "docs/spark.md", "def write(frame, batch_id):"
-SPOUT = "docs/connectors.md", "from ackcore.kafka import KafkaSpout"
+SPOUT = "docs/sources.md", "from ackcore.kafka import KafkaSpout"
 SERVED = "docs/monitoring.md", "query.serve_metrics("
 LISTENERS = "docs/monitoring.md", "OTLPMetricExporter("
-BUCKET = "docs/spark.md", '"s3://bucket/live"'  # in test_bucket_runs.py
-REMOTE = "docs/spark.md", "SparkSession.builder.remote("
+BUCKET = "docs/buckets.md", '"s3://bucket/live"'  # in test_bucket_runs.py
+REMOTE = "docs/spark-connect.md", "SparkSession.builder.remote("
 
 
 def snippets():
