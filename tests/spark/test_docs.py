@@ -30,8 +30,7 @@ def test_every_public_error_is_in_the_errors_page(package):
 def test_no_error_in_the_errors_page_is_made_up():
     rows = re.findall(r"^\| `(\w+)`", ERRORS.read_text(encoding="utf-8"), re.MULTILINE)
     source = "\n".join(
-        path.read_text(encoding="utf-8")
-        for path in (ERRORS.parents[1] / "ackcore").rglob("*.py")
+        path.read_text(encoding="utf-8") for path in (ERRORS.parents[1] / "ackcore").rglob("*.py")
     )
     assert [name for name in rows if not re.search(rf"\b{name}\b", source)] == []
     assert len(rows) > 20
