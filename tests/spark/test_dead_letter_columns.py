@@ -166,7 +166,7 @@ def test_a_condition_is_asked_of_letters_with_the_columns_that_they_have(spark, 
     letters = opened(checkpoint, SOURCES)
     letters.write(0, {"lines": died(0, 2)})
     now = pa.schema([("value", pa.int32()), ("more", pa.string())])
-    opened(checkpoint, {"lines": now})
+    letters = opened(checkpoint, {"lines": now})
     letters.write(
         1, {"lines": of(7, value=pa.array([7, 8], pa.int32()), more=pa.array(["a", "b"]))}
     )

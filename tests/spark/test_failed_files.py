@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from checkpoints import OPEN, decision, ids, records
+from checkpoints import OPEN, Killed, decision, ids, records
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import TaskContext, cloudpickle
+from worlds import killed
 
 from ackcore.spark import dead_letters, replay, run_batch
 from ackcore.spark.base import checksummed
@@ -193,10 +194,6 @@ class KilledBehindItsFiles(SpoutStage):
             yield result
 
 
-class Died(BaseException):
-    pass
-
-
 @pytest.fixture(params=["narrow", "in front of an exchange"])
 def failing(request, spark, tmp_path, monkeypatch):
     """``failing(name)`` runs a batch all of which fails; returns its books, letters and rows."""
@@ -255,12 +252,12 @@ STEPS = ["ran", "checked", "decided", "in-dead-letters", "acted", "marked"]
 def test_a_driver_that_dies_over_what_tasks_wrote_in_the_run_goes_on(failing, monkeypatch, step):
     def die(name, number=None):
         if name == step:
-            raise Died
+            raise killed(step)
 
     with monkeypatch.context() as patch:
         for module in (act, batch, runs):
             patch.setattr(module, "failpoint", die)
-        with pytest.raises(Died):
+        with pytest.raises(Killed):
             failing("died")
     check_failing(failing("died"))
 

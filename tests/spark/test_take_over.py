@@ -28,6 +28,7 @@ from ackcore.spark.protocol import act, batch, runs
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile
 from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.stores import local
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology.tuples import Reason
 
@@ -399,14 +400,14 @@ def test_a_lock_that_is_gone_or_cannot_be_read(checkpoint):
 def test_two_that_claim_a_sinks_directory_at_once(tmp_path, monkeypatch):
     """The one that is second is refused, though it saw no note."""
     out, one, other = tmp_path / "out", to_parquet(tmp_path / "out"), to_parquet(tmp_path / "out")
-    write_file = sinks.write_file
+    write_file = local.write_file
 
     def late(path, write, **more):
-        monkeypatch.setattr(sinks, "write_file", write_file)
+        monkeypatch.setattr(local, "write_file", write_file)
         other.claim("count", "other", "/cp")
         write_file(path, write, **more)
 
-    monkeypatch.setattr(sinks, "write_file", late)
+    monkeypatch.setattr(local, "write_file", late)
     with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
         one.claim("count", "one", "/cp")
     assert [path.name for path in out.iterdir()] == ["_ackcore.json"]
