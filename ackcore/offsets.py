@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 #: (``offset.metadata.max.bytes``, in UTF-16 units for all its name) is 4,096, and one is appended.
 KAFKA_LIMIT = 4095
 #: What any header takes in base64, and a hole or two.
-_LEAST_LIMIT = 64
+LEAST_LIMIT = 64
 
 _MAGIC = "ack"
 _VERSION = "1"
@@ -149,7 +149,7 @@ def encode_state(
     -------
     Commit
     """
-    limit = as_count(limit, "limit", _LEAST_LIMIT)
+    limit = as_count(limit, "limit", LEAST_LIMIT)
     deployment = as_id(deployment, "deployment")
     if len(state.hole_starts) > _MOST_RUNS:
         whole = OffsetTracker.from_state(topic, partition, generation, state)
@@ -183,7 +183,7 @@ def _all_done(deployment: int, generation: int, per_character: int) -> Digits:
     none = np.empty(0, np.int64)
     nothing = OffsetState(0, 0, none, none, none, np.empty(0, np.int32))
     fixed = _fixed(deployment, generation)
-    return _padded([fixed, *_fitting(nothing, _LEAST_LIMIT * per_character)], per_character)
+    return _padded([fixed, *_fitting(nothing, LEAST_LIMIT * per_character)], per_character)
 
 
 def _prefix(wide: bool) -> str:

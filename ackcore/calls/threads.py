@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 
@@ -20,11 +20,29 @@ def is_async(function: Any) -> bool:
     )
 
 
+class _Call:
+    """A call, which a thread makes."""
+
+    __slots__ = ("answer", "arguments", "began", "is_out", "lost")
+
+    def __init__(
+        self,
+        answer: asyncio.Future[Any],
+        arguments: tuple[Any, ...],
+        began: Callable[[], object] | None,
+    ) -> None:
+        self.answer = answer
+        self.arguments = arguments
+        self.began = began
+        self.is_out = False  # in a thread
+        self.lost = False  # cancelled
+
+
 class CallThreads:
     """A function, in threads of its own.
 
-    A call that is cancelled before its turn is not made; one that runs is not waited for, and
-    keeps its thread until it returns.
+    A call that is cancelled before its turn is not made. One that runs goes on, and its thread ends
+    with it; another thread takes its place at once.
 
     Parameters
     ----------
@@ -39,50 +57,86 @@ class CallThreads:
         self._function = function
         self._threads = threads
         self._name = name
-        self._started = 0
-        self._calls: SimpleQueue[tuple[asyncio.Future[Any], tuple[Any, ...]] | None] = SimpleQueue()
-        self._waiting = 0
+        self._started = 0  # threads, without those that are lost
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._waiting = 0  # calls that have no answer
+        self._lock = Lock()  # whether a call is out, and whether it is lost, are one decision
 
-    def call(self, *arguments: Any) -> asyncio.Future[Any]:
-        """Call the function, and return what will have its answer; in the event loop."""
+    def call(
+        self, *arguments: Any, began: Callable[[], object] | None = None
+    ) -> asyncio.Future[Any]:
+        """Call the function, and return what will have its answer; in the event loop.
+
+        Parameters
+        ----------
+        *arguments
+            Of the function.
+        began : callable, optional
+            Called without arguments, in the thread, when the call's turn has come.
+        """
         loop = asyncio.get_running_loop()
-        answer = loop.create_future()
+        call = _Call(loop.create_future(), arguments, began)
+        call.answer.add_done_callback(functools.partial(self._ended, call, loop))
         self._waiting += 1
-        if self._started < min(self._threads, self._waiting):
-            self._started += 1
-            # Not an executor's: the interpreter waits for those when it ends, and one may hang.
-            Thread(target=self._work, args=(loop,), name=self._name, daemon=True).start()
-        self._calls.put((answer, arguments))
-        return answer
+        self._calls.put(call)
+        self._start(loop)
+        return call.answer
 
     def close(self) -> None:
         """End the threads, each after what it is at; that is not waited for."""
         for _ in range(self._started):
             self._calls.put(None)
+        self._threads = 0
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start a thread if that is of use."""
+        if self._started < min(self._threads, self._waiting):
+            self._started += 1
+            # Not an executor's: the interpreter waits for those when it ends, and one may hang.
+            Thread(target=self._work, args=(loop,), name=self._name, daemon=True).start()
+
+    def _ended(
+        self, call: _Call, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]
+    ) -> None:
+        self._waiting -= 1
+        with self._lock:
+            call.lost = answer.cancelled()
+            hangs = call.lost and call.is_out
+        if hangs:
+            self._started -= 1
+            self._start(loop)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        while (call := self._calls.get()) is not None:
-            answer, arguments = call
+        lost = False
+        while not lost and (call := self._calls.get()) is not None:
+            with self._lock:
+                if call.lost or call.answer.cancelled():  # before its turn
+                    continue
+                call.is_out = True
             value: Any = None
             error: BaseException | None = None
-            if not answer.cancelled():  # it is if it timed out before its turn
-                try:
-                    value = self._function(*arguments)
-                except StopIteration as raised:  # which a future does not take
-                    error = RuntimeError(f"StopIteration: {raised}")
-                except BaseException as raised:
-                    error = raised
-            del call, arguments
             try:
-                loop.call_soon_threadsafe(self._settle, answer, value, error)
+                if call.began is not None:
+                    call.began()
+                value = self._function(*call.arguments)
+            except StopIteration as raised:  # which a future does not take
+                error = RuntimeError(f"StopIteration: {raised}")
+            except BaseException as raised:
+                error = raised
+            with self._lock:
+                call.is_out, lost = False, call.lost
+            answer = call.answer
+            del call
+            try:
+                loop.call_soon_threadsafe(_settle, answer, value, error)
             except RuntimeError:
                 return  # the loop is closed
 
-    def _settle(self, answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-        self._waiting -= 1
-        if answer.done():
-            return
-        if error is None:
-            answer.set_result(value)
-        else:
-            answer.set_exception(error)
+
+def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(value)
+    else:
+        answer.set_exception(error)

@@ -55,7 +55,7 @@ class _Call:
         self.value: Any = None
         self.error: BaseException | None = None
         self.after_s: float | None = None
-        self.avoid: Consumer | None = None  # where it failed
+        self.avoid: tuple[Consumer, ...] = ()  # where it failed
         self.made = self.failures = 0
         self.waited = 0  # nanoseconds
         self.done = False
@@ -132,7 +132,7 @@ class Workers:
         self._waits: list[tuple[int, int, _Call]] = []  # a heap by due time
         self._waits_begun = 0
         # Those whose wait is over, by the endpoint that they avoid.
-        self._due: dict[Consumer | None, deque[tuple[int, int, _Call]]] = {}
+        self._due: dict[tuple[Consumer, ...], deque[tuple[int, int, _Call]]] = {}
 
     def now_ns(self) -> int:
         """Return the time, which stands still while calls are out and the loop does not run."""
@@ -392,7 +392,7 @@ class Workers:
         self.counts.waited += 1
         call.error = error  # should it be the last
         call.waited += wait_ns
-        call.avoid = worker.lease.consumer
+        call.avoid = (worker.lease.consumer,)
         self._waits_begun += 1
         heapq.heappush(self._waits, (now + wait_ns, self._waits_begun, call))
         self._wake_at(self._waits[0][0])
@@ -431,7 +431,7 @@ class Workers:
     def _finish(self, call: _Call) -> None:
         """Have an outcome handed over when its turn comes."""
         call.done = True
-        call.item = call.avoid = None
+        call.item, call.avoid = None, ()
         self._unfinished -= 1
         if not self._order[0].done:
             return

@@ -1,5 +1,5 @@
-"""``ackcore`` on the command line; needs ``ackcore[cli]``.
+"""The command line ``ackcore``; requires ``ackcore[cli]``.
 
-Each command is a module; `entry` loads the one that is asked for, and no other.  Exit codes are in
+Each command is a module. `entry` loads the requested one and no other. Exit codes are in
 `reporting`.
 """

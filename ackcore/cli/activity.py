@@ -10,14 +10,14 @@ QUIET_S = 10.0
 
 
 def described(activity: Activity | None, tasks: str = "") -> str:
-    """Say what a run is at.
+    """Describe the activity of a run.
 
     Parameters
     ----------
     activity : Activity or None
         None before its first micro-batch.
     tasks : str, default ""
-        How many of Spark's tasks have ended.
+        The number of Spark's tasks that have ended.
     """
     if activity is None:
         return "starting"
@@ -44,12 +44,12 @@ def described(activity: Activity | None, tasks: str = "") -> str:
 
 
 class Quiet:
-    """Says when there was nothing to read for a while.
+    """Detects that nothing was printed for a while.
 
     Parameters
     ----------
     now_s : float
-        The time, of a clock that does not go back.
+        The time of a monotonic clock.
     """
 
     def __init__(self, now_s: float):
@@ -60,7 +60,7 @@ class Quiet:
         self._last = now_s
 
     def line(self, now_s: float, text: str) -> str | None:
-        """Return what is to be printed now, if anything."""
+        """Return the line to print now, if any."""
         if now_s - self._last < QUIET_S:
             return None
         self._last = now_s

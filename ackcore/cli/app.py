@@ -1,4 +1,4 @@
-"""The commands put together."""
+"""The command-line application, assembled from its commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ackcore.cli.reporting import EXIT_CODES, Commands
 
 
 def app_of(names: Iterable[str]) -> typer.Typer:
-    """Return the command line with some of its commands, whose modules are loaded."""
+    """Return the command line with some of its commands, and load their modules."""
     app = typer.Typer(
         cls=Commands,
         add_completion=False,
@@ -40,4 +40,4 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Topologies on Spark in which no record is lost: run them, and see how they stand."""
+    """Run topologies on Spark with per-record delivery guarantees, and look at their status."""

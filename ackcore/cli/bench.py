@@ -1,4 +1,4 @@
-"""``ackcore bench``: acks a second on this machine, in a few seconds."""
+"""``ackcore bench``: measure acks per second on this machine, in a few seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="How often it is measured.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time the ledger: trees of four edges, by 8,192 messages a call, in one thread."""
+    """Measure the ledger: trees of four edges, 8,192 messages a call, one thread."""
     root_ids, vals, tasks = _messages(trees)
     rates = []
     for _ in range(rounds):
@@ -54,7 +54,7 @@ def bench(
 
 
 def _messages(trees: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return messages that ack each tree, as they come when all trees are under way at once."""
+    """Return messages that ack each tree, interleaved as if all trees were in flight at once."""
     draw = np.random.default_rng(0)
     roots = draw.integers(-(2**63), 2**63 - 1, trees)
     edges = draw.integers(1, 2**63 - 1, (_ACKS, trees))

@@ -1,4 +1,4 @@
-"""``ackcore dead``: the dead letters of a checkpoint, listed, shown and sent again."""
+"""``ackcore dead``: list, show, replay and drop the dead letters of a checkpoint."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def choosing(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that choose letters in the place of its parameter ``wanted``.
+    """Give a command the options that select letters, in place of its parameter ``wanted``.
 
     Parameters
     ----------
     *without : str
-        Options that it does not have.
+        Options to leave out.
     """
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -110,10 +110,10 @@ def listed(
     payload: Annotated[bool, typer.Option("--payload", help="Show the records as well.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List dead letters, the newest first.
+    """List dead letters, newest first.
 
-    Replays: how often the record had been sent again when it died; sent: how often it was since.
-    Exits with 3 if a file cannot be read, and lists the letters of the others.
+    Replays: how often the record had been replayed when it died. Sent: how often this letter was
+    sent since. Exits with 3 if a file cannot be read, and lists the letters of the others.
     """
     store = store_of(checkpoint)
     check_spout(store, wanted.spout)
@@ -169,7 +169,7 @@ def show(
     letter: Annotated[str, typer.Argument(metavar="LETTER", help="As it is listed.")],
     as_json: Json = False,
 ) -> None:
-    """Show one dead letter whole, with its record. Exits with 1 if there is none of that name."""
+    """Show one dead letter with its record. Exits with 1 if there is none of that name."""
     wanted = LetterFilter(_ids([letter]))
     damaged: list[CheckpointCorrupt] = []
     letters = list_letters(store_of(checkpoint), wanted, 1, payload=True, damaged=damaged)
@@ -211,9 +211,9 @@ def replayed(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Send dead letters through their topology again: the query takes them, or its next start.
+    """Send dead letters through their topology again, in the running query or at its next start.
 
-    Exits with 1 if some are named and none of them is sent.
+    Exits with 1 if you name letters and none of them is sent.
     """
     _refuse_all(wanted, all_of_them)
     done = replay(
@@ -253,7 +253,9 @@ def _tell(
 
 
 def _none_sent(store: Letters, wanted: LetterFilter) -> str:
-    """Say why none is to be sent: there is none, or all of them were, or stand for no record."""
+    """Return why no letter was sent: there is none, all were sent before, or they represent no
+    record.
+    """
     found = count_letters(store, wanted, [])
     if not found:
         return plain(none_found(store))
@@ -275,9 +277,9 @@ def dropped(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Drop dead letters for good: not shown, counted or sent again, and off the disk.
+    """Delete dead letters for good. They are no longer shown, counted or sent.
 
-    Exits with 1 if some are named and none of them is there.
+    Exits with 1 if you name letters and none of them exists.
     """
     _refuse_all(wanted, all_of_them)
     done = drop(checkpoint, wanted, dry_run=dry_run)
@@ -326,12 +328,12 @@ def _refuse_all(wanted: LetterFilter, all_of_them: bool) -> None:
 
 
 def time_in(text: str) -> int:
-    """Return the time that a text says, in milliseconds since 1970.
+    """Return the time in a text, in milliseconds since 1970.
 
     Raises
     ------
     typer.BadParameter
-        If it says none.
+        If the text is not a time.
     """
     ago = _AGO.fullmatch(text.removesuffix("ago").strip())
     try:

@@ -1,8 +1,8 @@
-"""A session that reads nothing: what a topology's function says of its sources, without a JVM.
+"""A stand-in session that reads nothing, to find the columns of a topology's sources without a JVM.
 
-`ackcore explain` needs the names of a source's columns and no more of it.  Where the code tells
-them by itself (a schema, a format whose columns are fixed, a selection by name) they are known here
-as Spark would know them; where only Spark can tell, `NotKnownHere` says so.
+`ackcore explain` needs only the names of a source's columns. If the code declares them (a schema, a
+format with fixed columns, a selection by name), this session knows them as Spark would. If only
+Spark can tell, it raises `NotKnownHere`.
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class Session:
 
     @property
     def read(self) -> Reader:
-        """Sources that end."""
+        """A reader of bounded sources."""
         return Reader(streaming=False)
 
     @property
     def readStream(self) -> Reader:
-        """Streams."""
+        """A reader of streams."""
         return Reader(streaming=True)
 
     def createDataFrame(self, data: Any, schema: Any = None, *_: Any, **__: Any) -> Frame:
-        """Return a frame of rows; of them only their columns' names are looked at."""
+        """Return a frame of rows. Only the names of their columns are read."""
         return Frame(_columns_of(schema) if schema is not None else _columns_of_rows(data))
 
     def range(self, *_: Any, **__: Any) -> Frame:
@@ -87,7 +87,7 @@ class Session:
 
 
 class Reader:
-    """A DataFrameReader or DataStreamReader.
+    """A stand-in for a DataFrameReader or DataStreamReader.
 
     Parameters
     ----------
@@ -102,12 +102,12 @@ class Reader:
         self._headers = False
 
     def format(self, source: str) -> Reader:
-        """Say which source."""
+        """Set the format."""
         self._format = source.lower()
         return self
 
     def schema(self, schema: Any) -> Reader:
-        """Say which columns."""
+        """Set the columns."""
         self._columns = _columns_of(schema)
         return self
 
@@ -151,12 +151,12 @@ class Reader:
 
 
 class Frame:
-    """A DataFrame, of which the names of its columns are known.
+    """A stand-in for a DataFrame with known column names.
 
     Parameters
     ----------
     columns : tuple of str
-        Their names.
+        The names of the columns.
     streaming : bool, default False
         Whether it is a stream.
     """
@@ -174,7 +174,7 @@ class Frame:
         return self._of(name for each in names for name in self._selected(each, _PLAIN))
 
     def selectExpr(self, *expressions: Any) -> Frame:
-        """Select columns, and expressions that are given a name."""
+        """Select columns, and named expressions."""
         return self._of(name for each in expressions for name in self._selected(each, _ALIASED))
 
     def _selected(self, what: Any, pattern: re.Pattern[str]) -> list[str]:
@@ -190,17 +190,17 @@ class Frame:
         return self._of([*self.columns, *([] if name in self.columns else [name])])
 
     def withColumnRenamed(self, old: str, new: str) -> Frame:
-        """Give a column another name."""
+        """Rename a column."""
         return self._of(new if each == old else each for each in self.columns)
 
     def drop(self, *columns: Any) -> Frame:
-        """Leave columns out."""
+        """Remove columns."""
         if not all(isinstance(each, str) for each in columns):
             raise NotKnownHere("drop of what is no name")
         return self._of(each for each in self.columns if each not in columns)
 
     def toDF(self, *columns: str) -> Frame:
-        """Give all columns other names."""
+        """Rename all columns."""
         return self._of(columns)
 
     def __getattr__(self, name: str) -> Callable[..., Frame]:
@@ -227,7 +227,7 @@ def _columns_of(schema: Any) -> tuple[str, ...]:
 
 
 def _parts(schema: str) -> list[str]:
-    """Return a DDL string in parts, cut at the commas that are in no type."""
+    """Split a DDL string at the commas that are not inside a type."""
     text = re.sub(r"^\s*struct\s*<(.*)>\s*$", r"\1", schema, flags=re.IGNORECASE | re.DOTALL)
     parts, depth = [""], 0
     for each in text:
@@ -240,7 +240,7 @@ def _parts(schema: str) -> list[str]:
 
 
 def _columns_of_rows(data: Any) -> tuple[str, ...]:
-    """Return the names that rows have, or a table of pandas or Arrow."""
+    """Return the column names of rows, or of a table of pandas or Arrow."""
     for name in ("column_names", "columns"):
         names = getattr(data, name, None)
         if names is not None:

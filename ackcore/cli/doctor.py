@@ -1,4 +1,6 @@
-"""``ackcore doctor``: what ackcore needs here, what there is, and the command that mends it."""
+"""``ackcore doctor``: check the requirements of ackcore on this machine, with commands that fix
+them.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,9 @@ def doctor(
     ] = "local[1]",
     as_json: Annotated[bool, typer.Option("--json", help="Print an object a line.")] = False,
 ) -> None:
-    """Look at what is needed: Python, Java, Spark, its workers, Arrow, the file system or bucket.
+    """Check the requirements: Python, Java, Spark, its workers, Arrow, the file system or bucket.
 
-    Exits with 1 if something must be mended.
+    Exits with 1 if a check fails.
     """
     shown = table("", "", "what", "found", "to mend it")
     well = True
@@ -157,7 +159,7 @@ def _workers(master: str) -> str:
 
 
 def _libraries(spark: Any) -> str:
-    """Return which Spark and Arrow the workers have, each version that there is."""
+    """Return the versions of Spark and Arrow on the workers."""
 
     def look(batches: Any) -> Any:
         import pyarrow  # noqa: PLC0415 - the worker's
@@ -178,7 +180,7 @@ _SHARED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "g
 
 
 def _file_system(place: Path) -> Iterator[Finding]:
-    """Try what a checkpoint asks for, beside it and not in it."""
+    """Check the file system's guarantees for a checkpoint, beside it and not in it."""
     directory = next(
         each for each in (place.absolute(), *place.absolute().parents) if each.is_dir()
     )
@@ -207,7 +209,7 @@ def _file_system(place: Path) -> Iterator[Finding]:
 
 
 def _bucket(url: str) -> Iterator[Finding]:
-    """Try what a checkpoint asks of a bucket, below the URL, and delete what was put."""
+    """Check a bucket's guarantees for a checkpoint, below the URL, and delete the test objects."""
     trying = import_module("ackcore.spark.stores.trying")
     try:
         for what, ok, found in trying.tried(url):

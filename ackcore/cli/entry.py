@@ -22,20 +22,20 @@ _ARROW_ONLY = ("status", "dead", "ui")
 
 
 class _NoPandas(MetaPathFinder):
-    """Says that there is no pandas.
+    """An import hook that hides pandas.
 
-    pyarrow looks whether a value is one of its, and would load it to find that it is not, for half
-    a second.
+    pyarrow checks whether a value is a pandas object, and would load pandas for that, which takes
+    half a second.
     """
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        """Refuse pandas, and leave all else to others."""
+        """Refuse pandas, and leave all other modules to other finders."""
         if fullname == "pandas":
             raise ModuleNotFoundError("pandas is not used here", name=fullname)
 
 
 def _loads(name: str) -> bool:
-    """Return whether a command has all that it needs; if not, that is said."""
+    """Return whether a command has its requirements; print the missing ones."""
     try:
         import_module(f"ackcore.cli.{name}")
     except ModuleNotFoundError as error:
@@ -49,7 +49,7 @@ def _loads(name: str) -> bool:
 
 
 def main() -> None:
-    """Run the command that is asked for."""
+    """Run the requested command."""
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     names = [asked] if asked in COMMANDS else list(filter(_loads, COMMANDS))
     if asked in _ARROW_ONLY:

@@ -1,4 +1,4 @@
-"""``ackcore explain``: what a topology does, as text or as a drawing."""
+"""``ackcore explain``: show the plan of a topology, as text or as a drawing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def explain(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print its structure as JSON.")] = False,
 ) -> None:
-    """Show the stages of a topology, and what crosses between them; nothing is read or run."""
+    """Show the stages of a topology, and the exchanges between them. Reads and runs nothing."""
     add_path()
     found = _with_spark(topology) if spark else _declared(topology)
     if svg is not None:

@@ -27,10 +27,10 @@ EXIT_CODES = (
 
 
 class Commands(TyperGroup):
-    """Commands whose errors are said in one line, and told by the exit code."""
+    """Commands whose errors are printed in one line and set the exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that is asked for."""
+        """Run the requested command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -46,7 +46,7 @@ class Commands(TyperGroup):
 
 
 def _told(error: Exception) -> tuple[str, int]:
-    """Return what to say of an error, and the exit code."""
+    """Return the message of an error, and the exit code."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     text = as_commands(str(error)) or type(error).__name__
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
@@ -85,7 +85,7 @@ _COMMANDS = (
 
 
 def as_commands(text: str) -> str:
-    """Return a message with commands and options for the calls and arguments that it advises."""
+    """Return a message that advises commands and options instead of calls and arguments."""
     for python, command in _COMMANDS:
         text = re.sub(python, command, text)
     return text
@@ -93,7 +93,7 @@ def as_commands(text: str) -> str:
 
 @contextmanager
 def advising_commands() -> Iterator[None]:
-    """Have what is logged within advise commands, too."""
+    """A context in which log messages advise commands, too."""
 
     def changed(record: logging.LogRecord) -> bool:
         record.msg, record.args = as_commands(record.getMessage()), ()
@@ -111,14 +111,14 @@ def advising_commands() -> Iterator[None]:
 
 
 def plain(text: str) -> str:
-    """Return a text on one line in which nothing is a command to a terminal."""
+    """Return a text on one line, without control characters for a terminal."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
 
 
 def cell(text: object) -> Text:
-    """Return a text of a record's as it stands in a table: no markup of rich's either."""
+    """Return a record's text for a table, also without markup of rich."""
     return Text(plain(str(text)))
 
 
@@ -134,7 +134,7 @@ def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def console() -> Console:
-    """Return what prints; as wide as it must be where it is not a terminal."""
+    """Return a console, which does not wrap lines if it is not a terminal."""
     made = Console(highlight=False)
     if not made.is_terminal:
         made.width = 160
@@ -142,7 +142,7 @@ def console() -> Console:
 
 
 def time_of(ms: int | None) -> str:
-    """Return a time as ISO 8601, in this machine's zone."""
+    """Return a time in ISO 8601, in this machine's zone."""
     if ms is None:
         return "-"
     return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
@@ -153,7 +153,7 @@ _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def span_of(ms: float) -> str:
-    """Return how long something takes or has taken."""
+    """Return a duration as text."""
     if abs(ms) < 1000:
         return f"{ms:.0f} ms"
     if abs(ms) < 60_000:

@@ -1,4 +1,4 @@
-"""``ackcore run MODULE:NAME --checkpoint DIRECTORY``: a topology, until it ends or is stopped."""
+"""``ackcore run MODULE:NAME --checkpoint DIR``: run a topology until it ends or is stopped."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def run(
         bool, typer.Option("--json", help="Print each micro-batch, then the books, as JSON.")
     ] = False,
 ) -> None:
-    """Run a topology: a batch to its end, a stream until Ctrl-C, which lets a micro-batch end.
+    """Run a topology: a batch to its end, a stream until Ctrl-C, which finishes the micro-batch.
 
-    Exits with 1 if more records died than may.
+    Exits with 1 if too many records died.
     """
     if trigger is not None and available_now:
         raise typer.BadParameter("--trigger and --available-now exclude each other")
@@ -162,7 +162,9 @@ def _run_batch(
 def _attend(
     query: Query, spark: SparkSession, checkpoint: str, watch: bool, as_json: bool
 ) -> Books:
-    """Wait for a stream to end, or for a signal, which lets the micro-batch that runs end."""
+    """Wait for the end of a stream, or for a signal, after which the running micro-batch is
+    finished.
+    """
     stopping = Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -191,7 +193,7 @@ def _attend(
 
 @contextmanager
 def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> Iterator[None]:
-    """Show how it goes, read from the checkpoint by a thread, while what is within runs."""
+    """A context in which a thread shows progress, read from the checkpoint."""
     done = Event()
     before = {each.progress.batch_id for each in _batches(checkpoint)}
 
@@ -264,7 +266,7 @@ def _status(checkpoint: str, dead: DeadCounter) -> Status | None:
 
 
 def _tasks(spark: SparkSession) -> dict[str, Any]:
-    """Return how many of the tasks of Spark's stages that run have ended."""
+    """Return the number of finished tasks of Spark's running stages."""
     tracker = spark.sparkContext.statusTracker()
     ended = total = 0
     with suppress(Py4JError, OSError):

@@ -1,4 +1,4 @@
-"""``ackcore status CHECKPOINT``: how a query stands, whether it runs or not."""
+"""``ackcore status CHECKPOINT``: show the status of a query, whether it runs or not."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def status(
         bool, typer.Option("--json", help="Print one JSON object, with --watch one a line.")
     ] = False,
 ) -> None:
-    """Books, what waits, the last micro-batches, lag and dead letters; the query is not disturbed.
+    """Show counts, waiting records, the last micro-batches, lag and dead letters of a query.
 
-    Exits with 1 if the books do not balance, else with 3 if a file of dead letters cannot be read.
+    Exits with 1 if the counts do not balance, else with 3 if a file of dead letters cannot be read.
     """
     dead = DeadCounter()
 
@@ -66,7 +66,7 @@ def status(
 
 
 def rendered(status: Status) -> RenderableType:
-    """Return a status as it is printed."""
+    """Return the printed form of a status."""
     parts: list[RenderableType] = [_heading(status), ""]
     parts += [_books(status), ""]
     if status.waiting.records:
@@ -114,7 +114,7 @@ def _heading(status: Status) -> Text:
 
 
 def cell_lines(lines: Iterable[str]) -> Text:
-    """Return lines, each with nothing in it that is a command to a terminal."""
+    """Return lines without control characters for a terminal."""
     return Text("\n").join(cell(line) for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""The topology that a command names: ``MODULE:NAME``."""
+"""The topology that a command names as ``MODULE:NAME``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMED = re.compile(r"([\w.]+):([\w.]+)")
 
 
 def add_path() -> None:
-    """Have this process, and workers that it starts, import from the current directory."""
+    """Let this process, and the workers that it starts, import from the current directory."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -30,7 +30,7 @@ def add_path() -> None:
 
 
 def check_name(name: str) -> str:
-    """Return a name of a topology, as typer's callback.
+    """Check the form of a topology's name; a callback of typer.
 
     Raises
     ------
@@ -45,14 +45,14 @@ def check_name(name: str) -> str:
 
 
 def load_topology(name: str, spark: Any) -> Topology:
-    """Return a topology; where it is a function of the session, it is called with that.
+    """Return a topology. A function of the session is called with the session.
 
     Parameters
     ----------
     name : str
         ``MODULE:NAME``.
     spark : SparkSession or declared_sources.Session
-        What a function is given.
+        The argument of the function.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def load_topology(name: str, spark: Any) -> Topology:
 
 @contextmanager
 def raised_by(what: str) -> Iterator[None]:
-    """Note on what is raised within where it was raised."""
+    """A context that adds to exceptions the place where they were raised."""
     try:
         yield
     except Exception as error:
@@ -82,12 +82,12 @@ def raised_by(what: str) -> Iterator[None]:
 
 
 def find_named(name: str) -> Any:
-    """Return what a name means: it is imported and not called.
+    """Return the object of a name. It is imported, and not called.
 
     Raises
     ------
     typer.BadParameter
-        If there is nothing of that name.
+        If there is none of that name.
     """
     module, _, path = name.partition(":")
     try:
@@ -105,6 +105,6 @@ def find_named(name: str) -> Any:
 
 
 def _like(path: str, found: Any) -> str:
-    """Return what there is that a name may have meant."""
+    """Return similar names that exist."""
     near = get_close_matches(path.rpartition(".")[2], dir(found), n=2)
     return f"; it has {' and '.join(near)}" if near else ""

@@ -39,7 +39,9 @@ def ui(
         bool, typer.Option("--json", help="Print where it is, and a new token, as one JSON object.")
     ] = False,
 ) -> None:
-    """Serve a page with books, throughput, what waits, latency, the topology and dead letters."""
+    """Serve a page with counts, throughput, waiting records, latency, the topology and dead
+    letters.
+    """
     token = new = None
     if allow_replay:
         token = os.environ.get("ACKCORE_UI_TOKEN")

@@ -42,6 +42,15 @@ class Target:
         """
         raise NotImplementedError
 
+    async def call_in_turn(self, item: Any, began: Callable[[], object]) -> Any:
+        """Call as `call` does, and call ``began`` when the call begins, from any thread.
+
+        Override it where calls wait for one another: the time-out runs from then on, and a call
+        that did not begin within it is no attempt at the record.
+        """
+        began()
+        return await self.call(item)
+
     def timed_out(self) -> None:
         """A call of this took too long, and is cancelled."""
 
@@ -56,7 +65,8 @@ class Function(Target):
     ----------
     function : callable
     threads : int, default 1
-        Calls at once. The others wait in order.
+        Calls at once. The others wait in order. A thread whose call times out cannot be ended;
+        another takes its place.
     """
 
     def __init__(self, function: Callable[[Any], Any], *, threads: int = 1) -> None:
@@ -68,6 +78,10 @@ class Function(Target):
     async def call(self, item: Any) -> Any:
         """See `Target.call`."""
         return await self._threads.call(item)
+
+    async def call_in_turn(self, item: Any, began: Callable[[], object]) -> Any:
+        """See `Target.call_in_turn`."""
+        return await self._threads.call(item, began=began)
 
     async def close(self) -> None:
         """See `Target.close`; a call that hangs is not waited for, also not when Python ends."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -21,13 +22,15 @@ import numpy as np
 
 from ackcore._columns import as_count
 from ackcore._records import Int64s
-from ackcore.calls import Reject, Unavailable
+from ackcore.calls import BreakerState, Reject, Retry, Unavailable
+from ackcore.calls.breaker import Breaker
 from ackcore.dispatch.checkpoint import Checkpoint, Prefix
 from ackcore.dispatch.consumers import Target, as_target
 from ackcore.dispatch.sources import Reader, Record, Source
 from ackcore.dispatch.trees import Trees
 from ackcore.flow import Batch, Chooser, ConsumerState, Fate, FlowController, Lease, Limit
-from ackcore.flow.numbers import positive
+from ackcore.flow.numbers import nanoseconds, positive
+from ackcore.retry import backoff_ms as backoff_of
 from ackcore.retry import capped_doubling
 
 Dead = Callable[[int, Any, BaseException], Any]
@@ -37,6 +40,11 @@ _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 1_000
 _LOOK_AHEAD = 64
 #: Time-outs and pauses are looked after so often.
 _LOOK_S = 0.02
+_MAX_BACKOFF_MS = 366 * 24 * 3_600_000
+#: A consumer on trial gets nothing else; the end of that call ends this.
+_ON_TRIAL_S = 1e9
+
+_log = logging.getLogger(__name__)
 
 
 class RecordDead(Exception):
@@ -54,7 +62,7 @@ class DispatchBooks(NamedTuple):
     attempts: int  # records sent, those that were sent again included
     failed: int  # attempts that failed
     timed_out: int  # attempts that timed out
-    unavailable: int  # attempts that a consumer did not take
+    unavailable: int  # attempts that a consumer did not take, or not begin in time
     consumers: list[ConsumerState]
 
 
@@ -75,14 +83,26 @@ class Dispatcher:
     consumers : mapping
         By name: a function (run in a thread), a coroutine function, or a `Target`, as `Process` and
         `Http`.
-    limit, chooser, max_pending, timeout_s, clock
+    limit, chooser, max_pending, clock
         As of `FlowController`.
+    timeout_s : float, default 30.0
+        Seconds that a call may take. One that waits for a thread or a process as long goes to
+        another consumer, and counts as no attempt.
     key : callable, optional
         ``key(record)``, for a chooser by key. Not with ``batch``.
     batch : int, default 1
         Records a call; beyond 1, consumers are given lists, and may return a bitmap of what failed.
     max_attempts : int, default 5
         Times that a record may fail; a consumer that took nothing does not count.
+    backoff_ms, max_backoff_ms : int, default 1000, 300_000
+        The longest wait of a record after its first failure, and after any; it doubles in between.
+        How long it is in the end is drawn (`ackcore.retry`). `Retry` may ask for more.
+    breaker_failures : int, optional, default 10
+        Failures in a row, of any records, after which a consumer is left alone; None for never. A
+        `Reject` and a batch that failed in part are none.
+    breaker_reset_s : float, default 1.0
+        Seconds for which it is left alone; then a single call tries it. Failures of that call, and
+        of those that were out, are no attempts, except a trial's while all consumers are like that.
     acked : callable, optional
         ``acked(position, record)`` is told of each record that a consumer has done, once, for a
         source that keeps count of that itself, as `ackcore.kafka.Consumer` does.
@@ -120,6 +140,10 @@ class Dispatcher:
         key: Callable[[Any], Hashable] | None = None,
         batch: int = 1,
         max_attempts: int = 5,
+        backoff_ms: int = 1000,
+        max_backoff_ms: int = 300_000,
+        breaker_failures: int | None = 10,
+        breaker_reset_s: float = 1.0,
         acked: Callable[[int, Any], Any] | None = None,
         dead: Dead | None = None,
         checkpoint: Any = None,
@@ -146,6 +170,15 @@ class Dispatcher:
             raise ValueError("key must be given with a chooser that goes by it")
         self._key = key
         self._max_attempts = as_count(max_attempts, "max_attempts", 1)
+        self._backoff_ms = as_count(backoff_ms, "backoff_ms", 1, _MAX_BACKOFF_MS)
+        self._max_backoff_ms = as_count(
+            max_backoff_ms, "max_backoff_ms", self._backoff_ms, _MAX_BACKOFF_MS
+        )
+        if breaker_failures is not None:
+            breaker_failures = as_count(breaker_failures, "breaker_failures", 1)
+        reset_ns = nanoseconds(breaker_reset_s, "breaker_reset_s")
+        self._breakers = {name: Breaker(breaker_failures, reset_ns) for name in self._targets}
+        self._trials: set[Lease] = set()
         self._acked = acked
         self._dead = dead
         self._checkpoint_path = checkpoint
@@ -276,8 +309,14 @@ class Dispatcher:
 
     def _send(self, reader: Reader) -> None:
         """Send what there is room for; first what failed."""
+        if not self._any_works():
+            # By a record that has not failed it shows whether consumers are broken, or records.
+            self._send_new(reader)
         while self._flow.requeued and (lease := self._flow.try_again()):
             self._launch(lease)
+        self._send_new(reader)
+
+    def _send_new(self, reader: Reader) -> None:
         while self._error is None:
             self._read(reader)
             if not self._send_ready():
@@ -319,6 +358,11 @@ class Dispatcher:
 
     def _launch(self, lease: Lease) -> None:
         self._counts["attempts"] += len(lease.item)
+        breaker = self._breakers[lease.name]
+        if breaker.state is BreakerState.OPEN:
+            breaker.probe()
+            self._trials.add(lease)
+            self._flow.pause(lease.name, _ON_TRIAL_S, keys_wait=False)
         trees = self._trees.begin(lease.item)
         self._tasks[lease] = asyncio.ensure_future(self._call(lease, trees))
 
@@ -331,7 +375,9 @@ class Dispatcher:
         error: BaseException | None = None
         try:
             values = [record.value for record in batch]
-            bitmap = await self._targets[lease.name].call(values if self._batch > 1 else values[0])
+            bitmap = await self._targets[lease.name].call_in_turn(
+                values if self._batch > 1 else values[0], partial(self._flow.begin, lease)
+            )
             if self._batch == 1 or bitmap is None:
                 failed[:] = False
             else:
@@ -361,6 +407,7 @@ class Dispatcher:
         if not failed.any():  # a bitmap may name none
             self._refusals.pop(lease.name, None)
             self._flow.ack(lease)
+            self._works(lease)
         else:
             assert error is not None
             self._failed(lease, failed, error)
@@ -371,7 +418,8 @@ class Dispatcher:
             task = self._tasks.pop(lease, None)
             if task is not None:
                 task.cancel()
-            self._targets[lease.name].timed_out()
+            if lease.began_ns is not None:
+                self._targets[lease.name].timed_out()
             error = TimeoutError(f"consumer {lease.name!r} did not answer in time")
             self._failed(lease, np.ones(len(lease.item), np.bool_), error)
 
@@ -382,6 +430,9 @@ class Dispatcher:
         n = len(batch)
         if not timed_out:  # which may be answered yet, until it is sent again
             self._trees.fail(batch)
+        elif lease.began_ns is None and lease not in self._trials:
+            self._counts["unavailable"] += n  # it was in line, behind calls that take too long
+            return
         if not isinstance(error, Unavailable):
             self._count_failure(lease, batch, failed, error, timed_out)
             return
@@ -390,6 +441,7 @@ class Dispatcher:
         if now_ns - since_ns < self._unavailable_timeout_s * 1e9:
             self._counts["unavailable"] += n
             self._flow.fail(lease)
+            self._works(lease)
         else:
             self._count_failure(lease, batch, failed, error, timed_out)
         self._pause(lease.name, error.asked_s)
@@ -400,30 +452,74 @@ class Dispatcher:
         """Count an attempt at each record of a batch, and send it again or have it kept."""
         n = len(batch)
         self._counts["timed_out" if timed_out else "failed"] += n
+        rejected = isinstance(error, Reject)
+        counts = True
+        if rejected or not failed.all():
+            self._works(lease)
+        else:
+            counts = self._breaks(lease, error)
         # All of a batch failed equally often: those that did not stayed behind.
-        failures = self._failures.get(batch[0].position, 0) + 1
+        failures = self._failures.get(batch[0].position, 0) + counts
         for record in batch:
             self._failures[record.position] = failures
-        named = isinstance(error, FailedInBatch)
-        last = failures >= self._max_attempts or isinstance(error, Reject)
+        last = counts and (rejected or failures >= self._max_attempts)
         # One record may be what all failed of.
-        splits = n > 1 and not named and (last or failures + 1 == self._max_attempts)
-        if not last and not splits:
-            if not timed_out:
-                self._flow.fail(lease, None if failed.all() else failed, dropped=not named)
-            return
-        if timed_out:
+        splits = n > 1 and not isinstance(error, FailedInBatch)
+        splits = splits and counts and (last or failures + 1 == self._max_attempts)
+        if not timed_out:
+            self._flow.fail(lease, None if failed.all() else failed, dropped=not rejected)
+        elif last or splits:
             self._trees.fail(batch)
+        if last and not splits:
             self._flow.drop(lease)
-        else:
-            self._flow.fail(
-                lease, again=False, dropped=not isinstance(error, (Reject, FailedInBatch))
-            )
-        if splits:
-            self._ready.extendleft(reversed(batch.singles()))
+            for record in batch:
+                self._keep_dead(record, error)
             return
-        for record in batch:
-            self._keep_dead(record, error)
+        for each in self._flow.split(lease, batch.singles()) if splits else [lease]:
+            if not rejected:
+                self._flow.delay(each, self._wait_s(each.item[0].position, failures, error))
+
+    def _wait_s(self, position: int, failures: int, error: BaseException) -> float:
+        """Return for how long a record waits that failed so often."""
+        base_ms, cap_ms = self._backoff_ms, self._max_backoff_ms
+        wait_ms = backoff_of(str(position), max(failures, 1), base_ms=base_ms, cap_ms=cap_ms)
+        asked_s = error.asked_s if isinstance(error, Retry) else None
+        return max(wait_ms / 1000, asked_s or 0.0)
+
+    # Consumers that fail again and again.
+
+    def _any_works(self) -> bool:
+        """Whether the breaker of a consumer is closed."""
+        return any(each.state is BreakerState.CLOSED for each in self._breakers.values())
+
+    def _works(self, lease: Lease) -> None:
+        """A consumer has answered."""
+        trial = lease in self._trials
+        self._trials.discard(lease)
+        if self._breakers[lease.name].succeeded(trial):
+            self._flow.resume(lease.name)
+            _log.info("consumer %r of a Dispatcher takes records again", lease.name)
+
+    def _breaks(self, lease: Lease, error: BaseException) -> bool:
+        """A consumer has failed; return whether that is an attempt at the record."""
+        breaker = self._breakers[lease.name]
+        trial = lease in self._trials
+        self._trials.discard(lease)
+        counts = breaker.state is BreakerState.CLOSED or (trial and not self._any_works())
+        open_ns = breaker.failed(error, self._clock(), trial)
+        if open_ns is None:
+            return counts
+        if trial:
+            self._flow.resume(lease.name)
+        else:
+            _log.warning(
+                "consumer %r of a Dispatcher failed again and again, at last of %s: %s; it gets "
+                "one record every %g s until it takes one. A function that cannot take a record "
+                "raises Reject, which does not count",
+                *(lease.name, type(error).__name__, error, open_ns / 1e9),
+            )
+        self._flow.pause(lease.name, open_ns / 1e9, keys_wait=False)
+        return counts
 
     def _pause(self, name: Hashable, after_s: float | None) -> None:
         """Send a consumer nothing for a back-off, or for longer if it asks for that."""

@@ -74,7 +74,12 @@ class Process(Target):
 
     async def call(self, item: Any) -> Any:
         """See `Target.call`."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, item)
+        return await self.call_in_turn(item, lambda: None)
+
+    async def call_in_turn(self, item: Any, began: Callable[[], object]) -> Any:
+        """See `Target.call_in_turn`."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._call, item, began)
 
     def timed_out(self) -> None:
         """See `Target.timed_out`: what hangs is killed."""
@@ -100,7 +105,8 @@ class Process(Target):
         with self._starting:
             self._process, self._pipe = process, ours
 
-    def _call(self, item: Any) -> Any:
+    def _call(self, item: Any, began: Callable[[], object]) -> Any:
+        began()
         if self._closed:
             raise Unavailable("this Process is closed: its run has ended; make another")
         if self._process is None or not self._process.is_alive():

@@ -18,6 +18,7 @@ from ackcore._reference.mix import mix
 from ackcore.flow.consumers import Consumer
 
 _CLOSED = inf  # the score of a slot without room, or without a consumer
+_UNKNOWN_NS = 1e6  # the service time of a consumer that was never acked
 
 
 class Chooser(Protocol):
@@ -37,16 +38,16 @@ class Chooser(Protocol):
     def changed(self, consumer: Consumer) -> None:
         """Take in that its limit, its load, its service time or its silence is another now."""
 
-    def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
+    def choose(self, key: Hashable, avoid: tuple[Consumer, ...]) -> Consumer | None:
         """Return a consumer that has room, or None.
 
         Parameters
         ----------
         key : hashable
             The tuple's, or None.
-        avoid : Consumer, optional
-            Where the tuple failed, or None; not taken while another is open, even if that has no
-            room now.
+        avoid : tuple of Consumer
+            Where the tuple failed, the last at the end. None of them is taken while another is
+            open, even if that has no room now; if none is, the first ones may be.
         """
 
 
@@ -78,15 +79,19 @@ class _ByScore:
         """See `Chooser.changed`."""
         raise NotImplementedError
 
-    def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
+    def choose(self, key: Hashable, avoid: tuple[Consumer, ...]) -> Consumer | None:
         """See `Chooser.choose`."""
-        if avoid is not None and self._others_open(avoid):
-            kept, self._scores[avoid.slot] = self._scores[avoid.slot], _CLOSED
-            try:
-                return self._pick()
-            finally:
-                self._scores[avoid.slot] = kept
-        return self._pick()
+        if not (avoid and (avoid := self._avoided(avoid))):
+            return self._pick()
+        kept = self._scores
+        self._scores = [
+            _CLOSED if consumer in avoid else score
+            for consumer, score in zip(self._consumers, kept, strict=True)
+        ]
+        try:
+            return self._pick()
+        finally:
+            self._scores = kept
 
     def _pick(self) -> Consumer | None:
         scores = self._scores
@@ -95,11 +100,12 @@ class _ByScore:
         least = min(scores)
         return None if least == _CLOSED else self._consumers[scores.index(least)]
 
-    def _others_open(self, avoid: Consumer) -> bool:
-        # A consumer that left is avoided by not being there; its slot may be another's.
-        if self._consumers[avoid.slot] is not avoid:
-            return False
-        return any(c.is_open for c in self._consumers if c is not None and c is not avoid)
+    def _avoided(self, avoid: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
+        """Return the last of them, as many as leave another open."""
+        opened = [c for c in self._consumers if c is not None and c.is_open]
+        while avoid and all(c in avoid for c in opened):
+            avoid = avoid[1:]
+        return avoid
 
 
 class Idlest(_ByScore):
@@ -134,8 +140,13 @@ class Idlest(_ByScore):
         slot = consumer.slot
         out = consumer.out
         if consumer.is_open and out < consumer.limit.limit:
-            # Before the first sample all are alike, and a little slow: what is known goes first.
-            nanoseconds = (consumer.service.service_ns or 1e6) + consumer.extra_ns
+            service = consumer.service
+            nanoseconds = service.service_ns
+            if not consumer.acked:
+                # All are alike, and a little slow: what is known goes first. One that failed at
+                # once was not quick.
+                nanoseconds = max(nanoseconds, _UNKNOWN_NS * service.penalty)
+            nanoseconds += consumer.extra_ns
             self._scores[slot] = (out + 1) * sqrt(nanoseconds) * self._shares[slot]
         else:
             self._scores[slot] = _CLOSED
@@ -170,14 +181,15 @@ class ByKey(_ByScore):
         """See `Chooser.changed`."""
         self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
 
-    def choose(self, key: Hashable, avoid: Consumer | None) -> Consumer | None:
-        """See `Chooser.choose`; a paused consumer's keys wait for it."""
-        if avoid is not None and not self._others_open(avoid):
-            avoid = None
+    def choose(self, key: Hashable, avoid: tuple[Consumer, ...]) -> Consumer | None:
+        """See `Chooser.choose`; a paused consumer's keys wait for it, if its pause says so."""
+        avoid = self._avoided(avoid)
         hashed = _hashed(key)
         best, highest = None, -1
         for consumer in self._consumers:
-            if consumer is not None and consumer is not avoid:
+            if consumer is None or consumer in avoid:
+                continue
+            if consumer.is_open or (consumer.keys_wait and not avoid):
                 weight = mix(hashed ^ self._salts[consumer.slot])
                 if weight > highest:
                     best, highest = consumer, weight

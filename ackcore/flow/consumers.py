@@ -37,6 +37,10 @@ class Lease:
         When, on the controller's clock.
     fate : Fate
         Where it stands.
+    began_ns : int or None
+        When its consumer began with it, if `FlowController.begin` said so.
+    failed_at : tuple of Consumer
+        Where the item failed or timed out so far, once each, the last at the end.
     """
 
     # Neither slots nor a constructor: a controller sets what is not the same for all, which takes
@@ -47,7 +51,9 @@ class Lease:
     key: Hashable = None
     attempt = 0
     fate = Fate.OUT
-    failed_at: Consumer  # of one that is sent again: where it failed
+    began_ns: int | None = None
+    due_ns = 0  # of one that waits to be sent again: not before
+    failed_at: tuple[Consumer, ...] = ()
 
     @property
     def name(self) -> Hashable:
@@ -75,6 +81,8 @@ class Consumer:
         Tuples outstanding.
     is_open : bool
         It takes tuples: it has not left and is not paused.
+    keys_wait : bool
+        While it is paused, its keys wait for it.
     silence_ns : int
         Nanoseconds for which nothing came from it, if that is suspiciously long; else 0.
     extra_ns : float
@@ -88,6 +96,7 @@ class Consumer:
         "failed",
         "heard_ns",
         "is_open",
+        "keys_wait",
         "last_dropped",
         "last_rtt_ns",
         "limit",
@@ -109,7 +118,7 @@ class Consumer:
         self.limit = limit
         self.service = service
         self.out = 0
-        self.is_open = True
+        self.is_open = self.keys_wait = True
         self.opens_ns = 0
         self.silence_ns = 0
         self.extra_ns = 0.0

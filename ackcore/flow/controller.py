@@ -66,9 +66,10 @@ class FlowController:
 
     Notes
     -----
-    An item that fails or times out is kept in the order of failing until `try_again` takes it, to
-    another consumer than the one where it failed, if there is another. So whatever was acquired
-    is out, waits to be sent again, or came to its end by `ack` or by `fail` with ``again=False``.
+    An item that fails or times out is kept in the order of failing until `try_again` takes it. It
+    goes to a consumer at which it has not failed; if none of these is open, to the open one at
+    which it failed longest ago. So whatever was acquired is out, waits to be sent again, or came to
+    its end by `ack` or by `fail` with ``again=False``.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class FlowController:
         _wake(woken)
         return taken
 
-    def pause(self, name: Hashable, pause_s: float) -> None:
+    def pause(self, name: Hashable, pause_s: float, *, keys_wait: bool = True) -> None:
         """Send a consumer nothing for a while, as an HTTP server asks for by ``Retry-After``.
 
         Parameters
@@ -156,6 +157,9 @@ class FlowController:
         name : hashable
         pause_s : float
             Seconds, above 0 and at most 1e9.
+        keys_wait : bool, default True
+            With a chooser by key, whether the consumer's keys wait for it; False sends them to
+            others meanwhile.
 
         Raises
         ------
@@ -168,7 +172,20 @@ class FlowController:
         """
         for_ns = nanoseconds(pause_s, "pause_s")
         with self._guard:
-            self._windows.pause(name, for_ns)
+            self._windows.pause(name, for_ns, keys_wait)
+
+    def resume(self, name: Hashable) -> None:
+        """End a consumer's pause, however long it was to be.
+
+        Raises
+        ------
+        KeyError
+            If there is none of that name.
+        """
+        with self._guard:
+            self._windows.resume(self._windows.named(name))
+            woken = self._serve_waiting()
+        _wake(woken)
 
     # Room.
 
@@ -254,6 +271,10 @@ class FlowController:
         return waiter.granted()
 
     # What became of a tuple.
+
+    def begin(self, lease: Lease) -> None:
+        """Take in that the consumer begins with a tuple only now: its time-out runs from here."""
+        lease.began_ns = self._clock()
 
     def ack(self, lease: Lease) -> bool:
         """Take in that a tuple is done.
@@ -348,6 +369,23 @@ class FlowController:
             woken = self._serve_waiting()
         _wake(woken)
         return taken
+
+    def delay(self, lease: Lease, delay_s: float) -> bool:
+        """Let an item that waits to be sent again wait so many seconds from now.
+
+        Its key waits with it. Returns whether it waited; errors as of `pause`.
+        """
+        for_ns = nanoseconds(delay_s, "delay_s")
+        with self._guard:
+            return self._windows.delay(lease, for_ns)
+
+    def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
+        """Have the parts of an item that waits to be sent again be sent by themselves.
+
+        Not with a chooser by key. Returns what waits in the item's place; none if it did not wait.
+        """
+        with self._guard:
+            return self._windows.split(lease, items)
 
     def drop(self, lease: Lease) -> bool:
         """Let an item go that waits to be sent again; return whether it waited."""

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from ackcore.flow.limits import limit_bounds
 from ackcore.flow.numbers import milliseconds, positive
 
-#: The service time of a consumer that was never acked, and failed within less.
-_UNKNOWN_NS = 1_000_000
-
 
 class DelayTarget:
     """A window that keeps a consumer's queue at a delay: the default.
@@ -31,8 +28,7 @@ class DelayTarget:
     tuple that was outstanding alone, which measures it anew.
 
     A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times;
-    each ack takes back one such factor. The round trip of a failure counts only before the first
-    ack, and as 1 ms at least.
+    each ack takes back one such factor.
 
     Parameters
     ----------
@@ -56,6 +52,8 @@ class DelayTarget:
         The round trip of a tuple that meets no queue: the shortest, and it follows (with ``alpha``)
         those of tuples that were outstanding alone, so that it can rise again; 0.0 before the
         first.
+    penalty : float
+        The factor of the failures, from 1 to 64.
 
     Notes
     -----
@@ -69,11 +67,11 @@ class DelayTarget:
         "_last_ns",
         "_max_limit",
         "_mean_ns",
-        "_penalty",
         "_probe_ns",
         "_weight",
         "base_rtt_ns",
         "limit",
+        "penalty",
         "service_ns",
         "threshold_ns",
     )
@@ -99,7 +97,7 @@ class DelayTarget:
         self._last_ns = clock()
         self._mean_ns = 0.0
         self._weight = 1.0  # of the next sample: 1, 1/2, 1/3, ... down to alpha
-        self._penalty = 1.0
+        self.penalty = 1.0
         self._probe_ns: float = self._last_ns + self._STALE_NS
         self.service_ns = 0.0
         self.base_rtt_ns = 0.0
@@ -109,9 +107,10 @@ class DelayTarget:
     ) -> None:
         """Take a sample in, as `Limit.on_sample`; its time may be given."""
         if dropped:
-            self._penalty = min(self._penalty * self._FAILURE, self._MOST)
-            # Before the first ack nothing better is known; but failing at once is not being quick.
-            self.service_ns = (self._mean_ns or max(rtt_ns, _UNKNOWN_NS)) * self._penalty
+            if not self._mean_ns:
+                self._mean_ns = float(rtt_ns)  # nothing better is known
+            self.penalty = min(self.penalty * self._FAILURE, self._MOST)
+            self.service_ns = self._mean_ns * self.penalty
             self.limit = max(1, self.limit - 1)
             return
         now = self._clock() if now_ns is None else now_ns
@@ -146,9 +145,9 @@ class DelayTarget:
             mean = 1.0
         self._mean_ns = mean
         least = 2
-        if self._penalty > 1.0:
-            self._penalty = max(1.0, self._penalty / self._FAILURE)
-            mean *= self._penalty
+        if self.penalty > 1.0:
+            self.penalty = max(1.0, self.penalty / self._FAILURE)
+            mean *= self.penalty
             least = 1
         self.service_ns = mean
         # Beyond a long pipe the target adds less than half a tuple to few: rounded up, it grows.

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from copy import copy
+from heapq import heappop, heappush
 from typing import Any
 
 from ackcore.flow.choosers import Chooser
@@ -52,6 +54,8 @@ class Windows:
         self._clock = clock
         self._free_slots: list[int] = []
         self._queue: deque[Lease] = deque()  # re-queued; also some that came to their end since
+        self._delayed: list[tuple[int, int, Lease]] = []  # of these, a heap by due time
+        self._delays = 0
         self._held: set[Hashable] = set()  # keys with a tuple that is not done, if they decide
         self._next_sweep_ns = clock()
         self.consumers: dict[Hashable, Consumer] = {}
@@ -86,10 +90,11 @@ class Windows:
             self._requeue(lease)
         return taken
 
-    def pause(self, name: Hashable, for_ns: int) -> None:
+    def pause(self, name: Hashable, for_ns: int, keys_wait: bool = True) -> None:
         """Close a consumer for a while."""
         consumer = self.named(name)
         consumer.is_open = False
+        consumer.keys_wait = keys_wait
         consumer.opens_ns = max(consumer.opens_ns, self._clock() + for_ns)
         self._chooser.changed(consumer)
 
@@ -108,7 +113,7 @@ class Windows:
             raise KeyError(f"no consumer is called {name!r}; there are {there}") from None
 
     def lease(
-        self, item: Any, key: Hashable = None, avoid: Consumer | None = None, attempt: int = 0
+        self, item: Any, key: Hashable = None, avoid: tuple[Consumer, ...] = (), attempt: int = 0
     ) -> Lease | None:
         """Return room, or None if there is none."""
         now = self._clock()
@@ -161,14 +166,21 @@ class Windows:
         """Return room for what was re-queued first, or None; by key, for the first with room."""
         if self.in_flight >= self._max_pending:
             return None
+        now = self._clock()
+        while self._delayed and self._delayed[0][0] <= now:
+            self._queue.append(heappop(self._delayed)[2])
         passed = []
         lease = None
         while self._queue and lease is None:
             failed = self._queue.popleft()
             if failed.fate is not _REQUEUED:
                 continue
+            if failed.due_ns > now:
+                self._delays += 1
+                heappush(self._delayed, (failed.due_ns, self._delays, failed))
+                continue
             # By name: one that left and came back is the same to its user.
-            avoid = self.consumers.get(failed.consumer.name, failed.consumer)
+            avoid = tuple(self.consumers.get(each.name, each) for each in failed.failed_at)
             lease = self.lease(failed.item, failed.key, avoid, failed.attempt + 1)
             if lease is None:
                 passed.append(failed)
@@ -177,7 +189,7 @@ class Windows:
                     break  # there is no room for any
             else:
                 failed.fate = Fate.SENT_AGAIN
-                lease.failed_at = failed.consumer
+                lease.failed_at = failed.failed_at
                 self.requeued -= 1
         self._queue.extendleft(reversed(passed))
         return lease
@@ -246,12 +258,32 @@ class Windows:
         self._one_less(lease.consumer)
         if lease.attempt:
             lease.attempt -= 1
-            lease.consumer = lease.failed_at
-            self._requeue(lease)
+            lease.consumer = lease.failed_at[-1]
+            self._queue_again(lease)
         else:
             lease.fate = Fate.GIVEN_BACK
             self._held.discard(lease.key)
         return True
+
+    def delay(self, lease: Lease, for_ns: int) -> bool:
+        """Have what waits to be sent again wait longer; whether it waited."""
+        if lease.fate is not _REQUEUED:
+            return False
+        lease.due_ns = self._clock() + for_ns
+        return True
+
+    def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
+        """Put others into the place of what waits to be sent again."""
+        if lease.fate is not _REQUEUED:
+            return []
+        parts = []
+        for item in items:
+            part = copy(lease)
+            part.item = item
+            self._queue_again(part)
+            parts.append(part)
+        self._end_requeued(lease, Fate.DROPPED)
+        return parts
 
     def drop(self, lease: Lease) -> bool:
         """Let go of what waits to be sent again; whether it waited."""
@@ -266,7 +298,7 @@ class Windows:
         expired = []
         for consumer in self.consumers.values():
             sent = consumer.sent
-            while sent and (sent[0].fate is not _OUT or now - sent[0].sent_ns >= self._timeout_ns):
+            while sent and (sent[0].fate is not _OUT or now >= self._ends_ns(sent[0])):
                 lease = sent.popleft()
                 if self.take_back(lease, dropped=True, again=True, timed_out=True):
                     expired.append(lease)
@@ -281,10 +313,13 @@ class Windows:
         due = []
         for consumer in self.consumers.values():
             if consumer.sent:
-                due.append(consumer.sent[0].sent_ns + self._timeout_ns - now)
+                due.append(self._ends_ns(consumer.sent[0]) - now)
             if not consumer.is_open:
                 due.append(consumer.opens_ns - now)
         return max(0, min(due)) if due else None
+
+    def _ends_ns(self, lease: Lease) -> int:
+        return (lease.sent_ns if lease.began_ns is None else lease.began_ns) + self._timeout_ns
 
     def _one_less(self, consumer: Consumer) -> None:
         consumer.out -= 1
@@ -292,6 +327,12 @@ class Windows:
         self._chooser.changed(consumer)
 
     def _requeue(self, lease: Lease) -> None:
+        consumer = lease.consumer
+        others = (each for each in lease.failed_at if each.name != consumer.name)
+        lease.failed_at = (*others, consumer)
+        self._queue_again(lease)
+
+    def _queue_again(self, lease: Lease) -> None:
         lease.fate = _REQUEUED
         self._queue.append(lease)
         self.requeued += 1

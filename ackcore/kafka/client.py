@@ -65,6 +65,8 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
     # librdkafka's own second stalls whoever is faster than it reads ahead.
     # What a disk or a network has changed would be read as it is.
     defaults: dict[str, Value] = {"fetch.queue.backoff.ms": 10, "check.crcs": True}
+    # A pause drops what librdkafka has read ahead, and waits for the fetches under way.
+    defaults["queued.min.messages"] = min(settings.limits.held, 100_000)
     # New partitions, and topics that fit a pattern.
     defaults["topic.metadata.refresh.interval.ms"] = round(settings.refresh_s * 1000)
     config = settings.client.client(own, defaults)

@@ -47,12 +47,19 @@ class ClientThread:
         Touched under ``changed`` only.
     changed : threading.Condition
         Told whenever something may be taken, or was answered.
+    consumer : optional
+        The first argument of the callbacks of the settings.
     """
 
     def __init__(
-        self, settings: ConsumerSettings, held: HeldRecords, changed: threading.Condition
+        self,
+        settings: ConsumerSettings,
+        held: HeldRecords,
+        changed: threading.Condition,
+        consumer: object = None,
     ) -> None:
         self.settings = settings
+        self._consumer = consumer
         self._log = settings.client.logger(_log)
         self.error: BaseException | None = None
         self.ended = False
@@ -72,9 +79,17 @@ class ClientThread:
         self._reading = PartitionReading(self._client, settings, held, changed, self._topics.ids)
         name = f"ackcore-kafka-{settings.group_id}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
 
     # From other threads.
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is a callback, which this thread waits for."""
+        return threading.current_thread() is self._thread
 
     def stop(self) -> None:
         """Read nothing more, have what is out answered, commit, and end; does not wait for it."""
@@ -239,7 +254,10 @@ class ClientThread:
         self._seen.update({topic: found for topic, found in ids.items() if found is not None})
         self._reading.begin(begun)
         self._next_commit_ms = 0  # where they begin, if it is not committed
-        return self._reading.positions([each.key for each in begun])
+        keys = [each.key for each in begun]
+        if self.settings.on_assign is not None and keys:
+            self.settings.on_assign(self._consumer, list(keys))
+        return self._reading.positions(keys)
 
     def _see_to_topics(self) -> None:
         """Notice topics that were made anew and, read by hand, partitions that are new."""
@@ -303,13 +321,30 @@ class ClientThread:
         self._log.warning(
             "%d partitions went to other members: nothing of them is committed", len(keys)
         )
+        with self._changed:
+            self._held.close(keys)
+            self._held.seal(keys)
+        self._tell_revoked(keys)
         self._reading.forget(keys)
+
+    def _tell_revoked(self, keys: list[Key]) -> None:
+        with self._changed:
+            held = set(self._held.assigned)
+        keys = [key for key in keys if key in held]  # a client that closes revokes them again
+        if self.settings.on_revoke is None or not keys:
+            return
+        try:
+            self.settings.on_revoke(self._consumer, keys)
+        except BaseException as error:  # what is done is committed all the same
+            self._ends_with(error)
+            self._stopping = True
 
     def _drain(self, keys: list[Key]) -> None:
         """Give nothing more of partitions to anyone, and wait for what is out, but not for long."""
-        started = time.monotonic()
         with self._changed:
             self._held.close(keys)
+        self._tell_revoked(keys)
+        started = time.monotonic()
         while True:
             with self._changed:
                 left = self._held.unanswered(keys)

@@ -14,13 +14,20 @@ from ackcore.kafka.commit_requests import commit_requests
 from ackcore.kafka.errors import is_fatal
 from ackcore.kafka.held_partition import Key, PartitionCommit
 from ackcore.kafka.held_records import HeldRecords
+from ackcore.kafka.producing import PASSING
 from ackcore.kafka.settings import Log
 
 _log = logging.getLogger(__name__)
 
-#: How long a member (KIP-848) waits to be told its epoch before its last commit is given up.
-_STALE_S = 2.0
+#: Seconds in which a last commit is sent again that a group refuses because it rebalances.
+_LAST_S = 2.0
 _LOOK_S = 0.01
+#: The client's own thread brings the generation, the epoch or the coordinator that is missing.
+_MOVING = PASSING | {
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.STALE_MEMBER_EPOCH,
+}
 #: The group took this member for dead, or has given its partitions to others.
 _FENCED = frozenset((KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION))
 
@@ -82,7 +89,7 @@ class Commits:
 
     def send_last(self, client: Consumer, keys: list[Key]) -> None:
         """Commit before partitions go, and wait; what is said of their records after is late."""
-        until = time.monotonic() + _STALE_S
+        until = time.monotonic() + _LAST_S
         with self._changed:
             self._held.seal(keys)
         again = True
@@ -93,8 +100,8 @@ class Commits:
                     answer = client.commit(offsets=_offsets(some), asynchronous=False)
                 except KafkaException as raised:
                     error = raised.args[0]
-                    if error.code() == KafkaError.STALE_MEMBER_EPOCH and time.monotonic() < until:
-                        time.sleep(_LOOK_S)  # a heartbeat brings the new one
+                    if error.code() in _MOVING and time.monotonic() < until:
+                        time.sleep(_LOOK_S)
                         again = True
                         break
                     again |= self._refused([(error, one) for one in some])
@@ -131,10 +138,12 @@ class Commits:
         """Commits were not taken; what they said is said again with the next."""
         error = refused[0][0]
         code = KafkaError.OFFSET_METADATA_TOO_LARGE
-        too_large = [one.form for why, one in refused if why.code() == code]
+        too_large = [one.commit.metadata for why, one in refused if why.code() == code]
         with self._changed:
             self._held.counts.rejected += len(refused)
-            shorter = bool(too_large) and self._held.shorten_metadata(max(too_large))
+            # librdkafka may say it of all: the longest was refused in any case.
+            longest = max(too_large, key=len, default="")
+            shorter = self._held.shorten_metadata(longest)
         if is_fatal(error):
             self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
         what = "fenced" if error.code() in _FENCED else "refused"

@@ -21,8 +21,10 @@ from ackcore.kafka.client_thread import ClientThread
 from ackcore.kafka.consumer_settings import (
     ConsumerSettings,
     KeepDead,
+    OrderedBy,
     OutOfRange,
     Protocol,
+    Rebalanced,
     as_partitions,
     as_topics,
 )
@@ -124,6 +126,17 @@ class Consumer:
         Seconds between commits.
     drain_s : float, default 10.0
         Seconds for answers when partitions are taken away, and when it is closed.
+    on_assign, on_revoke : callable, optional
+        Called with this consumer and a list of (topic, partition): when partitions have come and
+        nothing of them is read yet, so that it may `seek`; and when they are taken away, at a
+        `close` too, before the ``drain_s`` in which what is out may be acked and is committed.
+        Partitions that the group took away as lost are told to ``on_revoke``, and not committed.
+        The callbacks run in the thread that reads: they must not wait for records, and not call
+        `poll`, `commit` or `close`.  An exception in one ends the consumer.
+    ordered_by : {"key", "partition"}, optional
+        Of records with the same key (of a partition), one is handed out at a time, in the order of
+        their offsets: the next when the one before is acked or kept as a dead letter, its retries
+        included.  Other keys go on, and so do records without a key.
     refresh_s : float, default 60.0
         How often it is asked for new partitions, and for topics that were made again.
     max_in_flight : int, default 10_000
@@ -176,6 +189,9 @@ class Consumer:
         unavailable_timeout_s: float = 7 * 24 * 3600.0,
         commit_interval_s: float = 1.0,
         drain_s: float = 10.0,
+        on_assign: Rebalanced | None = None,
+        on_revoke: Rebalanced | None = None,
+        ordered_by: OrderedBy | None = None,
         refresh_s: float = 60.0,
         max_in_flight: int = 10_000,
         max_in_flight_bytes: int = 16 << 20,
@@ -206,6 +222,9 @@ class Consumer:
             unavailable_timeout_s=unavailable_timeout_s,
             commit_interval_s=commit_interval_s,
             drain_s=drain_s,
+            on_assign=on_assign,
+            on_revoke=on_revoke,
+            ordered_by=ordered_by,
             refresh_s=refresh_s,
             max_in_flight=max_in_flight,
             max_in_flight_bytes=max_in_flight_bytes,
@@ -221,10 +240,12 @@ class Consumer:
             timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
             unavailable_timeout_ms=round(unavailable_timeout_s * 1000),
             dead_limit=settings.dead_limit,
+            ordered_by=ordered_by,
             wake=self._changed.notify_all,
         )
         self._stopped = False
-        self._thread = ClientThread(settings, self._held, self._changed)
+        self._thread = ClientThread(settings, self._held, self._changed, self)
+        self._thread.start()
 
     # Records.
 
@@ -250,6 +271,7 @@ class Consumer:
             What the consumer has ended with.
         """
         n = as_count(n, "n", 1)
+        self._refuse_callbacks("poll")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._own():
             while True:
@@ -349,6 +371,44 @@ class Consumer:
             )
         return self._changed
 
+    def _refuse_callbacks(self, name: str) -> None:
+        if self._thread.is_current:
+            raise RuntimeError(
+                f"{name}() must not be called in on_assign or on_revoke: it waits for the thread "
+                "that calls these. What is acked in on_revoke is committed after it; stop() ends "
+                "the consumer"
+            )
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at another offset of a partition; for callbacks and any thread.
+
+        All below the offset counts as done, and is committed over; all from there on is handed out
+        again, as if it were new, done or not.  `poll` returns nothing else of the partition from
+        now on.  An answer to a record that is out changes nothing, and what waits for another
+        attempt or for its dead letter is dropped.  Where there is no such offset, ``out_of_range``
+        applies.
+
+        Parameters
+        ----------
+        topic, partition
+            One that is assigned.
+        offset : int
+            Of the next record to hand out.
+
+        Raises
+        ------
+        ValueError
+            If the partition is not assigned, or is being taken away.
+        """
+        offset = as_count(offset, "offset", 0, 2**62)
+        with self._own():
+            if not self._held.seek((topic, partition), offset):
+                raise ValueError(
+                    "topic and partition must be of a partition that this consumer has, got "
+                    f"{topic!r} and {partition!r}: stats().partitions names them, and on_assign is "
+                    "called when they come"
+                )
+
     def commit(self, timeout_s: float = 30.0) -> None:
         """Commit now, and wait until the broker has what was done before this call.
 
@@ -369,6 +429,7 @@ class Consumer:
             If the broker has not confirmed the commit in time.  The consumer goes on to commit.
         """
         timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        self._refuse_callbacks("commit")
         deadline = time.monotonic() + timeout_s
         with self._own():
             wanted = self._held.uncommitted()
@@ -420,6 +481,7 @@ class Consumer:
             If the client does not end in time. It goes on in the background.
         """
         timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        self._refuse_callbacks("close")
         if drain_s is not None:
             self.settings.check_drain(drain_s)
             self._thread.drain_s = drain_s

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ackcore._columns import as_count
 from ackcore.flow.numbers import positive
@@ -20,6 +20,9 @@ from ackcore.retry import Policy
 
 Protocol = Literal["cooperative", "eager", "consumer"]
 OutOfRange = Literal["earliest", "latest", "fail"]
+OrderedBy = Literal["key", "partition"]
+#: Called with the consumer, and topics and partitions.
+Rebalanced = Callable[[Any, list[tuple[str, int]]], object]
 KeepDead = str | Callable[[KafkaRecord, Failure], object]
 
 OTHER_TOPIC = (
@@ -59,6 +62,9 @@ class ConsumerSettings:
     unavailable_timeout_s: float = 7 * 24 * 3600.0
     commit_interval_s: float = 1.0
     drain_s: float = 10.0
+    on_assign: Rebalanced | None = None
+    on_revoke: Rebalanced | None = None
+    ordered_by: OrderedBy | None = None
     max_in_flight: int = 10_000
     max_in_flight_bytes: int = 16 << 20
     max_waiting: int = 10_000
@@ -72,6 +78,13 @@ class ConsumerSettings:
         self._one_of("protocol", ("cooperative", "eager", "consumer"))
         as_start(self.start, ("earliest", "latest"))
         self._one_of("out_of_range", ("earliest", "latest", "fail", None))
+        self._one_of("ordered_by", ("key", "partition", None))
+        for name in ("on_assign", "on_revoke"):
+            if (called := getattr(self, name)) is not None and not callable(called):
+                raise TypeError(
+                    f"{name} must be callable, with the consumer and a list of (topic, partition); "
+                    f"got {type(called).__name__}"
+                )
         for name in ("max_attempts", "backoff_ms", "max_backoff_ms"):
             as_count(getattr(self, name), name, 1, 2**62)
         for name in ("max_in_flight", "max_in_flight_bytes", "max_waiting", "max_waiting_bytes"):

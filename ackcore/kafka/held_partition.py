@@ -11,8 +11,9 @@ import numpy as np
 
 from ackcore._backend import OffsetTracker
 from ackcore._records import OffsetState
+from ackcore.kafka.metadata_form import MetadataForm
 from ackcore.kafka.records import Failure, KafkaRecord, PartitionStats
-from ackcore.offsets import KAFKA_LIMIT, Commit, encode_metadata
+from ackcore.offsets import Commit
 
 Key = tuple[str, int]
 #: The first offset, and one above the last.
@@ -24,7 +25,6 @@ FRESH, OUT, WAITING, DYING = range(4)
 #: Why partitions are paused while too many records wait for another attempt.
 WAITING_CAUSE = "waiting"
 
-_LEAST_METADATA = 64
 #: Runs of offsets that a dead letter names.
 _MOST_NAMED = 20
 
@@ -61,7 +61,6 @@ class PartitionCommit(NamedTuple):
     generation: int
     commit: Commit
     changes: int
-    form: int  # the `MetadataForm.version` that its metadata has
 
 
 class Held:
@@ -116,9 +115,12 @@ class HeldPartition:
         self.numbers = [0] * 4
         # Offsets to hand out, in their order: of new records, and of those that are due again.
         self.queues: dict[int, deque[int]] = {FRESH: deque(), WAITING: deque()}
+        # By key, where records are ordered: the one that goes first, and those behind it.
+        self.lines: dict[object, deque[int]] = {}
         self.in_turn: set[int] = set()  # the statuses of which it is to hand out the next one
         self.closing = self.sealed = False
         self.gone = False
+        self.sought = False  # the client reads it elsewhere yet
         self.other_from: int | None = None  # from where its log is another one than was read
         self.cause = ""  # why it is paused
         # Where none was committed, a start at the end would be another one after a crash.
@@ -131,6 +133,24 @@ class HeldPartition:
         held = self.held[record.offset] = Held(record, size, now_ms)
         self.count(held, 1)
         return held
+
+    def queue(self, offset: int, key: object) -> None:
+        """A new record is next, or behind the records of its key; None is no key."""
+        line = self.lines.setdefault(key, deque()) if key is not None else deque()
+        line.append(offset)
+        if line[0] == offset:
+            self.queues[FRESH].append(offset)
+
+    def leave(self, offset: int, key: object) -> None:
+        """A record is done, and the next of its key may be handed out."""
+        line = self.lines.get(key)
+        if line is None or line[0] != offset:
+            return
+        line.popleft()
+        if line:
+            self.queues[FRESH].appendleft(line[0])
+        else:
+            del self.lines[key]
 
     def move(self, held: Held, status: int) -> None:
         """A record comes into another status."""
@@ -168,6 +188,17 @@ class HeldPartition:
         ends = np.append(state.hole_ends, stop).clip(self.tracker.position, stop)
         runs = zip(starts.tolist(), ends.tolist(), strict=True)
         return [(start, end) for start, end in runs if start < end]
+
+    def commit(self, form: MetadataForm) -> PartitionCommit:
+        """Return the commit of this partition."""
+        self.lost = {first: runs for first, runs in self.lost.items() if first in self.held}
+        state = self.tracker.state()
+        if self.lost:
+            state = _with(state, self.lost.values())
+        if self.other_from is not None:
+            state = _below(state, self.other_from)
+        commit = form.encode(*self.key, self.generation, state, self.deployment)
+        return PartitionCommit(*self.key, self.generation, commit, self.changes)
 
     @property
     def in_flight(self) -> int:
@@ -279,34 +310,3 @@ def _below(state: OffsetState, offset: int) -> OffsetState:
         failed=state.failed[failed],
         attempts=state.attempts[failed],
     )
-
-
-class MetadataForm:
-    """The size and form of metadata that brokers accept, learned from their refusals."""
-
-    def __init__(self) -> None:
-        self._limit, self._wide = KAFKA_LIMIT, True
-        self.version = 0
-
-    def encode(self, found: HeldPartition) -> Commit:
-        """Return the commit of a partition."""
-        tracker = found.tracker
-        found.lost = {first: runs for first, runs in found.lost.items() if first in found.held}
-        if found.lost or found.other_from is not None:
-            state = _with(tracker.state(), found.lost.values())
-            if found.other_from is not None:
-                state = _below(state, found.other_from)
-            tracker = OffsetTracker.from_state(*found.key, found.generation, state)
-        if self._limit < _LEAST_METADATA:
-            return Commit(tracker.committable, "")
-        return encode_metadata(tracker, found.deployment, limit=self._limit, wide=self._wide)
-
-    def shorten(self, version: int) -> bool:
-        """Take in that it was too large as it was then; whether it is shorter now."""
-        if version == self.version and self._limit >= _LEAST_METADATA:
-            self.version += 1
-            if self._wide:
-                self._wide = False  # it may count bytes, of which a character then is one
-            else:
-                self._limit //= 2
-        return version < self.version

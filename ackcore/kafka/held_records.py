@@ -27,13 +27,14 @@ from ackcore.kafka.held_partition import (
     HeldPartition,
     Key,
     Limits,
-    MetadataForm,
     PartitionCommit,
     TakenAt,
     named_runs,
 )
+from ackcore.kafka.metadata_form import MetadataForm
 from ackcore.kafka.pauses import change_pauses, room, stopped_by_waiting
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
+from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
 
 LOST_UPSTREAM = Failure("LostUpstream", "were deleted before they were read")
@@ -55,6 +56,8 @@ class HeldRecords:
         Failures that are no attempts count nevertheless, once a record is so old.
     dead_limit : DeadLimit, optional
         Told how each record ends.
+    ordered_by : {"key", "partition"}, optional
+        Of which records the next is handed out only when the one before is done.
     wake : callable, optional
         Called when there may be something to take, or what was waited for was answered.
 
@@ -69,6 +72,7 @@ class HeldRecords:
         timeout_ms: int | None = None,
         unavailable_timeout_ms: int = 7 * 24 * 3_600_000,
         dead_limit: DeadLimit | None = None,
+        ordered_by: str | None = None,
         wake: Callable[[], object] = lambda: None,
     ) -> None:
         self._policy = policy
@@ -87,6 +91,9 @@ class HeldRecords:
         self._sequence = 0
         self._metadata = MetadataForm()
         self._last_failure = ""
+        self._ordered_by = ordered_by
+        #: The highest of any partition.
+        self.generation = 0
         self.dead_limit = dead_limit or DeadLimit()
         self.counts = ConsumerCounts()
 
@@ -116,8 +123,39 @@ class HeldRecords:
             What its commits are of, as in `encode_metadata`.
         """
         self.forget((topic, partition))
+        self.generation = max(self.generation, generation)
         found = HeldPartition(topic, partition, generation, state, committed, deployment)
         self._partitions[found.key] = found
+
+    def seek(self, key: Key, offset: int) -> bool:
+        """Have a partition read from an offset, with all below done and nothing else.
+
+        Returns
+        -------
+        bool
+            Whether it is held, and not being taken away.  Nothing is taken in of it before
+            `sought` has named it.
+        """
+        found = self._partitions.get(key)
+        if found is None or found.closing:
+            return False
+        state = decode_metadata(*key, offset, None).state
+        deployment = found.deployment
+        self.assign(*key, self.generation + 1, state, committed=False, deployment=deployment)
+        self._partitions[key].sought = True
+        return True
+
+    def sought(self) -> dict[Key, int]:
+        """Return where partitions are to be read that were sought in, each once."""
+        found = {key: each for key, each in self._partitions.items() if each.sought}
+        for each in found.values():
+            each.sought = False
+        return {key: each.tracker.position for key, each in found.items()}
+
+    def _reading(self, key: Key) -> HeldPartition | None:
+        """Return a partition if what the client reads of it now counts."""
+        found = self._partitions.get(key)
+        return None if found is None or found.closing or found.sought else found
 
     def is_of(self, key: Key, deployment: int) -> None:
         """Take in what a partition's commits are of, which is committed though nothing is done."""
@@ -131,7 +169,7 @@ class HeldRecords:
         What is done of the log that was read is not committed above that, or nobody would read
         what is there now if this process died before it does.
         """
-        if (found := self._partitions.get(key)) is not None:
+        if (found := self._reading(key)) is not None:
             found.other_from, found.committed = offset, None
             self.is_of(key, deployment)
 
@@ -145,6 +183,7 @@ class HeldRecords:
                 found.count(found.held.pop(offset), -1)
                 self.counts.dropped += 1
             found.queues[FRESH].clear()
+            found.lines.clear()
 
     def seal(self, keys: Iterable[Key]) -> None:
         """Take no answers of partitions any more: what is done of them is being committed."""
@@ -198,8 +237,8 @@ class HeldRecords:
         Their generation, attempt and delivery are set here; ``sizes`` are bytes.
         What is ``unreadable``, by offset, is dead.  Once too many are, nothing more is taken in.
         """
-        found = self._partitions.get(key)
-        if found is None or found.closing:
+        found = self._reading(key)
+        if found is None:
             self.counts.dropped += len(records)
             return 0
         tracker, n = found.tracker, 0
@@ -226,7 +265,7 @@ class HeldRecords:
                 self.dead_limit.ended(dead=True)
                 self._die(found, held, unreadable[offset], failures + 1)
             else:
-                found.queues[FRESH].append(offset)
+                found.queue(offset, self._order_of(record))
         found.changes += 1
         self.counts.read += n
         if n:
@@ -254,8 +293,8 @@ class HeldRecords:
         int
             Offsets that were lost, or are gaps; 0 if all of them were done.
         """
-        found = self._partitions.get(key)
-        if found is None or found.closing or stop <= found.tracker.position:
+        found = self._reading(key)
+        if found is None or stop <= found.tracker.position:
             return 0
         runs = found.not_done(stop)
         lost = sum(end - start for start, end in runs)
@@ -273,10 +312,15 @@ class HeldRecords:
 
     def advance(self, key: Key, position: int) -> None:
         """Take in that nothing more will be read below a position: markers, or it is lost."""
-        found = self._partitions.get(key)
+        found = self._reading(key)
         if found is not None and position > found.tracker.position:
             found.tracker.advance(position)
             found.changes += 1
+
+    def _order_of(self, record: KafkaRecord) -> object:
+        if self._ordered_by == "key":
+            return record.key
+        return self._ordered_by  # one line of a partition, or none
 
     # Records out.
 
@@ -496,7 +540,9 @@ class HeldRecords:
 
     def _done(self, found: HeldPartition, offset: int) -> None:
         found.tracker.acked(offset)
-        found.count(found.held.pop(offset), -1)
+        held = found.held.pop(offset)
+        found.count(held, -1)
+        found.leave(offset, self._order_of(held.record))
         found.changes += 1
         self._moved(found)
 
@@ -505,7 +551,7 @@ class HeldRecords:
     def dying(self) -> list[DeadLetter]:
         """Return those that are to be kept, each once."""
         letters, self._dying = self._dying, []
-        return letters
+        return [letter for letter in letters if self.is_dying(letter)]
 
     def is_dying(self, letter: DeadLetter) -> bool:
         """Whether a dead letter is still to be kept here: its partition was not taken away."""
@@ -532,12 +578,8 @@ class HeldRecords:
         """Return the commits of partitions that changed since their last commit."""
         some = self._partitions if keys is None else keys
         found = [self._partitions[key] for key in some if key in self._partitions]
-        encode, form = self._metadata.encode, self._metadata.version
-        return [
-            PartitionCommit(*each.key, each.generation, encode(each), each.changes, form)
-            for each in found
-            if each.changes != each.committed_changes
-        ]
+        changed = [each for each in found if each.changes != each.committed_changes]
+        return [each.commit(self._metadata) for each in changed]
 
     def uncommitted(self) -> dict[Key, tuple[int, int]]:
         """Return the generation and the changes of each partition with uncommitted changes."""
@@ -558,6 +600,7 @@ class HeldRecords:
 
     def committed(self, done: PartitionCommit) -> None:
         """Take in that the broker has a commit."""
+        self._metadata.taken(done.commit.metadata)
         found = self._partitions.get((done.topic, done.partition))
         if found is not None and found.generation == done.generation:
             found.committed_changes = max(found.committed_changes, done.changes)
@@ -565,9 +608,9 @@ class HeldRecords:
             self.counts.committed += 1
             self._wake()
 
-    def shorten_metadata(self, form: int) -> bool:
-        """Take in that a broker found a commit's metadata too large; whether it is shorter now."""
-        return self._metadata.shorten(form)
+    def shorten_metadata(self, metadata: str) -> bool:
+        """Take in that a broker found metadata too large; whether its form is another one now."""
+        return self._metadata.refused(metadata)
 
     # How much may be read.
 

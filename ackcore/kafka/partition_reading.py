@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from ackcore.kafka.begin import MADE_ANEW, Begun
 from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, record_of, watermarks
@@ -92,7 +92,6 @@ class PartitionReading:
         #: Whether there was an error that may be of a topic which is gone.
         self.had_error = False
         self._incremental = settings.protocol != "eager" and not settings.by_hand
-        self._generation = 0
         self._paused = 0
         self._say_ms = 0
         self._begun: dict[Key, Begun] = {}
@@ -110,14 +109,13 @@ class PartitionReading:
 
     def begin(self, begun: Iterable[Begun]) -> None:
         """Take in partitions where they begin; they are to be assigned at their positions."""
-        generation = self._next_generation()
         with self._changed:
+            generation = self._next_generation()
             for each in begun:
                 self._begun[each.key] = each
                 self._assigned_now.add(each.key)
                 # Who committed may have a clock that is ahead.
                 number = max(generation, (each.restored.generation or 0) + 1)
-                self._generation = max(self._generation, number)
                 self._held.assign(
                     *each.key,
                     number,
@@ -148,20 +146,17 @@ class PartitionReading:
             for key in keys:
                 self._held.forget(key)
                 self._begun.pop(key, None)
-                for known in (
-                    self.ends,
-                    self._resets,
-                    self._read_again,
-                    self._other_logs,
-                    self._epochs,
-                ):
-                    known.pop(key, None)
+                self.ends.pop(key, None)
+                self._forget_place(key)
             self._changed.notify_all()
+
+    def _forget_place(self, key: Key) -> None:
+        for known in (self._resets, self._read_again, self._other_logs, self._epochs):
+            known.pop(key, None)
 
     def _next_generation(self) -> int:
         # Of the clock: what is late may come from the process before this one.
-        self._generation = max(self._generation + 1, time.time_ns() // 1_000_000)
-        return self._generation
+        return max(self._held.generation + 1, time.time_ns() // 1_000_000)
 
     def learn_ids(self, ids: Mapping[str, str | None]) -> None:
         """Take in the ids that topics have now: where one is another, it was made anew.
@@ -219,19 +214,26 @@ class PartitionReading:
             self._client.pause([TopicPartition(*key) for key in pause])
         if resume:
             self._client.resume([TopicPartition(*key) for key in resume])
+            self._fetch_now(resume)
+
+    def _fetch_now(self, keys: Iterable[Key]) -> None:
+        """Have partitions that were resumed fetched now: librdkafka does it up to 1 s later.
+
+        Its broker's thread sleeps, and of all calls on a partition only a seek wakes it.
+        """
+        with self._changed:
+            found = {key: self._held.position(key) for key in keys}
+        for key, offset in found.items():
+            if offset is not None and key not in self._other_logs and key not in self._read_again:
+                with suppress(KafkaException):  # one that is just being assigned, or in error
+                    self._client.seek(self._at(key, offset))
 
     def read(self, *, busy: bool) -> None:
         """Read what there is, or wait for it; not for long if there is something else to do."""
         with self._changed:
             room = self._held.room()
-            keys = self._held.assigned
-            if keys and not room:
-                # Nothing can come: what makes room is an answer.
-                self._changed.wait(SHORT_LOOK_S)
         self._assigned_now.clear()
         wait_s = SHORT_LOOK_S if busy or self._paused else _LOOK_S
-        if keys and not room:
-            wait_s = 0.0
         # `consume` waits for all that it is asked for, or its time: one first, then the rest.
         first = self._client.poll(wait_s)
         if first is None:
@@ -255,7 +257,7 @@ class PartitionReading:
                 with self._changed:
                     position = self._held.position(key)
                 if position is not None:
-                    self._read_from(key, position)
+                    self._read_from({key: position})
             elif key not in self._other_logs:
                 self._take_in(key, some)
         # Behind the records that came before them: a partition is read on from the last of those.
@@ -278,17 +280,17 @@ class PartitionReading:
         with self._changed:
             self._held.read(key, records, sizes, now_ms(), unreadable)
 
-    def _read_from(self, key: Key, offset: int) -> None:
-        """Read a partition from an offset: assigned anew, as one in error cannot be sought in."""
-        self._unpositioned.add(key)
-        begun = self._at(key, offset)
+    def _read_from(self, offsets: Mapping[Key, int]) -> None:
+        """Read partitions from offsets: assigned anew, as one in error cannot be sought in."""
+        self._unpositioned.update(offsets)
+        begun = [self._at(key, offset) for key, offset in offsets.items()]
         if self._incremental:
-            self._client.incremental_unassign([begun])
-            self._client.incremental_assign([begun])
+            self._client.incremental_unassign(begun)
+            self._client.incremental_assign(begun)
         else:
             with self._changed:
-                others = [each for each in self._held.assigned if each != key]
-            self._client.assign([begun, *self.positions(others)])
+                others = [each for each in self._held.assigned if each not in offsets]
+            self._client.assign([*begun, *self.positions(others)])
 
     def _read_error(self, message: Message, error: KafkaError) -> None:
         code = error.code()
@@ -357,7 +359,7 @@ class PartitionReading:
             lost = self._held.lose(key, target, now_ms(), keep)
         self._log.warning("%s: %d offsets are lost, it goes on at %d", what, lost, target)
         self._epochs.pop(key, None)
-        self._read_from(key, target)
+        self._read_from({key: target})
 
     def _is_truncated(self, key: Key, low: int, position: int) -> bool:
         """Whether the log of a partition is another one below a position; it is read anew then.
@@ -400,14 +402,22 @@ class PartitionReading:
             self._is_another_log(key, high if other is None else other)
 
     def go_on(self) -> None:
-        """Read on where a partition was refused a while ago, or is another log."""
+        """Read on where a partition was sought in, was refused a while ago, or is another log."""
+        with self._changed:
+            sought = self._held.sought()
+            for key in sought:
+                self._held.is_of(key, self._begun[key].origin.deployment)
+                self._forget_place(key)
+        if sought:
+            self._read_from(sought)
+            self._client.resume([TopicPartition(*key) for key in sought])
         now = now_ms()
         for key in [key for key, due_ms in self._read_again.items() if due_ms <= now]:
             del self._read_again[key]
             with self._changed:
                 position = self._held.position(key)
             if position is not None and key not in self._other_logs:
-                self._read_from(key, position)
+                self._read_from({key: position})
         for key, target in list(self._other_logs.items()):
             with self._changed:
                 if not self._held.is_idle(key):
@@ -421,7 +431,7 @@ class PartitionReading:
                     deployment=self._begun[key].origin.deployment,
                 )
             del self._other_logs[key]
-            self._read_from(key, target)
+            self._read_from({key: target})
             self._client.resume([TopicPartition(*key)])
 
     def pass_markers(self) -> None:

@@ -15,23 +15,23 @@ _OF_HOSTS = "host must be an address of this machine: '127.0.0.1', or '0.0.0.0' 
 
 @contextmanager
 def listening(what: str, host: str, port: int) -> Iterator[None]:
-    """Within, a server begins to listen; an error of that says what to do.
+    """A context in which a server binds its address. Errors say what to do.
 
     Parameters
     ----------
     what : str
-        What it serves.
+        The service, for errors.
     host : str
-        The address that was asked for.
+        The requested address.
     port : int
-        The port, 0 for any that is free.
+        The port, 0 for any free one.
 
     Raises
     ------
     TypeError, ValueError
-        If no port is such a number.
+        If the port is invalid.
     OSError
-        If it cannot listen there.
+        If the address cannot be bound.
     """
     if not isinstance(port, int) or isinstance(port, bool):
         raise TypeError(f"port must be an int, got {type(port).__name__}")

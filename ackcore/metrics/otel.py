@@ -1,4 +1,4 @@
-"""Metrics of a query as an OpenTelemetry meter has them."""
+"""The metrics of a query in an OpenTelemetry meter."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ackcore.metrics.readings import (
 
 
 class OpenTelemetryListener(SnapshotListener):
-    """Shows the metrics of a query in an OpenTelemetry meter.
+    """Exposes the metrics of a query in an OpenTelemetry meter.
 
-    What is exported, how often and whereto, is the meter provider's: with ``ackcore[otlp]`` a
-    ``PeriodicExportingMetricReader(OTLPMetricExporter(...))`` sends it to a collector.
+    The meter provider decides what is exported, how often and to where. With ``ackcore[otlp]`` a
+    ``PeriodicExportingMetricReader(OTLPMetricExporter(...))`` sends the metrics to a collector.
 
     Parameters
     ----------
     query : str, default ""
         The value of the attribute ``ackcore.query``.
     meter_provider : opentelemetry.metrics.MeterProvider, optional
-        Of whose meter; the global one if not given.
+        The provider of the meter; by default the global one.
     """
 
     def __init__(self, query: str = "", meter_provider: MeterProvider | None = None) -> None:
@@ -59,7 +59,7 @@ class OpenTelemetryListener(SnapshotListener):
         return observe
 
     def on_progress(self, progress: Any, books: Any) -> None:
-        """Take in a micro-batch."""
+        """Record a micro-batch."""
         with self._lock:
             self._at.take(progress, books)
         about = {**self._told, SYSTEM: "ackcore", OPERATION: "process"}

@@ -1,4 +1,4 @@
-"""Metrics of a query as prometheus-client has them."""
+"""The metrics of a query in a registry of prometheus-client."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _UNITS = {"s": "_seconds"}
 
 
 class PrometheusListener(SnapshotListener):
-    """Shows the metrics of a query in a registry of prometheus-client.
+    """Exposes the metrics of a query in a registry of prometheus-client.
 
-    A name has underscores for the dots of OpenTelemetry's, and Prometheus' endings:
-    ``messaging_client_consumed_messages_total``, ``ackcore_latency_seconds``.  They are made when
-    they are scraped, of what the query has told last.
+    Names have underscores for OpenTelemetry's dots, and Prometheus' suffixes:
+    ``messaging_client_consumed_messages_total``, ``ackcore_latency_seconds``. They are made at each
+    scrape from the latest values of the query.
 
     Parameters
     ----------
     query : str, default ""
-        The value of the label ``ackcore_query``, which tells several queries of a process apart.
+        The value of the label ``ackcore_query``, which distinguishes the queries of a process.
     registry : prometheus_client.CollectorRegistry, optional
-        Where to show them; one of its own if not given.
+        The registry; by default a new one.
     """
 
     def __init__(self, query: str = "", registry: CollectorRegistry | None = None) -> None:
@@ -54,7 +54,7 @@ class PrometheusListener(SnapshotListener):
         self.registry.register(self)
 
     def on_progress(self, progress: Any, books: Any) -> None:
-        """Take in a micro-batch."""
+        """Record a micro-batch."""
         seconds = progress.duration_ms / 1000
         with self._lock:
             self._at.take(progress, books)
@@ -62,7 +62,7 @@ class PrometheusListener(SnapshotListener):
             self._seconds += seconds
 
     def describe(self) -> list[Metric]:
-        """Return what is not known before there are values, for the registry."""
+        """Return metrics without values, for the registry."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -94,21 +94,21 @@ class PrometheusListener(SnapshotListener):
         Parameters
         ----------
         port : int
-            0 for any that is free.
+            The port, 0 for any free one.
         host : str, default "127.0.0.1"
             The address to listen at; ``"0.0.0.0"`` for all.
 
         Returns
         -------
         MetricsServer
-            To be closed.
+            The server; close it when it is no longer needed.
 
         Raises
         ------
         TypeError, ValueError
-            If the port is no number from 0 to 65535.
+            If the port is not a number from 0 to 65535.
         OSError
-            If it cannot listen there: the port is in use, or the host is none of this machine.
+            If the address cannot be bound: the port is in use, or the host is not of this machine.
         """
         return MetricsServer(self.registry, port, host)
 
@@ -129,7 +129,7 @@ class MetricsServer:
         return f"http://{self._host}:{self.port}/metrics"
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -1,9 +1,8 @@
 """The metrics of a query, independent of the exporter: names, kinds, units and values.
 
-Counters are of all since the checkpoint was made, as its books are: they go on where they were when
-a query is started again.  ``messaging.*`` are metrics and attributes of OpenTelemetry's semantic
-conventions for messaging (1.38, in development there); what these have no name for begins with
-``ackcore.``.
+Counters count since the checkpoint was made, as its books do: they continue when a query is started
+again. ``messaging.*`` are metrics and attributes of OpenTelemetry's semantic conventions for
+messaging (1.38, in development there). Other names begin with ``ackcore.``.
 """
 
 from __future__ import annotations
@@ -43,51 +42,51 @@ class Snapshot:
     began_s: float = 0.0
 
     def start(self, books: Any) -> None:
-        """Take in a start."""
+        """Record a start."""
         self.books, self.active, self.start_s, self.last_s = books, True, time.time(), 0.0
         self.began_s = 0.0
 
     def begin(self) -> None:
-        """Take in that a micro-batch begins."""
+        """Record the beginning of a micro-batch."""
         self.began_s = time.time()
 
     def take(self, progress: Any, books: Any) -> None:
-        """Take in a micro-batch."""
+        """Record a finished micro-batch."""
         self.progress, self.books = progress, books
         self.trips += progress.breaker_trips
         self.uncounted += progress.uncounted
         self.last_s, self.began_s = time.time(), 0.0
 
     def end(self, books: Any) -> None:
-        """Take in the end."""
+        """Record the end."""
         self.active, self.books, self.began_s = False, books, 0.0
 
 
 class SnapshotListener:
-    """Keeps what a query has told; who inherits takes in the micro-batches, and shows it."""
+    """A listener that keeps the latest values. Subclasses expose them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._at = Snapshot()
 
     def on_start(self, books: Any) -> None:
-        """Take in the start."""
+        """Record the start."""
         with self._lock:
             self._at.start(books)
 
     def on_batch_start(self, batch_id: int) -> None:
-        """Take in that a micro-batch begins."""
+        """Record the beginning of a micro-batch."""
         with self._lock:
             self._at.begin()
 
     def on_end(self, error: BaseException | None, books: Any) -> None:
-        """Take in the end."""
+        """Record the end."""
         with self._lock:
             self._at.end(books)
 
 
 class Reading(NamedTuple):
-    """A metric: its name in OpenTelemetry's form, what kind and unit it has, and its values."""
+    """A metric: its name in OpenTelemetry's form, its kind and unit, and its values."""
 
     name: str
     kind: Literal["counter", "gauge"]

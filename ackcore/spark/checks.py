@@ -284,7 +284,7 @@ def kept_schema(schema: StructType, what: str) -> pa.Schema:
             raise TypeError(
                 f"{what} has a column {field.name!r} of {field.dataType.simpleString()}, and "
                 f"ackcore does not keep the type {lost} on the way to sinks and dead letters; "
-                "cast it to string or binary, such as by cast() or to_json(), or drop it"
+                "make it a string or binary, as by cast(), to_json() or ST_AsBinary(), or drop it"
             )
     return kept
 

@@ -1,1 +1,1 @@
-"""A page that shows how queries stand, read from their checkpoints; needs ``ackcore[ui]``."""
+"""A page that shows the status of queries, from their checkpoints; requires ``ackcore[ui]``."""

@@ -1,9 +1,9 @@
 """Access control of the page: only requests from this server's own pages and host names.
 
-A server on localhost is within reach of every page that a browser shows: one may send requests to
-it, and, by a name that comes to resolve to 127.0.0.1, read the answers.  So the Host header must be
-one of ours, and what changes something must come from our own page, with a token.  An address in it
-cannot come to resolve to another: a server that listens at all of its machine's takes any.
+Every page in a browser can send requests to a server on localhost and, through a name that is later
+resolved to 127.0.0.1 (DNS rebinding), read the answers. Therefore the Host header must be one of
+the known names, and requests that change something must come from our own page, with a token. An
+address in the Host header cannot be rebound, so a server that listens at all addresses accepts any.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses requests that are not of our own pages, and sends the headers that keep them apart.
+    """Refuses requests that do not come from our own pages, and sends isolating headers.
 
     Parameters
     ----------
     app : ASGI application
-        What is behind it.
+        The protected application.
     hosts : collection of str
-        Names that the server is known under, without the port; an address of IPv6 in brackets.
+        The server's host names, without the port; IPv6 addresses in brackets.
     any_address : bool, default False
-        Whether it is known under any address as well.
+        Whether any address is accepted as well.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], any_address: bool = False):
@@ -99,7 +99,7 @@ def _is_address(name: str) -> bool:
 
 
 def check_token(token: object) -> None:
-    """Refuse a token that anybody has.
+    """Refuse an empty token.
 
     Raises
     ------
@@ -118,6 +118,6 @@ def check_token(token: object) -> None:
 
 
 def token_is(given: Any, token: str) -> bool:
-    """Whether a token is the right one, in a time that does not tell how much of it is."""
+    """Whether a token is right, compared in constant time."""
     text = given if isinstance(given, str) else ""
     return hmac.compare_digest(text.encode("utf-8", "replace"), token.encode())

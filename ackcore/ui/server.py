@@ -1,7 +1,7 @@
 """The server of the page: status and dead letters as JSON, the topology as SVG, and replays.
 
-Checkpoints are read at most once in `_EVERY_S`, however many look at them, and only while somebody
-does: the query must not notice.
+Checkpoints are read at most once in `_EVERY_S`, for any number of viewers, and only while somebody
+views them, so that the query is not slowed down.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
 class Watched:
-    """A checkpoint that is looked at.
+    """A checkpoint that the page shows.
 
     Parameters
     ----------
     path : path
-        Where it is.
+        The path of the checkpoint.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -68,7 +68,7 @@ class Watched:
         self._status: Status | None = None
 
     def status(self) -> Status:
-        """Return how its query stood at most `_EVERY_S` ago."""
+        """Return the query's status, at most `_EVERY_S` old."""
         with self._lock:
             if self._status is None or time.monotonic() - self._read_at >= _EVERY_S:
                 self._status = read_status(self.path, batches=_BATCHES, dead=self._dead)
@@ -76,7 +76,7 @@ class Watched:
             return self._status
 
     def emitted(self) -> dict[str, dict[str, int]]:
-        """Return what its components emitted in the micro-batches that are shown."""
+        """Return the numbers of tuples that its components emitted in the shown micro-batches."""
         total: dict[str, dict[str, int]] = {}
         for each in self.status().batches:
             for component, streams in each.progress.emitted.items():
@@ -98,20 +98,20 @@ def make_app(
     Parameters
     ----------
     checkpoints : sequence of path
-        What is shown.
+        The checkpoints to show.
     token : str, optional
-        Who has it may send dead letters again; nobody may if not given.
+        The token that allows replays. Without it nobody can replay.
     hosts : sequence of str
-        Names that the server is known under, beside those of this machine for itself.
+        Further host names of the server, beside those of this machine for itself.
     any_address : bool, default False
-        Whether it may be asked for by any address, as one that listens at all of them is.
+        Whether requests by any address are accepted, for a server that listens at all of them.
 
     Raises
     ------
     TypeError, ValueError
-        If the token is no text, or is empty; if the hosts are one text, no list of them.
+        If the token is not a text, or is empty; if ``hosts`` is a text instead of a list.
     FileNotFoundError
-        If one of them is no checkpoint.
+        If one of the paths is not a checkpoint.
     """
     check_token(token)
     if isinstance(hosts, str):
@@ -232,25 +232,24 @@ class Server:
     Parameters
     ----------
     checkpoints : sequence of path
-        What is shown.
+        The checkpoints to show.
     host : str, default "127.0.0.1"
-        Where it listens; ``"0.0.0.0"`` for all addresses of this machine, by each of which it may
-        then be asked for.
+        The address to listen at; ``"0.0.0.0"`` for all addresses of this machine.
     port : int, default 0
-        On which port; a free one if 0.
+        The port, 0 for any free one.
     token : str, optional
-        Who has it may send dead letters again; nobody may if not given.
+        The token that allows replays. Without it nobody can replay.
     hosts : sequence of str
-        Further names that it is known under.
+        Further host names of the server.
 
     Raises
     ------
     TypeError, ValueError
-        If the port is no number from 0 to 65535, or the token is empty.
+        If the port is not a number from 0 to 65535, or the token is empty.
     FileNotFoundError
         If there is no checkpoint at a path.
     OSError
-        If it cannot listen there: the port is in use, or the host is none of this machine.
+        If the address cannot be bound: the port is in use, or the host is not of this machine.
     """
 
     def __init__(
@@ -305,7 +304,7 @@ class Server:
             look(0.5)
 
     def close(self) -> None:
-        """End it; twice is fine."""
+        """Stop the server. A second call does nothing."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

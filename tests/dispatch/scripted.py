@@ -25,3 +25,14 @@ class Clock:
 
     def __call__(self):
         return self.ns
+
+
+class TickingClock(Clock):
+    """A clock that is later at each look, so that waits end."""
+
+    def __init__(self, tick_ms):
+        self.tick_ms = tick_ms
+
+    def __call__(self):
+        self.ns += self.tick_ms * 10**6
+        return self.ns

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from round_robin import RoundRobin
-from scripted import failing, one
+from scripted import Clock, failing, one
 
 from ackcore.dispatch import Dispatcher, Reject, Target, Unavailable
 from ackcore.flow import ByKey, Fixed
@@ -248,16 +248,22 @@ def test_bad_settings_are_named(arguments, error, says):
 
 
 def test_retries_are_not_starved_by_new_records():
-    """With always more to send, what failed goes first."""
-    order = []
+    """With always more to send, what failed goes first, once its back-off is over."""
+    order, clock = [], Clock()
 
     async def call(record):
         order.append(record)
+        clock.ns += 10**6
         if record == 0 and order.count(0) == 1:
             raise ValueError("once")
 
     Dispatcher(
-        range(1000), {"a": call, "b": call}, chooser=RoundRobin(), limit=lambda: Fixed(2)
+        range(1000),
+        {"a": call, "b": call},
+        chooser=RoundRobin(),
+        limit=lambda: Fixed(2),
+        backoff_ms=1,
+        clock=clock,
     ).run()
     assert order.count(0) == 2
     assert len(order) - order[::-1].index(0) < 20

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 
 import pytest
 from scripted import Clock, one
@@ -47,7 +48,8 @@ def test_while_an_asynchronous_source_is_idle_all_else_goes_on(tmp_path):
         dispatcher = Dispatcher(
             idle_after(2),
             {"a": call, "b": call},
-            clock=clock,
+            clock=lambda: clock.ns + time.monotonic_ns(),
+            backoff_ms=1,
             timeout_s=0.5,
             checkpoint=tmp_path / "rt",
             checkpoint_s=0.01,

@@ -3,11 +3,15 @@
 import asyncio
 import subprocess
 import sys
+import threading
+import time
+from collections import Counter
 from contextlib import suppress
 
 from scripted import Clock, one
 
-from ackcore.dispatch import Dispatcher
+from ackcore.dispatch import Dispatcher, Function
+from ackcore.flow import Fixed
 
 
 def test_a_call_that_hangs_times_out_and_another_does_it():
@@ -107,7 +111,8 @@ def test_a_call_that_goes_on_when_it_timed_out_decides_nothing():
         return await Dispatcher(
             range(4),
             {"a": stubborn, "b": works},
-            clock=clock,
+            clock=lambda: clock.ns + time.monotonic_ns(),
+            backoff_ms=1,
             timeout_s=0.5,
             max_attempts=2,
             limit=one,
@@ -115,6 +120,54 @@ def test_a_call_that_goes_on_when_it_timed_out_decides_nothing():
 
     books = asyncio.run(main())
     assert (books.acked, books.failed, books.committed) == (4, 0, 4)
+
+
+def test_a_thread_that_hangs_is_replaced_and_what_waits_behind_it_is_no_attempt():
+    forever, dead, called = threading.Event(), {}, []
+
+    def call(record):
+        called.append(record)
+        if record == 0:
+            forever.wait()
+
+    dispatcher = Dispatcher(
+        range(30),
+        {"a": Function(call)},
+        limit=lambda: Fixed(10),
+        timeout_s=0.1,
+        max_attempts=2,
+        backoff_ms=1,
+        dead=lambda position, record, error: dead.setdefault(record, type(error)),
+    )
+    books = dispatcher.run()
+    forever.set()
+    assert dead == {0: TimeoutError}
+    assert (books.acked, books.timed_out) == (29, 2)
+    assert books.unavailable > 0
+    assert Counter(called) == {0: 2, **dict.fromkeys(range(1, 30), 1)}
+
+
+def test_the_time_of_a_call_runs_from_when_it_begins():
+    """One that had to wait for a thread has all of its time."""
+    clock, gate = Clock(), threading.Semaphore(0)
+
+    def call(record):
+        gate.acquire()
+        clock.ns += 9 * 10**8
+
+    async def main():
+        dispatcher = Dispatcher(
+            range(3), {"a": Function(call)}, limit=lambda: Fixed(3), clock=clock, timeout_s=1
+        )
+        run = asyncio.ensure_future(dispatcher.run_async())
+        for n in range(3):
+            gate.release()
+            while dispatcher.books().acked <= n:
+                await asyncio.sleep(0)
+        return await run
+
+    books = asyncio.run(asyncio.wait_for(main(), 60))
+    assert (books.acked, books.attempts, books.timed_out) == (3, 3, 0)
 
 
 HANGS = """

@@ -95,18 +95,22 @@ def main() -> None:
     def may_fail(record):
         return None if (int(record.value) + 1) % job["poison"] else ValueError("poison")
 
+    protocol = job.get("protocol", "cooperative")
+    # KIP-848's session is the broker's.
+    classic = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 100}
+    session = {} if protocol == "consumer" else classic
     consumer = Consumer(
         job["topic"],
         bootstrap_servers=job["servers"],
         group_id=job["group"],
-        protocol=job.get("protocol", "cooperative"),
+        protocol=protocol,
         dead_letters=job["dead_topic"],
         backoff_ms=20,
         max_backoff_ms=50,
         commit_interval_s=job.get("commit_interval_s", 0.1),
         max_in_flight=100,
         drain_s=job.get("drain_s", 5.0),
-        options={"session.timeout.ms": 1000, "heartbeat.interval.ms": 100, "fetch.wait.max.ms": 20},
+        options={**session, "fetch.wait.max.ms": 20},
     )
     effects.note_commits(consumer)
     signal.signal(signal.SIGTERM, lambda *_: consumer.stop())

@@ -17,9 +17,10 @@ import pytest
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 import mock_broker
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from consumer_books import Books, Effect, Taken
 from consumer_job import POINTS
-from servers import wait_until
+from servers import raise_errors, wait_until
 
 pytestmark = pytest.mark.faults
 
@@ -165,6 +166,45 @@ def test_a_member_that_was_stopped_wakes_as_a_zombie(books):
         said = end(one)
     assert said["rejected"] > 0
     assert said["stale"] == [1]
+    check(books)
+
+
+def shorten_session(broker, group):
+    """Have a group (KIP-848) take a member for dead after a second, as `consumer_job` asks for."""
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in (
+            ("consumer.heartbeat.interval.ms", "200"),
+            ("consumer.session.timeout.ms", "1000"),
+        )
+    ]
+    resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=entries)
+    raise_errors(broker.admin.incremental_alter_configs([resource]))
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "beside another"])
+@pytest.mark.parametrize("protocol", ["cooperative", "eager", "consumer"])
+def test_a_member_that_was_taken_for_dead_leaves_nothing_uncommitted(
+    kafka_broker, tmp_path, protocol, others
+):
+    """F9: on a real broker. Its next commit is refused, and it joins again."""
+    books = Books(kafka_broker, tmp_path)
+    shorten_session(kafka_broker, books.group)
+    books.produce(1000)
+    stops = {"at": "before the commit is sent", "after": 1, "signal": signal.SIGSTOP}
+    with members(books, 1, protocol=protocol, **stops) as (one,):
+        wait_until(lambda: is_stopped(one), "it stops, and has something to commit")
+        wait_until(lambda: not books.members(), "its group takes it for dead")
+        with members(books, others, protocol=protocol) as more:
+            if others:
+                wait_until(lambda: not books.lag(), "the other does it all")
+            one.send_signal(signal.SIGCONT)
+            books.produce(1000)
+            books.wait_for_the_end()
+            for process in more:
+                end(process)
+        said = end(one)
+    assert said["rejected"] > 0
     check(books)
 
 

@@ -127,6 +127,22 @@ def test_idlest_leaves_the_silent_alone_before_they_time_out(clock):
     assert next(each for each in flow.state() if each.name == "a").silence_ms == 0
 
 
+def test_a_consumer_that_fails_at_once_is_not_the_idlest(clock):
+    flow = flow_of(clock, Idlest(seed=1), "ab", limit=1)
+    bad = flow.try_acquire()
+    good = flow.try_acquire()
+    clock.now_ns += 1000
+    flow.fail(bad, again=False)
+    clock.now_ns += 5 * MS
+    flow.ack(good)
+    for _ in range(4):
+        if (lease := flow.try_acquire()).name == good.name:
+            break
+        clock.now_ns += 1000
+        flow.fail(lease, again=False)
+    assert lease.name == good.name  # though it takes 5 ms
+
+
 def test_ties_differ_from_producer_to_producer(clock):
     firsts = {flow_of(clock, Idlest(seed=i)).try_acquire().name for i in range(20)}
     assert firsts == set("abc")

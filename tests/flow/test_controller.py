@@ -184,6 +184,51 @@ def test_dropped_for_good(flow):
     assert (flow.requeued, flow.in_flight) == (0, 0)
 
 
+def test_what_failed_waits_for_its_delay_and_may_be_acked_or_split_meanwhile(flow, clock):
+    for end in ("due", "late ack", "split"):
+        lease = flow.try_acquire(Batch([1, 2]))
+        (flow.timed_out if end == "late ack" else flow.fail)(lease)
+        parts = flow.split(lease, lease.item.singles()) if end == "split" else [lease]
+        assert all(flow.delay(part, 1) for part in parts)
+        clock.now_ns += S - 1
+        assert (flow.try_again(), flow.requeued) == (None, len(parts))
+        if end == "late ack":
+            assert flow.ack(lease)
+        clock.now_ns += 1
+        again = [flow.try_again() for _ in parts]
+        if end == "late ack":
+            assert (again, flow.requeued) == ([None], 0)
+            continue
+        assert [list(each.item) for each in again] == ([[1], [2]] if end == "split" else [[1, 2]])
+        assert all(each.name != lease.name for each in again)
+        assert (flow.requeued, flow.in_flight) == (0, len(again))
+        assert all(flow.ack(each) for each in again)
+    assert not flow.delay(lease, 1)
+    assert not flow.split(lease, [1])
+    with pytest.raises(ValueError, match="delay_s must be above 0"):
+        flow.delay(lease, 0)
+
+
+def test_a_time_out_runs_from_when_the_consumer_begins(clock):
+    flow = FlowController("a", limit=lambda: Fixed(2), clock=clock, timeout_s=1)
+    first, second = flow.try_acquire(1), flow.try_acquire(2)
+    clock.now_ns += S // 2
+    flow.begin(first)
+    clock.now_ns += S // 2
+    assert flow.expire() == []
+    clock.now_ns += S // 2
+    assert flow.expire() == [first, second]
+
+
+def test_a_pause_may_end_early(flow):
+    flow.pause("a", 3600)
+    assert not state(flow, "a").is_open
+    flow.resume("a")
+    assert state(flow, "a").is_open
+    with pytest.raises(KeyError, match="no consumer is called 'z'"):
+        flow.resume("z")
+
+
 def test_only_what_failed_of_a_batch_is_sent_again(flow):
     batch = Batch([f"r{i}" for i in range(10)])
     lease = flow.try_acquire(batch)

@@ -93,10 +93,20 @@ class FlowMachine(RuleBasedStateMachine):
             before = self.waiting.pop(lease.item)
             assert lease.attempt == before.attempt + 1
             assert before.fate is Fate.SENT_AGAIN
-            others = [n for n in self.names if n != before.name]
-            opened = [each for each in self.flow.state() if each.name in others and each.is_open]
-            assert lease.name != before.name or not opened
+            opened = {each.name for each in self.flow.state() if each.is_open}
+            failed_at = [each.name for each in before.failed_at]
+            assert failed_at[-1] == before.name
+            assert lease.name not in failed_at or opened <= {
+                *failed_at[failed_at.index(lease.name) :]
+            }
+            assert self.clock.now_ns >= before.due_ns
             self.out.append(lease)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), delay_s=st.sampled_from([0.001, 0.5, 5]))
+    def delays(self, data, delay_s):
+        item = data.draw(st.sampled_from(sorted(self.waiting)))
+        assert self.flow.delay(self.waiting[item], delay_s)
 
     def came_back(self, lease, again):
         self.out.remove(lease)

@@ -100,6 +100,11 @@ class Books:
         missing = missing and missing - self.dead().keys()
         assert not missing, f"committed, and not done: {sorted(missing)[:20]}"
 
+    def members(self) -> list[str]:
+        """The ids of the group's members, as a real broker knows them."""
+        (found,) = self.server.admin.describe_consumer_groups([self.group]).values()
+        return [member.member_id for member in found.result(TIMEOUT_S).members]
+
     def lag(self) -> int:
         """Records behind what is committed."""
         ends = Counter(partition for partition, _ in self.delivered)

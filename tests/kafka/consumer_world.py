@@ -481,7 +481,8 @@ class World:
                 continue
             end = found.tracker.state().end
             fetch = member.client.fetches.get(key)
-            if fetch is None or fetch.read is None:  # nothing was read of it since it was assigned
+            # Nothing was read of it since it was assigned, or sought in.
+            if fetch is None or fetch.read is None or found.sought:
                 self.excuse(key, range(at, max(end, found.tracker.position)))
             elif end > found.tracker.position:
                 # What was done before this run is taken for done.
@@ -531,6 +532,16 @@ class World:
         member.client.on_lost(member.client, [At(*key) for key in keys])
         member.client.assign([])
         self.rebalance()
+
+    def do_seek(self, a, b):
+        """Seek: offsets below it need not be read, and all from there on are read again."""
+        member, key = self.member(a), self.key(a)
+        log = self.cluster.logs[key]
+        offset = min(log.start + b, log.end)
+        found = member.held._partitions.get(key)
+        assert member.held.seek(key, offset) == (found is not None)
+        if found is not None:
+            self.excuse(key, range(offset))
 
     def do_crash(self, a, b):
         self.crash(self.member(a))

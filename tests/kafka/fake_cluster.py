@@ -168,6 +168,7 @@ class FakeClient:
         self.events = deque()
         self.paused = set()
         self.fetches = {}
+        self.sought = []
         self.ends = {}
         self._before = {}
 
@@ -221,6 +222,13 @@ class FakeClient:
 
     def resume(self, partitions):
         self.paused -= {(at.topic, at.partition) for at in partitions}
+
+    def seek(self, at):
+        fetch = self.fetches[at.topic, at.partition]
+        assert not fetch.queue, "it was paused"
+        self.sought.append((at.topic, at.partition, at.offset))
+        fetch.next = at.offset, -1 if at.leader_epoch is None else at.leader_epoch
+        fetch.refused = False
 
     def position(self, partitions):
         found = []

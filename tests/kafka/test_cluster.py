@@ -244,10 +244,11 @@ def test_more_metadata_than_a_broker_takes_at_once_is_committed_in_parts(kafka_b
 
 
 @pytest.mark.broker
-def test_no_offset_of_a_group_with_members_is_committed(kafka_broker):
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_no_offset_of_a_group_with_members_is_committed(kafka_broker, protocol):
     topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
     cluster = cluster_of(kafka_broker)
-    member = Consumer(kafka_broker.conf(group_id=group))
+    member = Consumer(kafka_broker.conf(group_id=group, group_protocol=protocol))
     try:
         member.subscribe([topic])
         wait_until(lambda: member.poll(0.05) or member.assignment(), "it is a member")

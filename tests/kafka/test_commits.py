@@ -209,6 +209,35 @@ def test_an_error_that_a_client_ends_with_is_told(code, last):
     assert held.counts.rejected == 2
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.NOT_COORDINATOR,
+    ],
+)
+def test_the_last_commit_is_sent_again_while_its_group_rebalances(code):
+    held, client = held_partitions(2), Committer()
+    answer, refusals = client.answer, [KafkaError(code)] * 3
+    client.answer = lambda offsets: (refusals.pop(), offsets) if refusals else answer(offsets)
+    commits_of(held).send_last(client, held.assigned)
+    assert client.done == {0: 1, 1: 1}
+    assert held.commits() == []
+    assert held.counts.rejected == 0
+
+
+def test_a_last_commit_that_stays_refused_is_given_up(monkeypatch):
+    now = iter(range(99))
+    monkeypatch.setattr("ackcore.kafka.commits.time.monotonic", lambda: next(now))
+    held, client = held_partitions(2), Committer()
+    client.answer = lambda offsets: (KafkaError(KafkaError.ILLEGAL_GENERATION), offsets)
+    commits_of(held).send_last(client, held.assigned)
+    assert len(client.requests) == 2
+    assert held.counts.rejected == 2
+
+
 def test_no_answer_counts_once_the_last_commit_is_sent():
     held, client = held_partitions(1), Committer()
     record = KafkaRecord("t" * 200, 0, 1, None, b"", [], None, generation=1, delivery=1)

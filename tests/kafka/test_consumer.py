@@ -86,6 +86,127 @@ def test_commit_now_commits_what_is_done_and_nothing_above_it(books):
         consumer.ack_many(records[offset] for offset in (4, 5))
 
 
+def committed_by(consumer):
+    consumer.commit()
+    (found,) = consumer.stats().partitions
+    return found.committed
+
+
+def test_a_seek_delivers_again_and_the_committed_offset_follows(books):
+    books.server.produce(books.topic, [b"%d" % i for i in range(6)], 0)
+    at = books.topic, 0
+    with consuming(books, partitions=[at], commit_interval_s=3600) as consumer:
+        first = take(consumer, 4)
+        assert consumer.ack_many(first[:3]) == 3
+        assert committed_by(consumer) == 3
+        consumer.fail(first[3], "it waits, until the seek drops it")
+        consumer.seek(*at, 1)
+        assert committed_by(consumer) == 1
+        again = take(consumer, 5)
+        assert [one.offset for one in again] == [1, 2, 3, 4, 5]
+        assert {one.attempt for one in again} == {0}
+        assert not consumer.ack(first[3])
+        assert consumer.ack_many(again[:2]) == 2
+        books.server.produce(books.topic, [b"%d" % i for i in range(6, 10)], 0)
+        consumer.seek(*at, 8)
+        last = take(consumer, 2)
+        assert [one.offset for one in last] == [8, 9]
+        assert committed_by(consumer) == 8
+        assert consumer.ack_many([*again, *last]) == 2
+        assert committed_by(consumer) == 10
+        with pytest.raises(ValueError, match="topic and partition must be of a partition that"):
+            consumer.seek(books.topic, 1, 0)
+        with pytest.raises(ValueError, match="offset must be"):
+            consumer.seek(*at, -1)
+
+
+def test_a_seek_behind_the_end_and_before_the_start_is_out_of_range(books):
+    books.server.produce(books.topic, [b"%d" % i for i in range(4)], 0)
+    at = books.topic, 0
+    with consuming(books, partitions=[at]) as consumer:
+        take(consumer, 4)
+        consumer.seek(*at, 1000)
+        assert [one.offset for one in take(consumer, 4)] == [0, 1, 2, 3]
+        consumer.seek(*at, 2)
+        consumer.ack_many(take(consumer, 2))
+        assert committed_by(consumer) == 4
+
+
+def test_callbacks_are_told_partitions_and_may_seek_and_ack(books):
+    books.produce(40)
+    held, told = [], []
+
+    def on_assign(consumer, partitions):
+        told.append(("assign", sorted(partitions)))
+        for at in partitions:
+            consumer.seek(*at, 7)
+        for wait in (consumer.commit, consumer.close, consumer.poll):
+            with pytest.raises(RuntimeError, match=r"must not be called in on_assign or on_revoke"):
+                wait()
+
+    def on_revoke(consumer, partitions):
+        told.append(("revoke", sorted(partitions)))
+        assert consumer.ack_many(held) == 6
+        with pytest.raises(ValueError, match=r"stats\(\).partitions names them"):
+            consumer.seek(*partitions[0], 0)
+
+    with consuming(books, on_assign=on_assign, on_revoke=on_revoke, drain_s=0) as consumer:
+        held += [one for one in take(consumer, 12) if one.partition < 2]
+        assert {one.offset for one in held} == {7, 8, 9}
+    partitions = [(books.topic, one) for one in range(4)]
+    assert told == [("assign", partitions), ("revoke", partitions)]
+    assert [offset for offset, _ in books.committed()] == [10, 10, 7, 7]
+
+
+@pytest.mark.parametrize("name", ["on_assign", "on_revoke"])
+def test_a_callback_that_raises_ends_the_consumer_and_what_is_done_is_committed(books, name):
+    books.server.produce(books.topic, [b"%d" % i for i in range(3)], 0)
+
+    def fails(consumer, partitions):
+        raise LookupError("no such state")
+
+    consumer = consumer_of(books, **{name: fails})
+    if name == "on_revoke":
+        consumer.ack_many(take(consumer, 3))
+    with pytest.raises(LookupError, match="no such state"):
+        consumer.poll() if name == "on_assign" else consumer.close()
+    with pytest.raises(LookupError, match="no such state"):
+        consumer.close()
+    assert books.committed()[0][0] == (3 if name == "on_revoke" else 0)
+    with pytest.raises(TypeError, match=f"{name} must be callable"):
+        consumer_of(books, **{name: "print"})
+
+
+@pytest.mark.parametrize("ordered_by", ["key", "partition"])
+def test_records_of_a_key_are_done_one_by_one_in_their_order_retries_included(books, ordered_by):
+    for number in range(3):
+        values = [{"key": b"%d" % (i % 7), "value": b"%d" % i} for i in range(100)]
+        books.server.produce(books.topic, values, number)
+    done, busy, lock = [], set(), threading.Lock()
+
+    def may_fail(record):
+        line = record.partition, record.key if ordered_by == "key" else None
+        with lock:
+            assert line not in busy, "another record of its key is out"
+            busy.add(line)
+        if record.offset % 10 == record.attempt == 0:
+            busy.remove(line)
+            return Reject("never") if record.offset == 50 else OSError("once")
+        done.append((*line, record.offset))
+        busy.remove(line)
+        return None
+
+    with consuming(books, ordered_by=ordered_by, max_in_flight=20) as consumer:
+        with workers(consumer, books, 4, may_fail):
+            wait_until(lambda: consumer.stats().lag == 0 and len(done) == 297, "all are done")
+        assert consumer.stats().counts.dead == 3
+    lines = {each[:2] for each in done}
+    assert len(lines) == (21 if ordered_by == "key" else 3)
+    for line in lines:
+        offsets = [each[2] for each in done if each[:2] == line]
+        assert offsets == sorted(set(offsets)), line
+
+
 @pytest.mark.filterwarnings("ignore:This process .*multi-threaded:DeprecationWarning")
 def test_a_forked_copy_says_at_once_that_it_polls_nothing(books):
     books.produce(1)
@@ -97,6 +218,7 @@ def test_a_forked_copy_says_at_once_that_it_polls_nothing(books):
             lambda: consumer.fail(record, "no"),
             lambda: consumer.ack_many([record]),
             consumer.commit,
+            lambda: consumer.seek(books.topic, 0, 0),
             consumer.stats,
             consumer.stop,
             consumer.close,

@@ -88,7 +88,7 @@ class History:
         self.effects(KafkaRecord("t", partition, offset, None, b"", [], None, 0, generation))
 
     def commit(self, partition, generation, done):
-        self.committed(PartitionCommit("t", partition, generation, said(partition, done), 0, 0))
+        self.committed(PartitionCommit("t", partition, generation, said(partition, done), 0))
 
     def check(self, most_again=math.inf):
         """All of it, as a run does."""

@@ -1,13 +1,26 @@
 """Consumers of one group on a real broker: partitions come and go, whatever the protocol."""
 
+import logging
+import socket
+import struct
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from confluent_kafka import ConsumerGroupState, Producer
-from consumer_books import Books, consumer_of, consuming, partitions_of, take, workers
-from servers import wait_until
+from confluent_kafka import ConsumerGroupState, KafkaError, Producer
+from consumer_books import (
+    Books,
+    consumer_of,
+    consuming,
+    is_committed,
+    partitions_of,
+    take,
+    workers,
+)
+from servers import TIMEOUT_S, wait_until
 
 from ackcore import OffsetTracker
 from ackcore.kafka import ClientSettings, Cluster, ConsumerError
@@ -55,6 +68,33 @@ def test_partitions_that_are_taken_away_are_drained(books, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_callbacks_are_told_of_each_partition_as_it_comes_and_goes_and_seek_in_it(books, protocol):
+    books.produce(40)
+    told = {number: [] for number in range(4)}
+
+    def on_assign(consumer, partitions):
+        for topic, number in partitions:
+            told[number].append("assign")
+            consumer.seek(topic, number, 8)
+
+    def on_revoke(consumer, partitions):
+        for _, number in partitions:
+            told[number].append("revoke")
+
+    callbacks = {"on_assign": on_assign, "on_revoke": on_revoke}
+    with consuming(books, drain_s=0, **callbacks, **group(protocol)) as one:
+        assert {record.offset for record in take(one, 8)} == {8, 9}
+        with consuming(books, **group(protocol)) as other:
+            wait_until(lambda: len(partitions_of(other)) == 2, "the other has two")
+            wait_until(lambda: len(partitions_of(one)) == 2, "it has the rest")
+            # What was acked by nobody is committed over: the seek said so.
+            assert {record.offset for record in take(other, 4)} == {8, 9}
+    for events in told.values():
+        assert events == ["assign", "revoke"] * (len(events) // 2), told
+    assert sum(map(len, told.values())) >= 8
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_members_join_and_leave_under_load(books, protocol, tmp_path):
     """F8: nothing is lost, and done again is only what was out when its partition went."""
     books.produce(2000)
@@ -76,8 +116,37 @@ def test_members_join_and_leave_under_load(books, protocol, tmp_path):
     books.check_complete(most_again=50, poison=poison)
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_members_that_leave_in_a_rebalance_hold_up_nobody(books, protocol):
+    """Two at once, while partitions are on their way to them; no session ends meanwhile."""
+    arguments = group(protocol)
+    if protocol != "consumer":
+        arguments["options"] = {"session.timeout.ms": 45_000, "heartbeat.interval.ms": 1000}
+    with (
+        consuming(books, **arguments) as one,
+        consuming(books, **arguments) as two,
+        workers(one, books),
+        workers(two, books),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        wait_until(lambda: partitions_of(one) and partitions_of(two), "both have some")
+        with consuming(books, **arguments) as three, consuming(books, **arguments) as four:
+            wait_until(
+                lambda: (
+                    len(books.members()) == 4
+                    and len(partitions_of(one) | partitions_of(two)) < books.partitions
+                ),
+                "partitions are on their way to them",
+            )
+            books.produce(400)
+            for closed in [pool.submit(each.close) for each in (three, four)]:
+                closed.result(10)
+        books.wait_for_the_end(15)
+    books.check_complete(most_again=6)
+
+
 @pytest.mark.parametrize("protocol", ["cooperative", "eager"])
-@pytest.mark.parametrize("when", ["without partitions", "before its first assignment"])
+@pytest.mark.parametrize("when", ["without partitions", "as it asks to join"])
 def test_a_member_without_partitions_leaves_its_group(kafka_broker, tmp_path, protocol, when):
     """A member that stayed would be in the group until its session is over, after 45 s."""
     books = Books(kafka_broker, tmp_path, partitions=1)
@@ -100,6 +169,88 @@ def test_a_member_without_partitions_leaves_its_group(kafka_broker, tmp_path, pr
                 wait_until(lambda: len(described().members) == 2, "the other asks to join")
             other.close()
         wait_until(lambda: len(described().members) == 1, "the other has left", 10)
+
+
+def text(value):
+    return struct.pack(">h", len(value)) + value.encode()
+
+
+def ask(books, kind, version, *fields):
+    """Send a request of Kafka's protocol to the broker; return its answer, behind the header."""
+    request = b"".join([struct.pack(">hhi", kind, version, 1), text("test"), *fields])
+    host, port = books.server.bootstrap_servers.split(":")
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        (size,) = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))
+        return connection.recv(size, socket.MSG_WAITALL)[4:]
+
+
+def join(books, assignor, member=""):
+    """Join the group in the name of a member, or of a new one; return generation and member.
+
+    The answer comes when all members have joined.
+    """
+    subscription = struct.pack(">hi", 0, 1) + text(books.topic) + struct.pack(">i", -1)
+    answer = ask(
+        *(books, 11, 5, text(books.group), struct.pack(">ii", 10_000, 10_000), text(member)),
+        *(struct.pack(">h", -1), text("consumer"), struct.pack(">i", 1), text(assignor)),
+        *(struct.pack(">i", len(subscription)), subscription),
+    )
+    _, error, generation = struct.unpack_from(">ihi", answer)
+    at = 10
+    for _ in range(3):  # the assignor, the leader, the member
+        (size,) = struct.unpack_from(">h", answer, at)
+        member, at = answer[at + 2 : at + 2 + size].decode(), at + 2 + size
+    if error == KafkaError.MEMBER_ID_REQUIRED:
+        return join(books, assignor, member)
+    assert not error
+    return generation, member
+
+
+def assign_nothing(books, generation, leader):
+    """Tell the broker, as the leader of a generation, that no member has a partition."""
+    nobody = struct.pack(">hi", -1, 0)
+    ask(books, 14, 3, text(books.group), struct.pack(">i", generation), text(leader), nobody)
+
+
+def test_a_member_that_closes_before_its_first_assignment_leaves_its_group(
+    kafka_broker, tmp_path, caplog
+):
+    """It has joined, and waits for what the leader assigns: another member, which is slow."""
+    caplog.set_level(logging.DEBUG)
+    books = Books(kafka_broker, tmp_path, partitions=1)
+    _, leader = join(books, "cooperative-sticky")
+    options = {"session.timeout.ms": 45_000, "debug": "cgrp"}
+    with consuming(books, options=options) as other, ThreadPoolExecutor(1) as pool:
+        wait_until(lambda: len(books.members()) == 2, "the other asks to join")
+        generation, _ = join(books, "cooperative-sticky", leader)
+        wait_until(lambda: "-> wait-sync" in caplog.text, "the other has joined")
+        (mine,) = set(books.members()) - {leader}
+        closed = pool.submit(other.close)
+        wait_until(lambda: other._thread._closing, "it closes")
+        assign_nothing(books, generation, leader)
+        closed.result(TIMEOUT_S)
+        wait_until(lambda: mine not in books.members(), "it has left", 5)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "assignor"), [("cooperative", "cooperative-sticky"), ("eager", "range")]
+)
+def test_what_a_generation_that_is_over_may_not_commit_the_next_does(
+    books, caplog, protocol, assignor
+):
+    """F10: by a real broker; it is refused before a heartbeat says so."""
+    books.produce(80)
+    options = {"heartbeat.interval.ms": 5000}
+    with consuming(books, protocol=protocol, options=options) as one:
+        mine = take(one, 80)
+        wait_until(lambda: is_committed(one), "where they begin")
+        (member,) = books.members()
+        assert join(books, assignor, member) == (2, member)
+        assert one.ack_many(mine) == 80
+        wait_until(lambda: one.stats().counts.rejected, "its commit is refused", 4)
+        assert "was fenced: Broker: Specified group generation id is not valid" in caplog.text
+        wait_until(lambda: not (one.ack_many(one.poll(80, 0.05)) or books.lag()), "it is committed")
 
 
 def test_a_member_whose_place_another_takes_ends_and_says_so(books):

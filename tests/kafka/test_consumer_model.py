@@ -82,7 +82,7 @@ LIVES = {
 STEPS = (
     ["produce", "turn", "work", "take", "ack"] * 4
     + ["fail", "pass_time", "keep", "make_anew", "truncate", "truncate"] * 2
-    + ["delete", "add_partition", "fault", "hide", "slow", "move", "lose", "crash"]
+    + ["delete", "add_partition", "fault", "hide", "slow", "move", "lose", "crash", "seek"]
 )
 HOW = st.tuples(
     st.sampled_from(["cooperative", "eager", "tasks"]),
@@ -109,6 +109,22 @@ def test_no_record_is_left_out_and_none_is_committed_that_is_not_done_where(name
 @given(HOW, st.lists(ANY, min_size=20, max_size=80))
 def test_each_record_of_the_logs_that_are_there_is_read_whatever_happens_to_them(how, steps):
     live(how, steps)
+
+
+def test_a_partition_that_is_resumed_is_fetched_at_once():
+    """librdkafka's thread sleeps on for up to a second after a resume; a seek wakes it."""
+    with world_of("tasks", True, "earliest", "earliest", 4096) as world:
+        world.cluster.produce(world.key(0), 20)
+        (member,) = world.members
+        for _ in range(4):
+            world.do_turn(0, 0)
+        assert member.client.paused == {world.key(0)}
+        position = member.held.position(world.key(0))
+        while member.client.paused:
+            assert member.client.sought == []
+            member.held.ack(*member.held.take(1, world.now))
+            world.do_turn(0, 0)
+        assert member.client.sought == [(*world.key(0), position)]
 
 
 def test_no_generation_comes_twice_where_who_committed_had_a_clock_that_is_ahead():

@@ -256,22 +256,6 @@ def test_a_commit_that_was_rejected_is_made_again():
     assert held.commits() == []
 
 
-def test_metadata_that_is_too_large_gets_shorter():
-    held = holder()
-    read(held, *range(0, 4000))
-    for record in held.take(4000, 0)[1::7]:
-        held.ack(record)
-    sizes = []
-    for _ in range(9):
-        (one,) = held.commits()
-        state = decode_metadata(*KEY, *one.commit).state
-        assert one.commit.offset == state.committable == 0
-        sizes.append(len(one.commit.metadata.encode()))
-        held.shorten_metadata(one.form)
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1] == 0
-
-
 def test_a_partition_is_paused_by_what_is_in_flight_until_half_is_free():
     held = holder(limits=Limits(in_flight=4, ahead=4))
     assert held.pauses() == ([], [])
@@ -662,19 +646,45 @@ def test_an_answer_after_the_last_commit_is_late():
     assert committed(held) == [1]
 
 
-def test_metadata_is_shortened_once_for_all_that_was_refused_in_one_form():
+def test_a_record_behind_one_of_its_key_that_fails_waits_and_other_keys_go_on():
+    held = holder(ordered_by="key", max_attempts=2)
+    named = zip(records(0, 1, 2, 3, 4), [b"a", b"a", b"b", None, None], strict=True)
+    held.read(KEY, [record._replace(key=key) for record, key in named], [1] * 5, 0)
+    first, *others = held.take(9, 0)
+    assert offsets([first, *others]) == [0, 2, 3, 4]
+    held.fail(first, NO, 0)
+    assert held.take(9, 0) == []
+    (first,) = held.take(9, 1000)
+    assert (first.offset, first.attempt) == (0, 1)
+    held.fail(first, NO, 1000)
+    assert held.take(9, 99_999) == []  # its letter is not kept yet
+    assert held.dead(*held.dying())
+    assert offsets(held.take(9, 99_999)) == [1]
+
+
+def test_a_letter_of_a_record_before_a_seek_is_not_asked_for():
+    """Without dead letters it would end the consumer."""
     held = holder()
-    for partition in range(1, 9):
-        held.assign("t", partition, 1, decode_metadata("t", partition, 0, None).state)
-    for partition in range(9):
-        read(held, *range(0, 4000), key=("t", partition))
-        for record in held.take(4000, 0)[1::7]:
-            held.ack(record)
-    for one in held.commits():
-        assert held.shorten_metadata(one.form)
-    shorter = held.commits()
-    assert all(len(one.commit.metadata) > 500 for one in shorter)
-    assert held.shorten_metadata(shorter[0].form)
-    while held.shorten_metadata(held.commits()[0].form):
-        pass
-    assert {one.commit.metadata for one in held.commits()} == {""}
+    read(held, 0)
+    held.fail(*held.take(1, 0), NO, 0, final=True)
+    held.seek(KEY, 0)
+    assert held.dying() == []
+    assert not held.seek(("t", 1), 0)
+    held.close([KEY])
+    assert not held.seek(KEY, 0)
+
+
+def test_metadata_that_is_refused_down_to_nothing_is_committed_without_any():
+    held = holder()
+    read(held, *range(4000))
+    for record in held.take(4000, 0)[1::7]:
+        held.ack(record)
+    sizes = []
+    assert not held.shorten_metadata("")
+    while held.shorten_metadata((one := held.commits()[0]).commit.metadata):
+        assert decode_metadata(*KEY, *one.commit).state.committable == one.commit.offset == 0
+        sizes.append(len(one.commit.metadata))
+    assert one.commit == (0, "")
+    assert sizes[1:] == sorted(sizes[1:], reverse=True)
+    held.committed(one)
+    assert held.commits() == []

@@ -303,7 +303,7 @@ def test_a_commit_that_did_not_arrive_is_due_later_each_time(monkeypatch):
     monkeypatch.setattr(groups.time, "monotonic", lambda: now[0])
 
     def commit(_group, commits):
-        failed = dict.fromkeys(commits if fails[0] else (), SimpleNamespace(text="no"))
+        failed = dict.fromkeys(commits if fails[0] else (), SimpleNamespace(text="no", code="no"))
         return SimpleNamespace(found={} if fails[0] else commits, failed=failed)
 
     told = ToldGroup("lines", "g", 5)
@@ -322,6 +322,30 @@ def test_a_commit_that_did_not_arrive_is_due_later_each_time(monkeypatch):
     told.tell(SimpleNamespace(commit=commit), threading.Lock(), done, {})
     now[0] += 1000
     assert not told.is_due
+
+
+def test_a_group_has_as_much_metadata_as_its_broker_takes():
+    holes, limit, done = np.cumsum(np.random.default_rng(5).integers(2, 90, 3_000)), 300, {}
+    none = np.empty(0, np.int64), np.empty(0, np.int32)
+    sizes = []
+
+    def commit(_group, commits):
+        too_large = SimpleNamespace(text="no", code="OFFSET_METADATA_TOO_LARGE")
+        sizes.extend(len(one.metadata) for one in commits.values())
+        failed = {key: too_large for key, one in commits.items() if len(one.metadata) > limit}
+        done.update((key, one) for key, one in commits.items() if key not in failed)
+        return SimpleNamespace(found=commits.keys() - failed.keys(), failed=failed)
+
+    told = ToldGroup("lines", "g", 5)
+    for end in range(holes[-1] + 2, holes[-1] + 12):
+        many = OffsetState(holes[0], end, holes, holes + 1, *none)
+        few = OffsetState(end, end, none[0], none[0], *none)
+        states = {("t", 0): many, ("t", 1): few}
+        tell = told.tell(SimpleNamespace(commit=commit), threading.Lock(), states, {})
+        assert tell == {("t", 0): holes[0], ("t", 1): end}
+    assert 270 < len(done["t", 0].metadata) <= limit
+    assert not done["t", 0].metadata.isascii()
+    assert sum(size > limit for size in sizes) < 12
 
 
 def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, running, caplog):

@@ -26,14 +26,14 @@ from confluent_kafka.serialization import (
 from pyspark import cloudpickle
 
 from ackcore import OffsetTracker
-from ackcore.kafka import KafkaSpout
+from ackcore.kafka import KafkaSpout, metadata_form
 from ackcore.kafka.origins import Origin
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
-from ackcore.offsets import decode_metadata
+from ackcore.offsets import decode_metadata, encode_state
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.kafka import commits, plans
+from ackcore.spark.kafka import plans
 from ackcore.spark.kafka import watch as watches
-from ackcore.spark.kafka.commits import CommitCache, commit_of, states
+from ackcore.spark.kafka.commits import CommitCache, states
 from ackcore.spark.kafka.mending import lost_since, without
 from ackcore.spark.kafka.plans import OffsetPlan, Position, by_partition, evenly, records_in
 from ackcore.spark.kafka.watch import Watch, pause_s
@@ -133,7 +133,7 @@ def test_what_is_committed_is_what_a_tracker_says(next_, wait, replayed):
     assert [np.asarray(each).tolist() for each in state] == [
         np.asarray(each).tolist() for each in expected
     ]
-    commit = commit_of("t", 0, state, 7)
+    commit = encode_state("t", 0, 0, state, 7)
     restored = decode_metadata("t", 0, *commit)
     assert restored.deployment == 7
     assert restored.state.hole_starts.tolist() == expected.hole_starts.tolist()
@@ -150,18 +150,18 @@ def test_a_partition_is_committed_as_it_is_now_whatever_it_was(batches):
         plan = plan_of(**{f"p{n}": next_ for n, (next_, _) in enumerate(found)})
         rows = [(n, *row, 0) for n, (_, wait) in enumerate(found) for row in wait.items()]
         done = {(topic, n): state for topic, n, state in states(plan, [waiting(*rows)])}
-        expected = {each: commit_of(*each, state, whose) for each, state in done.items()}
+        expected = {each: encode_state(*each, 0, state, whose) for each, state in done.items()}
         assert cache.commits(done, {"t": "one"}) == expected
 
 
 def test_a_partition_that_did_not_change_is_not_encoded_again(monkeypatch):
     encoded = []
 
-    def noted(topic, partition, state, deployment):
+    def noted(topic, partition, *rest, **how):
         encoded.append(partition)
-        return commit_of(topic, partition, state, deployment)
+        return encode_state(topic, partition, *rest, **how)
 
-    monkeypatch.setattr(commits, "commit_of", noted)
+    monkeypatch.setattr(metadata_form, "encode_state", noted)
     cache, rows = CommitCache(7), [(0, 3, 1, 0), (1, 4, 1, 0)]
     some = [rows[0], (1, 4, 2, 0)]
     for now, topic_id in ((rows, "one"), (rows, "one"), (some, "one"), (some, "two")):
@@ -331,7 +331,7 @@ SCHEMA = '{"title": "order", "type": "object", "properties": {"id": {"type": "in
 
 
 class FromRegistry(Deserializer):
-    """Pickle the arguments of a registry's client, not the client, as docs/tutorial-kafka.md does."""
+    """Pickle the arguments of a registry's client, as docs/tutorial-kafka.md does."""
 
     def __init__(self, registry):
         self.registry = registry

@@ -12,6 +12,7 @@ import pytest
 from accepted_rows import accepted as rows_accepted
 from test_sinks import WORDS, row_file
 
+from ackcore.arrow.shown import text_of
 from ackcore.spark import SinkRejects
 from ackcore.spark.checkpoint.refusals import Refusal
 from ackcore.spark.protocol.refusals import refused_rows, without_refused
@@ -41,6 +42,15 @@ def test_rows_are_named_by_values_or_by_places():
 def test_a_reason_is_kept_once(reasons):
     found = SinkRejects(pa.table({"id": [1, 2, 3]}), reasons)
     assert (found.reasons, found.reason_of.tolist()) == (["x", "y"], [0, 1, 0])
+
+
+def test_reasons_that_cannot_be_told_are_reasons():
+    class Mute(Exception):
+        def __str__(self):
+            raise SystemExit("no words")
+
+    assert str(SinkRejects.at([0], [7], Mute())) == "1 rows are refused: Mute: Mute"
+    assert SinkRejects.at([0], [7], text_of([b"caf\xe9"])).reasons == [r"caf\xe9"]
 
 
 def test_the_driver_keeps_columns_of_refused_rows(tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from results import emitted, failed, whys
 
+from ackcore.arrow.shown import text_of
 from ackcore.calls import Reject
 from ackcore.topology.components import BatchBolt
 from ackcore.topology.executors import executor_for
@@ -138,11 +139,12 @@ def test_rows_fail_by_number():
         out.fail(pa.array([0]), pa.array(["zero"]))
         out.fail([5], None)
         out.fail([6, 7], Reject("for good"))
+        out.fail([8], text_of([b"caf\xe9"]))  # not UTF-8
         out.fail([], "nobody")
 
     results = run(executor_for("b", Doing(process)), range(9), range(9))
     one = {0: "zero", 1: "one", 3: "'three'", 4: "again", 5: "failed by b"}
-    one |= {6: "for good", 7: "for good"}
+    one |= {6: "for good", 7: "for good", 8: r"caf\xe9"}
     assert whys(results) == one | {handle + 9: why for handle, why in one.items()}
     assert sorted(h for h, reason in failed(results).items() if reason.final) == [6, 7, 15, 16]
     assert emitted(results) == [(7, [1]), (7, [10])]

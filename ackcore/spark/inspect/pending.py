@@ -27,19 +27,19 @@ class PendingTree:
     Attributes
     ----------
     spout, message_id : str
-        Which record.
+        The record.
     attempt : int
-        The one that it waits for, counted from 0.
+        The next attempt, counted from 0.
     due_in_ms : int
-        Until then; below 0 if it is due.
+        Milliseconds until the next attempt is due; negative if it is due.
     known_ms : int
-        For how long it has been known.
+        Milliseconds since the record was first seen.
     component, error_type, error_message : str
-        Where and why the last attempt failed.
+        The component and error of the last attempt.
     running_in : int or None
-        The micro-batch that has taken it and is not decided.
+        The undecided micro-batch that has taken the record.
     traces : tuple of RecordTrace
-        Of earlier attempts, those that were traced, the oldest first.
+        The traced ones of its earlier attempts, oldest first.
     """
 
     spout: str
@@ -75,16 +75,16 @@ def read_pending(
     spout: str | None = None,
     clock: Clock = wall_clock_ms,
 ) -> PendingTree | None:
-    """Tell what a record waits for; None if it does not, since it is ACKED, DEAD or not known.
+    """Return why a record waits; None if it is ACKED, DEAD or unknown.
 
     Parameters
     ----------
     path : path
         The query's checkpoint.
     message_id : str
-        The record's.
+        The record's message id.
     spout : str, optional
-        Whose it is; the first that has it if not given.
+        The record's spout; by default the first spout that has this id.
     clock : callable, optional
         Returns milliseconds since 1970.
 

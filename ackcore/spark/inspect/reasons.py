@@ -1,4 +1,4 @@
-"""Records that wait or are dead, counted by why and by how long they have been known."""
+"""Counts of waiting and dead records, by reason and age."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ _REASON = (
 
 @dataclass(frozen=True, slots=True)
 class ReasonCount:
-    """Records of a spout that failed for one reason.
+    """The records of a spout that failed for one reason.
 
     Attributes
     ----------
     spout, component, error_type : str
-        Whose they are, what failed them, and with what.
+        The spout, the component that failed the records, and the error.
     message : str
-        That of one of them.
+        The error message of one of them.
     records : int
-        How many.
+        The number of records.
     oldest_ms, newest_ms : int
-        When the first and the last of them was first seen, where they wait; when they died,
-        where they are dead.
+        The first and the last time at which they were first seen (waiting) or died (dead).
     """
 
     spout: str
@@ -53,24 +52,24 @@ class ReasonCount:
     newest_ms: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return a JSON-compatible value."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingCounts:
-    """The records that wait.
+    """The waiting records.
 
     Attributes
     ----------
     records, untried : int
-        How many; and of those the dead letters whose first turn since a replay has not come.
+        The number of records, and of replayed dead letters among them that have not run yet.
     next_due_ms, oldest_ms : int or None
-        When the first is due, and when the oldest was first seen.
+        The time at which the first is due, and the time at which the oldest was first seen.
     ages : tuple of int
-        How many have been known for up to each of `AGES_MS`, and how many for longer.
+        The number of records known for up to each of `AGES_MS`, and for longer.
     reasons : tuple of ReasonCount
-        The most frequent first.
+        Most frequent first.
     """
 
     records: int = 0
@@ -88,13 +87,12 @@ class DeadCounts:
     Attributes
     ----------
     letters, sent, dropped : int
-        How many there are, of those how many were sent again, and how many were dropped and are
-        not there any more.
+        The number of letters, of those of them that were sent again, and of letters that were
+        dropped and no longer exist.
     reasons : tuple of ReasonCount
-        Of those that were not, the most frequent first.
+        The reasons of letters that were not sent again, most frequent first.
     damaged : tuple of str
-        What is wrong with each file that cannot be read, its name first; its letters are not
-        counted.
+        The name and damage of each unreadable file. Its letters are not counted.
     """
 
     letters: int = 0
@@ -105,7 +103,7 @@ class DeadCounts:
 
 
 def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
-    """Count the records that wait.
+    """Count the waiting records.
 
     Raises
     ------
@@ -143,13 +141,13 @@ def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
 
 
 class DeadCounter:
-    """Counts the letters of a store, and of files that are as they were no second time."""
+    """Counts the letters of a store. Unchanged files are counted once."""
 
     def __init__(self) -> None:
         self._counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}
 
     def count(self, store: Letters) -> DeadCounts:
-        """Count the letters of all files that can be read.
+        """Count the letters of all readable files.
 
         Raises
         ------
@@ -182,7 +180,7 @@ class DeadCounter:
 
 
 def _of_file(file: LetterFile, spout: str, notes: Sequence[Note]) -> tuple[int, int, pa.Table]:
-    """Return how many letters a file has, how many were sent again, and the others by reason."""
+    """Return the number of letters in a file, the number sent again, and the others by reason."""
     table = read_letters(file.path, [*_REASON_COLUMNS, "last_ms"])
     rows, gone = gone_rows(file.path, spout, notes)
     times, _ = sent_rows(rows, spout, notes)
@@ -202,7 +200,7 @@ _COUNTED = ["component", "error_type", "text", "n", "oldest", "newest"]
 
 
 def _counted(table: pa.Table, key: str, at: str) -> pa.Table:
-    """Return how often each value of a column is there, and its first and last time."""
+    """Return the count of each value of a column, with its first and last time."""
     found = table.group_by(key, use_threads=False).aggregate(
         [([], "count_all"), (at, "min"), (at, "max")]
     )

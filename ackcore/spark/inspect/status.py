@@ -1,7 +1,7 @@
 """The status of a query, read from its checkpoint while it may be running.
 
-Nothing is locked and nothing written.  A running query removes what is two micro-batches old: where
-a file goes between its name and its reading, all is read again from newer names.
+Nothing is locked or written. A running query deletes files that are two micro-batches old. If a
+file is deleted between the reading of its name and of its contents, everything is read again.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _TIMES = 100
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A micro-batch, and when it was done."""
+    """A micro-batch, and the time at which it was done."""
 
     at_ms: int
     progress: Progress
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return a JSON-compatible value."""
         return {"at_ms": self.at_ms, **self.progress.to_json()}
 
 
@@ -49,13 +49,13 @@ class UnderWay:
     Attributes
     ----------
     number, planned_ms, due : int
-        Its number, its time, and how many records it runs again.
+        Its number, its time, and the number of retries in it.
     decided : bool
-        Whether it is on record what became of its records: sinks have their turn.
+        Whether its decision is recorded, so that sinks are being called.
     crashes : int
-        Runs of it in which a process died.
+        The number of its runs in which a process died.
     max_retries : int or None
-        How many records it runs again at most.
+        The maximum number of retries in it.
     """
 
     number: int
@@ -73,13 +73,13 @@ class Activity:
     Attributes
     ----------
     at_ms : int
-        When this was read.
+        The time of this reading.
     under_way : UnderWay or None
         The micro-batch that is not done.
     waiting : int
-        Records that wait for a retry.
+        The number of records that wait for a retry.
     next_due_ms : int or None
-        When the first of them is due.
+        The time at which the first of them is due.
     """
 
     at_ms: int
@@ -95,35 +95,35 @@ class Status:
     Attributes
     ----------
     checkpoint : str
-        Where it is.
+        The path of the checkpoint.
     at_ms : int
-        When this was read.
+        The time of this reading.
     kind : str
         ``"stream"`` or ``"batch"``.
     structure : mapping
-        The topology's, as `ackcore.topology.Topology.structure` has it.
+        The topology's `ackcore.topology.Topology.structure`.
     created_ms : int
-        When the checkpoint was made.
+        The time at which the checkpoint was made.
     ackcore : str
         The version that made it.
     holder : Holder or None
         The driver that holds the checkpoint, or held it last.
     epoch : int
-        How often drivers have opened it: the holder's, by which later ones fence it.
+        The number of times that drivers have opened it. The holder's epoch fences earlier drivers.
     books : Books
-        After the last micro-batch that is done.
+        The counts after the last finished micro-batch.
     last_done : int or None
-        Its number.
+        The number of that micro-batch.
     under_way : UnderWay or None
-        The one that is not done.
+        The micro-batch that is not done.
     waiting : WaitingCounts
-        Records that wait for a retry.
+        The records that wait for a retry.
     dead : DeadCounts
         The dead letters.
     requests : int
-        Replays that no micro-batch has taken yet.
+        The number of replays that no micro-batch has taken yet.
     batches : tuple of Logged
-        The last micro-batches, the newest one last.
+        The last micro-batches, newest last.
     """
 
     checkpoint: str
@@ -148,7 +148,7 @@ class Status:
         return self.batches[-1].progress.lag if self.batches else {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return a JSON-compatible value."""
         books = {**self.books.to_json(), "balanced": self.books.balanced}
         return {
             "checkpoint": self.checkpoint,
@@ -177,18 +177,18 @@ def read_status(
     clock: Clock = wall_clock_ms,
     dead: DeadCounter | None = None,
 ) -> Status:
-    """Tell how a query stands, whether it runs or not.
+    """Return the status of a query, whether it runs or not.
 
     Parameters
     ----------
     path : path
-        Its checkpoint.
+        The checkpoint.
     batches : int, default 10
-        How many of the last micro-batches are told of.
+        The number of micro-batches to include.
     clock : callable, optional
         Returns milliseconds since 1970.
     dead : DeadCounter, optional
-        Counts the dead letters; one that is kept reads only what is new.
+        The counter of dead letters. Keep one to read only new files the next time.
 
     Raises
     ------
@@ -208,14 +208,14 @@ def read_status(
 
 
 def read_batches(path: str | os.PathLike[str], most: int) -> tuple[Logged, ...]:
-    """Return the last micro-batches that are done, the newest one last.
+    """Return the last finished micro-batches, newest last.
 
     Parameters
     ----------
     path : path
-        The checkpoint; there may be none yet.
+        The checkpoint, which may not exist yet.
     most : int
-        How many at most.
+        The maximum number.
 
     Raises
     ------
@@ -233,12 +233,12 @@ def _logged(checkpoint: Checkpoint, most: int) -> tuple[Logged, ...]:
 
 
 def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) -> Activity | None:
-    """Tell what a query is at, None if it has begun nothing; only records are read, no table.
+    """Return the activity of a query, None if it has not begun. Reads records only, no tables.
 
     Parameters
     ----------
     path : path
-        The checkpoint; there may be none yet.
+        The checkpoint, which may not exist yet.
     clock : callable, optional
         Returns milliseconds since 1970.
 
@@ -256,17 +256,18 @@ def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) ->
 def read_waiting(
     checkpoint: Checkpoint, find: Callable[[str, pa.Table], pa.Table]
 ) -> tuple[dict[str, pa.Table], dict[str, int]]:
-    """Return what waits after the last micro-batch that is done, and which one has taken it.
+    """Return the waiting records after the last finished micro-batch, and the one that has taken
+    them.
 
-    The second is by spout, and has it where the micro-batch that is under way runs rows again that
-    ``find`` returns.
+    The second value is by spout: the unfinished micro-batch that runs rows again which ``find``
+    returns.
 
     Parameters
     ----------
     checkpoint : Checkpoint
-        Where they are.
+        The checkpoint.
     find : callable
-        Given the rows of a spout, part by part, returns those that are wanted.
+        Takes rows of a spout, part by part, and returns the wanted ones.
     """
     return _steady(checkpoint, lambda now: _read_waiting(now, find))
 
@@ -275,7 +276,7 @@ T = TypeVar("T")
 
 
 def _steady(checkpoint: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
-    """Read what a running query may be changing, again if it did."""
+    """Call a reader; call it again if the running query changed its files meanwhile."""
     for _ in range(_TIMES):
         now = checkpoint.refreshed()
         before = _names(now)

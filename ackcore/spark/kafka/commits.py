@@ -10,8 +10,10 @@ import pyarrow.compute as pc
 
 from ackcore import OffsetState
 from ackcore._records import Int32s, Int64s
+from ackcore.kafka.cluster import Answers, Committed
+from ackcore.kafka.metadata_form import MetadataForm
 from ackcore.kafka.origins import Origin
-from ackcore.offsets import Commit, encode_state
+from ackcore.offsets import Commit
 from ackcore.spark.base.schemas import ATTEMPT, REPLAYED
 from ackcore.spark.kafka.plans import OffsetPlan
 
@@ -78,11 +80,6 @@ def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int
     return found
 
 
-def commit_of(topic: str, partition: int, state: OffsetState, deployment: int) -> Commit:
-    """Return what to commit of a partition: its offset, and what is done above it."""
-    return encode_state(topic, partition, 0, state, deployment)
-
-
 class CommitCache:
     """The last commits of partitions, most of which have not changed since.
 
@@ -95,12 +92,13 @@ class CommitCache:
     def __init__(self, deployment: int) -> None:
         #: The deployment as an origin has it.
         self.name = f"{deployment % 2**64:016x}"
+        self._form = MetadataForm()
         self._last: dict[tuple[str, int], tuple[int, OffsetState, Commit]] = {}
 
     def commits(
         self, done: Mapping[tuple[str, int], OffsetState], topic_ids: Mapping[str, str]
     ) -> dict[tuple[str, int], Commit]:
-        """Return what `commit_of` does, by partition, of topics with these ids."""
+        """Return what to commit, by partition, of topics with these ids."""
         whose = {
             topic: Origin.of(topic_ids.get(topic), self.name).deployment
             for topic in {topic for topic, _ in done}
@@ -111,9 +109,23 @@ class CommitCache:
             if last is not None and last[0] == now and _is_same(last[1], state):
                 found[each] = last
             else:
-                found[each] = now, state, commit_of(*each, state, now)
+                found[each] = now, state, self._form.encode(*each, 0, state, now)
         self._last = found
         return {each: commit for each, (*_, commit) in found.items()}
+
+    def learn(self, sent: Mapping[tuple[str, int], Commit], answers: Answers[Committed]) -> bool:
+        """Take in the answers to commits; whether those too large have another form now."""
+        for each in answers.found:
+            self._form.taken(sent[each].metadata)
+        too_large = [
+            sent[each].metadata
+            for each, failure in answers.failed.items()
+            if failure.code == "OFFSET_METADATA_TOO_LARGE"
+        ]
+        if not self._form.refused(max(too_large, key=len, default="")):
+            return False
+        self._last = {}
+        return True
 
 
 def _is_same(one: OffsetState, other: OffsetState) -> bool:

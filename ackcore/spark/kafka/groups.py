@@ -139,6 +139,11 @@ class ToldGroup:
             check_fence()
             with asking:
                 answers = cluster.commit(self._group_id, new)
+                while self._cache.learn(new, answers):
+                    self._told.update({each: new[each] for each in answers.found})
+                    commits = self._cache.commits(done, topic_ids)
+                    new = {each: commits[each] for each in answers.failed}
+                    answers = cluster.commit(self._group_id, new)
             took_s = time.monotonic() - now
             if answers.failed and took_s >= _SLOW_S:
                 self._next_at = now + took_s + min(_TIMES * took_s, _LONGEST_S)

@@ -91,9 +91,9 @@ def to_jdbc(
 
     Notes
     -----
-    A row that violates a constraint is refused: its record goes to the dead letters with the
-    database's error, the others are written.  A value that does not fit its column fails the sink.
-    The user must be able to create and drop tables in the schema of `table`.
+    A row that violates a constraint, or has a value that does not fit its column, is refused: its
+    record goes to the dead letters with the database's error, the others are written.  The user
+    must be able to create and drop tables in the schema of `table`.
     """
     return JdbcSink(
         url, table, keys=keys, properties=properties, marker=marker, max_refused=max_refused

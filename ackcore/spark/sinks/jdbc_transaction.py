@@ -22,18 +22,22 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sql
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.sinks.columns import refuse_misfits, with_columns
-from ackcore.spark.sinks.interface import Accepted, places_of
+from ackcore.spark.sinks.interface import Accepted, places_of, read_with_places, row_numbers
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
 from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
 
 _log = logging.getLogger("ackcore")
 
 _ROW = "ackcore_row"
+#: The class of SQLSTATE of values that do not fit, and the number of parts after which none fits.
+_UNFIT, _HOPELESS = "22", 40
 _PART = r"""(?:"[^"]+"|`[^`]+`|\[[^\]]+\]|[^\s."`\[\];,()']+)"""
 _NAME = re.compile(rf"((?:{_PART}\.)*){_PART}")
 #: An empty table with some columns of another, as one or another database has it.
@@ -167,8 +171,53 @@ class JdbcTransaction:
         wanted = {name: self._connection.quoted(column) for name, column in own.items()}
         self._make_staging(list(wanted.values()))
         rows = self._accepted.frame(_ROW).toDF(*own.values(), _ROW)
-        self._connection.fill(self._staging, rows)
+        error = self._not_filled(rows)
+        if error is not None:
+            self._refuse_unfit(rows, error)
         return wanted
+
+    def _not_filled(self, rows: DataFrame) -> JdbcError | None:
+        """Fill the staging table; return the error if a value of a row does not fit."""
+        try:
+            self._connection.fill(self._staging, rows)
+        except JdbcError as error:
+            if not error.sqlstate.startswith(_UNFIT):
+                raise
+            return error
+        return None
+
+    def _refuse_unfit(self, rows: DataFrame, error: JdbcError) -> None:
+        """Bisect the rows to those that do not fit by themselves, and raise `SinkRejects`."""
+        read = [
+            row_numbers(i, places)
+            for i, file in enumerate(self._accepted.files)
+            for _, places in read_with_places(file, self._accepted.nonacked)
+        ]
+        numbers = np.concatenate(read)
+        refused: dict[int, JdbcError] = {}
+        tried, taken = 0, False
+        parts = [(0, len(numbers), error)]
+        while parts:
+            low, high, why = parts.pop()
+            if high - low == 1:
+                self._count.add(why)
+                refused[int(numbers[low])] = why
+                continue
+            middle = (low + high) // 2
+            for start, stop in ((middle, high), (low, middle)):
+                self._connection.execute(f"DELETE FROM {self._staging}")
+                self._connection.commit()
+                within = sql.col(_ROW).between(*numbers[[start, stop - 1]].tolist())
+                found = self._not_filled(rows.where(within))
+                if found is not None:
+                    parts.append((start, stop, found))
+                tried, taken = tried + 1, taken or found is None
+            if not taken and tried >= _HOPELESS:
+                raise error  # a column that does not fit, perhaps: no row is at fault
+        if not refused:
+            raise error
+        files, places = places_of(np.array(list(refused), np.int64))
+        raise SinkRejects.at(files, places, list(refused.values()))
 
     def _make_staging(self, columns: list[str]) -> None:
         connection, row = self._connection, self._connection.quoted(_ROW)

@@ -238,4 +238,4 @@ def _told(reasons: list[str | BaseException]) -> str:
     if not reasons:
         return ""
     first = reasons[0]
-    return f": {first if isinstance(first, str) else f'{type(first).__name__}: {first}'}"
+    return f": {first if isinstance(first, str) else f'{type(first).__name__}: {one_line(first)}'}"

@@ -1,0 +1,275 @@
+"""Records that failed wait, and consumers that fail again and again are left alone."""
+
+import asyncio
+import logging
+from collections import Counter
+
+import pytest
+from round_robin import RoundRobin
+from scripted import Clock, TickingClock, one
+
+from ackcore.dispatch import Dispatcher, RecordDead, Retry
+from ackcore.flow import ByKey, Fixed, Idlest
+
+
+def dispatched(records, consumers, **settings):
+    """Run a dispatcher whose waits are short; return its counts and the dead."""
+    dead = []
+    settings = {"backoff_ms": 1, "breaker_reset_s": 0.001, **settings}
+    books = Dispatcher(
+        records, consumers, dead=lambda position, record, error: dead.append(record), **settings
+    ).run()
+    return books, dead
+
+
+@pytest.mark.parametrize("chooser", [Idlest, RoundRobin])
+@pytest.mark.parametrize("max_attempts", [3, 5])
+def test_consumers_that_fail_at_once_kill_nothing_that_a_slow_one_takes(chooser, max_attempts):
+    clock, calls = TickingClock(1), Counter()
+
+    async def good(record):
+        until = clock.ns + 50 * 10**6
+        while clock() < until:
+            await asyncio.sleep(0)
+
+    async def bad(record):
+        calls["bad"] += 1
+        raise OSError("reset by peer")
+
+    books, dead = dispatched(
+        range(300),
+        {"a": bad, "b": bad, "c": good},
+        chooser=chooser(),
+        max_attempts=max_attempts,
+        backoff_ms=1000,
+        breaker_reset_s=1,
+        clock=clock,
+    )
+    assert (dead, books.acked, books.committed) == ([], 300, 300)
+    # Ten each to begin with, and one a second.
+    assert calls["bad"] < 30 + 2 * clock.ns / 10**9
+
+
+def test_only_the_failures_that_open_a_breaker_count_while_another_consumer_works():
+    """Neither those of calls that were out then, nor those of trials."""
+    calls = Counter()
+
+    async def good(record):
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def bad(record):
+        calls["bad"] += 1
+        await asyncio.sleep(0)
+        raise OSError("away")
+
+    books, dead = dispatched(
+        range(1000),
+        {"a": bad, "b": good},
+        limit=lambda: Fixed(20),
+        max_attempts=1,
+        breaker_failures=3,
+    )
+    assert (len(dead), books.acked) == (3, 997)
+    assert calls["bad"] > 20
+
+
+def test_an_outage_of_all_consumers_for_a_second_kills_nothing():
+    clock, calls = TickingClock(5), Counter()
+
+    async def call(record):
+        calls[record] += 1
+        if clock() < 10**9:
+            raise OSError("away")
+
+    books, dead = dispatched(
+        range(2000),
+        dict.fromkeys("abc", call),
+        backoff_ms=1000,
+        breaker_reset_s=1,
+        clock=clock,
+    )
+    assert (dead, books.acked) == ([], 2000)
+    assert books.failed < 100
+
+
+def test_with_all_consumers_broken_new_records_are_tried_first_and_all_die_in_the_end(caplog):
+    order = []
+
+    async def call(record):
+        order.append(record)
+        raise ValueError("broken")
+
+    with caplog.at_level(logging.WARNING, "ackcore"):
+        books, dead = dispatched(
+            range(12), {"a": call, "b": call}, breaker_failures=2, max_attempts=3
+        )
+    assert (sorted(dead), books.acked, books.committed) == (list(range(12)), 0, 12)
+    assert order.index(11) < 20  # no record had a third attempt before all had their first
+    assert min(Counter(order).values()) == 3
+    assert "consumer 'a' of a Dispatcher failed again and again, at last of Value" in caplog.text
+    with pytest.raises(RecordDead, match="failed 3 times, at last of ValueError: broken"):
+        Dispatcher([1], {"a": call}, max_attempts=3, backoff_ms=1).run()
+
+
+def test_a_consumer_that_works_again_gets_records_again():
+    calls = []
+
+    async def call(record):
+        calls.append(record)
+        if len(calls) <= 12:
+            raise OSError("away")
+
+    books, dead = dispatched(range(500), {"a": call}, breaker_failures=3)
+    assert (dead, books.acked) == ([], 500)
+    assert len(calls) == 512
+
+
+def test_bad_records_in_a_row_hold_up_the_others_for_one_trial_only():
+    order = []
+
+    async def call(record):
+        order.append(record)
+        if record < 10:
+            raise ValueError("bad record")
+
+    books, dead = dispatched(
+        range(100),
+        {"a": call},
+        limit=one,
+        max_attempts=2,
+        backoff_ms=100,
+        breaker_reset_s=0.1,
+    )
+    assert (sorted(dead), books.acked) == (list(range(10)), 90)
+    assert order.index(10) < 18  # not after two attempts at each that is bad
+
+
+@pytest.mark.parametrize("chooser", [Idlest, RoundRobin])
+def test_a_record_that_fails_everywhere_goes_round(chooser):
+    went = []
+
+    def consumer(name):
+        async def call(record):
+            if record == 0:
+                went.append(name)
+                raise ValueError("bad record")
+
+        return call
+
+    _, dead = dispatched(
+        range(20), {name: consumer(name) for name in "abc"}, chooser=chooser(), max_attempts=6
+    )
+    assert dead == [0]
+    assert sorted(went[:3]) == list("abc")
+    assert went[3:] == went[:3]
+
+
+def test_a_consumer_may_ask_for_a_longer_wait_of_a_record():
+    clock, calls = Clock(), []
+
+    async def call(record):
+        calls.append((record, clock.ns))
+        clock.ns += 10**8
+        if record == 0 and len(calls) == 1:
+            raise Retry("later", after_s=5)
+
+    books, dead = dispatched(range(100), {"a": call}, clock=clock)
+    assert (dead, books.acked, books.failed) == ([], 100, 1)
+    assert next(at for record, at in calls[1:] if record == 0) >= 5 * 10**9
+
+
+def test_the_order_of_a_key_is_kept_through_waits_and_broken_consumers():
+    order = {key: [] for key in range(7)}
+    failures = Counter()
+
+    async def works(record):
+        await asyncio.sleep(0)
+        if record % 11 == 0 and failures[record] < 2:
+            failures[record] += 1
+            raise ValueError("twice")
+        order[record % 7].append(record)
+
+    async def broken(record):
+        raise OSError("away")
+
+    books, dead = dispatched(
+        range(300),
+        {"a": works, "b": broken, "c": works},
+        key=lambda record: record % 7,
+        chooser=ByKey(),
+    )
+    assert (dead, books.acked) == ([], 300)
+    for key, records in order.items():
+        assert records == list(range(key, 300, 7))
+
+
+def test_the_keys_of_a_broken_consumer_go_to_others():
+    """Else they would have one record in each trial's time."""
+    clock, calls = TickingClock(1), Counter()
+
+    async def works(record):
+        pass
+
+    async def broken(record):
+        calls["broken"] += 1
+        raise OSError("away")
+
+    books, dead = dispatched(
+        range(500),
+        {"a": works, "b": broken},
+        key=lambda record: record % 50,
+        chooser=ByKey(),
+        backoff_ms=10,
+        breaker_reset_s=10,
+        clock=clock,
+    )
+    assert (dead, books.acked) == ([], 500)
+    assert calls["broken"] < 15
+
+
+@pytest.mark.parametrize("ends_by", ["stop", "cancel"])
+def test_a_run_that_ends_while_a_record_waits(tmp_path, ends_by):
+    """Stopped, it waits for it; cancelled, it leaves it to the next run."""
+    clock, done = Clock(), []
+
+    async def main():
+        async def call(record):
+            if record == 3 and not clock.ns:
+                raise ValueError("once")
+            done.append(record)
+            if len(done) == 9:
+                if ends_by == "cancel":
+                    run.cancel()
+                dispatcher.stop()
+                clock.ns += 10**12
+
+        dispatcher = Dispatcher(range(10), {"a": call}, checkpoint=tmp_path / "c", clock=clock)
+        run = asyncio.ensure_future(dispatcher.run_async())
+        return await run
+
+    if ends_by == "stop":
+        assert asyncio.run(main()).committed == 10
+    else:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(main())
+        assert b'"committed": 3' in (tmp_path / "c").read_bytes()
+    assert sorted(done) == sorted(set(range(10)) - ({3} if ends_by == "cancel" else set()))
+
+
+def test_a_batch_that_all_consumers_name_is_a_failure_of_theirs():
+    """A consumer that names each record of each batch at once must not get them all."""
+    calls = Counter()
+
+    async def names_all(records):
+        calls["bad"] += 1
+        return [True] * len(records)
+
+    async def works(records):
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    books, dead = dispatched(
+        range(600), {"a": names_all, "b": works}, batch=3, max_attempts=2, breaker_reset_s=60
+    )
+    assert (dead, books.acked, calls["bad"]) == ([], 600, 10)
