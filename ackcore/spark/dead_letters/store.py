@@ -217,6 +217,7 @@ class DeadLetters:
             If a file is damaged.
         """
         columns = DEATHS.names[:-1]
+        self.place.refresh()  # others send letters again and drop some meanwhile
         notes = notes_of(self.place)
         for spout, files in files_of(self.place).items():
             for file in files:
