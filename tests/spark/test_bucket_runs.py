@@ -197,7 +197,7 @@ def test_a_file_of_a_run_that_is_damaged_is_found(spark, places, monkeypatch):
     key = next(key for key in left_in(checkpoint) if "/rows/" in key)
     data = store.get(key).data
     manifest = json.loads(store.get("head.json").data.partition(b"\n")[0])["records"]
-    files = manifest["state/0/manifest.json"]["files"]
+    files = manifest["batches/0.decision"]["files"]
     assert len(data) in [size for file in files for size in file]
     for change, told in (
         (data[:-1], "bytes, and .* are on record"),

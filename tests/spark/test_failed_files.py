@@ -19,6 +19,7 @@ from checkpoints import OPEN, decision, ids, records
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import TaskContext, cloudpickle
+from worlds import Killed, killed
 
 from ackcore.spark import dead_letters, replay, run_batch
 from ackcore.spark.base import checksummed
@@ -32,9 +33,8 @@ from ackcore.spark.checkpoint.dead import Dead, adopted
 from ackcore.spark.checkpoint.shared_record import INDEX, SharedRecord
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters import store
-from ackcore.spark.dead_letters.bucket import BucketLetters
 from ackcore.spark.dead_letters.drop import drop
-from ackcore.spark.dead_letters.files import active_files
+from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol import act, batch, decide, runs
@@ -202,10 +202,6 @@ class KilledBehindItsFiles(SpoutStage):
             yield result
 
 
-class Died(KeyboardInterrupt):
-    """The driver is no more, also within a call of the dead-letter store."""
-
-
 @pytest.fixture(params=["narrow", "in front of an exchange"])
 def failing(request, spark, tmp_path, monkeypatch):
     """``failing(name)`` runs a batch all of which fails; returns its books, letters and rows."""
@@ -264,12 +260,12 @@ STEPS = ["ran", "checked", "decided", "in-dead-letters", "acted", "marked"]
 def test_a_driver_that_dies_over_what_tasks_wrote_in_the_run_goes_on(failing, monkeypatch, step):
     def die(name, number=None):
         if name == step:
-            raise Died
+            raise killed(step)
 
     with monkeypatch.context() as patch:
         for module in (act, batch, runs):
             patch.setattr(module, "failpoint", die)
-        with pytest.raises(Died):
+        with pytest.raises(Killed):
             failing("died")
     check_failing(failing("died"))
 
@@ -367,7 +363,7 @@ def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(check
 def test_a_damaged_file_of_tasks_is_told(checkpoint, no_syncing, damage):
     with OPEN(checkpoint) as state:
         decide_with_files(state)
-    (path,) = (checkpoint / "ackcore/state/0").glob("dead-lines.*")
+    (path,) = (checkpoint / "ackcore/state").glob("0.*.dead-lines.*")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.unlink()
@@ -385,8 +381,9 @@ def test_files_of_letters_are_checked_by_their_length_alone_while_they_are_known
     with OPEN(checkpoint) as state:
         dead = decide_with_files(state).dead
         (part,) = (part for part in dead.parts["lines"] if len(part) == 4)
-        data = part.path().read_bytes()
-        part.path().write_bytes(data[:-1])
+        path = Path(part.path())
+        data = path.read_bytes()
+        path.write_bytes(data[:-1])
         with pytest.raises(CheckpointCorrupt, match=rf"has {len(data) - 1} bytes, and had"):
             part.path()
 
@@ -446,16 +443,15 @@ def test_files_of_letters_are_the_stores_as_they_are(
                 # Three are copied; two are put, of which one's parts are read, and the index.
                 assert asked == ({"GET": 3} if again else {"HEAD": 3, "PUT": 6, "GET": 3})
     names = ["batch-0", *(f"batch-0.{n}" for n in (200, 500, 509, 759))]
-    if in_bucket:
-        files = parts_in(letters.place.url)
-        assert list(files) == names
-        as_they_are = [len(each["blake2b"]) == 16 for each in files.values()]
-    else:
-        there = checkpoint / "ackcore/dead_letters/lines"
-        assert [file.path.name for file in active_files(there)] == [f"{n}.parquet" for n in names]
-        assert {each.stem for each in there.iterdir()} == {*names, "columns"}
-        at_first = {path.stat().st_ino for path in (checkpoint / "ackcore/state/0").glob("dead-*")}
-        as_they_are = [(there / f"{n}.parquet").stat().st_ino in at_first for n in names]
+    files = parts_in(letters.place.url)
+    assert list(files) == names
+    as_they_are = [len(each["blake2b"]) == 16 for each in files.values()]
+    if not in_bucket:
+        at_first = {
+            path.stat().st_ino for path in (checkpoint / "ackcore/state").glob("0.*.dead-*")
+        }
+        paths = [letters.path / each["object"] for each in files.values()]
+        assert [path.stat().st_ino in at_first for path in paths] == as_they_are
     assert as_they_are == [True, True, False, True, False]
     n = sum(sizes) + 7
     found = list(list_letters(letters.place, LetterFilter(), payload=True))
@@ -486,13 +482,9 @@ def test_files_of_letters_are_the_stores_as_they_are(
     assert sorted(ids(due)) == sorted(ids_of[::2])
     # Another micro-batch of that number, as of a checkpoint restored from a backup, has its own.
     letters.write(0, {"lines": records(0, 2)})
-    if in_bucket:
-        assert list(parts_in(letters.place.url)) == ["batch-0"]
-        left = {entry.key.partition(".e")[0] for entry in letters.place.store.list("lines")}
-        assert left == {"lines/batch-0", "lines/columns"}
-        return
-    assert [file.path.name for file in active_files(there)] == ["batch-0.parquet"]
-    assert {each.name for each in there.iterdir()} == {"batch-0.parquet", "columns.parquet"}
+    assert list(parts_in(letters.place.url)) == ["batch-0"]
+    left = {entry.key.partition(".e")[0] for entry in letters.place.store.list("lines")}
+    assert left == {"lines/batch-0", "lines/columns"}
 
 
 def test_files_of_one_micro_batch_are_merged_together(anywhere, tmp_path, no_syncing, monkeypatch):
@@ -508,11 +500,8 @@ def test_files_of_one_micro_batch_are_merged_together(anywhere, tmp_path, no_syn
             )
             for n in range(2)
         ]
-        letters.write(number, Dead({"lines": [adopted(part, cache, directory) for part in parts]}))
-    if isinstance(anywhere, str):
-        names = list(parts_in(letters.place.url))
-    else:
-        names = [file.path.stem for file in active_files(letters.path / "lines")]
+        letters.write(number, Dead({"lines": [part.kept(cache, directory) for part in parts]}))
+    names = list(parts_in(letters.place.url))
     assert (names[0], names[-2:]) == ("batches-0-15.1", ["batch-39", "batch-39.3"])
     found = {one.id: one.message_id for one in list_letters(letters.place, LetterFilter())}
     assert found == {
@@ -540,7 +529,7 @@ def test_a_copy_of_letters_that_is_damaged_is_told(bucket, tmp_path, no_syncing,
         objects.put(name, data[:9] + b"\1" + data[10:])
         letters.write(0, dead)
     with pytest.raises(CheckpointCorrupt, match="not those that are on record"):
-        list(list_letters(BucketLetters(letters.place.store), LetterFilter()))
+        list(list_letters(Letters(letters.place.store), LetterFilter()))
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.ENOSPC])

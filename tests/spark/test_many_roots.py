@@ -24,11 +24,12 @@ from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, nonacked
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.checkpoints import letters_at
-from ackcore.spark.dead_letters.files import files_of
+from ackcore.spark.dead_letters.letter_store import files_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol.causes import causes
 from ackcore.spark.protocol.decide import Disagreement, check_found, failed_roots
+from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.tasks import row_files
 from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.results import (
@@ -132,13 +133,13 @@ def test_to_check_and_record_what_was_written_takes_no_column_more(places, tmp_p
     tracemalloc.start()
     try:
         check_found([], found, is_all=True)
-        body = decision.write(TableCache(tmp_path), 0)
+        body = decision.write(TableCache(LocalStore(tmp_path), 1), 0)
         assert tracemalloc.get_traced_memory()[1] < 2 * n
     finally:
         tracemalloc.stop()
     named = body["nonacked"]["nonacked"]
     table = pa.table([range(n)], ROOT_IDS)
-    assert named == {"file": f"0/{write_table(tmp_path, 'nonacked', table)}", "rows": n}
+    assert named == {"file": write_table(tmp_path, "0.e1.nonacked", table), "rows": n}
 
 
 def test_what_new_records_have_for_places_takes_no_room():
@@ -211,9 +212,10 @@ def test_what_had_no_room_is_written_a_little_at_a_time(tmp_path, no_syncing, n,
     columns = [of_schema.get(name, pa.array(np.full(n, 7))) for name in TRACKING.names]
     line = pa.repeat("x" * letters, n)
     table = pa.table([*columns, line], pa.schema([*TRACKING, ("line", pa.string())]))
-    cache = TableCache(tmp_path)
-    parts = [DeadFile(cache, write_table(tmp_path, name, table), n, 0, 9) for name in ("a", "b")]
+    cache = TableCache(LocalStore(tmp_path), 1)
+    parts = [DeadFile(cache, cache.write_table("0.e1", name, table), n, 0, 9) for name in "ab"]
     store = DeadLetters(letters_at(str(tmp_path / "letters")))
+    store.place.own({}, lambda: None)
     with own_pool() as pool:
         store.write(0, Dead({"lines": parts}))
     ((file,),) = files_of(store.place).values()
@@ -227,6 +229,7 @@ def test_why_many_died_is_counted_a_part_of_a_file_at_a_time(tmp_path, no_syncin
     monkeypatch.setattr(letter_files, "GROUP_ROWS", 1 << 12)
     n = 1 << 18
     store = DeadLetters(letters_at(str(tmp_path)))
+    store.place.own({}, lambda: None)
     store.write(0, {"lines": died(0, n, (BAD, BAD, SLOW))})
     tracemalloc.start()
     try:

@@ -7,6 +7,7 @@ import decimal
 import json
 import os
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -246,10 +247,11 @@ def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkp
     released = f"if no query goes on with what it is of, remove {note} to release it"
     assert str(refused.value).endswith(released)
     (out / "batch_id=0").mkdir()
+    (out / "batch_id=0/part.parquet").touch()
     with pytest.raises(CheckpointForeign, match=told + ".* with all the rows that are in it$"):
         sink.claim(*claim)
     # The way out of one without rows.
-    (out / "batch_id=0").rmdir()
+    shutil.rmtree(out / "batch_id=0")
     note.unlink()
     sink.claim(*claim)
     sink.claim(*claim[:2], "/moved")  # a checkpoint that was moved is the same one

@@ -151,7 +151,7 @@ class BatchDecision:
         }
         lists = (*body["dead"].values(), *body["waiting"].values(), named.values())
         files = {each["file"] for some in lists for each in some if "nbytes" not in each}
-        cache.sync(directory)  # the names of files that tasks wrote
+        cache.sync()
         return {
             **body,
             "table_bytes": cache.sizes(files),

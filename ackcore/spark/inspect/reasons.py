@@ -14,7 +14,8 @@ from ackcore.spark.base.letters import TIME
 from ackcore.spark.base.reasons import reason_parts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
 from ackcore.spark.checkpoint.waiting import Waiting
-from ackcore.spark.dead_letters.files import LetterFile, Letters, files_of
+from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.notes import Note, counted_all, gone_rows, notes_of, sent_rows
 
@@ -155,7 +156,7 @@ class DeadCounter:
         for spout, files in files_of(store).items():
             tables = []
             for file in files:
-                key = (file.state(), about)
+                key = (file.path, about)
                 try:
                     counted[key] = self._counted.get(key) or _of_file(file, spout, notes)
                 except CheckpointCorrupt as error:

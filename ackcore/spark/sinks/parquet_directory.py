@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
@@ -10,9 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 
+from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.stores.opening import is_bucket
+from ackcore.spark.stores.interface import StoreConflict
+from ackcore.spark.stores.opening import is_bucket, open_store
 
 #: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
 DRIVER_ROWS = 1 << 17
@@ -87,6 +91,69 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
             f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "
             f"{field.type} ({why}); have the bolt emit another type"
         )
+
+
+class ParquetDirectory:
+    """The place of Parquet files, with one directory or prefix below for each micro-batch.
+
+    Parameters
+    ----------
+    path : path or URL
+        The place.
+    compression : str
+        The codec of the files.
+    """
+
+    #: What was written under a batch id is replaced when other rows are.
+    replaces = True
+
+    def __init__(self, path: Place, compression: str) -> None:
+        self._store = open_store(path, "path")
+        self.path = self._store.url
+        self.compression = checked_codec(compression)
+
+    def __repr__(self) -> str:
+        return f"to_parquet({self.path!r})"
+
+    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+        """See `check_columns`."""
+        check_columns(name, schema, case_sensitive)
+
+    def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
+        """Take the place for one sink of one checkpoint; once more does no harm.
+
+        Raises
+        ------
+        CheckpointForeign
+            If another query's micro-batches, which have the same numbers, are in it.
+        StateError
+            If it cannot be read or written.
+        """
+        owner = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
+        note = self._store.get(OWNER)
+        if note is None and not self._has_rows():
+            try:
+                self._store.put(OWNER, json.dumps(owner).encode(), if_absent=True)
+            except StoreConflict:  # another one came at the same time
+                note = self._store.get(OWNER)
+            else:
+                return
+        found = None if note is None else read_note(note.data)
+        if not is_owner(found, deployment, sink):
+            raise CheckpointForeign(
+                owned_by_another(self.path, found, checkpoint, self._has_rows())
+            )
+
+    def _has_rows(self) -> bool:
+        return any(entry.key.startswith("batch_id=") for entry in self._store.list())
+
+
+def read_note(note: bytes) -> Any:
+    """Return what is in a note, None if it is damaged."""
+    try:
+        return json.loads(note)
+    except ValueError:
+        return None
 
 
 def is_owner(found: Any, deployment: str, sink: str) -> bool:
