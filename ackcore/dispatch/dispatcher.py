@@ -212,6 +212,7 @@ class Dispatcher:
         self._keeping: set[asyncio.Future[Any]] = set()  # what `dead` awaits
         self._failures: dict[int, int] = {}  # by position, of those that failed and are not done
         self._refusals: dict[Hashable, int] = {}  # of a consumer, in a row
+        self._asked_ns = dict.fromkeys(self._targets, 0)  # the clock before which it takes nothing
         self._refused_ns: dict[int, int] = {}  # by position, the clock at its first refusal
         self._counts = dict.fromkeys(
             ("read", "acked", "dead", "attempts", "failed", "timed_out", "unavailable"), 0
@@ -515,7 +516,7 @@ class Dispatcher:
         trial = lease in self._trials
         self._trials.discard(lease)
         if self._breakers[lease.name].succeeded(trial):
-            self._flow.resume(lease.name)
+            self._end_trial(lease.name)
             _log.info("consumer %r of a Dispatcher takes records again", lease.name)
 
     def _breaks(self, lease: Lease, error: BaseException) -> bool:
@@ -528,7 +529,7 @@ class Dispatcher:
         if open_ns is None:
             return counts
         if trial:
-            self._flow.resume(lease.name)
+            self._end_trial(lease.name)
         else:
             _log.warning(
                 "consumer %r of a Dispatcher failed again and again, at last of %s: %s; it gets "
@@ -543,7 +544,16 @@ class Dispatcher:
         """Pause a consumer for its back-off, or for the time it asks for if that is longer."""
         refusals = self._refusals[name] = self._refusals.get(name, 0) + 1
         backoff_s = capped_doubling(_FIRST_PAUSE_MS, refusals, _LONGEST_PAUSE_MS) / 1000
-        self._flow.pause(name, max(backoff_s, after_s or 0.0))
+        pause_s = max(backoff_s, after_s or 0.0)
+        self._asked_ns[name] = max(self._asked_ns[name], self._clock() + int(pause_s * 1e9))
+        keys_wait = self._breakers[name].state is BreakerState.CLOSED
+        self._flow.pause(name, pause_s, keys_wait=keys_wait)
+
+    def _end_trial(self, name: Hashable) -> None:
+        """Send a consumer records again, but not before the time that it has asked for."""
+        self._flow.resume(name)
+        if (left_ns := self._asked_ns[name] - self._clock()) > 0:
+            self._flow.pause(name, left_ns / 1e9)
 
     def _keep_dead(self, record: Record, error: BaseException) -> None:
         if self._dead is None:

@@ -146,7 +146,8 @@ class HeldPartition:
         line = self.lines.get(key)
         if line is None or line[0] != offset:
             return
-        line.popleft()
+        while line and line[0] not in self.held:  # what died as it was read is done at any time
+            line.popleft()
         if line:
             self.queues[FRESH].appendleft(line[0])
         else:

@@ -218,8 +218,8 @@ class HeldRecords:
         return None if (found := self._partitions.get(key)) is None else found.tracker.position
 
     def is_idle(self, key: Key) -> bool:
-        """Whether all that was read of a partition is done."""
-        found = self._partitions.get(key)
+        """Whether all that was read of a partition is done; not of one that was sought in."""
+        found = self._reading(key)
         return found is not None and not found.tracker.pending
 
     # Records in.
@@ -257,6 +257,7 @@ class HeldRecords:
             failures = tracker.attempt(offset)
             record = record._replace(attempt=failures, generation=found.generation)
             held = found.hold(record, size, now_ms)
+            found.queue(offset, self._order_of(record))
             if failures >= self._policy.max_attempts:
                 # Its dead letter was not known to be kept when the last generation ended.
                 failure = Failure("Failed", f"{failures} times before it was assigned anew")
@@ -264,8 +265,6 @@ class HeldRecords:
             elif offset in unreadable:
                 self.dead_limit.ended(0, 1)
                 self._die(found, held, unreadable[offset], failures + 1)
-            else:
-                found.queue(offset, self._order_of(record))
         found.changes += 1
         self.counts.read += n
         if n:
