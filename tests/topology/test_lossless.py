@@ -319,6 +319,7 @@ def test_names_that_a_struct_lacks_are_refused(shape):
     )
 
 
+TWICE = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
 LOST = [
     (2.7, pa.int64(), "must be int64, got float: 2.7 would become 2"),
     (decimal.Decimal("1.5"), pa.int64(), "Decimal('1.5') would become 1"),
@@ -372,6 +373,8 @@ def test_what_would_become_another_value_is_refused_by_name(value, arrow_type, w
         (pa.array([{"a": 1}]), pa.struct([("a", pa.date32())]), "mean something else"),
         (np.array([0.0, -0.0]), pa.int8(), "[ -0 ] would become [ 0 ] in row 1"),
         (pa.array([[1]]), pa.int64(), "Unsupported cast"),
+        (TWICE, pa.struct([("a", pa.int8())]), "must have names of their own"),
+        (pa.array([[None]]), pa.struct([("a", pa.int8())]), "Unsupported cast"),
     ],
 )
 def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, words):
@@ -393,6 +396,18 @@ def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, word
         ),
         (pa.array(["a", None, "a"]).dictionary_encode(), pa.string(), 3),
         (pa.nulls(2), pa.int8(), 2),
+        (pa.array([[], [None], None]), pa.list_(pa.string()), 3),
+        (pa.array([[], []]), pa.large_list(pa.struct([("a", pa.int8())])), 2),
+        (
+            pa.array([{"a": None, "b": []}]),
+            pa.struct([("b", pa.list_(pa.int8())), ("a", pa.int8())]),
+            1,
+        ),
+        (
+            pa.array([[("k", None)]], pa.map_(pa.string(), pa.null())),
+            pa.map_(pa.string(), pa.int8()),
+            1,
+        ),
         (pd.Series(["a", math.nan], dtype=object), pa.string(), 2),
         (pd.Series([1, None], dtype="Int64"), pa.int8(), 2),
         (pd.Series(["a", "b"], dtype="category"), pa.string(), 2),
