@@ -11,7 +11,7 @@ import pyarrow as pa
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from ackcore._columns import as_count
-from ackcore.arrow import short_repr
+from ackcore.arrow import nullable_within, short_repr
 from ackcore.calls.threads import is_async
 from ackcore.flow.numbers import positive
 from ackcore.kafka.ranges import RECORD_SCHEMA
@@ -218,4 +218,4 @@ def _deserializer(deserializer: Any, value_type: Any) -> tuple[Any, Any]:
             f"value_type must be a pyarrow.DataType, got {type(value_type).__name__}; "
             "pa.string() is one"
         )
-    return deserializer, value_type
+    return deserializer, nullable_within(value_type)
