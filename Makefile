@@ -74,7 +74,7 @@ test-spark: java .venv/.built ## tests/spark on another version of Spark (VERSIO
 test-thin-client: java .venv/.built ## PySpark's client without a JVM (VERSION=4.2), on a Spark Connect server of .venv's Spark
 	@.ci/test-thin-client "$(VERSION)"
 
-build: .venv/.built ## compile ackcore._native in place
+build: .venv/.built ## compile the extensions in place
 
 lint: .venv/.built .venv/.lint ## ruff, clang-format, C warnings, cython-lint, mypy --strict, stubs against the module
 	$(PY) -m ruff check .
@@ -83,12 +83,12 @@ lint: .venv/.built .venv/.lint ## ruff, clang-format, C warnings, cython-lint, m
 	    { echo 'docstrings: begin with a noun phrase or an imperative verb, not with these words' >&2; exit 1; }
 	PATH="$(CURDIR)/.venv/bin:$$PATH" cython-lint pyx/*.pyx pyx/*.pxd pyx/*.pxi
 	.venv/bin/clang-format --dry-run -Werror pyx/*.h pyx/*.c
-	for c in pyx/kernel_*.c pyx/lock.h pyx/offset_holes.h; do for flag in -UACKCORE_CHECKED -DACKCORE_CHECKED; do \
+	for c in pyx/kernel_*.c pyx/lock.h pyx/offset_holes.h pyx/pack.h pyx/rows.h; do for flag in -UACKCORE_CHECKED -DACKCORE_CHECKED; do \
 	    $(CC) -O1 -Wall -Wextra -Werror $$flag -isystem "$$($(PY) -c \
 	        'import sysconfig; print(sysconfig.get_path("include"))')" \
 	        -x c -S -o /dev/null $$c || exit 1; done; done
 	$(PY) -m mypy
-	$(PY) -m mypy.stubtest ackcore._native
+	$(PY) -m mypy.stubtest ackcore._native ackcore._kafka_native
 
 bench: java .venv/.built .venv/.bench ## measure all but Kafka; ends with each ratio beside its bound (K=..., ARGS=...)
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench --ignore bench/bench_kafka.py $(ARGS)
@@ -175,7 +175,7 @@ $(PY):
 
 .venv/.built: .venv/.tools setup.py $(wildcard pyx/*)
 	@.ci/need cc >/dev/null
-	@echo "ackcore: compiling ackcore._native"
+	@echo "ackcore: compiling its extensions"
 	@mkdir -p build; PIP_BUILD_CONSTRAINT= $(PY) -m pip install --no-deps --no-build-isolation -e . \
 	    >build/install.log 2>&1 || { cat build/install.log; exit 1; }
 	@touch $@

@@ -24,7 +24,7 @@ _OURS = {"native": "ackcore._native", "python": "ackcore._reference"}
 
 def _load(name: str) -> ModuleType:
     module = importlib.import_module(_OURS[name])
-    for cls in ("Ledger", "OffsetTracker", "RawMessages", "RecordBuffers"):
+    for cls in ("Ledger", "OffsetTracker"):
         if not hasattr(module, cls):
             raise ImportError(f"{_OURS[name]} has no {cls}; build it anew")
     return module
@@ -57,6 +57,33 @@ def _choose() -> tuple[str, ModuleType]:
 
 #: "native" or "python", and the module of that backend.
 backend, implementation = _choose()
+
+
+def kafka_implementation() -> ModuleType:
+    """Return the module that has `RawMessages` and `RecordBuffers` for the backend that runs.
+
+    Raises
+    ------
+    ImportError
+        If ``ACKCORE_BACKEND=native`` is set, and ``ackcore._kafka_native`` cannot be imported.
+    """
+    if backend == "python":
+        return implementation
+    try:
+        return importlib.import_module("ackcore._kafka_native")
+    except Exception as error:  # a numpy of another ABI shows as ValueError or RuntimeError
+        if os.environ.get("ACKCORE_BACKEND"):
+            raise ImportError(
+                f"ACKCORE_BACKEND=native cannot be had: {type(error).__name__}: {error}"
+            ) from error
+        warnings.warn(
+            f"ackcore.kafka reads in Python, which is slow: {type(error).__name__}: {error}. "
+            "Install a wheel of ackcore, or a C compiler before you install from source",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return importlib.import_module("ackcore._reference")
+
 
 if TYPE_CHECKING:
     from ackcore._reference import Ledger as Ledger

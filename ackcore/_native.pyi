@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, final, overload
 
 import numpy as np
@@ -7,14 +7,12 @@ import numpy.typing as npt
 from ackcore._records import (
     Entries,
     Entry,
-    GatheredRecords,
     Int32s,
     Int64s,
     OffsetState,
     OffsetStats,
     Outcome,
     Outcomes,
-    RawMessage,
     Settled,
     Stats,
     UInt8s,
@@ -56,24 +54,6 @@ def pack_runs(
 ) -> tuple[Int64s, Int64s, Int64s, Int32s, Int64s]: ...
 def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any], UInt8s]: ...
 def fingerprint(data: Any, seed: int = 0) -> int: ...
-
-@final
-class RawMessages:
-    def __new__(cls, functions: Sequence[int], queue: int) -> Self: ...
-    def consume(self, most: int, timeout_s: float) -> None: ...
-    def clear(self) -> None: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, place: int, /) -> RawMessage: ...
-
-@final
-class RecordBuffers:
-    def __new__(cls, most_bytes: int = ...) -> Self: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def bytes(self) -> int: ...
-    def add(self, messages: Any, first: int = 0, stop: int = ...) -> int: ...
-    def taken(self) -> GatheredRecords | None: ...
 
 @final
 class IdSource:

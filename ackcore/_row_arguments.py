@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ackcore._columns import as_count, id_column, uint8_column
 from ackcore._records import Int64s, UInt8s
 
-#: Shards that rows are dealt out to at most; pyx/pack.pxd has it too.
+#: Shards that rows are dealt out to at most; pyx/pack.h has it too.
 MAX_SHARDS = 1 << 20
 #: The widths of the numbers that are hashed, in bytes.
 WIDTHS = (1, 2, 4, 8, 16, 32)

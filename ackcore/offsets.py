@@ -368,7 +368,7 @@ def _from_wide(text: str) -> Bits:
     try:
         units = np.frombuffer(text.encode("utf-16-le"), "<u2").astype(np.int64) - _FIRST_WIDE
     except UnicodeEncodeError:
-        raise _Damaged("as it has lone surrogates") from None
+        raise _Damaged("as it has lone surrogates: another program has changed it") from None
     if ((units < 0) | (units >= 1 << _WIDE_BITS)).any():
         raise _Damaged("as it has characters that none of ours has")
     return fields(units, _WIDE_BITS)

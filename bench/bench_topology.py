@@ -300,7 +300,7 @@ def bench_all_fail(
                 topology,
                 spark,
                 new_path(),
-                max_dead=None,
+                max_dead_ratio=None,
                 clock=lambda: DAY_MS,
                 wait=wait_no_longer,
             )

@@ -97,7 +97,7 @@ class FailingBatches:
                     topology,
                     self._spark,
                     checkpoint,
-                    max_dead=None,
+                    max_dead_ratio=None,
                     clock=lambda: DAY_MS,
                     wait=wait_no_longer,
                 )

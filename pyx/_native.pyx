@@ -25,8 +25,8 @@ from ids cimport (
 )
 from kernel cimport (
     FULL, ROWS_BAD, ROWS_PLAIN, SLOTS,
-    TASK_ACK, TASK_FAIL, TASK_RESET, batch_t, buckets_for, columns_t, kernel_at,
-    kernel_t, ledger_t, limit_of, live, lock_acquire_gil, lock_acquire_nogil, lock_destroy,
+    TASK_ACK, TASK_FAIL, TASK_RESET, batch_t, columns_t, kernel_at,
+    kernel_t, ledger_t, live, lock_acquire_gil, lock_acquire_nogil, lock_destroy,
     lock_init, lock_release, lock_t, outcomes_t, table_at, table_bytes, table_t, takeable,
 )
 
@@ -66,6 +66,9 @@ cpu = None
 cdef const kernel_t *kernel = chosen_kernel(os.environ.get("ACKCORE_CPU"))
 
 
+include "columns.pxi"
+
+
 # Arguments: the common types here, all others (and all refusals) through ackcore._columns,
 # so that what is accepted, and the words for what is not, are those of the Python backend.
 
@@ -86,21 +89,12 @@ cdef cnp.ndarray task_column(object column, str name):
     return _columns.task_column(column, name)
 
 
-cdef inline Py_ssize_t rows(cnp.ndarray column) noexcept:
-    return cnp.PyArray_DIM(column, 0)
-
-
 cdef inline const uint64_t *ids_of(cnp.ndarray column) noexcept:
     return <const uint64_t *>cnp.PyArray_DATA(column)
 
 
 cdef inline const int32_t *tasks_of(cnp.ndarray column) noexcept:
     return <const int32_t *>cnp.PyArray_DATA(column)
-
-
-cdef cnp.ndarray new_column(Py_ssize_t n, int typenum):
-    cdef cnp.npy_intp shape = n
-    return cnp.PyArray_EMPTY(1, &shape, typenum, 0)
 
 
 cdef object shortened(cnp.ndarray column, size_t n):
@@ -138,17 +132,6 @@ cdef uint64_t as_id(object value, str name) except? 0:
         if overflow == 0:
             return <uint64_t>bits
     return <uint64_t><int64_t>_columns.as_id(value, name)
-
-
-cdef int64_t as_count(object value, str name, int64_t least, int64_t most) except? -1:
-    """An integer in least..most."""
-    cdef int overflow = 0
-    cdef long long count
-    if PyLong_CheckExact(value):
-        count = PyLong_AsLongLongAndOverflow(value, &overflow)
-        if overflow == 0 and least <= count <= most:
-            return count
-    return _columns.as_count(value, name, least, most)
 
 
 # Columns of entries, as columns_t declares them.
@@ -234,7 +217,7 @@ cdef object bucket_view(table_t t):
     """A table's buckets as a read-only structured array over its memory."""
     cdef cnp.ndarray memory = <cnp.ndarray>t.owner
     offset = <char *>t.buckets - <char *>cnp.PyArray_DATA(memory)
-    buckets = memoryview(memory)[offset:offset + BUCKET.itemsize * t.n]
+    buckets = memoryview(memory)[offset:offset + BUCKET.itemsize * t.n_buckets]
     return np.frombuffer(buckets.toreadonly(), BUCKET)  # nor can it be made writable again
 
 
@@ -246,5 +229,3 @@ include "offsets.pxi"
 include "offset_state.pxi"
 include "pack.pxi"
 include "rows.pxi"
-include "raw_messages.pxi"
-include "record_buffers.pxi"

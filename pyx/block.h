@@ -77,15 +77,16 @@ typedef struct { /* the rows of a block; [n] and on are fillers, for what is don
 /* Copy the rows in.  What matters is read once (`find_next_homes` only prefetches): should another
  * thread write to the caller's columns, an id must still go to its own home bucket, or the
  * invariant breaks. */
-INLINE void copy_rows(block_t *w, const batch_t *in, size_t p, size_t n, const int has_tasks) {
-    memcpy(w->ids, in->root_ids + p, n * sizeof *w->ids);
-    memset(w->ids + n, 0, PROBE_AHEAD * sizeof *w->ids);
+INLINE void copy_rows(block_t *block, const batch_t *in, size_t start, size_t n,
+                      const int has_tasks) {
+    memcpy(block->ids, in->root_ids + start, n * sizeof *block->ids);
+    memset(block->ids + n, 0, PROBE_AHEAD * sizeof *block->ids);
     if (in->vals)
-        memcpy(w->vals, in->vals + p, n * sizeof *w->vals);
+        memcpy(block->vals, in->vals + start, n * sizeof *block->vals);
     else
-        memset(w->vals, 0, n * sizeof *w->vals);
+        memset(block->vals, 0, n * sizeof *block->vals);
     if (has_tasks)
-        for (size_t j = 0; j < n; j++) w->not_tasks_in[j] = ~in->tasks[p + j];
+        for (size_t row = 0; row < n; row++) block->not_tasks_in[row] = ~in->tasks[start + row];
 }
 /* The rows' home buckets, and which rows may be probed early: not those with a read-after-write
  * hazard (one of the PROBE_AHEAD preceding rows has its home bucket here or beside it), not those
@@ -99,311 +100,310 @@ INLINE void copy_rows(block_t *w, const batch_t *in, size_t p, size_t n, const i
  * displaces entries only while none is more than PROBE_LIMIT buckets from home: those that probed
  * past a bucket then lie in the 32 buckets after it, 32 x SLOTS = 96 at most.  Only
  * `table_insert` makes greater overflow counts, and it minds OVERFLOW_MAX. */
-INLINE void find_homes(block_t *w, ledger_t *l, const batch_t *in, size_t n, const int has_tasks,
-                       const int mode) {
+INLINE void find_homes(block_t *block, ledger_t *ledger, const batch_t *in, size_t n,
+                       const int has_tasks, const int mode) {
     uint32_t padded[PROBE_AHEAD + BLOCK], *const homes = padded + PROBE_AHEAD;
-    const uint32_t any = l->needs_reseed || (!has_tasks && ~in->kind > 0) ? 0 : ANY_SLOT;
-    const uint32_t last = (uint32_t)(l->cur.n - 1), last_old = (uint32_t)(l->old.n - 1);
-    if (mode != GENERAL || l->old.n == 0) {
-        const seed_t seed = l->seed;
-        bucket_t *const buckets = l->cur.buckets;
-        const size_t in_table = l->cur.n;
-        for (size_t j = 0; j < n; j++) {
-            const size_t i = home_bucket(in_table, hash_of(seed, w->ids[j]));
-            w->buckets[j] = &buckets[i];
-            homes[j] = (uint32_t)i;
+    const uint32_t any = ledger->needs_reseed || (!has_tasks && ~in->kind > 0) ? 0 : ANY_SLOT;
+    const uint32_t last = (uint32_t)(ledger->cur.n_buckets - 1),
+                   last_old = (uint32_t)(ledger->old.n_buckets - 1);
+    if (mode != GENERAL || ledger->old.n_buckets == 0) {
+        const seed_t seed = ledger->seed;
+        bucket_t *const buckets = ledger->cur.buckets;
+        const size_t in_table = ledger->cur.n_buckets;
+        for (size_t row = 0; row < n; row++) {
+            const size_t index = home_bucket(in_table, hash_of(seed, block->ids[row]));
+            block->buckets[row] = &buckets[index];
+            homes[row] = (uint32_t)index;
         }
     } else
-        for (size_t j = 0; j < n; j++) {
-            size_t i;
-            table_t *t = find_home(l, hash_of(l->seed, w->ids[j]), &i);
-            w->buckets[j] = &t->buckets[i];
-            homes[j] = (uint32_t)i; /* of either table: a hazard too many does no harm */
+        for (size_t row = 0; row < n; row++) {
+            size_t index;
+            table_t *table = find_home(ledger, hash_of(ledger->seed, block->ids[row]), &index);
+            block->buckets[row] = &table->buckets[index];
+            homes[row] = (uint32_t)index; /* of either table: a hazard too many does no harm */
         }
-    for (size_t j = 0; j < PROBE_AHEAD; j++) padded[j] = UINT32_MAX - 1; /* beside no bucket */
-    for (size_t j = 0; j < n; j++) {
-        uint32_t hazard = (homes[j] == last) | (homes[j] == last_old);
-        if (has_tasks) hazard |= w->not_tasks_in[j] > 0;
+    for (size_t row = 0; row < PROBE_AHEAD; row++)
+        padded[row] = UINT32_MAX - 1; /* beside no bucket */
+    for (size_t row = 0; row < n; row++) {
+        uint32_t hazard = (homes[row] == last) | (homes[row] == last_old);
+        if (has_tasks) hazard |= block->not_tasks_in[row] > 0;
         for (size_t k = 1; k <= PROBE_AHEAD; k++) /* unsigned: a difference of -1, 0 or 1 */
-            hazard |= homes[j] - padded[PROBE_AHEAD + j - k] + 1 <= 2;
-        w->early_mask[j] = (uint16_t)((hazard - 1) & any);
+            hazard |= homes[row] - padded[PROBE_AHEAD + row - k] + 1 <= 2;
+        block->early_mask[row] = (uint16_t)((hazard - 1) & any);
     }
-    memset(w->early_mask + n, 0, PROBE_AHEAD * sizeof *w->early_mask);
+    memset(block->early_mask + n, 0, PROBE_AHEAD * sizeof *block->early_mask);
 }
 /* The home buckets of the rows that follow the block, to be prefetched; for want of rows, the last
  * row's. */
-INLINE void find_next_homes(block_t *w, ledger_t *l, const uint64_t *ids, size_t n, size_t rest,
-                            size_t ahead) {
+INLINE void find_next_homes(block_t *block, ledger_t *ledger, const uint64_t *ids, size_t n,
+                            size_t rest, size_t ahead) {
     const size_t known = rest < ahead ? rest : ahead;
-    for (size_t j = 0; j < known; j++) {
-        size_t i;
-        table_t *t = find_home(l, hash_of(l->seed, ids[j]), &i);
-        w->buckets[n + j] = &t->buckets[i];
+    for (size_t row = 0; row < known; row++) {
+        size_t index;
+        table_t *table = find_home(ledger, hash_of(ledger->seed, ids[row]), &index);
+        block->buckets[n + row] = &table->buckets[index];
     }
-    for (size_t j = known; j < ahead; j++) w->buckets[n + j] = w->buckets[n - 1];
+    for (size_t row = known; row < ahead; row++) block->buckets[n + row] = block->buckets[n - 1];
 }
 
 /* ---- ahead of a row: prefetching and probing ----------------------------------------------- */
 
 /* The columns come from memory as well, and hardware prefetches no further than a page. */
-INLINE void prefetch_columns(const batch_t *in, size_t p) {
-    __builtin_prefetch(in->root_ids + p);
-    if (in->vals) __builtin_prefetch(in->vals + p);
-    if (in->tasks) __builtin_prefetch(in->tasks + p);
+INLINE void prefetch_columns(const batch_t *in, size_t start) {
+    __builtin_prefetch(in->root_ids + start);
+    if (in->vals) __builtin_prefetch(in->vals + start);
+    if (in->tasks) __builtin_prefetch(in->tasks + start);
 }
 /* The times beside a bucket of either table. */
-INLINE times_t *times_of(const ledger_t *l, const bucket_t *b) {
-    const table_t *t =
-        (uintptr_t)b - (uintptr_t)l->cur.buckets < l->cur.n * sizeof *b ? &l->cur : &l->old;
-    return &t->times[b - t->buckets];
+INLINE times_t *times_of(const ledger_t *ledger, const bucket_t *bucket) {
+    const table_t *table =
+        (uintptr_t)bucket - (uintptr_t)ledger->cur.buckets < ledger->cur.n_buckets * sizeof *bucket
+            ? &ledger->cur
+            : &ledger->old;
+    return &table->times[bucket - table->buckets];
 }
-INLINE void prefetch_ahead(const ledger_t *l, const block_t *w, size_t j, const int mode,
+INLINE void prefetch_ahead(const ledger_t *ledger, const block_t *block, size_t row, const int mode,
                            const int large) {
-    const bucket_t *const b = w->buckets[j + (large ? PREFETCH_AHEAD_LARGE : PREFETCH_AHEAD)];
+    const bucket_t *const bucket =
+        block->buckets[row + (large ? PREFETCH_AHEAD_LARGE : PREFETCH_AHEAD)];
     if (large) {
-        const bucket_t *const near = w->buckets[j + PEEK_AHEAD];
-        prefetch_far(b);
+        const bucket_t *const near = block->buckets[row + PEEK_AHEAD];
+        prefetch_far(bucket);
         prefetch(near + (near->overflow_count != 0));
     } else
-        prefetch(b);
-    if (mode == GENERAL && l->cur.times) {
-        const times_t *const t = times_of(l, b);
-        __builtin_prefetch(t, 1, 3);
-        __builtin_prefetch(&t->last, 1, 3);
+        prefetch(bucket);
+    if (mode == GENERAL && ledger->cur.times) {
+        const times_t *const times = times_of(ledger, bucket);
+        __builtin_prefetch(times, 1, 3);
+        __builtin_prefetch(&times->last, 1, 3);
     }
 }
 /* Slots of a bucket that a row may take: its key's, or free ones; higher bits are undefined. */
-INLINE uint32_t probe_slots(const ledger_t *l, const bucket_t *b, uint64_t id, const int mode) {
-    uint32_t match, free_;
-    probe_unmasked(b, id, &match, &free_);
-    if (mode == AGED || (mode == GENERAL && l->dead)) match &= ~dead_slots(l, b);
-    return match | free_ << FREE_BITS;
+INLINE uint32_t probe_slots(const ledger_t *ledger, const bucket_t *bucket, uint64_t id,
+                            const int mode) {
+    uint32_t match, free_slots;
+    match_unmasked(bucket, id, &match, &free_slots);
+    if (mode == AGED || (mode == GENERAL && ledger->dead)) match &= ~dead_slots(ledger, bucket);
+    return match | free_slots << FREE_BITS;
 }
-INLINE void probe_early(const ledger_t *l, block_t *w, size_t j, const int mode) {
-    const uint32_t allowed = w->early_mask[j];
-    uint32_t slots = probe_slots(l, w->buckets[j], w->ids[j], mode) & allowed;
+INLINE void probe_early(const ledger_t *ledger, block_t *block, size_t row, const int mode) {
+    const uint32_t allowed = block->early_mask[row];
+    uint32_t slots = probe_slots(ledger, block->buckets[row], block->ids[row], mode) & allowed;
     if (UNLIKELY(slots == 0) && allowed) {
-        slots = probe_slots(l, w->buckets[j] + 1, w->ids[j], mode) & allowed;
+        slots = probe_slots(ledger, block->buckets[row] + 1, block->ids[row], mode) & allowed;
         if (slots) {
-            w->buckets[j]++;
+            block->buckets[row]++;
             slots |= DISPLACED;
         }
     }
-    w->slots[j] = (uint16_t)slots;
+    block->slots[row] = (uint16_t)slots;
 }
 /* probe_slots with scalar loads: a store is forwarded to a load of its own width, but a vector load
  * over it stalls. */
-INLINE uint32_t probe_each_slot(const ledger_t *l, const bucket_t *b, uint64_t id, const int mode) {
-    uint32_t match = 0, free_ = 0;
-    for (unsigned s = 0; s < SLOTS; s++) {
-        const uint32_t empty = value_barrier(b->stamps[s] == 0);
-        match |= (value_barrier(b->keys[s] == id) & ~empty) << s;
-        free_ |= empty << s;
+INLINE uint32_t probe_each_slot(const ledger_t *ledger, const bucket_t *bucket, uint64_t id,
+                                const int mode) {
+    uint32_t match = 0, free_slots = 0;
+    for (unsigned slot = 0; slot < SLOTS; slot++) {
+        const uint32_t empty = value_barrier(bucket->stamps[slot] == 0);
+        match |= (value_barrier(bucket->keys[slot] == id) & ~empty) << slot;
+        free_slots |= empty << slot;
     }
-    if (mode == AGED || (mode == GENERAL && l->dead)) match &= ~dead_slots(l, b);
-    return match | free_ << FREE_BITS;
+    if (mode == AGED || (mode == GENERAL && ledger->dead)) match &= ~dead_slots(ledger, bucket);
+    return match | free_slots << FREE_BITS;
 }
-INLINE int is_last_bucket(const table_t *t, const bucket_t *b) { /* t may be empty */
-    return (uintptr_t)(b + 1) == (uintptr_t)t->buckets + t->n * sizeof *b;
+INLINE int is_last_bucket(const table_t *table, const bucket_t *bucket) { /* which may be empty */
+    return (uintptr_t)(bucket + 1) == (uintptr_t)table->buckets + table->n_buckets * sizeof *bucket;
 }
 /* Probe for a row when it is reached, as the early probe was not allowed or found nothing. */
-INLINE uint32_t probe_late(const ledger_t *l, block_t *w, size_t j, const int mode) {
-    const bucket_t *const b = w->buckets[j];
-    uint32_t slots = probe_each_slot(l, b, w->ids[j], mode);
-    if (slots == 0 && !l->needs_reseed && !is_last_bucket(&l->cur, b) &&
-        !is_last_bucket(&l->old, b)) {
-        slots = probe_each_slot(l, b + 1, w->ids[j], mode);
+INLINE uint32_t probe_late(const ledger_t *ledger, block_t *block, size_t row, const int mode) {
+    const bucket_t *const bucket = block->buckets[row];
+    uint32_t slots = probe_each_slot(ledger, bucket, block->ids[row], mode);
+    if (slots == 0 && !ledger->needs_reseed && !is_last_bucket(&ledger->cur, bucket) &&
+        !is_last_bucket(&ledger->old, bucket)) {
+        slots = probe_each_slot(ledger, bucket + 1, block->ids[row], mode);
         if (slots) {
-            w->buckets[j]++;
+            block->buckets[row]++;
             slots |= DISPLACED;
         }
     }
-    w->slots[j] = (uint16_t)slots;
+    block->slots[row] = (uint16_t)slots;
     return slots;
 }
-/* Row j moved entries: what was probed early is probed again. */
-INLINE void reprobe(const ledger_t *l, block_t *w, size_t j) {
-    for (size_t k = j + 1; k <= j + PROBE_AHEAD; k++) {
-        w->buckets[k] -= w->slots[k] >> DISPLACED_BIT;
-        probe_early(l, w, k, GENERAL);
+/* A row moved entries: what was probed early is probed again. */
+INLINE void reprobe(const ledger_t *ledger, block_t *block, size_t row) {
+    for (size_t k = row + 1; k <= row + PROBE_AHEAD; k++) {
+        block->buckets[k] -= block->slots[k] >> DISPLACED_BIT;
+        probe_early(ledger, block, k, GENERAL);
     }
 }
 
 /* ---- after rows: outcomes ------------------------------------------------------------------ */
 
-/* Which of up to 64 rows completed a tree, as bits. */
-INLINE uint64_t completed_rows(const uint8_t *erased_stamps, size_t n) {
-    uint64_t none = 0;
-#if SIMD >= 3
-    none = _mm512_testn_epi8_mask(_mm512_loadu_si512(erased_stamps),
-                                  _mm512_loadu_si512(erased_stamps));
-#elif SIMD >= 1
-    for (int k = 0; k < 64; k += 16) {
-        const __m128i some = _mm_loadu_si128((const __m128i *)(erased_stamps + k));
-        none |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(some, _mm_setzero_si128()))
-                << k;
-    }
-#else
-    for (int k = 0; k < 64; k++) none |= (uint64_t)(erased_stamps[k] == 0) << k;
-#endif
-    return n < 64 ? ~none & (((uint64_t)1 << n) - 1) : ~none;
-}
 /* Write the outcomes of the trees that rows before `end` completed, and count their entries out.
  * The exit of the inner loop is mispredicted, which costs less than doing all 64 rows. */
-COLD void collect_outcomes(ledger_t *l, block_t *w, size_t end, const outcomes_t *out) {
-    size_t m = w->outcomes;
-    for (size_t start = w->collected; start < end; start += 64)
-        for (uint64_t done = completed_rows(w->erased_stamps + start, end - start); done;
+COLD void collect_outcomes(ledger_t *ledger, block_t *block, size_t end, const outcomes_t *out) {
+    size_t written = block->outcomes;
+    for (size_t start = block->collected; start < end; start += 64)
+        for (uint64_t done = nonzero_bytes(block->erased_stamps + start, end - start); done;
              done &= done - 1) {
-            const size_t j = start + (size_t)__builtin_ctzll(done);
-            out->root_ids[m] = (int64_t)w->ids[j];
-            out->tasks[m] = ~w->not_tasks[j];
-            if (out->elapsed) out->elapsed[m] = w->elapsed[j];
-            ASSERT(w->erased_stamps[j] <= STAMPS);
-            l->counts[w->erased_stamps[j]]--;
-            m++;
+            const size_t row = start + (size_t)__builtin_ctzll(done);
+            out->root_ids[written] = (int64_t)block->ids[row];
+            out->tasks[written] = ~block->not_tasks[row];
+            if (out->elapsed) out->elapsed[written] = block->elapsed[row];
+            ASSERT(block->erased_stamps[row] <= STAMPS);
+            ledger->counts[block->erased_stamps[row]]--;
+            written++;
         }
-    w->erased += m - w->outcomes;
-    w->outcomes = m;
-    w->collected = end;
+    block->erased += written - block->outcomes;
+    block->outcomes = written;
+    block->collected = end;
 }
 
 /* ---- rows on the slow path ----------------------------------------------------------------- */
 
-COLD void apply_slowly(ledger_t *l, block_t *w, const batch_t *in, size_t p, size_t j, int decide,
-                       const outcomes_t *out) {
-    const int32_t task = in->tasks ? ~w->not_tasks_in[j] : in->kind;
-    const int64_t time = in->times ? in->times[p + j] : in->now;
-    w->slots[j] = 0;
-    if (decide) collect_outcomes(l, w, j, out); /* outcomes are in the order of their rows */
-    w->collected = j + 1;
-    w->outcomes += apply_message(l, w->ids[j], w->vals[j], task, time, decide, out, w->outcomes);
-    if (UNLIKELY(l->needs_reseed))
-        memset(w->early_mask + j + 1, 0, (BLOCK - j - 1) * sizeof *w->early_mask);
-    reprobe(l, w, j);
+COLD void apply_slowly(ledger_t *ledger, block_t *block, const batch_t *in, size_t start,
+                       size_t row, int decide, const outcomes_t *out) {
+    const int32_t task = in->tasks ? ~block->not_tasks_in[row] : in->kind;
+    const int64_t time = in->times ? in->times[start + row] : in->now;
+    block->slots[row] = 0;
+    if (decide)
+        collect_outcomes(ledger, block, row, out); /* outcomes are in the order of their rows */
+    block->collected = row + 1;
+    block->outcomes += apply_message(ledger, block->ids[row], block->vals[row], task, time, decide,
+                                     out, block->outcomes);
+    if (UNLIKELY(ledger->needs_reseed))
+        memset(block->early_mask + row + 1, 0, (BLOCK - row - 1) * sizeof *block->early_mask);
+    reprobe(ledger, block, row);
 }
-/* Erase the entry that row j completed from a bucket with overflow.  `counts` and `used` follow in
+/* Erase the entry that a row completed from a bucket with overflow.  `counts` and `used` follow in
  * collect_outcomes, by `erased_stamps`. */
-COLD void erase_shifting(ledger_t *l, block_t *w, size_t j, unsigned s) {
+COLD void erase_shifting(ledger_t *ledger, block_t *block, size_t row, unsigned slot) {
     size_t home;
-    table_t *t = find_home(l, hash_of(l->seed, w->ids[j]), &home);
-    table_erase(t, l->seed, (size_t)(w->buckets[j] - t->buckets), s);
-    reprobe(l, w, j);
+    table_t *table = find_home(ledger, hash_of(ledger->seed, block->ids[row]), &home);
+    table_erase(table, ledger->seed, (size_t)(block->buckets[row] - table->buckets), slot);
+    reprobe(ledger, block, row);
 }
 
 /* ---- a block ------------------------------------------------------------------------------- */
 
 /* First and last time of the entry in a slot, and how long its tree has taken. */
-INLINE void set_times(const ledger_t *l, block_t *w, const batch_t *in, size_t p, size_t j,
-                      size_t s, uint32_t is_new, const int decide) {
-    times_t *const t = times_of(l, w->buckets[j]);
-    const int64_t time = in->times ? in->times[p + j] : in->now;
-    const int64_t first = is_new ? time : t->first[s], last = is_new ? time : t->last[s];
-    t->first[s] = !decide && time < first ? time : first;
-    t->last[s] = decide || time > last ? time : last;
-    w->elapsed[j] = (int64_t)((uint64_t)time - (uint64_t)first);
+INLINE void set_times(const ledger_t *ledger, block_t *block, const batch_t *in, size_t start,
+                      size_t row, size_t slot, uint32_t is_new, const int decide) {
+    times_t *const times = times_of(ledger, block->buckets[row]);
+    const int64_t time = in->times ? in->times[start + row] : in->now;
+    const int64_t first = is_new ? time : times->first[slot],
+                  last = is_new ? time : times->last[slot];
+    times->first[slot] = !decide && time < first ? time : first;
+    times->last[slot] = decide || time > last ? time : last;
+    block->elapsed[row] = (int64_t)((uint64_t)time - (uint64_t)first);
 }
-/* Run rows p to p + n, which `rest` more will follow; returns how many outcomes there are now. */
-INLINE size_t run_block(ledger_t *l, const batch_t *in, size_t p, size_t n, size_t rest,
+/* Run n rows from `start` on, which `rest` more will follow; returns the number of outcomes. */
+INLINE size_t run_block(ledger_t *ledger, const batch_t *in, size_t start, size_t n, size_t rest,
                         const outcomes_t *out, size_t outcomes, const int has_tasks,
                         const int decide, const int mode, const int large) {
     const size_t ahead = large ? PREFETCH_AHEAD_LARGE : PREFETCH_AHEAD;
-    const uint32_t now = (uint32_t)l->stamp;
-    const int timed = mode == GENERAL && l->cur.times;
-    const int restamp = !decide || (mode == GENERAL && l->refresh_on_ack);
+    const uint32_t now = (uint32_t)ledger->stamp;
+    const int timed = mode == GENERAL && ledger->cur.times;
+    const int restamp = !decide || (mode == GENERAL && ledger->refresh_on_ack);
     /* Otherwise `counts` is updated in bulk: insertions after the block, erasures in
      * collect_outcomes; no found entry changes its stamp. */
     const int count_now = !decide || mode == GENERAL;
     uint32_t inserted = 0;
-    block_t w;
-    w.collected = w.erased = 0;
-    w.outcomes = outcomes;
-    copy_rows(&w, in, p, n, has_tasks);
-    find_homes(&w, l, in, n, has_tasks, mode);
-    find_next_homes(&w, l, in->root_ids + p + n, n, rest, ahead);
-    for (size_t j = 0; j < ahead; j++) prefetch(w.buckets[j]);
-    for (size_t j = 0; j < PROBE_AHEAD; j++) probe_early(l, &w, j, mode);
+    block_t block;
+    block.collected = block.erased = 0;
+    block.outcomes = outcomes;
+    copy_rows(&block, in, start, n, has_tasks);
+    find_homes(&block, ledger, in, n, has_tasks, mode);
+    find_next_homes(&block, ledger, in->root_ids + start + n, n, rest, ahead);
+    for (size_t row = 0; row < ahead; row++) prefetch(block.buckets[row]);
+    for (size_t row = 0; row < PROBE_AHEAD; row++) probe_early(ledger, &block, row, mode);
 
     for (size_t line = 0; line < n; line += IDS_PER_LINE) {
         const size_t end = line + IDS_PER_LINE < n ? line + IDS_PER_LINE : n;
-        prefetch_columns(in, p + BLOCK + ahead + line);
-        for (size_t j = line; j < end; j++) {
-            prefetch_ahead(l, &w, j, mode, large);
-            probe_early(l, &w, j + PROBE_AHEAD, mode);
+        prefetch_columns(in, start + BLOCK + ahead + line);
+        for (size_t row = line; row < end; row++) {
+            prefetch_ahead(ledger, &block, row, mode, large);
+            probe_early(ledger, &block, row + PROBE_AHEAD, mode);
 
             /* The entry's slot, or a free one. */
-            const int32_t init = has_tasks ? w.not_tasks_in[j] : ~in->kind;
-            uint32_t slots = w.slots[j];
-            if (UNLIKELY(slots == 0) && (init > 0 || (slots = probe_late(l, &w, j, mode)) == 0)) {
-                apply_slowly(l, &w, in, p, j, decide, out);
+            const int32_t init = has_tasks ? block.not_tasks_in[row] : ~in->kind;
+            uint32_t slots = block.slots[row];
+            if (UNLIKELY(slots == 0) &&
+                (init > 0 || (slots = probe_late(ledger, &block, row, mode)) == 0)) {
+                apply_slowly(ledger, &block, in, start, row, decide, out);
                 continue;
             }
-            bucket_t *const b = w.buckets[j];
+            bucket_t *const bucket = block.buckets[row];
             /* The lowest bit: the key's slot comes before free ones. Where there is a free slot and
              * not the key, the key is nowhere: a search ends here. */
-            const uint32_t slot = value_barrier((uint32_t)__builtin_ctz(slots));
-            const size_t s = slot % FREE_BITS;
-            const uint32_t is_new = slot / FREE_BITS;
-            const int32_t was_stamp = (int8_t)b->stamps[s]; /* 0 of a free slot, as all else */
-            const int32_t was_not_task = b->not_tasks[s];
-            ASSERT(s < SLOTS && (is_new ? was_stamp == 0 && was_not_task == 0 && b->vals[s] == 0
-                                        : b->keys[s] == w.ids[j]));
-            ASSERT(!(slots & DISPLACED) || (b[-1].stamps[0] && b[-1].stamps[1] && b[-1].stamps[2]));
+            const uint32_t bit = value_barrier((uint32_t)__builtin_ctz(slots));
+            const size_t slot = bit % FREE_BITS;
+            const uint32_t is_new = bit / FREE_BITS;
+            const int32_t was_stamp =
+                (int8_t)bucket->stamps[slot]; /* 0 of a free slot, as all else */
+            const int32_t was_not_task = bucket->not_tasks[slot];
+            ASSERT(slot < SLOTS &&
+                   (is_new ? was_stamp == 0 && was_not_task == 0 && bucket->vals[slot] == 0
+                           : bucket->keys[slot] == block.ids[row]));
+            ASSERT(!(slots & DISPLACED) ||
+                   (bucket[-1].stamps[0] && bucket[-1].stamps[1] && bucket[-1].stamps[2]));
             if (UNLIKELY((was_stamp | (was_not_task & init)) < 0)) { /* marks, or a second init */
-                apply_slowly(l, &w, in, p, j, decide, out);
+                apply_slowly(ledger, &block, in, start, row, decide, out);
                 continue;
             }
 
             /* Fold the message in.  Barrier: else the compiler tests old == operand. */
-            const uint64_t val = value_barrier64(b->vals[s] ^ w.vals[j]);
+            const uint64_t val = value_barrier64(bucket->vals[slot] ^ block.vals[row]);
             const int32_t not_task = was_not_task | init;
             const uint32_t stamp = restamp ? now : (uint32_t)was_stamp | (now & (0 - is_new));
-            b->keys[s] = w.ids[j];
-            b->vals[s] = val;
+            bucket->keys[slot] = block.ids[row];
+            bucket->vals[slot] = val;
             if (count_now) {
-                l->counts[was_stamp]--; /* counts[0] is scratch */
-                l->counts[stamp]++;
+                ledger->counts[was_stamp]--; /* counts[0] is scratch */
+                ledger->counts[stamp]++;
             }
-            if (timed) set_times(l, &w, in, p, j, s, is_new, decide);
+            if (timed) set_times(ledger, &block, in, start, row, slot, is_new, decide);
             if (!decide) {
-                b->not_tasks[s] = not_task;
-                b->stamps[s] = (uint8_t)stamp;
-                if (UNLIKELY(slots & DISPLACED)) b[-1].overflow_count += is_new;
+                bucket->not_tasks[slot] = not_task;
+                bucket->stamps[slot] = (uint8_t)stamp;
+                if (UNLIKELY(slots & DISPLACED)) bucket[-1].overflow_count += is_new;
                 continue;
             }
 
             /* Decide: all ones if its init has come and the XOR is 0. */
             const uint32_t done = value_barrier(-(uint32_t)(val == 0)) & (uint32_t)(not_task >> 31);
-            w.not_tasks[j] = not_task;
-            w.erased_stamps[j] = (uint8_t)(stamp & done);
-            if (UNLIKELY(b->overflow_count & (uint8_t)done)) {
-                b->stamps[s] = (uint8_t)stamp;
-                erase_shifting(l, &w, j, (unsigned)s);
+            block.not_tasks[row] = not_task;
+            block.erased_stamps[row] = (uint8_t)(stamp & done);
+            if (UNLIKELY(bucket->overflow_count & (uint8_t)done)) {
+                bucket->stamps[slot] = (uint8_t)stamp;
+                erase_shifting(ledger, &block, row, (unsigned)slot);
                 continue;
             }
-            b->stamps[s] = (uint8_t)(stamp & ~done);
-            b->not_tasks[s] = not_task & (int32_t)~done;
+            bucket->stamps[slot] = (uint8_t)(stamp & ~done);
+            bucket->not_tasks[slot] = not_task & (int32_t)~done;
             /* One more, one less (`done` is 0 or all ones, that is, -1), or both. */
-            if (UNLIKELY(slots & DISPLACED)) b[-1].overflow_count += (uint8_t)(is_new + done);
+            if (UNLIKELY(slots & DISPLACED)) bucket[-1].overflow_count += (uint8_t)(is_new + done);
         }
     }
     /* Rows of the fast path that found no entry took a free slot. */
-    for (size_t j = 0; j < n; j++) inserted += ((w.slots[j] & ALL_SLOTS) == 0) & (w.slots[j] != 0);
-    if (decide) collect_outcomes(l, &w, n, out);
-    if (!count_now) l->counts[now] += inserted;
-    l->used += inserted - w.erased;
-    return w.outcomes;
+    for (size_t row = 0; row < n; row++)
+        inserted += ((block.slots[row] & ALL_SLOTS) == 0) & (block.slots[row] != 0);
+    if (decide) collect_outcomes(ledger, &block, n, out);
+    if (!count_now) ledger->counts[now] += inserted;
+    ledger->used += inserted - block.erased;
+    return block.outcomes;
 }
 
 /* ---- which build of the loop --------------------------------------------------------------- */
 
-typedef size_t (*run_block_t)(ledger_t *, const batch_t *, size_t p, size_t n, size_t rest,
+typedef size_t (*run_block_t)(ledger_t *, const batch_t *, size_t start, size_t n, size_t rest,
                               const outcomes_t *, size_t outcomes);
 #define BLOCK_OF(NAME, HAS_TASKS, DECIDE, MODE, LARGE) \
-    static __attribute__((noinline)) size_t NAME(ledger_t *l, const batch_t *in, size_t p, \
-                                                 size_t n, size_t rest, const outcomes_t *out, \
-                                                 size_t m) { \
-        return run_block(l, in, p, n, rest, out, m, HAS_TASKS, DECIDE, MODE, LARGE); \
+    static __attribute__((noinline)) size_t NAME(ledger_t *ledger, const batch_t *in, \
+                                                 size_t start, size_t n, size_t rest, \
+                                                 const outcomes_t *out, size_t written) { \
+        return run_block(ledger, in, start, n, rest, out, written, HAS_TASKS, DECIDE, MODE, \
+                         LARGE); \
     }
 BLOCK_OF(apply_cached, 1, 1, PLAIN, 0)
 BLOCK_OF(apply_large, 1, 1, PLAIN, 1)
@@ -417,16 +417,16 @@ BLOCK_OF(fold_cached, 1, 0, PLAIN, 0)
 BLOCK_OF(fold_large, 1, 0, PLAIN, 1)
 BLOCK_OF(fold_general, 1, 0, GENERAL, 1)
 
-static run_block_t block_for(const ledger_t *l, const batch_t *in, int decide) {
+static run_block_t block_for(const ledger_t *ledger, const batch_t *in, int decide) {
     /* Row: one kind, tasks, fold.  Column: cached, large, aged, general.  The last two are built as
      * large only, which does for any size: in a small table they prefetch further ahead than they
      * need, and once more a row. */
     static const run_block_t blocks[3][4] = {{kind_cached, kind_large, kind_aged, kind_general},
                                              {apply_cached, apply_large, apply_aged, apply_general},
                                              {fold_cached, fold_large, fold_general, fold_general}};
-    const int large = l->cur.n * sizeof(bucket_t) > LARGE_TABLE;
-    const int general = l->old.n || l->cur.times || l->refresh_on_ack;
-    return blocks[in->tasks ? 1 + !decide : 0][general ? 3 : l->dead ? 2 : large];
+    const int large = ledger->cur.n_buckets * sizeof(bucket_t) > LARGE_TABLE;
+    const int general = ledger->old.n_buckets || ledger->cur.times || ledger->refresh_on_ack;
+    return blocks[in->tasks ? 1 + !decide : 0][general ? 3 : ledger->dead ? 2 : large];
 }
 
 #endif

@@ -7,75 +7,81 @@
 #ifndef ACKCORE_CHECK_H
 #define ACKCORE_CHECK_H
 
-#include "ledger.h"
+#include "expiry.h"
 
 #if CHECKED
 #include <stdlib.h>
 
-static void check_entry(ledger_t *l, table_t *t, size_t i, unsigned s) {
-    const entry_t e = entry_at(t, i, s);
-    const int dead = age_of(l, e.stamp) >= l->turns;
+static void check_entry(ledger_t *ledger, table_t *table, size_t index, unsigned slot) {
+    const entry_t entry = entry_at(table, index, slot);
+    const int dead = age_of(ledger, entry.stamp) >= ledger->turns;
     place_t found;
     size_t home;
-    ASSERT(e.stamp >= 1 && e.stamp <= STAMPS);
-    ASSERT(e.not_task <= 0);
-    ASSERT((t->buckets[i].stamps[s] & MARKED) == (e.mark ? MARKED : 0));
-    ASSERT(e.not_task < 0 || !(e.mark & (MARK_INITS | MARK_TASKS_DIFFER)));
-    ASSERT(find_home(l, hash_of(l->seed, e.key), &home) == t); /* on its side of the migration */
-    ASSERT(dead ||
-           (ledger_find(l, e.key, &found) && found.table == t && found.i == i && found.s == s));
+    ASSERT(entry.stamp >= 1 && entry.stamp <= STAMPS);
+    ASSERT(entry.not_task <= 0);
+    ASSERT((table->buckets[index].stamps[slot] & MARKED) == (entry.mark ? MARKED : 0));
+    ASSERT(entry.not_task < 0 || !(entry.mark & (MARK_INITS | MARK_TASKS_DIFFER)));
+    ASSERT(find_home(ledger, hash_of(ledger->seed, entry.key), &home) ==
+           table); /* on its side of the migration */
+    ASSERT(dead || (ledger_find(ledger, entry.key, &found) && found.table == table &&
+                    found.index == index && found.slot == slot));
 }
 /* One table: slots, entries, and overflow counts against a recount. */
-static void check_table(ledger_t *l, table_t *t, int64_t *counts) {
-    uint64_t *const overflow = calloc(t->n + 1, sizeof *overflow);
+static void check_table(ledger_t *ledger, table_t *table, int64_t *counts) {
+    uint64_t *const overflow = calloc(table->n_buckets + 1, sizeof *overflow);
     if (overflow == NULL) return;
-    for (size_t i = 0; i < t->n; i++)
-        for (unsigned s = 0; s < SLOTS; s++) {
-            const bucket_t *const b = &t->buckets[i];
-            if (b->stamps[s] == 0) {
-                ASSERT(b->not_tasks[s] == 0 && b->vals[s] == 0);
+    for (size_t index = 0; index < table->n_buckets; index++)
+        for (unsigned slot = 0; slot < SLOTS; slot++) {
+            const bucket_t *const bucket = &table->buckets[index];
+            if (bucket->stamps[slot] == 0) {
+                ASSERT(bucket->not_tasks[slot] == 0 && bucket->vals[slot] == 0);
                 continue;
             }
-            check_entry(l, t, i, s);
-            counts[b->stamps[s] & ~MARKED]++;
-            for (size_t j = home_bucket(t->n, hash_of(l->seed, b->keys[s])); j != i;
-                 j = next_bucket(t, j))
-                overflow[j]++;
+            check_entry(ledger, table, index, slot);
+            counts[bucket->stamps[slot] & ~MARKED]++;
+            for (size_t passed =
+                     home_bucket(table->n_buckets, hash_of(ledger->seed, bucket->keys[slot]));
+                 passed != index; passed = next_bucket(table, passed))
+                overflow[passed]++;
         }
-    for (size_t i = 0; i < t->n; i++) {
-        const bucket_t *const b = &t->buckets[i];
-        const uint64_t counted = b->overflow_count + (uint64_t)t->marks[i].overflow_excess;
-        ASSERT(counted == overflow[i]);
-        ASSERT(t->marks[i].overflow_excess == 0 || b->overflow_count == OVERFLOW_MAX);
-        ASSERT(counted == 0 || (b->stamps[0] && b->stamps[1] && b->stamps[2]));
+    for (size_t index = 0; index < table->n_buckets; index++) {
+        const bucket_t *const bucket = &table->buckets[index];
+        const uint64_t counted =
+            bucket->overflow_count + (uint64_t)table->marks[index].overflow_excess;
+        ASSERT(counted == overflow[index]);
+        ASSERT(table->marks[index].overflow_excess == 0 || bucket->overflow_count == OVERFLOW_MAX);
+        ASSERT(counted == 0 || (bucket->stamps[0] && bucket->stamps[1] && bucket->stamps[2]));
     }
     free(overflow);
 }
-static void check_ledger(ledger_t *l) {
+static void check_ledger(ledger_t *ledger) {
     int64_t counts[STAMPS + 1] = {0}, used = 0, dead = 0;
-    check_table(l, &l->cur, counts);
-    check_table(l, &l->old, counts);
+    check_table(ledger, &ledger->cur, counts);
+    check_table(ledger, &ledger->old, counts);
     for (int stamp = 1; stamp <= STAMPS; stamp++) {
-        ASSERT(counts[stamp] == l->counts[stamp]);
+        ASSERT(counts[stamp] == ledger->counts[stamp]);
         used += counts[stamp];
-        if (age_of(l, stamp) >= l->turns) dead += counts[stamp];
+        if (age_of(ledger, stamp) >= ledger->turns) dead += counts[stamp];
     }
-    ASSERT((size_t)used == l->used && dead == l->dead);
-    ASSERT(l->used < SLOTS * (l->cur.n + l->old.n)); /* a search ends */
-    ASSERT(l->old.n ? l->migrated < l->old.n : l->cur.n != 0);
-    for (size_t k = 1; k < l->n_reserves; k++) ASSERT(l->reserves[k - 1].n < l->reserves[k].n);
+    ASSERT((size_t)used == ledger->used && dead == ledger->dead);
+    ASSERT(ledger->used <
+           SLOTS * (ledger->cur.n_buckets + ledger->old.n_buckets)); /* a search ends */
+    ASSERT(ledger->old.n_buckets ? ledger->migrated < ledger->old.n_buckets
+                                 : ledger->cur.n_buckets != 0);
+    for (size_t k = 1; k < ledger->n_reserves; k++)
+        ASSERT(ledger->reserves[k - 1].n_buckets < ledger->reserves[k].n_buckets);
 }
 /* After a call that did so many rows: look at the whole ledger, unless it is large and that was
  * done recently, so that checks cost a row no more than 8 buckets. */
-static void check_after(ledger_t *l, size_t rows) {
-    l->unchecked += 64 + 8 * rows;
-    if (l->unchecked < l->cur.n + l->old.n) return;
-    l->unchecked = 0;
-    check_ledger(l);
+static void check_after(ledger_t *ledger, size_t rows) {
+    ledger->unchecked += 64 + 8 * rows;
+    if (ledger->unchecked < ledger->cur.n_buckets + ledger->old.n_buckets) return;
+    ledger->unchecked = 0;
+    check_ledger(ledger);
 }
 #else
-INLINE void check_after(ledger_t *l, size_t rows) {
-    (void)l;
+INLINE void check_after(ledger_t *ledger, size_t rows) {
+    (void)ledger;
     (void)rows;
 }
 #endif

@@ -1,4 +1,4 @@
-# Ids around ids.pxd: arguments, columns, IdSource.  Part of _native.pyx.
+# Ids around ids.h: arguments, columns, IdSource.  Part of _native.pyx.
 #
 # Columns are checked in loops of their own: those that mix then have no way out, and the compiler
 # turns them into vector instructions.  Only `xor_by_parent` may stop at a bad row.

@@ -15,7 +15,7 @@ cdef extern from "layout.h" nogil:
     size_t FULL
 
     ctypedef struct table_t:
-        size_t n
+        size_t n_buckets
         void *owner
         void *buckets
 
@@ -59,8 +59,6 @@ cdef extern from "layout.h" nogil:
 
     size_t table_bytes(size_t n, int timed) noexcept
     table_t table_at(void *memory, size_t n, int timed, void *owner) noexcept
-    size_t buckets_for(size_t entries) noexcept
-    size_t limit_of(size_t n, size_t min_buckets) noexcept
     size_t live(const ledger_t *l) noexcept
     int64_t takeable(const ledger_t *l) noexcept
 
@@ -76,6 +74,8 @@ cdef extern from "layout.h" nogil:
         size_t (*desired_size)(const ledger_t *l) noexcept nogil
         void (*install)(ledger_t *l, table_t t) noexcept nogil
         void *(*next_retired)(ledger_t *l) noexcept nogil
+        size_t (*buckets_for)(size_t entries) noexcept nogil
+        size_t (*limit_of)(size_t n, size_t min_buckets) noexcept nogil
         void (*rotate)(ledger_t *l) noexcept nogil
         size_t (*run_batch)(
             ledger_t *l, const batch_t *rows, size_t n, const outcomes_t *out, int decide

@@ -1,7 +1,7 @@
 /* layout.h - what a ledger is in memory, and what a kernel offers.
  *
- * Read layout.h, table.h, ledger.h, message.h, block.h, kernel.h, in this order; then ledger.pxi,
- * which allocates and locks.
+ * Read layout.h, bucket_ops.h, table.h, ledger.h, growth.h, expiry.h, message.h, block.h, kernel.h;
+ * then ledger.pxi, which allocates and locks.
  *
  * A ledger is an open-addressing hash table with 64-bit root ids for keys, bucketed linear
  * probing, an overflow count per bucket (as in folly's F14) and backward-shift deletion: there are
@@ -39,18 +39,11 @@
  *
  * Growth.  Scaling is monotone in the hash, so migration reads the old table and writes the new one
  * sequentially: home buckets before `migrated` are in the new table (`cur`), the others in the old
- * (`old`), and one comparison says where to probe.  Growth takes the new table from `reserves`,
- * allocated before a batch; shrinking, and a reseed for which there was no reserve, get it after a
- * call (`install`).
+ * (`old`), and one comparison says where to probe.  growth.h has the rest, and the load factors.
  *
- * Load factor and cost.  A table sized up front is filled to 92 entries in 64 buckets (load factor
- * 0.48, 48 bytes an entry, marks included), one that grew to 70 (0.36; 62 to 94 bytes an entry
- * until entries leave); while it migrates, `old` may pass its limit, up to 92 + 32.  An operation
- * touches one cache line.  At these loads 6 and 3 entries in a hundred are displaced from their
- * home bucket, and 20 and 11 insertions in a hundred find it full: those go on to the next.  The
- * hash has a secret seed.  A probe of more than PROBE_LIMIT buckets, which chance does not bring
- * about, sets `needs_reseed`: the table is correct all the same, and is rebuilt under another seed
- * as soon as there is memory.
+ * Cost.  An operation touches one cache line.  Of a table sized up front 6 entries in a hundred are
+ * displaced from their home bucket when it is full, of one that grew 3; 20 and 11 insertions in a
+ * hundred find it full, and go on to the next.
  */
 #ifndef ACKCORE_LAYOUT_H
 #define ACKCORE_LAYOUT_H
@@ -59,7 +52,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
+#include "mix.h"
+
 #define COLD static __attribute__((noinline))
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
@@ -76,12 +70,6 @@
 
 enum {
     SLOTS = 3,
-    /* Maximum load, in entries per 64 buckets (192 slots): of a table sized up front, and of one
-     * that is larger than that.  92 is what 48 bytes an entry allow: (64 + 4) * 64 / 92 = 47.3
-     * without a clock.  70 leaves half as many displaced, each of which costs its rows a second
-     * cache line; it takes 62 bytes an entry, and 94 just after growth by half. */
-    MAX_LOAD_SIZED = 92,
-    MAX_LOAD_GROWN = 70,
     PROBE_LIMIT = 32, /* buckets from home */
     STAMPS = 127,
     MARKED = 0x80,
@@ -113,9 +101,9 @@ typedef struct {
 typedef struct {
     bucket_t *buckets;
     marks_t *marks;
-    times_t *times; /* NULL without a clock */
-    size_t n;       /* buckets; 0: no table */
-    void *owner;    /* reference to the numpy array that holds it */
+    times_t *times;   /* NULL without a clock */
+    size_t n_buckets; /* 0: no table */
+    void *owner;      /* reference to the numpy array that holds it */
 } table_t;
 
 typedef struct { /* one entry, out of its table */
@@ -127,8 +115,8 @@ typedef struct { /* one entry, out of its table */
 
 typedef struct { /* a slot position */
     table_t *table;
-    size_t i;
-    unsigned s;
+    size_t index; /* of the bucket */
+    unsigned slot;
 } place_t;
 
 _Static_assert(sizeof(bucket_t) == 64 && sizeof(marks_t) == 4, "a cache line and four bytes");
@@ -143,13 +131,13 @@ INLINE size_t table_bytes(size_t n, int timed) {
 /* Lay a table out in zeroed memory of table_bytes(n, timed). */
 INLINE table_t table_at(void *memory, size_t n, int timed, void *owner) {
     uintptr_t start = ((uintptr_t)memory + TABLE_ALIGN - 1) & ~(uintptr_t)(TABLE_ALIGN - 1);
-    table_t t;
-    t.buckets = (bucket_t *)start;
-    t.times = timed ? (times_t *)(t.buckets + n) : NULL;
-    t.marks = timed ? (marks_t *)(t.times + n) : (marks_t *)(t.buckets + n);
-    t.n = n;
-    t.owner = owner;
-    return t;
+    table_t table;
+    table.buckets = (bucket_t *)start;
+    table.times = timed ? (times_t *)(table.buckets + n) : NULL;
+    table.marks = timed ? (marks_t *)(table.times + n) : (marks_t *)(table.buckets + n);
+    table.n_buckets = n;
+    table.owner = owner;
+    return table;
 }
 
 typedef struct {
@@ -169,7 +157,7 @@ enum {
     STATUS_ORPHAN = 5,
     STATUS_ANOMALY = 6
 };
-enum { MAX_RESERVES = 64, LOW_WATER = 8, SLICE = 32768 };
+enum { MAX_RESERVES = 64, SLICE = 32768 };
 #define WHOLE ((size_t)1 << 60) /* as a number of buckets: all */
 
 typedef struct {
@@ -191,12 +179,9 @@ typedef struct {
     int needs_reseed; /* a probe was longer than PROBE_LIMIT */
     /* The next bucket to sweep, and to take expired entries from (old, then cur). */
     size_t sweep_at, take_at;
-    /* Rows since `peak` was reset, a turn counting as `limit` rows; most entries since.  When
-     * `work` is 4 * limit and no migration is under way, both start anew, and a table that grew
-     * shrinks if `peak` was below limit / LOW_WATER: to room for twice the peak, so that entries
-     * must double before it grows again. */
-    size_t work, peak;
-    size_t shrink_to; /* buckets that would do; 0: fits */
+    /* Of shrinking (growth.h): rows since `peak` was reset, a turn counting as `limit` rows; most
+     * entries since; and the buckets that would do, 0 if the table fits. */
+    size_t work, peak, shrink_to;
     int64_t second_inits, orphans, untaken, growths;
 #if CHECKED
     size_t unchecked; /* of check_after */
@@ -236,29 +221,12 @@ typedef struct retired { /* written over the table that it retires */
     void *owner;
 } retired_t;
 
-/* n * times / by, for numbers whose product would be too large. */
-INLINE size_t scaled(size_t n, size_t times, size_t by) {
-    return n / by * times + n % by * times / by;
-}
-/* Entries that a table of n buckets takes.  A lower load factor is faster and costs memory: a table
- * sized up front keeps to its size, those that follow have room. */
-INLINE size_t limit_of(size_t n, size_t min_buckets) {
-    return scaled(n, n <= min_buckets ? MAX_LOAD_SIZED : MAX_LOAD_GROWN, 64);
-}
-/* Buckets of a table sized up front, with some room above what was asked for, so that a full ledger
- * still takes blocks of rows whole; a small one is four times as large, and so much the faster. */
-INLINE size_t buckets_for(size_t entries) {
-    const size_t roomy = entries < 1024 ? 4 * entries : 4096;
-    const size_t tight = entries + (entries < 1024 ? 64 : 1024);
-    return scaled(roomy > tight ? roomy : tight, 64, MAX_LOAD_SIZED) + 1;
-}
-
-INLINE int age_of(const ledger_t *l, int stamp) {
-    int age = l->stamp - stamp;
+INLINE int age_of(const ledger_t *ledger, int stamp) {
+    int age = ledger->stamp - stamp;
     return age < 0 ? age + STAMPS : age;
 }
-INLINE int stamp_of(const ledger_t *l, int age) {
-    int stamp = l->stamp - age;
+INLINE int stamp_of(const ledger_t *ledger, int age) {
+    int stamp = ledger->stamp - age;
     return stamp < 1 ? stamp + STAMPS : stamp;
 }
 /* An entry that no message completes becomes
@@ -268,10 +236,12 @@ INLINE int stamp_of(const ledger_t *l, int age) {
  *   sweepable  dead and older, so untaken: sweeping or migration frees its slot;
  *   orphan     dead, whatever else, and without an init: `orphans` has those that left their slots,
  *              `waiting_orphans` counts the others. */
-INLINE int64_t takeable(const ledger_t *l) { return l->counts[stamp_of(l, l->turns)]; }
+INLINE int64_t takeable(const ledger_t *ledger) {
+    return ledger->counts[stamp_of(ledger, ledger->turns)];
+}
 /* Dead entries that still have slots, and can no longer be taken. */
-INLINE int64_t sweepable(const ledger_t *l) { return l->dead - takeable(l); }
-INLINE size_t live(const ledger_t *l) { return l->used - (size_t)l->dead; }
+INLINE int64_t sweepable(const ledger_t *ledger) { return ledger->dead - takeable(ledger); }
+INLINE size_t live(const ledger_t *ledger) { return ledger->used - (size_t)ledger->dead; }
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
 
@@ -285,6 +255,8 @@ typedef struct {
     size_t (*desired_size)(const ledger_t *);
     void (*install)(ledger_t *, table_t);
     void *(*next_retired)(ledger_t *);
+    size_t (*buckets_for)(size_t entries);
+    size_t (*limit_of)(size_t n, size_t min_buckets);
     void (*rotate)(ledger_t *);
     size_t (*run_batch)(ledger_t *, const batch_t *, size_t n, const outcomes_t *, int decide);
     size_t (*run_one)(ledger_t *, uint64_t key, uint64_t val, int32_t task, int64_t now,

@@ -44,7 +44,7 @@ cdef class Ledger:
     in a call cannot use its copy of that ledger: hand it ``entries()`` or a pickle.
     """
 
-    cdef ledger_t l
+    cdef ledger_t state
     cdef lock_t lock
     cdef bint timed
     cdef int64_t most
@@ -68,13 +68,13 @@ cdef class Ledger:
         self.most = -1 if max_entries is None else min(self.options.max_entries, INT64_MAX)
         secret = int.from_bytes(os.urandom(8), "little") if seed is None else self.options.seed
         secret &= UINT64_MAX
-        self.l.min_buckets = buckets_for(min(self.options.capacity, INT64_MAX))
-        t = self.new_table(self.l.min_buckets)
-        kernel.open(&self.l, t, self.options.buckets, self.options.refresh_on_ack, secret)
+        self.state.min_buckets = kernel.buckets_for(min(self.options.capacity, INT64_MAX))
+        t = self.new_table(self.state.min_buckets)
+        kernel.open(&self.state, t, self.options.buckets, self.options.refresh_on_ack, secret)
 
     def __dealloc__(self):
         # No lock: there are no references left.
-        kernel.close(&self.l)
+        kernel.close(&self.state)
         self.free_retired()
         lock_destroy(&self.lock)
 
@@ -84,11 +84,11 @@ cdef class Ledger:
         """An empty table of n buckets, which owns a reference to the array of its memory."""
         cdef cnp.ndarray memory
         if n >= <size_t>1 << 32:  # home_bucket scales 32 bits
-            raise MemoryError(NO_ROOM.format(limit_of(n, self.l.min_buckets)))
+            raise MemoryError(NO_ROOM.format(kernel.limit_of(n, self.state.min_buckets)))
         try:
             memory = zeroed(table_bytes(n, self.timed))
         except (MemoryError, OSError):
-            raise MemoryError(NO_ROOM.format(limit_of(n, self.l.min_buckets))) from None
+            raise MemoryError(NO_ROOM.format(kernel.limit_of(n, self.state.min_buckets))) from None
         Py_INCREF(memory)
         return table_at(cnp.PyArray_DATA(memory), n, self.timed, <void *>memory)
 
@@ -105,7 +105,7 @@ cdef class Ledger:
             frugal[0] = True  # ask again, for the least that suffices
             return 0
         lock_acquire_gil(&self.lock)
-        kernel.add_reserve(&self.l, t)
+        kernel.add_reserve(&self.state, t)
         lock_release(&self.lock)
         return 0
 
@@ -114,7 +114,7 @@ cdef class Ledger:
         cdef size_t desired
         cdef table_t t
         lock_acquire_gil(&self.lock)
-        desired = kernel.desired_size(&self.l)
+        desired = kernel.desired_size(&self.state)
         lock_release(&self.lock)
         if desired:
             try:
@@ -122,7 +122,7 @@ cdef class Ledger:
             except MemoryError:
                 return 0  # the present table is correct, if not the best
             lock_acquire_gil(&self.lock)
-            kernel.install(&self.l, t)
+            kernel.install(&self.state, t)
             lock_release(&self.lock)
         self.free_retired()
         return 0
@@ -131,7 +131,7 @@ cdef class Ledger:
         cdef void *owner
         while True:
             lock_acquire_gil(&self.lock)
-            owner = kernel.next_retired(&self.l)
+            owner = kernel.next_retired(&self.state)
             lock_release(&self.lock)
             if owner == NULL:
                 return
@@ -235,7 +235,7 @@ cdef class Ledger:
         dropped at once: those not taken with 126 buckets, those not swept without traffic.
         """
         lock_acquire_gil(&self.lock)
-        kernel.rotate(&self.l)
+        kernel.rotate(&self.state)
         lock_release(&self.lock)
         self.tidy()
 
@@ -257,13 +257,13 @@ cdef class Ledger:
             most = min(_columns.as_count(limit, "limit", 0), INT64_MAX)
         cdef columns_t out
         lock_acquire_gil(&self.lock)
-        n = takeable(&self.l)
+        n = takeable(&self.state)
         lock_release(&self.lock)
         n = min(n, most)
         columns = self.new_columns(n, &out)
         with nogil:
             lock_acquire_nogil(&self.lock)
-            n = kernel.take_expired(&self.l, &out, n)
+            n = kernel.take_expired(&self.state, &out, n)
             lock_release(&self.lock)
         self.free_retired()
         return _records.Entries(*[shortened(column, n) for column in columns])
@@ -361,7 +361,7 @@ cdef class Ledger:
         cdef bint found
         columns = self.new_columns(1, &out)
         lock_acquire_gil(&self.lock)
-        found = kernel.look_up(&self.l, root, &out)
+        found = kernel.look_up(&self.state, root, &out)
         lock_release(&self.lock)
         return next(iter(_records.Entries(*columns))) if found else None
 
@@ -378,14 +378,14 @@ cdef class Ledger:
         cdef uint64_t root = as_id(root_id, "root_id")
         cdef bint found
         lock_acquire_gil(&self.lock)
-        found = kernel.look_up(&self.l, root, NULL)
+        found = kernel.look_up(&self.state, root, NULL)
         lock_release(&self.lock)
         return found
 
     def __len__(self):
         cdef size_t n
         lock_acquire_gil(&self.lock)
-        n = live(&self.l)
+        n = live(&self.state)
         lock_release(&self.lock)
         return n
 
@@ -414,7 +414,7 @@ cdef class Ledger:
         """Entries that the present table holds before it grows."""
         cdef size_t n
         lock_acquire_gil(&self.lock)
-        n = self.l.limit
+        n = self.state.limit
         lock_release(&self.lock)
         return n
 
@@ -423,9 +423,9 @@ cdef class Ledger:
         """Bytes of the table, or of both while entries move from one to the other."""
         cdef size_t n
         lock_acquire_gil(&self.lock)
-        n = table_bytes(self.l.cur.n, self.timed)
-        if self.l.old.n:
-            n += table_bytes(self.l.old.n, self.timed) - self.l.released
+        n = table_bytes(self.state.cur.n_buckets, self.timed)
+        if self.state.old.n_buckets:
+            n += table_bytes(self.state.old.n_buckets, self.timed) - self.state.released
         lock_release(&self.lock)
         return n
 
@@ -442,11 +442,11 @@ cdef class Ledger:
     cdef void count(self, int64_t *counts) noexcept nogil:
         """The fields of `Stats`; the caller has the lock."""
         # First: it finishes a migration, which counts the orphans that it drops.
-        cdef int64_t waiting = kernel.waiting_orphans(&self.l)
-        counts[0] = self.l.second_inits
-        counts[1] = self.l.orphans + waiting
-        counts[2] = self.l.untaken
-        counts[3] = self.l.growths
+        cdef int64_t waiting = kernel.waiting_orphans(&self.state)
+        counts[0] = self.state.second_inits
+        counts[1] = self.state.orphans + waiting
+        counts[2] = self.state.untaken
+        counts[3] = self.state.growths
 
     @property
     def tables(self):

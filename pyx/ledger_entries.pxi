@@ -15,7 +15,7 @@ cdef int merge_columns(Ledger ledger, entries, bint check) except -1:
             bind_columns(in_order, &columns)
             n = len(in_order[0])
             with nogil:
-                found = kernel.check_rows(&columns, n, ledger.l.turns)
+                found = kernel.check_rows(&columns, n, ledger.state.turns)
         if found == ROWS_BAD:
             entries = _columns.check_entries(entries, ledger.options.buckets, ledger.timed)
             in_order = entry_columns(entries)
@@ -33,11 +33,11 @@ cdef int merge_columns(Ledger ledger, entries, bint check) except -1:
         with nogil:
             lock_acquire_nogil(&ledger.lock)
             need = kernel.reserve_needed(
-                &ledger.l, n, ledger.most, <const uint64_t *>columns.root_ids, &missing,
+                &ledger.state, n, ledger.most, <const uint64_t *>columns.root_ids, &missing,
                 frugal,
             )
             if need == 0:
-                kernel.merge_rows(&ledger.l, &columns, n)
+                kernel.merge_rows(&ledger.state, &columns, n)
             lock_release(&ledger.lock)
         if need == 0:
             break
@@ -61,9 +61,9 @@ cdef object settled_of(Ledger ledger, object deadline):
         out.ages = NULL
         with nogil:
             lock_acquire_nogil(&ledger.lock)
-            n = live(&ledger.l)
+            n = live(&ledger.state)
             if n <= most:
-                n = kernel.settle_all(&ledger.l, &out, timed_out, before)
+                n = kernel.settle_all(&ledger.state, &out, timed_out, before)
                 most = SIZE_MAX
             lock_release(&ledger.lock)
         if most == SIZE_MAX:
@@ -81,18 +81,18 @@ cdef tuple snapshot_of(Ledger ledger):
     memset(counts, 0, sizeof(counts))
     while True:
         lock_acquire_gil(&ledger.lock)
-        most_live = live(&ledger.l)
-        most_expired = takeable(&ledger.l)
+        most_live = live(&ledger.state)
+        most_expired = takeable(&ledger.state)
         lock_release(&ledger.lock)
         pending = ledger.new_columns(most_live, &out)
         expired = ledger.new_columns(most_expired, &gone)
         with nogil:
             lock_acquire_nogil(&ledger.lock)
-            n = live(&ledger.l)
-            m = takeable(&ledger.l)
+            n = live(&ledger.state)
+            m = takeable(&ledger.state)
             if n <= most_live and m <= most_expired:
-                n = kernel.list_entries(&ledger.l, &out)
-                m = kernel.list_expired(&ledger.l, &gone)
+                n = kernel.list_entries(&ledger.state, &out)
+                m = kernel.list_expired(&ledger.state, &gone)
                 ledger.count(counts)
                 most_live = SIZE_MAX
             lock_release(&ledger.lock)
@@ -112,11 +112,11 @@ cdef int restore(Ledger ledger, arguments, entries, expired, stats) except -1:
     merge_columns(ledger, expired, False)
     ledger.most = most
     ledger.options = ledger.options._replace(capacity=arguments["capacity"])
-    ledger.l.min_buckets = buckets_for(min(ledger.options.capacity, INT64_MAX))
-    ledger.l.second_inits = stats.second_inits
-    ledger.l.orphans = stats.orphans - kernel.waiting_orphans(&ledger.l)
-    ledger.l.untaken = stats.expired_untaken
-    ledger.l.growths = stats.growths
+    ledger.state.min_buckets = kernel.buckets_for(min(ledger.options.capacity, INT64_MAX))
+    ledger.state.second_inits = stats.second_inits
+    ledger.state.orphans = stats.orphans - kernel.waiting_orphans(&ledger.state)
+    ledger.state.untaken = stats.expired_untaken
+    ledger.state.growths = stats.growths
     return 0
 
 
@@ -134,15 +134,15 @@ cdef tuple views_of(Ledger ledger):
     """`Ledger.tables`."""
     cdef table_t cur, old
     lock_acquire_gil(&ledger.lock)
-    cur = ledger.l.cur
-    old = ledger.l.old
+    cur = ledger.state.cur
+    old = ledger.state.old
     Py_INCREF(<object>cur.owner)
-    if old.n:
+    if old.n_buckets:
         Py_INCREF(<object>old.owner)
     lock_release(&ledger.lock)
     views = [bucket_view(cur)]
     Py_DECREF(<object>cur.owner)
-    if old.n:
+    if old.n_buckets:
         views.append(bucket_view(old))
         Py_DECREF(<object>old.owner)
     return tuple(views)

@@ -11,10 +11,10 @@ cdef size_t run_batch(
         with nogil:
             lock_acquire_nogil(&ledger.lock)
             need = kernel.reserve_needed(
-                &ledger.l, n, ledger.most, batch.root_ids, &missing, frugal
+                &ledger.state, n, ledger.most, batch.root_ids, &missing, frugal
             )
             if need == 0:
-                m = kernel.run_batch(&ledger.l, batch, n, out, decide)
+                m = kernel.run_batch(&ledger.state, batch, n, out, decide)
             lock_release(&ledger.lock)
         if need == 0:
             break
@@ -72,10 +72,10 @@ cdef object apply_one(Ledger ledger, uint64_t root, uint64_t val, int32_t task):
     out.elapsed = &out_elapsed if ledger.timed else NULL
     while True:
         lock_acquire_gil(&ledger.lock)
-        need = kernel.reserve_needed(&ledger.l, 1, ledger.most, &root, &missing, frugal)
+        need = kernel.reserve_needed(&ledger.state, 1, ledger.most, &root, &missing, frugal)
         if need == 0:
-            m = kernel.run_one(&ledger.l, root, val, task, now, &out)
-            untidy = ledger.l.retired != NULL or kernel.desired_size(&ledger.l) != 0
+            m = kernel.run_one(&ledger.state, root, val, task, now, &out)
+            untidy = ledger.state.retired != NULL or kernel.desired_size(&ledger.state) != 0
         lock_release(&ledger.lock)
         if need == 0:
             break

@@ -7,106 +7,109 @@
 #ifndef ACKCORE_MESSAGE_H
 #define ACKCORE_MESSAGE_H
 
-#include "ledger.h"
+#include "expiry.h"
 
-static void set_stamp(ledger_t *l, place_t at, int stamp) {
-    uint8_t *was = &at.table->buckets[at.i].stamps[at.s];
+static void set_stamp(ledger_t *ledger, place_t at, int stamp) {
+    uint8_t *was = &at.table->buckets[at.index].stamps[at.slot];
     ASSERT(*was != 0 && stamp >= 1 && stamp <= STAMPS);
-    l->counts[*was & ~MARKED]--;
-    l->counts[stamp]++;
+    ledger->counts[*was & ~MARKED]--;
+    ledger->counts[stamp]++;
     *was = (uint8_t)((*was & MARKED) | stamp);
 }
 static void add_mark(place_t at, uint8_t bits) {
     if (bits == 0) return;
-    mark_put(at.table, at.i, at.s, mark_in(at.table, at.i, at.s) | bits);
-    at.table->buckets[at.i].stamps[at.s] |= MARKED;
+    mark_put(at.table, at.index, at.slot, mark_in(at.table, at.index, at.slot) | bits);
+    at.table->buckets[at.index].stamps[at.slot] |= MARKED;
 }
-/* Apply (`decide`) or fold one message; returns the outcomes written, 0 or 1, at out[m]. */
-COLD size_t apply_message(ledger_t *l, uint64_t key, uint64_t val, int32_t task, int64_t time,
-                          int decide, const outcomes_t *out, size_t m) {
+/* Apply (`decide`) or fold one message; returns the outcomes written, 0 or 1. */
+COLD size_t apply_message(ledger_t *ledger, uint64_t key, uint64_t val, int32_t task, int64_t time,
+                          int decide, const outcomes_t *out, size_t written) {
     place_t at;
-    bucket_t *b;
+    bucket_t *bucket;
     int reset = 0, kind = STATUS_OPEN;
-    if (!ledger_find(l, key, &at)) {
-        entry_t e = {key, 0, time, time, 0, (uint8_t)l->stamp, 0};
-        ledger_insert(l, e, &at);
+    if (!ledger_find(ledger, key, &at)) {
+        entry_t entry = {key, 0, time, time, 0, (uint8_t)ledger->stamp, 0};
+        ledger_insert(ledger, entry, &at);
     }
-    b = &at.table->buckets[at.i];
-    if (task >= TASK_ACK) b->vals[at.s] ^= val;
+    bucket = &at.table->buckets[at.index];
+    if (task >= TASK_ACK) bucket->vals[at.slot] ^= val;
     if (task >= 0) {
-        int32_t was = b->not_tasks[at.s], is = ~task;
+        int32_t was = bucket->not_tasks[at.slot], is = ~task;
         if (was < 0) {
-            l->second_inits++;
+            ledger->second_inits++;
             add_mark(at, (uint8_t)(MARK_INITS | (was != is ? MARK_TASKS_DIFFER : 0)));
             if (!decide && was < is) is = was; /* folding keeps the greatest task */
         }
-        b->not_tasks[at.s] = is;
+        bucket->not_tasks[at.slot] = is;
     } else if (task == TASK_FAIL)
         add_mark(at, MARK_FAILED);
     else if (task == TASK_RESET)
         reset = 1;
-    if (task <= TASK_FAIL || l->refresh_on_ack || !decide) set_stamp(l, at, l->stamp);
+    if (task <= TASK_FAIL || ledger->refresh_on_ack || !decide)
+        set_stamp(ledger, at, ledger->stamp);
     if (at.table->times) {
-        times_t *t = &at.table->times[at.i];
-        if (decide || time > t->last[at.s]) t->last[at.s] = time;
-        if (!decide && time < t->first[at.s]) t->first[at.s] = time;
+        times_t *times = &at.table->times[at.index];
+        if (decide || time > times->last[at.slot]) times->last[at.slot] = time;
+        if (!decide && time < times->first[at.slot]) times->first[at.slot] = time;
     }
-    if (!decide || b->not_tasks[at.s] >= 0) return 0;
-    if (b->vals[at.s] == 0)
+    if (!decide || bucket->not_tasks[at.slot] >= 0) return 0;
+    if (bucket->vals[at.slot] == 0)
         kind = STATUS_ACKED;
-    else if (mark_in(at.table, at.i, at.s) & MARK_FAILED)
+    else if (mark_in(at.table, at.index, at.slot) & MARK_FAILED)
         kind = STATUS_FAILED;
     else if (reset)
         kind = STATUS_RESET_TIMEOUT;
     else
         return 0;
-    out->root_ids[m] = (int64_t)key;
-    out->tasks[m] = ~b->not_tasks[at.s];
-    out->kinds[m] = (uint8_t)kind;
+    out->root_ids[written] = (int64_t)key;
+    out->tasks[written] = ~bucket->not_tasks[at.slot];
+    out->kinds[written] = (uint8_t)kind;
     if (out->elapsed)
-        out->elapsed[m] = (int64_t)((uint64_t)time - (uint64_t)at.table->times[at.i].first[at.s]);
-    if (kind != STATUS_RESET_TIMEOUT) ledger_erase(l, at);
+        out->elapsed[written] =
+            (int64_t)((uint64_t)time - (uint64_t)at.table->times[at.index].first[at.slot]);
+    if (kind != STATUS_RESET_TIMEOUT) ledger_erase(ledger, at);
     return 1;
 }
 /* Fold one saved entry in; one of age `turns` has expired and waits to be taken. */
-static void merge_entry(ledger_t *l, const columns_t *in, size_t j) {
+static void merge_entry(ledger_t *ledger, const columns_t *in, size_t row) {
     place_t at;
     /* Checked before, but another thread may write to the caller's columns: a stamp is an index. */
-    int age = in->ages[j] < l->turns ? in->ages[j] : l->turns;
-    entry_t e = {(uint64_t)in->root_ids[j],
-                 (uint64_t)in->vals[j],
-                 in->first ? in->first[j] : 0,
-                 in->last ? in->last[j] : 0,
-                 in->inits[j] ? ~in->tasks[j] : 0,
-                 (uint8_t)stamp_of(l, age),
-                 (uint8_t)((in->flags[j] & MARK_FLAGS) | (in->inits[j] > 1 ? MARK_INITS : 0))};
-    if (age >= l->turns || !ledger_find(l, e.key, &at)) {
-        ledger_insert(l, e, &at);
-        l->dead += age >= l->turns;
-        l->second_inits += in->inits[j] > 1;
+    int age = in->ages[row] < ledger->turns ? in->ages[row] : ledger->turns;
+    entry_t entry = {
+        (uint64_t)in->root_ids[row],
+        (uint64_t)in->vals[row],
+        in->first ? in->first[row] : 0,
+        in->last ? in->last[row] : 0,
+        in->inits[row] ? ~in->tasks[row] : 0,
+        (uint8_t)stamp_of(ledger, age),
+        (uint8_t)((in->flags[row] & MARK_FLAGS) | (in->inits[row] > 1 ? MARK_INITS : 0))};
+    if (age >= ledger->turns || !ledger_find(ledger, entry.key, &at)) {
+        ledger_insert(ledger, entry, &at);
+        ledger->dead += age >= ledger->turns;
+        ledger->second_inits += in->inits[row] > 1;
         return;
     }
-    bucket_t *b = &at.table->buckets[at.i];
-    int32_t was = b->not_tasks[at.s];
-    b->vals[at.s] ^= e.val;
-    if (was < 0 && e.not_task < 0)
-        e.mark |= MARK_INITS | (was != e.not_task ? MARK_TASKS_DIFFER : 0);
-    l->second_inits += in->inits[j] > 1 || (was < 0 && e.not_task < 0);
-    if (e.not_task < was) b->not_tasks[at.s] = e.not_task;
-    add_mark(at, e.mark);
-    if (age < age_of(l, b->stamps[at.s] & ~MARKED)) set_stamp(l, at, e.stamp);
+    bucket_t *bucket = &at.table->buckets[at.index];
+    int32_t was = bucket->not_tasks[at.slot];
+    bucket->vals[at.slot] ^= entry.val;
+    if (was < 0 && entry.not_task < 0)
+        entry.mark |= MARK_INITS | (was != entry.not_task ? MARK_TASKS_DIFFER : 0);
+    ledger->second_inits += in->inits[row] > 1 || (was < 0 && entry.not_task < 0);
+    if (entry.not_task < was) bucket->not_tasks[at.slot] = entry.not_task;
+    add_mark(at, entry.mark);
+    if (age < age_of(ledger, bucket->stamps[at.slot] & ~MARKED)) set_stamp(ledger, at, entry.stamp);
     if (at.table->times) {
-        times_t *t = &at.table->times[at.i];
-        if (e.first < t->first[at.s]) t->first[at.s] = e.first;
-        if (e.last > t->last[at.s]) t->last[at.s] = e.last;
+        times_t *times = &at.table->times[at.index];
+        if (entry.first < times->first[at.slot]) times->first[at.slot] = entry.first;
+        if (entry.last > times->last[at.slot]) times->last[at.slot] = entry.last;
     }
 }
 /* What settling makes of an entry; `past`: its last message is older than the time-out. */
-static int status_of(entry_t e, int past) {
-    if (e.not_task >= 0) return past ? STATUS_ORPHAN : STATUS_OPEN;
-    if (e.mark & MARK_INITS) return STATUS_ANOMALY;
-    if (e.val == 0) return STATUS_ACKED;
-    if (e.mark & MARK_FAILED) return STATUS_FAILED;
+static int status_of(entry_t entry, int past) {
+    if (entry.not_task >= 0) return past ? STATUS_ORPHAN : STATUS_OPEN;
+    if (entry.mark & MARK_INITS) return STATUS_ANOMALY;
+    if (entry.val == 0) return STATUS_ACKED;
+    if (entry.mark & MARK_FAILED) return STATUS_FAILED;
     return past ? STATUS_EXPIRED : STATUS_OPEN;
 }
 

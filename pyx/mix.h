@@ -4,11 +4,13 @@
 
 #include <stdint.h>
 
+#define INLINE static inline __attribute__((always_inline))
+
 /* Steps of the golden ratio visit all 64-bit words and keep far apart: SplitMix64's increment. */
 #define GOLDEN 0x9e3779b97f4a7c15ULL
 
 /* Its finaliser (Stafford's Mix13): a bijection with full avalanche. */
-static inline __attribute__((always_inline)) uint64_t mix64(uint64_t x) {
+INLINE uint64_t mix64(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
     return x ^ (x >> 31);

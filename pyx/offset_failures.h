@@ -28,80 +28,85 @@ typedef struct {
     int64_t waiting, ahead;
 } failures_t;
 
-INLINE size_t failures_room(const failures_t *f) { return f->slots ? (size_t)1 << f->bits : 0; }
+INLINE size_t failures_room(const failures_t *failures) {
+    return failures->slots ? (size_t)1 << failures->bits : 0;
+}
 
 /* Offsets are mostly in sequence: spread them (Knuth's multiplicative hashing). */
-INLINE size_t failures_home(const failures_t *f, int64_t offset) {
-    return (size_t)(((uint64_t)offset * 0x9e3779b97f4a7c15ULL) >> (64 - f->bits));
+INLINE size_t failures_home(const failures_t *failures, int64_t offset) {
+    return (size_t)(((uint64_t)offset * 0x9e3779b97f4a7c15ULL) >> (64 - failures->bits));
 }
 /* The slot of an offset, or the free one where it would go. */
-static failure_t *failures_slot(const failures_t *f, int64_t offset) {
-    const size_t mask = failures_room(f) - 1;
-    size_t i = failures_home(f, offset);
-    while (f->slots[i].attempts && f->slots[i].offset != offset) i = (i + 1) & mask;
-    return &f->slots[i];
+static failure_t *failures_slot(const failures_t *failures, int64_t offset) {
+    const size_t mask = failures_room(failures) - 1;
+    size_t index = failures_home(failures, offset);
+    while (failures->slots[index].attempts && failures->slots[index].offset != offset)
+        index = (index + 1) & mask;
+    return &failures->slots[index];
 }
 /* The entry of an offset, or NULL. */
-static failure_t *failures_find(const failures_t *f, int64_t offset) {
-    if (f->used == 0) return NULL;
-    failure_t *const slot = failures_slot(f, offset);
+static failure_t *failures_find(const failures_t *failures, int64_t offset) {
+    if (failures->used == 0) return NULL;
+    failure_t *const slot = failures_slot(failures, offset);
     return slot->attempts ? slot : NULL;
 }
 /* Insert an offset that has no entry; there is room. */
-static failure_t *failures_add(failures_t *f, int64_t offset) {
-    failure_t *const slot = failures_slot(f, offset);
-    ASSERT(slot->attempts == 0 && 2 * (f->used + 1) <= failures_room(f));
+static failure_t *failures_add(failures_t *failures, int64_t offset) {
+    failure_t *const slot = failures_slot(failures, offset);
+    ASSERT(slot->attempts == 0 && 2 * (failures->used + 1) <= failures_room(failures));
     slot->offset = offset;
     slot->waits = 0;
-    f->used++;
+    failures->used++;
     return slot;
 }
 /* Remove an entry, and close the gap. */
-static void failures_remove(failures_t *f, failure_t *entry) {
-    const size_t mask = failures_room(f) - 1;
-    size_t gap = (size_t)(entry - f->slots), i = gap;
-    f->waiting -= entry->waits;
-    f->used--;
+static void failures_remove(failures_t *failures, failure_t *entry) {
+    const size_t mask = failures_room(failures) - 1;
+    size_t gap = (size_t)(entry - failures->slots), index = gap;
+    failures->waiting -= entry->waits;
+    failures->used--;
     for (;;) {
-        i = (i + 1) & mask;
-        if (f->slots[i].attempts == 0) break;
+        index = (index + 1) & mask;
+        if (failures->slots[index].attempts == 0) break;
         /* It may move to the gap unless its home lies behind the gap. */
-        const size_t home = failures_home(f, f->slots[i].offset);
-        if (((i - home) & mask) >= ((i - gap) & mask)) {
-            f->slots[gap] = f->slots[i];
-            gap = i;
+        const size_t home = failures_home(failures, failures->slots[index].offset);
+        if (((index - home) & mask) >= ((index - gap) & mask)) {
+            failures->slots[gap] = failures->slots[index];
+            gap = index;
         }
     }
-    f->slots[gap].attempts = 0;
+    failures->slots[gap].attempts = 0;
 }
-static void failures_free(failures_t *f) {
-    free(f->slots);
-    memset(f, 0, sizeof *f);
+static void failures_free(failures_t *failures) {
+    free(failures->slots);
+    memset(failures, 0, sizeof *failures);
 }
 /* Nothing is in trouble any more: a large table goes. */
-INLINE void failures_trim(failures_t *f) {
-    if (failures_room(f) > 1024) failures_free(f);
+INLINE void failures_trim(failures_t *failures) {
+    if (failures_room(failures) > 1024) failures_free(failures);
 }
 /* Have room for so many entries, half of the slots at most; 0, or -1 without memory. */
-static int failures_reserve(failures_t *f, size_t entries) {
-    if (2 * entries <= failures_room(f)) return 0;
-    failures_t other = {NULL, 3, 0, f->waiting, f->ahead};
+static int failures_reserve(failures_t *failures, size_t entries) {
+    if (2 * entries <= failures_room(failures)) return 0;
+    failures_t other = {NULL, 3, 0, failures->waiting, failures->ahead};
     while (((size_t)1 << other.bits) < 2 * entries) other.bits++;
     other.slots = calloc((size_t)1 << other.bits, sizeof *other.slots);
     if (other.slots == NULL) return -1;
-    for (size_t i = 0; i < failures_room(f); i++)
-        if (f->slots[i].attempts) *failures_add(&other, f->slots[i].offset) = f->slots[i];
-    free(f->slots);
-    *f = other;
+    for (size_t index = 0; index < failures_room(failures); index++)
+        if (failures->slots[index].attempts)
+            *failures_add(&other, failures->slots[index].offset) = failures->slots[index];
+    free(failures->slots);
+    *failures = other;
     return 0;
 }
 /* Remove the entries ahead that are in from .. to - 1: those offsets are not there. */
-static void failures_pass(failures_t *f, int64_t from, int64_t to) {
-    for (size_t i = 0; i < failures_room(f); i++)
+static void failures_pass(failures_t *failures, int64_t from, int64_t to) {
+    for (size_t index = 0; index < failures_room(failures); index++)
         /* What a removal moves here is looked at as well. */
-        while (f->slots[i].attempts && f->slots[i].offset >= from && f->slots[i].offset < to) {
-            failures_remove(f, &f->slots[i]);
-            f->ahead--;
+        while (failures->slots[index].attempts && failures->slots[index].offset >= from &&
+               failures->slots[index].offset < to) {
+            failures_remove(failures, &failures->slots[index]);
+            failures->ahead--;
         }
 }
 

@@ -38,29 +38,32 @@ static void list_word(runs_t *runs, uint64_t holes, int64_t offset) {
     }
 }
 /* List the lowest runs of holes; how many, `room` at most. */
-static inline size_t list_holes(const offsets_t *t, int64_t *starts, int64_t *ends, size_t room) {
+static inline size_t list_holes(const offsets_t *tracker, int64_t *starts, int64_t *ends,
+                                size_t room) {
     runs_t runs = {starts, ends, 0, room, -1};
-    for (size_t s = t->seg_head; s < t->seg_tail && runs.n < room; s++) {
-        const segment_t segment = t->segments[s];
-        const size_t end = segment_end(t, s);
-        for (size_t i = s == t->seg_head ? t->head : segment.start; i < end; i++) {
-            const int64_t word = segment.word + (int64_t)(i - segment.start), offset = word << 6;
-            uint64_t holes = ~t->words[i];
-            if (offset >= t->done_end || runs.n == room) break;
-            if (word == t->done_end >> 6) holes &= bits_below(t->done_end);
+    for (size_t place = tracker->seg_head; place < tracker->seg_tail && runs.n < room; place++) {
+        const segment_t segment = tracker->segments[place];
+        const size_t end = segment_end(tracker, place);
+        for (size_t index = place == tracker->seg_head ? tracker->head : segment.start; index < end;
+             index++) {
+            const int64_t word = segment.word + (int64_t)(index - segment.start),
+                          offset = word << 6;
+            uint64_t holes = ~tracker->words[index];
+            if (offset >= tracker->done_end || runs.n == room) break;
+            if (word == tracker->done_end >> 6) holes &= bits_below(tracker->done_end);
             list_word(&runs, holes, offset);
-            if (runs.begun >= 0 && i + 1 == end && runs.n < room)
+            if (runs.begun >= 0 && index + 1 == end && runs.n < room)
                 end_run(&runs, offset + 63 + 1); /* what has no words is done */
         }
     }
     return runs.n;
 }
 /* List what failed, in any order, with `waits` where it was not emitted again. */
-static inline size_t list_failures(const offsets_t *t, int64_t *offsets, int32_t *attempts,
+static inline size_t list_failures(const offsets_t *tracker, int64_t *offsets, int32_t *attempts,
                                    uint8_t *waits) {
     size_t n = 0;
-    for (size_t i = 0; i < failures_room(&t->failures); i++) {
-        const failure_t failure = t->failures.slots[i];
+    for (size_t index = 0; index < failures_room(&tracker->failures); index++) {
+        const failure_t failure = tracker->failures.slots[index];
         if (failure.attempts == 0) continue;
         offsets[n] = failure.offset;
         attempts[n] = failure.attempts;
@@ -70,86 +73,93 @@ static inline size_t list_failures(const offsets_t *t, int64_t *offsets, int32_t
 }
 /* Fill a new tracker: runs of holes from `committable` up to `done_end`, and from there on up to
  * the position nothing done.  0, or -1 without memory. */
-static inline int load_holes(offsets_t *t, int64_t done_end, int64_t position,
+static inline int load_holes(offsets_t *tracker, int64_t done_end, int64_t position,
                              const int64_t *starts, const int64_t *ends, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        if (i) set_bits(t, ends[i - 1], starts[i]);
-        if (open_run(t, starts[i], ends[i] - starts[i]) < 0) return -1;
-        if (starts[i] < position)
-            t->pending += (ends[i] < position ? ends[i] : position) - starts[i];
+    for (size_t index = 0; index < n; index++) {
+        if (index) set_bits(tracker, ends[index - 1], starts[index]);
+        if (open_run(tracker, starts[index], ends[index] - starts[index]) < 0) return -1;
+        if (starts[index] < position)
+            tracker->pending += (ends[index] < position ? ends[index] : position) - starts[index];
     }
-    if (n) set_bits(t, ends[n - 1], done_end);
+    if (n) set_bits(tracker, ends[n - 1], done_end);
     if (position > done_end) {
-        if (open_run(t, done_end, position - done_end) < 0) return -1;
-        t->pending += position - done_end;
+        if (open_run(tracker, done_end, position - done_end) < 0) return -1;
+        tracker->pending += position - done_end;
     }
-    t->position = position;
-    t->done_end = done_end;
-    find_committable(t);
+    tracker->position = position;
+    tracker->done_end = done_end;
+    find_committable(tracker);
     return 0;
 }
 /* Load what failed; 0, or -1 without memory. */
-static inline int load_failures(offsets_t *t, const int64_t *offsets, const int32_t *attempts,
+static inline int load_failures(offsets_t *tracker, const int64_t *offsets, const int32_t *attempts,
                                 size_t n) {
-    if (failures_reserve(&t->failures, n) < 0) return -1;
-    for (size_t i = 0; i < n; i++) {
-        failures_add(&t->failures, offsets[i])->attempts = attempts[i];
-        t->failures.ahead += offsets[i] >= t->position;
+    if (failures_reserve(&tracker->failures, n) < 0) return -1;
+    for (size_t index = 0; index < n; index++) {
+        failures_add(&tracker->failures, offsets[index])->attempts = attempts[index];
+        tracker->failures.ahead += offsets[index] >= tracker->position;
     }
     return 0;
 }
 
 #if CHECKED
-static void check_offsets(const offsets_t *t) {
-    const int64_t end = max_offset(t->position, t->done_end);
+static void check_offsets(const offsets_t *tracker) {
+    const int64_t end = max_offset(tracker->position, tracker->done_end);
     int64_t pending = 0, next = INT64_MIN, waiting = 0, ahead = 0;
     size_t used = 0;
-    ASSERT(t->base <= t->committable && t->base <= t->position && t->committable <= end);
-    ASSERT(t->head <= t->tail && t->tail <= t->room && t->seg_tail <= t->seg_room);
-    ASSERT(has_words(t) ? t->segments[t->seg_head].start <= t->head : t->committable == end);
-    for (size_t s = t->seg_head; s < t->seg_tail; s++) {
-        const segment_t segment = t->segments[s];
-        ASSERT(segment.start < segment_end(t, s) && segment.word >= next);
-        for (size_t i = segment.start; i < segment_end(t, s); i++) {
-            const int64_t offset = (segment.word + (int64_t)(i - segment.start)) << 6;
-            uint64_t open = ~t->words[i];
+    ASSERT(tracker->base <= tracker->committable && tracker->base <= tracker->position &&
+           tracker->committable <= end);
+    ASSERT(tracker->head <= tracker->tail && tracker->tail <= tracker->room &&
+           tracker->seg_tail <= tracker->seg_room);
+    ASSERT(has_words(tracker) ? tracker->segments[tracker->seg_head].start <= tracker->head
+                              : tracker->committable == end);
+    for (size_t place = tracker->seg_head; place < tracker->seg_tail; place++) {
+        const segment_t segment = tracker->segments[place];
+        ASSERT(segment.start < segment_end(tracker, place) && segment.word >= next);
+        for (size_t index = segment.start; index < segment_end(tracker, place); index++) {
+            const int64_t offset = (segment.word + (int64_t)(index - segment.start)) << 6;
+            uint64_t open = ~tracker->words[index];
             next = (offset >> 6) + 1;
-            ASSERT(i >= t->head || open == 0);
+            ASSERT(index >= tracker->head || open == 0);
             if (offset + 63 >= end) {
                 const uint64_t above = offset >= end ? ~0ULL : bits_from(end);
-                ASSERT((t->words[i] & above) == 0);
+                ASSERT((tracker->words[index] & above) == 0);
             }
-            if (i == t->head) ASSERT(t->committable == offset + __builtin_ctzll(open));
-            if (offset >= t->position)
+            if (index == tracker->head)
+                ASSERT(tracker->committable == offset + __builtin_ctzll(open));
+            if (offset >= tracker->position)
                 open = 0;
-            else if (offset + 63 >= t->position)
-                open &= bits_below(t->position);
+            else if (offset + 63 >= tracker->position)
+                open &= bits_below(tracker->position);
             pending += __builtin_popcountll(open);
         }
     }
-    ASSERT(pending == t->pending);
-    for (size_t i = 0; i < failures_room(&t->failures); i++) {
-        const failure_t failure = t->failures.slots[i];
+    ASSERT(pending == tracker->pending);
+    for (size_t index = 0; index < failures_room(&tracker->failures); index++) {
+        const failure_t failure = tracker->failures.slots[index];
         if (failure.attempts == 0) continue;
         used++;
         waiting += failure.waits;
-        ahead += failure.offset >= t->position;
-        ASSERT(failures_find(&t->failures, failure.offset) == &t->failures.slots[i]);
-        ASSERT(!is_done(t, failure.offset) && (!failure.waits || failure.offset < t->position));
+        ahead += failure.offset >= tracker->position;
+        ASSERT(failures_find(&tracker->failures, failure.offset) ==
+               &tracker->failures.slots[index]);
+        ASSERT(!is_done(tracker, failure.offset) &&
+               (!failure.waits || failure.offset < tracker->position));
     }
-    ASSERT(used == t->failures.used && waiting == t->failures.waiting);
-    ASSERT(ahead == t->failures.ahead);
+    ASSERT(used == tracker->failures.used && waiting == tracker->failures.waiting);
+    ASSERT(ahead == tracker->failures.ahead);
 }
 /* After a call of so many offsets: look at all, unless it is large and that was done recently. */
-static inline void check_offsets_after(offsets_t *t, size_t offsets) {
-    t->unchecked += 64 + offsets;
-    if (t->unchecked < t->tail - t->head + failures_room(&t->failures)) return;
-    t->unchecked = 0;
-    check_offsets(t);
+static inline void check_offsets_after(offsets_t *tracker, size_t offsets) {
+    tracker->unchecked += 64 + offsets;
+    if (tracker->unchecked < tracker->tail - tracker->head + failures_room(&tracker->failures))
+        return;
+    tracker->unchecked = 0;
+    check_offsets(tracker);
 }
 #else
-INLINE void check_offsets_after(offsets_t *t, size_t offsets) {
-    (void)t;
+INLINE void check_offsets_after(offsets_t *tracker, size_t offsets) {
+    (void)tracker;
     (void)offsets;
 }
 #endif

@@ -57,22 +57,37 @@ INLINE uint64_t bits_from(int64_t offset) { return ~0ULL << (offset & 63); }
 INLINE uint64_t bits_below(int64_t offset) { return ~bits_from(offset); }
 INLINE int64_t max_offset(int64_t a, int64_t b) { return a > b ? a : b; }
 
-INLINE int has_words(const offsets_t *t) { return t->seg_head < t->seg_tail; }
-INLINE size_t segment_end(const offsets_t *t, size_t s) {
-    return s + 1 < t->seg_tail ? t->segments[s + 1].start : t->tail;
+/* Whether none of a column of offsets is below the one before it. */
+static inline int are_ascending(const int64_t *offsets, size_t n) {
+    uint64_t signs = 0;
+    for (size_t row = 1; row < n; row++)
+        signs |= (uint64_t)offsets[row] - (uint64_t)offsets[row - 1];
+    return signs >> 63 == 0;
+}
+/* Whether each of a column is in 0..INT64_MAX - 1: neither it nor the next is negative. */
+static inline int are_offsets(const int64_t *offsets, size_t n) {
+    uint64_t signs = 0;
+    for (size_t row = 0; row < n; row++)
+        signs |= (uint64_t)offsets[row] | ((uint64_t)offsets[row] + 1);
+    return signs >> 63 == 0;
+}
+
+INLINE int has_words(const offsets_t *tracker) { return tracker->seg_head < tracker->seg_tail; }
+INLINE size_t segment_end(const offsets_t *tracker, size_t place) {
+    return place + 1 < tracker->seg_tail ? tracker->segments[place + 1].start : tracker->tail;
 }
 /* The number of the last word; there is one. */
-INLINE int64_t last_word(const offsets_t *t) {
-    const segment_t last = t->segments[t->seg_tail - 1];
-    return last.word + (int64_t)(t->tail - last.start) - 1;
+INLINE int64_t last_word(const offsets_t *tracker) {
+    const segment_t last = tracker->segments[tracker->seg_tail - 1];
+    return last.word + (int64_t)(tracker->tail - last.start) - 1;
 }
 /* The last segment that does not begin after a word, or the first. */
-static size_t find_segment(const offsets_t *t, int64_t word) {
-    size_t low = t->seg_head, high = t->seg_tail;
-    if (t->segments[high - 1].word <= word) return high - 1;
+static size_t find_segment(const offsets_t *tracker, int64_t word) {
+    size_t low = tracker->seg_head, high = tracker->seg_tail;
+    if (tracker->segments[high - 1].word <= word) return high - 1;
     while (high - low > 1) {
         const size_t middle = low + (high - low) / 2;
-        if (t->segments[middle].word <= word)
+        if (tracker->segments[middle].word <= word)
             low = middle;
         else
             high = middle;
@@ -88,75 +103,76 @@ typedef struct {
     uint64_t first, bits; /* offsets first .. first + bits - 1 */
 } window_t;
 
-INLINE int in_window(const window_t *w, int64_t offset) {
-    return (uint64_t)offset - w->first < w->bits;
+INLINE int in_window(const window_t *window, int64_t offset) {
+    return (uint64_t)offset - window->first < window->bits;
 }
-INLINE uint64_t *window_word(const window_t *w, int64_t offset) {
-    return &w->words[(offset >> 6) - w->word];
+INLINE uint64_t *window_word(const window_t *window, int64_t offset) {
+    return &window->words[(offset >> 6) - window->word];
 }
 /* Move the window to an offset that is at least the base and below `limit`; 0 if it has no word, so
  * that it is done. */
-static int move_window(const offsets_t *t, int64_t offset, int64_t limit, window_t *w) {
+static int move_window(const offsets_t *tracker, int64_t offset, int64_t limit, window_t *window) {
     const int64_t word = offset >> 6;
-    if (!has_words(t)) return 0;
-    const size_t s = find_segment(t, word);
-    const segment_t segment = t->segments[s];
-    const int64_t words = (int64_t)(segment_end(t, s) - segment.start);
+    if (!has_words(tracker)) return 0;
+    const size_t place = find_segment(tracker, word);
+    const segment_t segment = tracker->segments[place];
+    const int64_t words = (int64_t)(segment_end(tracker, place) - segment.start);
     if (word < segment.word || word - segment.word >= words) return 0;
-    const int64_t first = max_offset(t->base, segment.word << 6);
+    const int64_t first = max_offset(tracker->base, segment.word << 6);
     uint64_t bits = ((uint64_t)(segment.word + words) << 6) - (uint64_t)first;
     if (bits > (uint64_t)(limit - first)) bits = (uint64_t)(limit - first);
-    *w = (window_t){t->words + segment.start, segment.word, (uint64_t)first, bits};
-    ASSERT(in_window(w, offset));
+    *window = (window_t){tracker->words + segment.start, segment.word, (uint64_t)first, bits};
+    ASSERT(in_window(window, offset));
     return 1;
 }
 /* The same for an ack or a fail; 0, and counted, if that changes nothing. */
-static int enter_window(offsets_t *t, int64_t offset, window_t *w) {
-    if (offset < t->base)
-        t->below_base++;
-    else if (offset >= t->position)
-        t->not_emitted++;
-    else if (move_window(t, offset, t->position, w))
+static int enter_window(offsets_t *tracker, int64_t offset, window_t *window) {
+    if (offset < tracker->base)
+        tracker->below_base++;
+    else if (offset >= tracker->position)
+        tracker->not_emitted++;
+    else if (move_window(tracker, offset, tracker->position, window))
         return 1;
     else
-        t->repeated++;
+        tracker->repeated++;
     return 0;
 }
-static int is_done(const offsets_t *t, int64_t offset) {
-    window_t w;
-    if (offset < t->base) return 1;
-    if (offset >= max_offset(t->position, t->done_end)) return 0;
-    if (!move_window(t, offset, INT64_MAX, &w)) return 1;
-    return (*window_word(&w, offset) >> (offset & 63)) & 1;
+static int is_done(const offsets_t *tracker, int64_t offset) {
+    window_t window;
+    if (offset < tracker->base) return 1;
+    if (offset >= max_offset(tracker->position, tracker->done_end)) return 0;
+    if (!move_window(tracker, offset, INT64_MAX, &window)) return 1;
+    return (*window_word(&window, offset) >> (offset & 63)) & 1;
 }
 
 /* Memory. */
 
 /* A word that may go: the last stays, so that what is covered is the same before and after. */
-INLINE int is_spare(const offsets_t *t, size_t i) {
-    return t->words[i] == ~0ULL && i + 1 < t->tail;
+INLINE int is_spare(const offsets_t *tracker, size_t index) {
+    return tracker->words[index] == ~0ULL && index + 1 < tracker->tail;
 }
 /* Pack the words: neither those before the head stay, nor runs of more than GAP_WORDS words of
  * ones, nor ones at either end of a segment.  Returns how many segments that makes, and in `words`
  * how many words; without `segments`, which has room for them, that is all it does. */
-static size_t pack_words(offsets_t *t, segment_t *segments, size_t *words) {
+static size_t pack_words(offsets_t *tracker, segment_t *segments, size_t *words) {
     size_t n = 0, to = 0;
-    for (size_t s = t->seg_head; s < t->seg_tail; s++) {
-        const segment_t segment = t->segments[s];
-        const size_t end = segment_end(t, s);
-        size_t i = s == t->seg_head ? t->head : segment.start;
-        while (i < end) {
-            if (is_spare(t, i)) {
-                i++;
+    for (size_t place = tracker->seg_head; place < tracker->seg_tail; place++) {
+        const segment_t segment = tracker->segments[place];
+        const size_t end = segment_end(tracker, place);
+        size_t index = place == tracker->seg_head ? tracker->head : segment.start;
+        while (index < end) {
+            if (is_spare(tracker, index)) {
+                index++;
                 continue;
             }
-            const size_t begin = i;
-            size_t open_end = i; /* after the last word of this piece that stays */
-            for (; i < end && i - open_end <= GAP_WORDS; i++)
-                if (!is_spare(t, i)) open_end = i + 1;
+            const size_t begin = index;
+            size_t open_end = index; /* after the last word of this piece that stays */
+            for (; index < end && index - open_end <= GAP_WORDS; index++)
+                if (!is_spare(tracker, index)) open_end = index + 1;
             if (segments) {
                 segments[n] = (segment_t){segment.word + (int64_t)(begin - segment.start), to};
-                memmove(&t->words[to], &t->words[begin], (open_end - begin) * sizeof *t->words);
+                memmove(&tracker->words[to], &tracker->words[begin],
+                        (open_end - begin) * sizeof *tracker->words);
             }
             n++;
             to += open_end - begin;
@@ -166,34 +182,36 @@ static size_t pack_words(offsets_t *t, segment_t *segments, size_t *words) {
     return n;
 }
 /* Other room for the words; 0, or -1 without memory, and nothing has changed. */
-static int resize(offsets_t *t, size_t room) {
-    uint64_t *const words = realloc(t->words, room * sizeof *words);
+static int resize(offsets_t *tracker, size_t room) {
+    uint64_t *const words = realloc(tracker->words, room * sizeof *words);
     if (words == NULL) return -1;
-    t->words = words;
-    t->room = room;
+    tracker->words = words;
+    tracker->room = room;
     return 0;
 }
 /* Have room for so many more words and segments; 0, or -1 without memory, and nothing has changed.
  */
-static int make_room(offsets_t *t, size_t words, size_t segments) {
-    if (t->tail + words <= t->room && t->seg_tail + segments <= t->seg_room) return 0;
+static int make_room(offsets_t *tracker, size_t words, size_t segments) {
+    if (tracker->tail + words <= tracker->room && tracker->seg_tail + segments <= tracker->seg_room)
+        return 0;
     size_t used;
-    const size_t n = pack_words(t, NULL, &used), need = used + words;
+    const size_t n = pack_words(tracker, NULL, &used), need = used + words;
     const size_t best = LEAST_WORDS + need + need / 2;
     const size_t seg_room = LEAST_SEGMENTS + n + segments + (n + segments) / 2;
     if (best > SIZE_MAX / 64 || seg_room > SIZE_MAX / 64) return -1;
     segment_t *const packed = malloc(seg_room * sizeof *packed);
     if (packed == NULL) return -1;
-    if (t->room < need + need / 4 && resize(t, best) < 0) {
+    if (tracker->room < need + need / 4 && resize(tracker, best) < 0) {
         free(packed);
         return -1;
     }
-    t->seg_tail = pack_words(t, packed, &t->tail);
-    t->head = t->seg_head = 0;
-    free(t->segments);
-    t->segments = packed;
-    t->seg_room = seg_room;
-    if (t->room / 4 > best) (void)resize(t, best); /* without memory it stays as large */
+    tracker->seg_tail = pack_words(tracker, packed, &tracker->tail);
+    tracker->head = tracker->seg_head = 0;
+    free(tracker->segments);
+    tracker->segments = packed;
+    tracker->seg_room = seg_room;
+    if (tracker->room / 4 > best)
+        (void)resize(tracker, best); /* without memory it stays as large */
     return 0;
 }
 /* Words and segments that it takes to cover words first .. last, when `end` is the last there is.
@@ -205,63 +223,66 @@ INLINE void add_needs(int64_t end, int64_t first, int64_t last, size_t *words, s
     *words += (size_t)(last - (is_far ? first - 1 : end));
 }
 /* The last word's number, or one from which every word is far. */
-INLINE int64_t covered(const offsets_t *t) { return has_words(t) ? last_word(t) : -2 - GAP_WORDS; }
+INLINE int64_t covered(const offsets_t *tracker) {
+    return has_words(tracker) ? last_word(tracker) : -2 - GAP_WORDS;
+}
 
 /* Put zeros for `run` offsets from one on; what has no words yet between the last word and them is
  * ones.  0, or -1 without memory, and nothing has changed. */
-static int open_run(offsets_t *t, int64_t offset, int64_t run) {
+static int open_run(offsets_t *tracker, int64_t offset, int64_t run) {
     const int64_t first = offset >> 6, last = (offset + (run - 1)) >> 6;
-    int64_t end = covered(t);
+    int64_t end = covered(tracker);
     size_t words = 0, segments = 0;
     if (last <= end) return 0;
     add_needs(end, first, last, &words, &segments);
-    if (make_room(t, words, segments) < 0) return -1;
+    if (make_room(tracker, words, segments) < 0) return -1;
     if (first - end > GAP_WORDS + 1) {
-        ASSERT(t->seg_tail < t->seg_room);
-        t->segments[t->seg_tail++] = (segment_t){first, t->tail};
+        ASSERT(tracker->seg_tail < tracker->seg_room);
+        tracker->segments[tracker->seg_tail++] = (segment_t){first, tracker->tail};
         end = first - 1;
     }
-    for (; end + 1 < first; end++) t->words[t->tail++] = ~0ULL;
+    for (; end + 1 < first; end++) tracker->words[tracker->tail++] = ~0ULL;
     if (end < first) {
-        t->words[t->tail++] = bits_below(offset);
+        tracker->words[tracker->tail++] = bits_below(offset);
         end++;
     }
-    memset(&t->words[t->tail], 0, (size_t)(last - end) * sizeof *t->words);
-    t->tail += (size_t)(last - end);
-    ASSERT(t->tail <= t->room);
+    memset(&tracker->words[tracker->tail], 0, (size_t)(last - end) * sizeof *tracker->words);
+    tracker->tail += (size_t)(last - end);
+    ASSERT(tracker->tail <= tracker->room);
     return 0;
 }
 /* Set the bits of offsets from .. to - 1, where there are words for them. */
-static void set_bits(offsets_t *t, int64_t from, int64_t to) {
+static void set_bits(offsets_t *tracker, int64_t from, int64_t to) {
     const int64_t first = from >> 6, last = (to - 1) >> 6;
-    if (from >= to || first > covered(t)) return;
-    for (size_t s = find_segment(t, first); s < t->seg_tail; s++) {
-        const segment_t segment = t->segments[s];
-        const int64_t end = segment.word + (int64_t)(segment_end(t, s) - segment.start);
-        for (int64_t w = segment.word > first ? segment.word : first; w < end && w <= last; w++)
-            t->words[segment.start + (size_t)(w - segment.word)] |=
-                (w == first ? bits_from(from) : ~0ULL) &
-                (w == last ? ~0ULL >> (63 - ((to - 1) & 63)) : ~0ULL);
+    if (from >= to || first > covered(tracker)) return;
+    for (size_t place = find_segment(tracker, first); place < tracker->seg_tail; place++) {
+        const segment_t segment = tracker->segments[place];
+        const int64_t end = segment.word + (int64_t)(segment_end(tracker, place) - segment.start);
+        for (int64_t window = segment.word > first ? segment.word : first;
+             window < end && window <= last; window++)
+            tracker->words[segment.start + (size_t)(window - segment.word)] |=
+                (window == first ? bits_from(from) : ~0ULL) &
+                (window == last ? ~0ULL >> (63 - ((to - 1) & 63)) : ~0ULL);
         if (end > last) break;
     }
 }
-static inline void offsets_free(offsets_t *t) {
-    free(t->words);
-    free(t->segments);
-    failures_free(&t->failures);
+static inline void offsets_free(offsets_t *tracker) {
+    free(tracker->words);
+    free(tracker->segments);
+    failures_free(&tracker->failures);
 }
 
 /* Messages.  A column is checked before: every offset is in 0 .. INT64_MAX - 1. */
 
-/* The first word from i on that is not all ones, or `end`. */
-static size_t first_open(const uint64_t *words, size_t i, size_t end) {
-    for (; i + 8 <= end; i += 8) {
+/* The first word from `index` on that is not all ones, or `end`. */
+static size_t first_open(const uint64_t *words, size_t index, size_t end) {
+    for (; index + 8 <= end; index += 8) {
         uint64_t all = ~0ULL; /* eight at once, as vectors */
-        for (size_t k = 0; k < 8; k++) all &= words[i + k];
+        for (size_t k = 0; k < 8; k++) all &= words[index + k];
         if (all != ~0ULL) break;
     }
-    while (i < end && words[i] == ~0ULL) i++;
-    return i;
+    while (index < end && words[index] == ~0ULL) index++;
+    return index;
 }
 /* How many offsets, from the first of a column on, follow one another. */
 static size_t run_length(const int64_t *offsets, size_t n) {
@@ -276,108 +297,114 @@ static size_t run_length(const int64_t *offsets, size_t n) {
     return run;
 }
 /* Drop from the front what is done. */
-static void find_committable(offsets_t *t) {
-    const int64_t end = max_offset(t->position, t->done_end);
-    const int is_open = t->pending > 0 || t->done_end > t->position; /* or all is done */
-    for (; is_open && has_words(t); t->seg_head++) {
-        const segment_t segment = t->segments[t->seg_head];
-        const size_t segment_stop = segment_end(t, t->seg_head);
-        t->head = first_open(t->words, t->head, segment_stop);
-        if (t->head < segment_stop) {
-            const int64_t word = segment.word + (int64_t)(t->head - segment.start);
-            t->committable = (word << 6) + __builtin_ctzll(~t->words[t->head]);
-            if (t->committable < end) return;
+static void find_committable(offsets_t *tracker) {
+    const int64_t end = max_offset(tracker->position, tracker->done_end);
+    const int is_open =
+        tracker->pending > 0 || tracker->done_end > tracker->position; /* or all is done */
+    for (; is_open && has_words(tracker); tracker->seg_head++) {
+        const segment_t segment = tracker->segments[tracker->seg_head];
+        const size_t segment_stop = segment_end(tracker, tracker->seg_head);
+        tracker->head = first_open(tracker->words, tracker->head, segment_stop);
+        if (tracker->head < segment_stop) {
+            const int64_t word = segment.word + (int64_t)(tracker->head - segment.start);
+            tracker->committable = (word << 6) + __builtin_ctzll(~tracker->words[tracker->head]);
+            if (tracker->committable < end) return;
             break;
         }
     }
-    t->committable = end;
+    tracker->committable = end;
     /* Room that is far more than what was used since it was empty before is given back. */
-    if (t->room > KEPT_WORDS && t->room / 8 > t->tail) resize(t, KEPT_WORDS + 2 * t->tail);
-    t->head = t->tail = t->seg_head = t->seg_tail = 0;
+    if (tracker->room > KEPT_WORDS && tracker->room / 8 > tracker->tail)
+        resize(tracker, KEPT_WORDS + 2 * tracker->tail);
+    tracker->head = tracker->tail = tracker->seg_head = tracker->seg_tail = 0;
 }
 /* What is below an offset and was not emitted is not there. */
-static void pass(offsets_t *t, int64_t offset) {
-    if (offset <= t->position) return;
-    set_bits(t, t->position, offset);
-    if (UNLIKELY(t->failures.ahead)) failures_pass(&t->failures, t->position, offset);
-    t->position = offset;
-    t->done_end = max_offset(t->done_end, offset);
+static void pass(offsets_t *tracker, int64_t offset) {
+    if (offset <= tracker->position) return;
+    set_bits(tracker, tracker->position, offset);
+    if (UNLIKELY(tracker->failures.ahead))
+        failures_pass(&tracker->failures, tracker->position, offset);
+    tracker->position = offset;
+    tracker->done_end = max_offset(tracker->done_end, offset);
 }
-static inline void offsets_pass(offsets_t *t, int64_t position) {
-    pass(t, position);
-    find_committable(t);
+static inline void offsets_pass(offsets_t *tracker, int64_t position) {
+    pass(tracker, position);
+    find_committable(tracker);
 }
 /* An offset below the position once more: in flight again if it waited for that. */
-static int64_t emit_again(offsets_t *t, int64_t offset) {
-    failure_t *const failure = offset < t->base ? NULL : failures_find(&t->failures, offset);
+static int64_t emit_again(offsets_t *tracker, int64_t offset) {
+    failure_t *const failure =
+        offset < tracker->base ? NULL : failures_find(&tracker->failures, offset);
     if (failure && failure->waits) {
         failure->waits = 0;
-        t->failures.waiting--;
+        tracker->failures.waiting--;
         return 1;
     }
-    if (offset < t->base)
-        t->below_base++;
+    if (offset < tracker->base)
+        tracker->below_base++;
     else
-        t->repeated++;
+        tracker->repeated++;
     return 0;
 }
 /* The offset at the position, and those that follow it in sequence; -1 without memory. */
-static int64_t emit_run(offsets_t *t, const int64_t *offsets, size_t n, size_t *taken) {
+static int64_t emit_run(offsets_t *tracker, const int64_t *offsets, size_t n, size_t *taken) {
     const int64_t offset = offsets[0];
     int64_t run = 1;
-    if (offset < t->done_end) { /* an earlier generation left it done, or a hole */
-        if (is_done(t, offset)) {
-            t->position = offset + 1;
-            t->repeated++;
+    if (offset < tracker->done_end) { /* an earlier generation left it done, or a hole */
+        if (is_done(tracker, offset)) {
+            tracker->position = offset + 1;
+            tracker->repeated++;
             *taken = 1;
             return 0;
         }
     } else {
         run = (int64_t)run_length(offsets, n);
-        if (open_run(t, offset, run) < 0) return -1;
+        if (open_run(tracker, offset, run) < 0) return -1;
     }
-    if (UNLIKELY(t->failures.ahead))
-        for (int64_t i = 0; i < run; i++)
-            if (failures_find(&t->failures, offset + i)) t->failures.ahead--;
-    t->position = offset + run;
-    t->pending += run;
+    if (UNLIKELY(tracker->failures.ahead))
+        for (int64_t index = 0; index < run; index++)
+            if (failures_find(&tracker->failures, offset + index)) tracker->failures.ahead--;
+    tracker->position = offset + run;
+    tracker->pending += run;
     *taken = (size_t)run;
     return run;
 }
 /* Emit a column; how many are in flight by it, or -1 without memory, and nothing has changed. */
-static inline int64_t offsets_emit(offsets_t *t, const int64_t *offsets, size_t n) {
-    int64_t changed = 0, next = max_offset(t->position, t->done_end), end = covered(t);
+static inline int64_t offsets_emit(offsets_t *tracker, const int64_t *offsets, size_t n) {
+    int64_t changed = 0, next = max_offset(tracker->position, tracker->done_end),
+            end = covered(tracker);
     size_t words = 0, segments = 0, taken;
-    for (size_t i = 0; i < n; i += taken) {
+    for (size_t index = 0; index < n; index += taken) {
         taken = 1;
-        if (offsets[i] < next) continue;
-        taken = run_length(offsets + i, n - i);
-        next = offsets[i] + (int64_t)taken;
-        add_needs(end, offsets[i] >> 6, (next - 1) >> 6, &words, &segments);
+        if (offsets[index] < next) continue;
+        taken = run_length(offsets + index, n - index);
+        next = offsets[index] + (int64_t)taken;
+        add_needs(end, offsets[index] >> 6, (next - 1) >> 6, &words, &segments);
         end = (next - 1) >> 6;
     }
-    if (make_room(t, words, segments) < 0) return -1;
-    for (size_t i = 0; i < n; i += taken) {
+    if (make_room(tracker, words, segments) < 0) return -1;
+    for (size_t index = 0; index < n; index += taken) {
         taken = 1;
-        if (offsets[i] < t->position) {
-            changed += emit_again(t, offsets[i]);
+        if (offsets[index] < tracker->position) {
+            changed += emit_again(tracker, offsets[index]);
             continue;
         }
-        pass(t, offsets[i]);
-        const int64_t run = emit_run(t, offsets + i, n - i, &taken);
+        pass(tracker, offsets[index]);
+        const int64_t run = emit_run(tracker, offsets + index, n - index, &taken);
         if (run < 0) return -1; /* not unless another thread writes to the column */
         changed += run;
     }
-    find_committable(t);
+    find_committable(tracker);
     return changed;
 }
 /* Ack a column; how many were not done before. */
-static inline int64_t offsets_ack(offsets_t *t, const int64_t *offsets, size_t n) {
-    int64_t changed = 0, found = 0, done_end = t->done_end;
+static inline int64_t offsets_ack(offsets_t *tracker, const int64_t *offsets, size_t n) {
+    int64_t changed = 0, found = 0, done_end = tracker->done_end;
     window_t window = {NULL, 0, 0, 0};
-    for (size_t i = 0; i < n; i++) {
-        const int64_t offset = offsets[i];
-        if (UNLIKELY(!in_window(&window, offset)) && !enter_window(t, offset, &window)) continue;
+    for (size_t index = 0; index < n; index++) {
+        const int64_t offset = offsets[index];
+        if (UNLIKELY(!in_window(&window, offset)) && !enter_window(tracker, offset, &window))
+            continue;
         uint64_t *const word = window_word(&window, offset);
         const uint64_t bit = 1ULL << (offset & 63);
         const int64_t was_open = (*word & bit) == 0;
@@ -385,36 +412,36 @@ static inline int64_t offsets_ack(offsets_t *t, const int64_t *offsets, size_t n
         found++;
         changed += was_open;
         done_end = max_offset(done_end, offset + 1);
-        if (UNLIKELY(t->failures.used) && was_open) {
-            failure_t *const failure = failures_find(&t->failures, offset);
-            if (failure) failures_remove(&t->failures, failure);
+        if (UNLIKELY(tracker->failures.used) && was_open) {
+            failure_t *const failure = failures_find(&tracker->failures, offset);
+            if (failure) failures_remove(&tracker->failures, failure);
         }
     }
-    t->repeated += found - changed;
-    t->pending -= changed;
-    t->done_end = done_end;
-    if (UNLIKELY(t->failures.used == 0)) failures_trim(&t->failures);
-    find_committable(t);
+    tracker->repeated += found - changed;
+    tracker->pending -= changed;
+    tracker->done_end = done_end;
+    if (UNLIKELY(tracker->failures.used == 0)) failures_trim(&tracker->failures);
+    find_committable(tracker);
     return changed;
 }
 /* Fail a column; how many are waiting by it, or -1 without memory, and nothing has changed. */
-static inline int64_t offsets_fail(offsets_t *t, const int64_t *offsets, size_t n) {
-    const size_t most = n < (size_t)t->pending ? n : (size_t)t->pending;
-    if (failures_reserve(&t->failures, t->failures.used + most) < 0) return -1;
+static inline int64_t offsets_fail(offsets_t *tracker, const int64_t *offsets, size_t n) {
+    const size_t most = n < (size_t)tracker->pending ? n : (size_t)tracker->pending;
+    if (failures_reserve(&tracker->failures, tracker->failures.used + most) < 0) return -1;
     int64_t changed = 0;
     window_t window = {NULL, 0, 0, 0};
-    for (size_t i = 0; i < n; i++) {
-        const int64_t offset = offsets[i];
-        if (!in_window(&window, offset) && !enter_window(t, offset, &window)) continue;
-        failure_t *failure = failures_find(&t->failures, offset);
+    for (size_t index = 0; index < n; index++) {
+        const int64_t offset = offsets[index];
+        if (!in_window(&window, offset) && !enter_window(tracker, offset, &window)) continue;
+        failure_t *failure = failures_find(&tracker->failures, offset);
         if ((*window_word(&window, offset) >> (offset & 63)) & 1 || (failure && failure->waits)) {
-            t->repeated++;
+            tracker->repeated++;
             continue;
         }
-        if (failure == NULL) failure = failures_add(&t->failures, offset);
+        if (failure == NULL) failure = failures_add(&tracker->failures, offset);
         if (failure->attempts < INT32_MAX) failure->attempts++;
         failure->waits = 1;
-        t->failures.waiting++;
+        tracker->failures.waiting++;
         changed++;
     }
     return changed;

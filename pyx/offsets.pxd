@@ -51,21 +51,5 @@ cdef extern from "offset_holes.h" nogil:
         offsets_t *t, const int64_t *offsets, const int32_t *attempts, size_t n
     ) noexcept
     void check_offsets_after(offsets_t *t, size_t offsets) noexcept
-
-
-cdef inline bint are_ascending(const int64_t *offsets, size_t n) noexcept nogil:
-    """Whether none of a column of offsets is below the one before it."""
-    cdef size_t i
-    cdef uint64_t signs = 0
-    for i in range(1, n):
-        signs |= <uint64_t>offsets[i] - <uint64_t>offsets[i - 1]
-    return signs >> 63 == 0
-
-
-cdef inline bint are_offsets(const int64_t *offsets, size_t n) noexcept nogil:
-    """Whether each of a column is in 0..INT64_MAX - 1: neither it nor the next is negative."""
-    cdef size_t i
-    cdef uint64_t signs = 0
-    for i in range(n):
-        signs |= <uint64_t>offsets[i] | (<uint64_t>offsets[i] + 1)
-    return signs >> 63 == 0
+    bint are_ascending(const int64_t *offsets, size_t n) noexcept
+    bint are_offsets(const int64_t *offsets, size_t n) noexcept

@@ -1,5 +1,5 @@
-# Messages of librdkafka as they are in C, without an object for each.  Part of _native.pyx, before
-# record_buffers.pxi.
+# Messages of librdkafka as they are in C, without an object for each.  Part of
+# _kafka_native.pyx, before record_buffers.pxi.
 #
 # What is called is librdkafka's public interface, at addresses that the caller has looked up: the
 # structure below and these functions have been as they are since version 1.0, and are as they are

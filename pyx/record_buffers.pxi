@@ -1,4 +1,4 @@
-# The messages of Kafka's client as columns.  Included by _native.pyx, whose helpers it uses.
+# The messages of Kafka's client as columns.  Part of _kafka_native.pyx.
 #
 # A message is an object with methods, and has no call for many of them: here each is called once,
 # and what it answers is copied to the end of its column, so that neither messages nor their

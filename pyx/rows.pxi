@@ -1,10 +1,8 @@
-# Hashes, runs and fingerprints around rows.pxd: arguments and columns.  Part of _native.pyx.
-
-from libc.stdint cimport int8_t, int16_t
+# Hashes, runs and fingerprints around rows.h: arguments and columns.  Part of _native.pyx.
 
 from rows cimport (
-    AT_ONCE, cut_runs, fingerprint_of, first_bad_offset, fold_bytes, fold_numbers, fold_wide,
-    gather_bytes, number_edges, place_gathered, runs_t, start_edges,
+    AT_ONCE, cut_runs, fingerprint_of, first_bad_offset, fold_bytes, fold_numbers,
+    gather_bytes, number_edges, place_gathered, row_runs_t, start_edges,
 )
 
 
@@ -60,16 +58,7 @@ def hash_fixed(hashes, data, width, valid=None):
     cdef const uint8_t *at = bytes_at(memory)
     cdef uint64_t *h = <uint64_t *>cnp.PyArray_DATA(hash_rows)
     with nogil:
-        if w == 1:
-            fold_numbers(h, <const int8_t *>at, n, ok)
-        elif w == 2:
-            fold_numbers(h, <const int16_t *>at, n, ok)
-        elif w == 4:
-            fold_numbers(h, <const int32_t *>at, n, ok)
-        elif w == 8:
-            fold_numbers(h, <const int64_t *>at, n, ok)
-        else:
-            fold_wide(h, at, <size_t>w // 8, n, ok)
+        fold_numbers(h, at, <size_t>w, n, ok)
 
 
 def hash_binary(hashes, offsets, data, valid=None):
@@ -104,18 +93,12 @@ def hash_binary(hashes, offsets, data, valid=None):
     cdef const uint8_t *ok = bytes_at(valid_rows)
     cdef const uint8_t *at = bytes_at(memory)
     cdef uint64_t *h = <uint64_t *>cnp.PyArray_DATA(hash_rows)
-    cdef const int32_t *narrow = <const int32_t *>cnp.PyArray_DATA(starts)
-    cdef const int64_t *wide = <const int64_t *>cnp.PyArray_DATA(starts)
-    cdef bint is_narrow = cnp.PyArray_ITEMSIZE(starts) == 4
+    cdef const void *start = cnp.PyArray_DATA(starts)
+    cdef bint wide = cnp.PyArray_ITEMSIZE(starts) == 8
     with nogil:
-        if is_narrow:
-            bad = first_bad_offset(narrow, n, size)
-            if bad == n:
-                fold_bytes(h, narrow, at, size, n, ok)
-        else:
-            bad = first_bad_offset(wide, n, size)
-            if bad == n:
-                fold_bytes(h, wide, at, size, n, ok)
+        bad = first_bad_offset(start, wide, n, size)
+        if bad == n:
+            fold_bytes(h, start, wide, at, size, n, ok)
     if bad < n:
         _row_arguments.refuse_offsets(starts, bad, size)
 
@@ -220,7 +203,7 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
     cdef const uint64_t *parent_rows = NULL
     cdef const uint64_t *places = NULL
     cdef const int64_t *count = <const int64_t *>cnp.PyArray_DATA(count_column)
-    cdef runs_t out
+    cdef row_runs_t out
     out.groups = <uint64_t *>cnp.PyArray_DATA(run_groups)
     out.vals = <uint64_t *>cnp.PyArray_DATA(run_vals)
     out.rows = <int32_t *>cnp.PyArray_DATA(run_rows)
@@ -293,24 +276,17 @@ def gather_binary(offsets, data, order):
     cdef cnp.ndarray order_column = id_column(order, "order")
     cdef size_t n = rows(starts) - 1, m = rows(order_column), bad, bad_place = 0
     cdef int64_t size = rows(memory), total = 0
-    cdef bint is_narrow = cnp.PyArray_ITEMSIZE(starts) == 4
-    cdef cnp.ndarray ends = new_column(m + 1, cnp.NPY_INT32 if is_narrow else cnp.NPY_INT64)
-    cdef const int32_t *narrow = <const int32_t *>cnp.PyArray_DATA(starts)
-    cdef const int64_t *wide = <const int64_t *>cnp.PyArray_DATA(starts)
-    cdef int32_t *narrow_ends = <int32_t *>cnp.PyArray_DATA(ends)
-    cdef int64_t *wide_ends = <int64_t *>cnp.PyArray_DATA(ends)
+    cdef bint wide = cnp.PyArray_ITEMSIZE(starts) == 8
+    cdef cnp.ndarray ends = new_column(m + 1, cnp.NPY_INT64 if wide else cnp.NPY_INT32)
+    cdef const void *start = cnp.PyArray_DATA(starts)
+    cdef void *end = cnp.PyArray_DATA(ends)
     cdef const uint64_t *places = ids_of(order_column)
     cdef const uint8_t *at = bytes_at(memory)
-    cdef int64_t most = INT32_MAX if is_narrow else INT64_MAX
+    cdef int64_t most = INT64_MAX if wide else INT32_MAX
     with nogil:
-        if is_narrow:
-            bad = first_bad_offset(narrow, n, size)
-            if bad == n:
-                bad_place = place_gathered(narrow, n, places, m, narrow_ends, most, &total)
-        else:
-            bad = first_bad_offset(wide, n, size)
-            if bad == n:
-                bad_place = place_gathered(wide, n, places, m, wide_ends, most, &total)
+        bad = first_bad_offset(start, wide, n, size)
+        if bad == n:
+            bad_place = place_gathered(start, wide, n, places, m, end, most, &total)
     if bad < n:
         _row_arguments.refuse_offsets(starts, bad, size)
     if bad_place < m:
@@ -322,10 +298,7 @@ def gather_binary(offsets, data, order):
     cdef cnp.ndarray gathered = new_column(room, cnp.NPY_UINT8)
     cdef uint8_t *out = <uint8_t *>cnp.PyArray_DATA(gathered)
     with nogil:
-        if is_narrow:
-            gather_bytes(narrow, at, size, places, m, narrow_ends, out)
-        else:
-            gather_bytes(wide, at, size, places, m, wide_ends, out)
+        gather_bytes(start, wide, at, size, places, m, end, out)
         memset(out + total, 0, room - total)
     return ends, gathered[:total]
 

@@ -3,194 +3,135 @@
  * A slot is named by bucket and number.  `match` and `free_` have one bit a slot.  Functions here
  * read every free slot as free and every other one as alive; expiry is ledger.h's.  The caller
  * sees to it that no two live entries have one key, and that the table does not become full.
- * SIMD is 0 without vectors, 1 with SSE2, 2 with AVX2, 3 with AVX-512: each kernel_*.c sets it.
  */
 #ifndef ACKCORE_TABLE_H
 #define ACKCORE_TABLE_H
 
-#include "layout.h"
-#include "mix.h"
+#include "bucket_ops.h"
 
-/* ---- hashing and probing ----------------------------------------------------------------- */
+/* ---- hashing ----------------------------------------------------------------------------- */
 
 INLINE seed_t seed_from(uint64_t secret) {
     seed_t seed = {mix64(secret + GOLDEN),
                    {mix64(secret + 2 * GOLDEN) | 1, mix64(secret + 3 * GOLDEN) | 1}};
     return seed;
 }
-/* Two rounds: after one, evenly spaced ids cluster in a few buckets under one seed in twenty
- * (bench/README.md).  The vector form multiplies only low halves; in scalar code, folding
- * the two halves of a full product does the work of a round.  Kernels of different levels need not
- * agree: no hash leaves them, and rows listed in table order are sorted before they are packed
- * (wire.pack_entries). */
-INLINE uint64_t hash_of(seed_t seed, uint64_t key) {
-    uint64_t x = key ^ seed.flip;
-#if SIMD >= 2
-    x = (x ^ (x >> 32)) * seed.multipliers[0];
-    x ^= x >> 32;
-#else
-    const unsigned __int128 product = (unsigned __int128)x * seed.multipliers[0];
-    x = (uint64_t)product ^ (uint64_t)(product >> 64);
-#endif
-    return x * seed.multipliers[1];
-}
 /* The upper half of the hash, scaled to 0..n-1: n is below 2**32, as vectors multiply 32 bits. */
 INLINE size_t home_bucket(size_t n, uint64_t hash) {
     return (size_t)(((hash >> 32) * (uint32_t)n) >> 32);
 }
 
-enum { ALL_SLOTS = (1 << SLOTS) - 1 };
-#if SIMD >= 1
-INLINE __m128i load_stamps(const bucket_t *b) { /* and overflow_count, which callers mask out */
-    int32_t w;
-    memcpy(&w, b->stamps, sizeof w);
-    return _mm_cvtsi32_si128(w);
-}
-#endif
-/* One bit a slot: which hold `key` (free ones never do), and which are free; higher bits are
- * undefined. */
-INLINE void probe_unmasked(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
-    uint32_t equal, empty;
-#if SIMD >= 1
-    empty = (uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(load_stamps(b), _mm_setzero_si128()));
-#else
-    empty = 0;
-    for (int s = 0; s < SLOTS; s++) empty |= (uint32_t)(b->stamps[s] == 0) << s;
-#endif
-#if SIMD >= 3
-    equal = _mm256_cmpeq_epi64_mask(_mm256_load_si256((const __m256i *)b->keys),
-                                    _mm256_set1_epi64x((long long)key));
-#elif SIMD >= 2
-    equal = (uint32_t)_mm256_movemask_pd((__m256d)_mm256_cmpeq_epi64(
-        _mm256_load_si256((const __m256i *)b->keys), _mm256_set1_epi64x((long long)key)));
-#elif SIMD >= 1
-    const __m128i wanted = _mm_set1_epi64x((long long)key);
-    equal = 0;
-    for (int k = 0; k < 2; k++) { /* no 64-bit compare below SSE4.1: both halves must agree */
-        __m128i e = _mm_cmpeq_epi32(_mm_load_si128((const __m128i *)&b->keys[2 * k]), wanted);
-        e = _mm_and_si128(e, _mm_shuffle_epi32(e, 0xb1));
-        equal |= (uint32_t)_mm_movemask_pd((__m128d)e) << (2 * k);
-    }
-#else
-    equal = 0;
-    for (int s = 0; s < SLOTS; s++) equal |= (uint32_t)(b->keys[s] == key) << s;
-#endif
-    *match = equal & ~empty;
-    *free_ = empty;
-}
-/* The same, and higher bits are 0. */
-INLINE void probe(const bucket_t *b, uint64_t key, uint32_t *match, uint32_t *free_) {
-    probe_unmasked(b, key, match, free_);
-    *match &= ALL_SLOTS;
-    *free_ &= ALL_SLOTS;
-}
-INLINE void prefetch(const bucket_t *b) { __builtin_prefetch(b, 1, 3); }
-/* Into L2 only: more lines can be in flight to it than to L1. */
-INLINE void prefetch_far(const bucket_t *b) { __builtin_prefetch(b, 1, 2); }
-
 /* ---- one table --------------------------------------------------------------------------- */
 
-INLINE size_t next_bucket(const table_t *t, size_t i) { return i + 1 == t->n ? 0 : i + 1; }
-INLINE size_t probe_distance(const table_t *t, size_t from, size_t to) {
-    return to >= from ? to - from : to + t->n - from;
+INLINE size_t next_bucket(const table_t *table, size_t index) {
+    return index + 1 == table->n_buckets ? 0 : index + 1;
 }
-INLINE void overflow_inc(table_t *t, size_t i) {
-    bucket_t *b = &t->buckets[i];
-    if (UNLIKELY(b->overflow_count == OVERFLOW_MAX))
-        t->marks[i].overflow_excess++;
+INLINE size_t probe_distance(const table_t *table, size_t from, size_t to) {
+    return to >= from ? to - from : to + table->n_buckets - from;
+}
+INLINE void overflow_inc(table_t *table, size_t index) {
+    bucket_t *bucket = &table->buckets[index];
+    if (UNLIKELY(bucket->overflow_count == OVERFLOW_MAX))
+        table->marks[index].overflow_excess++;
     else
-        b->overflow_count++;
+        bucket->overflow_count++;
 }
-INLINE void overflow_dec(table_t *t, size_t i) {
-    bucket_t *b = &t->buckets[i];
-    ASSERT(b->overflow_count > 0);
-    if (UNLIKELY(b->overflow_count == OVERFLOW_MAX && t->marks[i].overflow_excess))
-        t->marks[i].overflow_excess--;
+INLINE void overflow_dec(table_t *table, size_t index) {
+    bucket_t *bucket = &table->buckets[index];
+    ASSERT(bucket->overflow_count > 0);
+    if (UNLIKELY(bucket->overflow_count == OVERFLOW_MAX && table->marks[index].overflow_excess))
+        table->marks[index].overflow_excess--;
     else
-        b->overflow_count--;
+        bucket->overflow_count--;
 }
-INLINE uint8_t mark_in(const table_t *t, size_t i, unsigned s) {
-    const uint32_t all = t->buckets[i].stamps[s] & MARKED ? t->marks[i].marks : 0;
-    return (uint8_t)(all >> MARK_BITS * s & ((1 << MARK_BITS) - 1));
+INLINE uint8_t mark_in(const table_t *table, size_t index, unsigned slot) {
+    const uint32_t all =
+        table->buckets[index].stamps[slot] & MARKED ? table->marks[index].marks : 0;
+    return (uint8_t)(all >> MARK_BITS * slot & ((1 << MARK_BITS) - 1));
 }
-INLINE void mark_put(table_t *t, size_t i, unsigned s, uint8_t mark) {
-    uint32_t others = t->marks[i].marks & ~((((uint32_t)1 << MARK_BITS) - 1) << MARK_BITS * s);
-    t->marks[i].marks = others | (uint32_t)mark << MARK_BITS * s;
+INLINE void mark_put(table_t *table, size_t index, unsigned slot, uint8_t mark) {
+    uint32_t others =
+        table->marks[index].marks & ~((((uint32_t)1 << MARK_BITS) - 1) << MARK_BITS * slot);
+    table->marks[index].marks = others | (uint32_t)mark << MARK_BITS * slot;
 }
-INLINE entry_t entry_at(const table_t *t, size_t i, unsigned s) {
-    const bucket_t *b = &t->buckets[i];
-    entry_t e;
-    e.key = b->keys[s];
-    e.val = b->vals[s];
-    e.not_task = b->not_tasks[s];
-    e.stamp = b->stamps[s] & ~MARKED;
-    e.mark = mark_in(t, i, s);
-    e.first = t->times ? t->times[i].first[s] : 0;
-    e.last = t->times ? t->times[i].last[s] : 0;
-    return e;
+INLINE entry_t entry_at(const table_t *table, size_t index, unsigned slot) {
+    const bucket_t *bucket = &table->buckets[index];
+    entry_t entry;
+    entry.key = bucket->keys[slot];
+    entry.val = bucket->vals[slot];
+    entry.not_task = bucket->not_tasks[slot];
+    entry.stamp = bucket->stamps[slot] & ~MARKED;
+    entry.mark = mark_in(table, index, slot);
+    entry.first = table->times ? table->times[index].first[slot] : 0;
+    entry.last = table->times ? table->times[index].last[slot] : 0;
+    return entry;
 }
-INLINE void entry_put(table_t *t, size_t i, unsigned s, entry_t e) {
-    bucket_t *b = &t->buckets[i];
-    ASSERT(s < SLOTS && b->stamps[s] == 0 && e.stamp >= 1 && e.stamp <= STAMPS);
-    b->keys[s] = e.key;
-    b->vals[s] = e.val;
-    b->not_tasks[s] = e.not_task;
-    b->stamps[s] = (uint8_t)(e.stamp | (e.mark ? MARKED : 0));
-    if (e.mark) mark_put(t, i, s, e.mark);
-    if (t->times) {
-        t->times[i].first[s] = e.first;
-        t->times[i].last[s] = e.last;
+INLINE void entry_put(table_t *table, size_t index, unsigned slot, entry_t entry) {
+    bucket_t *bucket = &table->buckets[index];
+    ASSERT(slot < SLOTS && bucket->stamps[slot] == 0 && entry.stamp >= 1 && entry.stamp <= STAMPS);
+    bucket->keys[slot] = entry.key;
+    bucket->vals[slot] = entry.val;
+    bucket->not_tasks[slot] = entry.not_task;
+    bucket->stamps[slot] = (uint8_t)(entry.stamp | (entry.mark ? MARKED : 0));
+    if (entry.mark) mark_put(table, index, slot, entry.mark);
+    if (table->times) {
+        table->times[index].first[slot] = entry.first;
+        table->times[index].last[slot] = entry.last;
     }
 }
-INLINE void slot_clear(bucket_t *b, unsigned s) {
-    b->stamps[s] = 0;
-    b->not_tasks[s] = 0;
-    b->vals[s] = 0;
+INLINE void slot_clear(bucket_t *bucket, unsigned slot) {
+    bucket->stamps[slot] = 0;
+    bucket->not_tasks[slot] = 0;
+    bucket->vals[slot] = 0;
 }
 /* Insert an entry: no live entry has the key, unless this one is dead, and the table is not full.
  * Returns the probe distance, in buckets. */
-static size_t table_insert(table_t *t, size_t home, entry_t e, place_t *place) {
-    size_t i = home, distance = 0;
-    uint32_t match, free_;
-    for (;; i = next_bucket(t, i), distance++) {
-        probe(&t->buckets[i], e.key, &match, &free_);
-        if (free_) break;
-        ASSERT(distance < t->n);
-        overflow_inc(t, i);
+static size_t table_insert(table_t *table, size_t home, entry_t entry, place_t *place) {
+    size_t index = home, distance = 0;
+    uint32_t match, free_slots;
+    for (;; index = next_bucket(table, index), distance++) {
+        match_slots(&table->buckets[index], entry.key, &match, &free_slots);
+        if (free_slots) break;
+        ASSERT(distance < table->n_buckets);
+        overflow_inc(table, index);
     }
-    place->table = t;
-    place->i = i;
-    place->s = (unsigned)__builtin_ctz(free_);
-    entry_put(t, i, place->s, e);
+    place->table = table;
+    place->index = index;
+    place->slot = (unsigned)__builtin_ctz(free_slots);
+    entry_put(table, index, place->slot, entry);
     return distance;
 }
 /* Erase an entry by backward shift: a slot freed in a bucket with overflow is filled with the
  * nearest later entry that probed past that bucket, which frees that entry's slot, and so on. */
-static void table_erase(table_t *t, seed_t seed, size_t i, unsigned s) {
-    size_t home = home_bucket(t->n, hash_of(seed, t->buckets[i].keys[s]));
-    ASSERT(t->buckets[i].stamps[s] != 0);
-    for (size_t j = home; j != i; j = next_bucket(t, j)) overflow_dec(t, j);
-    slot_clear(&t->buckets[i], s);
-    while (UNLIKELY(t->buckets[i].overflow_count != 0)) {
-        size_t j = i, distance = 0;
-        uint32_t displaced = 0;  /* slots of bucket j whose entries probed past bucket i */
+static void table_erase(table_t *table, seed_t seed, size_t index, unsigned slot) {
+    size_t home = home_bucket(table->n_buckets, hash_of(seed, table->buckets[index].keys[slot]));
+    ASSERT(table->buckets[index].stamps[slot] != 0);
+    for (size_t other = home; other != index; other = next_bucket(table, other))
+        overflow_dec(table, other);
+    slot_clear(&table->buckets[index], slot);
+    while (UNLIKELY(table->buckets[index].overflow_count != 0)) {
+        size_t other = index, distance = 0;
+        uint32_t displaced = 0;  /* slots of `other` whose entries probed past `index` */
         while (displaced == 0) { /* ends: overflow_count > 0 says that there is one */
-            j = next_bucket(t, j);
+            other = next_bucket(table, other);
             distance++;
-            ASSERT(distance < t->n);
-            const bucket_t *b = &t->buckets[j];
-            for (unsigned k = 0; k < SLOTS; k++) {
-                const size_t from = home_bucket(t->n, hash_of(seed, b->keys[k]));
-                displaced |=
-                    (uint32_t)((b->stamps[k] != 0) & (probe_distance(t, from, j) >= distance)) << k;
+            ASSERT(distance < table->n_buckets);
+            const bucket_t *bucket = &table->buckets[other];
+            for (unsigned candidate = 0; candidate < SLOTS; candidate++) {
+                const size_t from =
+                    home_bucket(table->n_buckets, hash_of(seed, bucket->keys[candidate]));
+                displaced |= (uint32_t)((bucket->stamps[candidate] != 0) &
+                                        (probe_distance(table, from, other) >= distance))
+                             << candidate;
             }
         }
-        const unsigned q = (unsigned)__builtin_ctz(displaced);
-        entry_put(t, i, s, entry_at(t, j, q));
-        for (size_t x = i; x != j; x = next_bucket(t, x)) overflow_dec(t, x);
-        slot_clear(&t->buckets[j], q);
-        i = j;
-        s = q;
+        const unsigned donor = (unsigned)__builtin_ctz(displaced);
+        entry_put(table, index, slot, entry_at(table, other, donor));
+        for (size_t passed = index; passed != other; passed = next_bucket(table, passed))
+            overflow_dec(table, passed);
+        slot_clear(&table->buckets[other], donor);
+        index = other;
+        slot = donor;
     }
 }
 

@@ -83,7 +83,7 @@ def build(tree: Path) -> None:
     """Build the extension in place, and see that it can be imported."""
     for command in (
         ("setup.py", "-q", "build_ext", "--inplace"),
-        ("-c", "import ackcore._native"),
+        ("-c", "import ackcore._native, ackcore._kafka_native"),
     ):
         done = run(tree, *command)
         if done.returncode:

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from ledger_scripts import Clock, int32s, int64s
 
 from ackcore import (
     ACK,
@@ -16,7 +17,6 @@ from ackcore import (
     Outcomes,
     acker_task,
 )
-from ackcore.testing.scripts import Clock, int32s, int64s
 
 T = 30_000  # milliseconds: the default time-out, and so the default period
 

@@ -6,9 +6,9 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ledger_scripts import Clock, int32s, int64s
 
 from ackcore import ACK, ACKED, FAIL, RESET, RESET_TIMEOUT, Acker, Entries
-from ackcore.testing.scripts import Clock, int32s, int64s
 
 T = 30_000  # milliseconds: the default time-out, and so the default period
 

@@ -8,9 +8,9 @@ import sys
 
 import numpy as np
 import pytest
+from ledger_scripts import Clock, entries_of, int32s, int64s
 
 from ackcore import ACK, FAIL, RESET, Status
-from ackcore.testing.scripts import Clock, entries_of, int32s, int64s
 
 pa = pytest.importorskip("pyarrow")
 arrow = pytest.importorskip("ackcore.arrow")

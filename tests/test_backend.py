@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import ackcore
-from ackcore import _backend, _shuffle
+from ackcore import _backend, _reference, _shuffle
 
 #: Runs first in the child: stands for an extension that was not built, or was built wrong.
 NOT_BUILT = "import sys; sys.modules['ackcore._native'] = None\n"
@@ -102,6 +102,25 @@ def test_broken_native_fails_an_order_and_warns_without_one(broken, cause):
     assert cause in words
 
     assert imported("python", broken)["warnings"] == []
+
+
+@pytest.mark.parametrize("order", [None, "native", "python"])
+def test_without_its_extension_kafka_is_read_in_python_with_a_warning(native, monkeypatch, order):
+    monkeypatch.setitem(sys.modules, "ackcore._kafka_native", None)
+    monkeypatch.setattr(_backend, "backend", order or "native")
+    monkeypatch.setattr(_backend, "implementation", _reference if order == "python" else native)
+    monkeypatch.delenv("ACKCORE_BACKEND", raising=False)
+    if order == "native":
+        monkeypatch.setenv("ACKCORE_BACKEND", order)
+        with pytest.raises(ImportError, match=r"^ACKCORE_BACKEND=native cannot be had: "):
+            _backend.kafka_implementation()
+    elif order == "python":
+        assert _backend.kafka_implementation() is _reference
+    else:
+        with pytest.warns(
+            RuntimeWarning, match=r"^ackcore\.kafka reads in Python, which is slow: "
+        ):
+            assert _backend.kafka_implementation() is _reference
 
 
 def test_unknown_order_names_the_two():

@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 import pytest
+from ledger_scripts import int32s, int64s
 
 from ackcore import _columns
 from ackcore._records import ACKED, RESET
-from ackcore.testing.scripts import int32s, int64s
 
 
 def optional(name):

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
+from ledger_scripts import send_batch, send_many, send_scalars
 
 from ackcore import _records as records
-from ackcore.testing.scripts import send_batch, send_many, send_scalars
 
 STREAMS = [
     json.loads(line)["steps"]

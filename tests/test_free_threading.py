@@ -23,7 +23,9 @@ def run(script):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("module", ["ackcore", "ackcore._native", "ackcore.testing"])
+@pytest.mark.parametrize(
+    "module", ["ackcore", "ackcore._native", "ackcore._kafka_native", "ackcore.testing"]
+)
 def test_imports_leave_the_gil_off(native, module):
     run(f"import sys, {module}; assert not sys._is_gil_enabled()")
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from ackcore import _records as records
-from ackcore.testing.scripts import (
+from ledger_scripts import (
     WAYS,
     Clock,
     entries_of,
@@ -20,6 +18,8 @@ from ackcore.testing.scripts import (
     send_scalars,
     snapshot,
 )
+
+from ackcore import _records as records
 
 ROOTS = st.sampled_from([0, 1, 2, 3, 4, 5, -1, 2**63 - 1, -(2**63), 2**64 - 1, 2**63])
 # More of them, now and then, so that buckets fill and chain.

@@ -6,8 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-
-from ackcore.testing.scripts import Clock, int32s
+from ledger_scripts import Clock, int32s
 
 BYTES_AN_ENTRY = 100  # with its marks; growing more than doubles it for a while
 

@@ -8,9 +8,9 @@ import itertools
 
 import numpy as np
 import pytest
+from ledger_scripts import WAYS, Clock, entries_of, int32s, int64s
 
 from ackcore._records import ACK, FAIL, FLAG_FAILED, FLAG_TASKS_DIFFER, RESET, Entry, Status
-from ackcore.testing.scripts import WAYS, Clock, entries_of, int32s, int64s
 
 TURNS = 3
 VALS = (0, 1, 2)  # so that an XOR becomes zero, stays zero, and is neither

@@ -42,6 +42,7 @@ def test_types_are_shipped() -> None:
     """Type checkers find the annotations, and the stub of what has none of its own."""
     assert (PACKAGE / "py.typed").exists()
     assert (PACKAGE / "_native.pyi").exists()
+    assert (PACKAGE / "_kafka_native.pyi").exists()
 
 
 def test_the_package_holds_no_sources_of_the_extension() -> None:
@@ -63,7 +64,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     """Types, stub and extension; no C, no Cython, no tests."""
     names = [name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
     assert {"ackcore/py.typed", "ackcore/_native.pyi"} <= set(names)
-    assert [name for name in names if re.fullmatch(r"ackcore/_native\..*\.(so|pyd)", name)]
+    for module in ("_native", "_kafka_native"):
+        assert [name for name in names if re.fullmatch(rf"ackcore/{module}\..*\.(so|pyd)", name)]
     strays = [name for name in names if not name.startswith(("ackcore/", "ackcore-"))]
     kinds = (".py", ".pyi", "/py.typed", ".so", ".pyd", *OF_THE_PAGE)
     sources = [n for n in names if n.startswith("ackcore/") and not n.endswith(kinds)]

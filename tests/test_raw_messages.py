@@ -115,11 +115,11 @@ records = st.tuples(
 
 
 @given(st.lists(st.lists(records, max_size=12), max_size=5), st.data())
-def test_messages_in_c_become_the_columns_that_objects_become(native, lists, data):
+def test_messages_in_c_become_the_columns_that_objects_become(kafka_native, lists, data):
     at = data.draw(st.integers(0, 2**40))
     stop = at + data.draw(st.integers(0, 120))
     most = data.draw(st.integers(9, 60))
-    for backend in (native, _reference):
+    for backend in (kafka_native, _reference):
         library, next_ = Librdkafka(), at
         raw = backend.RawMessages(library.addresses, 77)
         of_raw, of_objects = backend.RecordBuffers(most), backend.RecordBuffers(most)
@@ -158,8 +158,8 @@ def test_messages_in_c_become_the_columns_that_objects_become(native, lists, dat
         assert len(raw) == 0
 
 
-def test_batches_grow_from_several_calls(backend, library):
-    raw, buffers = backend.RawMessages(library.addresses, 77), backend.RecordBuffers()
+def test_batches_grow_from_several_calls(kafka_backend, library):
+    raw, buffers = kafka_backend.RawMessages(library.addresses, 77), kafka_backend.RecordBuffers()
     many = [
         Record(n, b"%d" % n, None if n % 3 else b"k", [(b"h", None)] * (n == 70)) for n in range(90)
     ]
@@ -174,13 +174,13 @@ def test_batches_grow_from_several_calls(backend, library):
     assert rows_of(buffers.taken()) == [one.row() for one in many]
 
 
-def test_what_is_asked_for_wrongly_is_refused(backend, library):
+def test_what_is_asked_for_wrongly_is_refused(kafka_backend, library):
     for functions in ([1, 2, 3, 4], [1, 2, 3, 4, 0]):
         with pytest.raises(ValueError, match="functions must be"):
-            backend.RawMessages(functions, 77)
+            kafka_backend.RawMessages(functions, 77)
     with pytest.raises(ValueError, match="queue must be in 1"):
-        backend.RawMessages(library.addresses, 0)
-    raw = backend.RawMessages(library.addresses, 77)
+        kafka_backend.RawMessages(library.addresses, 0)
+    raw = kafka_backend.RawMessages(library.addresses, 77)
     for most in (0, 2**24 + 1):
         with pytest.raises(ValueError, match=r"most must be in 1\.\."):
             raw.consume(most, 0)
@@ -190,5 +190,5 @@ def test_what_is_asked_for_wrongly_is_refused(backend, library):
         with pytest.raises(IndexError, match=rf"place must be in 0\.\.1, got {place}"):
             raw[place]
     with pytest.raises(IndexError, match=r"place must be in 0\.\.1, got -1"):
-        backend.RecordBuffers().add(raw, -1)
-    assert backend.RecordBuffers().add(raw, 3) == 3
+        kafka_backend.RecordBuffers().add(raw, -1)
+    assert kafka_backend.RecordBuffers().add(raw, 3) == 3

@@ -81,11 +81,11 @@ messages = st.builds(
 
 
 @given(st.lists(st.lists(messages, max_size=12), max_size=6), st.data())
-def test_records_are_gathered_up_to_what_is_none_or_does_not_fit(native, lists, data):
+def test_records_are_gathered_up_to_what_is_none_or_does_not_fit(kafka_native, lists, data):
     at = data.draw(st.integers(0, 2**40))
     stop = at + data.draw(st.integers(0, 120))
     most = data.draw(st.integers(9, 60))
-    twins = [backend.RecordBuffers(most) for backend in (native, _reference)]
+    twins = [backend.RecordBuffers(most) for backend in (kafka_native, _reference)]
     for some in lists:
         for message in some:
             _, *rest = message._answers
@@ -117,8 +117,8 @@ def test_records_are_gathered_up_to_what_is_none_or_does_not_fit(native, lists, 
                     assert left.error() or left.offset() >= stop or max(sizes) > most
 
 
-def test_columns_that_were_taken_are_not_written_to_again(backend):
-    buffers = backend.RecordBuffers()
+def test_columns_that_were_taken_are_not_written_to_again(kafka_backend):
+    buffers = kafka_backend.RecordBuffers()
     assert buffers.add([FakeMessage(n, b"%03d" % n) for n in range(100)]) == 100
     first = buffers.taken()
     assert buffers.add([FakeMessage(n, b"xxx") for n in range(100)]) == 100
@@ -136,27 +136,27 @@ def test_columns_that_were_taken_are_not_written_to_again(backend):
         (FakeMessage(8, timestamp=None), "None"),
     ],
 )
-def test_what_is_no_message_of_the_client_adds_nothing(backend, message, says):
-    buffers = backend.RecordBuffers()
+def test_what_is_no_message_of_the_client_adds_nothing(kafka_backend, message, says):
+    buffers = kafka_backend.RecordBuffers()
     with pytest.raises(TypeError, match=says):
         buffers.add([FakeMessage(7, b"seven"), message, FakeMessage(10)])
     assert (buffers.rows, buffers.bytes, buffers.taken()) == (0, 0, None)
     for most, kind in [(-1, ValueError), (2**31, ValueError), ("1", TypeError)]:
         with pytest.raises(kind, match="most_bytes"):
-            backend.RecordBuffers(most)
+            kafka_backend.RecordBuffers(most)
 
 
 @pytest.mark.parametrize(
     "error", [SystemError("no result"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")]
 )
-def test_headers_that_the_client_cannot_read_are_named(backend, error):
+def test_headers_that_the_client_cannot_read_are_named(kafka_backend, error):
     """The record is read all the same, or nothing behind it ever would be."""
 
     class Unreadable(FakeMessage):
         def headers(self):
             raise error
 
-    buffers = backend.RecordBuffers()
+    buffers = kafka_backend.RecordBuffers()
     assert buffers.add([Unreadable(7, b"a"), Unreadable(8, b"b")]) == 2
     rows = rows_of(buffers.taken())
     assert rows == [

@@ -4,10 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
+from ledger_scripts import Clock, int32s, int64s
 
 import ackcore
 from ackcore import _records as records
-from ackcore.testing.scripts import Clock, int32s, int64s
 
 
 def test_statuses_are_numbers_that_do_not_move():

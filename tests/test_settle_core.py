@@ -4,9 +4,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from ledger_scripts import Clock, entries_of, int32s, int64s
 
 from ackcore import _records as records
-from ackcore.testing.scripts import Clock, entries_of, int32s, int64s
 
 
 @pytest.fixture(scope="module")

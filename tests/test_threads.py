@@ -6,8 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-
-from ackcore.testing.scripts import Clock, int32s
+from ledger_scripts import Clock, int32s
 
 THREADS = 4
 

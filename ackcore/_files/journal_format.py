@@ -30,7 +30,7 @@ _ENTRY_MAGIC = b"\xf6ent"
 
 
 class FileFormat:
-    """How one file has its entries.
+    """The layout of the entries of one file.
 
     Parameters
     ----------

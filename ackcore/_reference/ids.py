@@ -1,4 +1,4 @@
-"""Ids, a root or an edge at a time: the twin of pyx/ids.pxd.
+"""Ids, a root or an edge at a time: the twin of pyx/ids.h.
 
 A root id is a keyed bijection of (partition, offset, attempt) and an edge id a keyed hash of its
 position (SEMANTICS 5), both by SplitMix64; a root's acker is found as Storm's fields grouping

@@ -1,8 +1,8 @@
 """The ledger in plain Python: the table of pending roots.
 
-One dict from root id to entry, one list of what left at the last turn, one lock; nothing is lazy
-and nothing clever.  What messages do to an entry is in ``entry``; here are Storm's `RotatingMap`
-(SEMANTICS 3), which a turn counter stands for, and what takes and hands out columns.
+It has one dict from root id to entry, one list of the entries that expired at the last turn, and
+one lock. ``entry`` applies a message to an entry. This module has Storm's `RotatingMap`
+(SEMANTICS 3), as a counter of turns, and the methods that take and return columns.
 """
 
 from __future__ import annotations

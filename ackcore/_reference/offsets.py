@@ -92,12 +92,12 @@ class OffsetTracker:
 
     @property
     def pending(self) -> int:
-        """Offsets that were emitted and are not done."""
+        """The number of offsets that were emitted and are not done."""
         return len(self._open)
 
     @property
     def waiting(self) -> int:
-        """Those of them that failed and were not emitted again."""
+        """The number of pending offsets that failed and were not emitted again."""
         return len(self._waiting)
 
     @property

@@ -1,4 +1,4 @@
-"""The assignment of rows to the shards of a shuffle, in numpy: the twin of pyx/pack.pxd.
+"""The assignment of rows to the shards of a shuffle, in numpy: the twin of pyx/pack.h.
 
 The hash is Jon Maiga's xmxmx with the multiplier of Boost.ContainerHash's ``hash_mix``; a shard
 is its upper half scaled to their number (Lemire, "Fast random integer generation in an interval",

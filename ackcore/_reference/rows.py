@@ -1,7 +1,7 @@
-"""The handling of rows that a stage emits, in numpy: the twin of pyx/rows.pxd.
+"""The handling of rows that a stage emits, in numpy: the twin of pyx/rows.h.
 
 Values are hashed by SplitMix64's finaliser, word by word, and columns folded into a row's hash by
-a multiplier (pyx/rows.pxd draws the scheme).  A fingerprint is a sum of mixed words, each offset by
+a multiplier (pyx/rows.h draws the scheme).  A fingerprint is a sum of mixed words, each offset by
 its place.  Fixed for ever, bit by bit: checkpoints hold fingerprints, and one value goes to one
 place in every task and version.  Arguments, results and errors are documented in pyx/rows.pxi.
 """
@@ -206,7 +206,7 @@ def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any]
 
 
 def fingerprint(data: Any, seed: int = 0) -> int:
-    """Return 64 bits that tell whether bytes are still the same."""
+    """Return a 64-bit fingerprint of bytes, by which a later change of them is found."""
     memory = _row_arguments.bytes_of(data, "data")
     seed = as_id(seed, "seed")
     size = len(memory)

@@ -34,23 +34,35 @@ Place = Annotated[
 _TIME = "2026-11-23T10:00, or 30min, 2h or 7d ago"
 #: The options that choose letters, by the parameters of `_filter`.
 _OPTIONS: dict[str, Any] = {
-    "spout": Annotated[str | None, typer.Option(help="Of this spout only.")],
-    "component": Annotated[str | None, typer.Option(help="That this component failed.")],
-    "error": Annotated[
-        str | None, typer.Option(help="With this error's name, such as ValueError.")
+    "spout": Annotated[str | None, typer.Option(help="Only letters of this spout.")],
+    "component": Annotated[
+        str | None, typer.Option(help="Only letters that this bolt, spout or sink failed.")
     ],
-    "message": Annotated[str | None, typer.Option(help="With this in the error's message.")],
-    "since": Annotated[str | None, typer.Option(metavar="TIME", help=f"That died since {_TIME}.")],
-    "until": Annotated[str | None, typer.Option(metavar="TIME", help=f"That died before {_TIME}.")],
+    "error": Annotated[
+        str | None, typer.Option(help="Only letters with this error type, such as ValueError.")
+    ],
+    "message": Annotated[
+        str | None, typer.Option(help="Only letters with this text in the error message.")
+    ],
+    "since": Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"Only since a time: {_TIME}.")
+    ],
+    "until": Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"Only before a time: {_TIME}.")
+    ],
     "sent": Annotated[
-        bool | None, typer.Option("--sent/--not-sent", help="Those that were sent again, or not.")
+        bool | None,
+        typer.Option("--sent/--not-sent", help="Only letters that were replayed, or only others."),
     ],
 }
 Named = Annotated[
-    list[str] | None, typer.Argument(metavar="[LETTER...]", help="Only these, as listed.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[LETTER...]", help="Names of letters, as `ackcore dead list` shows them."
+    ),
 ]
-All = Annotated[bool, typer.Option("--all", help="All there are, where nothing else says which.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
+All = Annotated[bool, typer.Option("--all", help="All letters, if you give no name and no filter.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -106,8 +118,10 @@ def add_to(app: typer.Typer) -> None:
 def listed(
     checkpoint: Place,
     wanted: LetterFilter,
-    limit: Annotated[int, typer.Option(min=0, help="How many at most; 0 for all.")] = 50,
-    payload: Annotated[bool, typer.Option("--payload", help="Show the records as well.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=0, help="The largest number of letters; 0 for all.")
+    ] = 50,
+    payload: Annotated[bool, typer.Option("--payload", help="Show the records too.")] = False,
     as_json: Json = False,
 ) -> None:
     """List dead letters, newest first.
@@ -166,7 +180,12 @@ def _many(n: int, one: str, several: str) -> str:
 
 def show(
     checkpoint: Place,
-    letter: Annotated[str, typer.Argument(metavar="LETTER", help="As it is listed.")],
+    letter: Annotated[
+        str,
+        typer.Argument(
+            metavar="LETTER", help="The letter's name, as `ackcore dead list` shows it."
+        ),
+    ],
     as_json: Json = False,
 ) -> None:
     """Show one dead letter with its record. Exits with 1 if there is none of that name."""
@@ -199,15 +218,17 @@ def replayed(
     wanted: LetterFilter,
     letters: Named = None,
     all_of_them: All = False,
-    again: Annotated[bool, typer.Option("--again", help="Also those sent already.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also letters that were replayed before.")
+    ] = False,
     max_replays: Annotated[
-        int, typer.Option(min=0, help="Not those that were sent again so often; 0 for all.")
+        int, typer.Option(min=0, help="Skip records that were replayed this often; 0 for no limit.")
     ] = 20,
     request: Annotated[
-        str | None, typer.Option(help="An id of yours: a second time, nothing is done.")
+        str | None, typer.Option(help="An id that you choose. The same id does nothing twice.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell how many would be sent.")
+        bool, typer.Option("--dry-run", help="Only print how many would be replayed.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -273,7 +294,7 @@ def dropped(
     letters: Named = None,
     all_of_them: All = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell how many would be dropped.")
+        bool, typer.Option("--dry-run", help="Only print how many would be dropped.")
     ] = False,
     as_json: Json = False,
 ) -> None:

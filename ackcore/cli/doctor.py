@@ -41,13 +41,15 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="[CHECKPOINT]",
-            help="Where one is or is to be, a directory or a bucket's URL; else this directory.",
+            help="The directory or bucket URL of a checkpoint; by default this directory.",
         ),
     ] = None,
     master: Annotated[
-        str, typer.Option(help="Where Spark runs, to look at its workers; none: leave it out.")
+        str, typer.Option(help="Spark's master, to check the workers; 'none' skips them.")
     ] = "local[1]",
-    as_json: Annotated[bool, typer.Option("--json", help="Print an object a line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, one object per line.")
+    ] = False,
 ) -> None:
     """Check the requirements: Python, Java, Spark, its workers, Arrow, the file system or bucket.
 

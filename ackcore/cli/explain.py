@@ -22,16 +22,21 @@ def add_to(app: typer.Typer) -> None:
 
 def explain(
     topology: Annotated[
-        str, typer.Argument(metavar="MODULE:NAME", callback=check_name, help="A function of it.")
+        str,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            callback=check_name,
+            help="A Topology, or a function that returns one.",
+        ),
     ],
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it as an SVG into this file.")
+        Path | None, typer.Option(metavar="FILE", help="Write an SVG drawing to this file.")
     ] = None,
     spark: Annotated[
         bool,
-        typer.Option("--spark", help="Start Spark, where only it can tell a source's columns."),
+        typer.Option("--spark", help="Start Spark, if only Spark knows a source's columns."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print its structure as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the structure as JSON.")] = False,
 ) -> None:
     """Show the stages of a topology, and the exchanges between them. Reads and runs nothing."""
     add_path()

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 OK, NO, USAGE, CHECKPOINT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 the answer is no (records died beyond --max-dead, a letter that was "
+    "Exit codes: 0 done; 1 the answer is no (more records died than may, a letter that was "
     "named is not there, a check failed); 2 wrong usage, or something is not installed; 3 the "
     "checkpoint cannot be used; 4 the run failed; 130 interrupted."
 )
@@ -78,7 +78,8 @@ _COMMANDS = (
     ),
     (r"ackcore\.spark\.replay\(\)", "`ackcore dead replay`"),
     (r"\bstart\(\) on the same checkpoint", "`ackcore run` on the same checkpoint"),
-    (r"\bmax_dead=None", "--max-dead none"),
+    (r"\bmax_dead_ratio=None", "--max-dead-ratio none"),
+    (r"\ba larger max_dead\b", "a larger --max-dead"),
     (r"\baccept_changes=True", "--accept-changes"),
     (r"\bdead_letters=", "--dead-letters"),
 )

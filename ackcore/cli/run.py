@@ -55,14 +55,12 @@ def _conf(settings: list[str] | None) -> dict[str, str]:
     return found
 
 
-def _share(text: str | None) -> float | None:
-    if text is None or text.lower() == "none":
-        return None
+def _ratio(text: str) -> float | None:
     try:
-        return float(text) if "." in text else int(text)
+        return None if text.lower() == "none" else float(text)
     except ValueError:
         raise typer.BadParameter(
-            f"--max-dead must be a number, a share such as 0.01, or none, got {text!r}"
+            f"--max-dead-ratio must be a share such as 0.01, or none, got {text!r}"
         ) from None
 
 
@@ -76,34 +74,46 @@ def run(
         ),
     ],
     checkpoint: Annotated[
-        str, typer.Option(help="Its directory, or a bucket's URL; a run goes on with it.")
+        str,
+        typer.Option(
+            help="The directory or bucket URL of the checkpoint. A run on it continues there."
+        ),
     ],
-    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
+    master: Annotated[str, typer.Option(help="Spark's master.")] = "local[*]",
     conf: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting of Spark's.")
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A Spark setting. Repeat the option for more."),
     ] = None,
     batch: Annotated[
         bool | None,
         typer.Option(
-            "--batch/--stream", help="Where tasks read Kafka themselves: to its end, or on and on."
+            "--batch/--stream",
+            help="For a KafkaSpout: read to the end of the topics, or run until stopped.",
         ),
     ] = None,
     trigger: Annotated[
-        str | None, typer.Option(metavar="INTERVAL", help="A micro-batch so often: '10 seconds'.")
+        str | None,
+        typer.Option(
+            metavar="INTERVAL", help="The interval of micro-batches, such as '10 seconds'."
+        ),
     ] = None,
     available_now: Annotated[
-        bool, typer.Option("--available-now", help="End a stream when all there is was done.")
+        bool,
+        typer.Option("--available-now", help="End a stream when all present records are done."),
     ] = False,
     max_dead: Annotated[
-        str, typer.Option(metavar="N", help="So many may die, or a share; or none: no bound.")
+        int | None, typer.Option(metavar="N", min=0, help="The number of records that may die.")
+    ] = None,
+    max_dead_ratio: Annotated[
+        str, typer.Option(metavar="SHARE", help="The share that may die, not all; or none.")
     ] = "1.0",
     dead_letters: Annotated[
         str | None, typer.Option(help="Where the dead letters go, if not to the checkpoint.")
     ] = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Go on though the topology has changed.")
+        bool, typer.Option("--accept-changes", help="Accept that the topology has changed.")
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the status all the time.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the status while it runs.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each micro-batch, then the books, as JSON.")
     ] = False,
@@ -114,9 +124,10 @@ def run(
     """
     if trigger is not None and available_now:
         raise typer.BadParameter("--trigger and --available-now exclude each other")
-    settings, dead = _conf(conf), _share(max_dead)
+    settings = _conf(conf)
     options: dict[str, Any] = {
-        "max_dead": dead,
+        "max_dead": max_dead,
+        "max_dead_ratio": _ratio(max_dead_ratio),
         "dead_letters": dead_letters,
         "accept_changes": accept_changes,
     }

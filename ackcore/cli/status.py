@@ -30,10 +30,10 @@ def status(
         str,
         typer.Argument(metavar="CHECKPOINT", help="The directory or URL that start() was given."),
     ],
-    batches: Annotated[int, typer.Option(min=0, help="How many micro-batches to show.")] = 5,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second.")] = False,
+    batches: Annotated[int, typer.Option(min=0, help="The number of micro-batches to show.")] = 5,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object, with --watch one a line.")
+        bool, typer.Option("--json", help="Print one JSON object; with --watch, one per line.")
     ] = False,
 ) -> None:
     """Show counts, waiting records, the last micro-batches, lag and dead letters of a query.

@@ -19,24 +19,31 @@ def add_to(app: typer.Typer) -> None:
 
 
 def ui(
-    checkpoints: Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help="To show.")],
-    port: Annotated[int, typer.Option(help="0: a free one.")] = 8440,
+    checkpoints: Annotated[
+        list[str], typer.Argument(metavar="CHECKPOINT...", help="The checkpoints to show.")
+    ],
+    port: Annotated[int, typer.Option(help="The port; 0 for a free one.")] = 8440,
     host: Annotated[
-        str, typer.Option(help="Where it listens: with another than this, others may read all.")
+        str,
+        typer.Option(
+            help="The address to listen on. If it is not local, others can read everything."
+        ),
     ] = "127.0.0.1",
     known_as: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A name that browsers ask for.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A host name of this machine that browsers use."),
     ] = None,
     allow_replay: Annotated[
         bool,
         typer.Option(
             "--allow-replay",
-            help="Let dead letters be sent again by who has the token: that of ACKCORE_UI_TOKEN, "
-            "else a new one, which is printed.",
+            help="Allow replays with a token: the value of ACKCORE_UI_TOKEN, or a new one, "
+            "which is printed.",
         ),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print where it is, and a new token, as one JSON object.")
+        bool,
+        typer.Option("--json", help="Print the page's address and a new token as one JSON object."),
     ] = False,
 ) -> None:
     """Serve a page with counts, throughput, waiting records, latency, the topology and dead

@@ -67,7 +67,7 @@ class DispatchBooks(NamedTuple):
 
 
 class FailedInBatch(Exception):
-    """A consumer's bitmap named a record."""
+    """A record that the bitmap of its batch marks as failed."""
 
 
 class Dispatcher:
@@ -76,44 +76,45 @@ class Dispatcher:
     Parameters
     ----------
     source : sequence, or callable
-        The records. A callable is given a position and returns those from there on, an iterable or
-        an asynchronous one: the same records each time, for a crash to resume where it was. What it
-        takes to give the next one, all else waits for, unless it is asynchronous: then batches are
-        smaller than ``batch`` when the next record takes more than 20 ms to come.
+        The records. A callable is given a position and returns an iterable, or an asynchronous one,
+        of the records from there on. It must return the same records each time, so that a restart
+        resumes. A blocking iterable stops the whole dispatcher while it waits for a record. An
+        asynchronous one does not; a batch is sent early if its next record takes over 20 ms.
     consumers : mapping
-        By name: a function (run in a thread), a coroutine function, or a `Target`, as `Process` and
-        `Http`.
+        By name: a function (run in a thread), a coroutine function, or a `Target`, for example
+        `Process` or `Http`.
     limit, chooser, max_pending, clock
-        As of `FlowController`.
+        See `FlowController`.
     timeout_s : float, default 30.0
-        Seconds that a call may take. One that waits for a thread or a process as long goes to
-        another consumer, and counts as no attempt.
+        Seconds that a call may take. A record that waits as long for a thread or a process goes to
+        another consumer, and no attempt is counted.
     key : callable, optional
         ``key(record)``, for a chooser by key. Not with ``batch``.
     batch : int, default 1
-        Records a call; beyond 1, consumers are given lists, and may return a bitmap of what failed.
+        Records per call. Above 1, consumers are given lists, and may return a bitmap of the failed
+        records.
     max_attempts : int, default 5
         Times that a record may fail; a consumer that took nothing does not count.
     backoff_ms, max_backoff_ms : int, default 1000, 300_000
         The longest wait of a record after its first failure, and after any; it doubles in between.
-        How long it is in the end is drawn (`ackcore.retry`). `Retry` may ask for more.
+        The actual wait is random, up to that (`ackcore.retry`). `Retry` may ask for more.
     breaker_failures : int, optional, default 10
-        Failures in a row, of any records, after which a consumer is left alone; None for never. A
-        `Reject` and a batch that failed in part are none.
+        Failures in a row, of any records, after which a consumer gets no more records; None for no
+        limit. A `Reject` and a batch that failed in part do not count.
     breaker_reset_s : float, default 1.0
-        Seconds for which it is left alone; then a single call tries it. Failures of that call, and
-        of those that were out, are no attempts, except a trial's while all consumers are like that.
+        Seconds until such a consumer gets a single call as a trial. A trial that fails, or a call
+        that was running before, counts no attempt, except a trial while no consumer works.
     acked : callable, optional
-        ``acked(position, record)`` is told of each record that a consumer has done, once, for a
-        source that keeps count of that itself, as `ackcore.kafka.Consumer` does.
+        ``acked(position, record)`` is called once for each record that a consumer has done, for a
+        source that commits by itself, such as `ackcore.kafka.Consumer`.
     dead : callable, optional
-        ``dead(position, record, error)``, or a coroutine function, takes a record that failed for
-        the last time, and must have kept it when it returns: the committed position then moves over
-        it. By default the run ends with `RecordDead`.
+        ``dead(position, record, error)``, or a coroutine function, is called with a record that
+        failed for the last time. It must store the record before it returns, because the committed
+        position then moves past it. By default the run ends with `RecordDead`.
     checkpoint : path-like, optional
-        Where the committed position is kept; see `Checkpoint`. By default each run begins at 0.
+        The file of the committed position; see `Checkpoint`. By default each run begins at 0.
     checkpoint_s : float, default 1.0
-        Seconds between commits. At the end of a run there is always one.
+        Seconds between commits. A run also commits at its end.
     max_ahead : int, default 1_000_000
         Records read beyond the first that is not done.
     unavailable_timeout_s : float, default 604_800 (a week)
@@ -156,6 +157,11 @@ class Dispatcher:
                 "source must be a sequence, or a callable that gives the records from a position "
                 f"on, got {type(source).__name__}; of an iterable that begins anew each time: "
                 "lambda start: itertools.islice(it, start, None)"
+            )
+        if not isinstance(consumers, Mapping):
+            raise TypeError(
+                "consumers must be a mapping from name to consumer, such as "
+                f"{{'one': function}}, got {type(consumers).__name__}"
             )
         if not consumers:
             raise ValueError("consumers must hold one at least, got none")

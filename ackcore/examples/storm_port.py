@@ -66,9 +66,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark.protocol.progress import Books
-from ackcore.spark.query import run_batch
-from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark import Books, run_batch, to_parquet
 from ackcore.topology import Bolt, Context, Topology, TopologyBuilder, Tuple
 
 #: The sentences of storm-starter's RandomSentenceSpout.

@@ -20,7 +20,8 @@ except ModuleNotFoundError as error:
     ) from None
 
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, TooManyDead
+from ackcore.dead_limit import TooManyDead
+from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange
 from ackcore.kafka.cluster import (
     Answers,
     Cluster,
@@ -37,7 +38,7 @@ from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTime
 from ackcore.kafka.group import KafkaGroup
 from ackcore.kafka.letter_replay import SentBack, replay_letters
 from ackcore.kafka.producing import DeliveryError
-from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, split_range
+from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.kafka.reading import RangeReader, read_range
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
 from ackcore.kafka.settings import ClientSettings
@@ -79,5 +80,4 @@ __all__ = [
     "Watermarks",
     "read_range",
     "replay_letters",
-    "split_range",
 ]

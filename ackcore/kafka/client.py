@@ -34,10 +34,6 @@ class ConsumerError(RuntimeError):
     """A consumer has ended, and why."""
 
 
-class TooManyDead(ConsumerError):
-    """More records died than may, so that something else must be wrong than they."""
-
-
 class OffsetsOutOfRange(ConsumerError):
     """The next offset to read was deleted, or does not exist yet."""
 
@@ -78,7 +74,7 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
 
 def _refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError:
     said = settings.client.redacted(error.args[0].str())
-    return ConsumerError(f"the settings of the client are refused: {said}")
+    return ConsumerError(f"librdkafka refused the settings of the client: {said}; correct options=")
 
 
 def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 
 from confluent_kafka import Consumer, TopicPartition
 
+from ackcore.dead_limit import TooManyDead
 from ackcore.dispatch.dispatcher import RecordDead
 from ackcore.kafka.begin import begin
 from ackcore.kafka.client import (
     ConsumerError,
-    TooManyDead,
     dead_letters_of,
     make_client,
     wait_until_known,
@@ -204,8 +204,9 @@ class ClientThread:
         if excess is not None:
             self._keep_last(letters)
             raise TooManyDead(
-                f"{excess}: what is not kept as a dead letter was not committed, and is there at "
-                "the next start; see what the dead letters have as their reasons"
+                f"{excess.message}: what is not kept as a dead letter was not committed, and is "
+                "there at the next start; see what the dead letters have as their reasons",
+                limit=excess.limit,
             )
         if self._dead_letters is None:
             if letters:

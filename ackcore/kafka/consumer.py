@@ -51,110 +51,117 @@ class ConsumerStats(NamedTuple):
 
 
 class Consumer:
-    """Reads topics as a member of a group, and commits exactly what is done.
+    """A member of a consumer group that commits exactly the records that are done.
 
-    Records are handed out, each to be acked or failed, in any order and by any thread.  What fails
-    is handed out again after a back-off, ahead of what is new, and after ``max_attempts`` failures
-    it is kept as a dead letter.  Committed is over what is acked or kept, and over nothing else;
-    what is done above that goes along in the commit's metadata, so that it is not handed out again
-    after a restart or a rebalance.
+    `poll` delivers records. You ack or fail each, in any order and from any thread. A failed record
+    is delivered again after a back-off, before new records. After ``max_attempts`` failures it
+    becomes a dead letter. The committed offset is the end of the records that are acked or stored
+    as dead letters. Records done above it are in the commit's metadata, so that a restart or a
+    rebalance does not deliver them again.
 
-    A thread of its own reads, commits every ``commit_interval_s``, and answers rebalances.  A
-    partition that is taken away gives nothing more; what is out of it has ``drain_s`` to be
-    answered, then it is committed and let go.  An answer that comes later is counted, and changes
-    nothing: whoever has the partition next does that record again.
+    A thread of the consumer reads, commits every ``commit_interval_s``, and answers rebalances. It
+    delivers nothing more of a partition that is taken away. The delivered records of that partition
+    have ``drain_s`` to be answered, and are then committed. Later answers are counted and change
+    nothing: the next owner of the partition processes those records again.
 
     Parameters
     ----------
     topics : str or sequence of str, optional
-        What the group assigns partitions of; one that begins with ``^`` is a regular expression.
+        The topics to subscribe to. A name that begins with ``^`` is a regular expression.
     bootstrap_servers : str
-        As librdkafka's ``bootstrap.servers``.
+        The brokers, as ``host:port,host:port``.
     group_id : str
-        Whose offsets are committed.
+        The consumer group whose offsets are committed.
     partitions : sequence of (str, int), optional
-        Topics and partitions to read, in place of ``topics``: nothing is assigned by the group.
+        Pairs of topic and partition to read, instead of ``topics``. The group assigns nothing.
     tasks, task : int, optional
         Consumer ``task`` of ``tasks``, from 0 on, reads the partitions task, task + tasks, ... of
-        the ordered list of those of ``topics``, and the group assigns nothing.  Each must run
-        once; where a partition goes from one to another, as the list became longer, what was out
-        is done twice.
+        the ordered list of partitions of ``topics``. The group assigns nothing. Run each task
+        once. If the list grows, a partition may move to another task: records of it that are in
+        flight are then processed twice.
     protocol : {"cooperative", "eager", "consumer"}, default "cooperative"
-        How the group assigns: incrementally, all anew each time, or by the broker (KIP-848).
+        How the group assigns partitions: incrementally, all anew each time, or by the broker
+        (KIP-848).
     start : {"earliest", "latest"}, datetime or mapping, default "earliest"
-        Where to begin a partition of which nothing is committed: at the first record that there
-        is, at the end, at the first record of a time (with its zone), or at offsets by (topic,
-        partition), those without one at the earliest.  A partition that comes to a topic while
-        this member reads that begins at its first record; to one that has not read the topic
-        before, it is as any other, so that "latest" passes over what it got until then.
+        Where a partition without a committed offset begins: at its first record, at its end, at
+        the first record from a time on (with its zone), or at offsets by (topic, partition), where
+        missing ones mean the earliest. A partition that is added to a topic while this member
+        reads the topic begins at its first record. A member that has not read the topic before
+        applies ``start`` to it, so with "latest" it skips what the partition got until then.
     force_from_start : str, optional
-        The name of a deployment.  A partition that was committed under another name, or none,
-        begins as ``start`` says all the same, once for each name.  Give all members of the group
-        the same one; taken away, they go on.
+        The name of a deployment. A partition that was committed under another name, or none,
+        begins as ``start`` says, once per name. Give all members of the group the same name. With
+        the argument removed, they continue at the committed offsets.
     max_offset_behind : int, optional
-        What is further behind the end of its partition, when that is assigned, is passed over,
-        with a dead letter "TooFarBehind" that says which offsets; or, where ``out_of_range`` is
-        "fail", ends the consumer.
+        When a partition is assigned, records further than this behind its end are skipped, and a
+        dead letter "TooFarBehind" names their offsets. If ``out_of_range`` is "fail", the consumer
+        ends instead.
     out_of_range : {"earliest", "latest", "fail"}, optional
-        What to do where the records to be read next were deleted: go on at the first that there is,
-        or at the end, with a dead letter that says what is lost (a warning, if there are none), or
-        end with `OffsetsOutOfRange`.  By default ``"earliest"`` with ``dead_letters``, and
-        ``"fail"`` without.
-        A topic that was deleted and made again (its id is another) is read from its beginning,
-        or, with "fail", ends the consumer, too.
+        What to do if the next records were deleted: continue at the first record, or at the end,
+        with a dead letter that names the lost offsets (without ``dead_letters``, a warning), or
+        end with `OffsetsOutOfRange`. The default is ``"earliest"`` with ``dead_letters``, else
+        ``"fail"``. A topic that was deleted and created again is read from its beginning, or, with
+        "fail", also ends the consumer.
     dead_letters : str or callable, optional
-        A topic, which none of ``topics`` is or fits, or ``keep(record, failure)``, called in a
-        thread of its own, which must have kept the record when it returns.  What cannot be kept is
+        A topic, which must not match ``topics``, or ``keep(record, failure)``. The callable is run
+        in a thread of its own, and must store the record before it returns.  What cannot be kept is
         tried again until it is.  By default the consumer ends with `ackcore.dispatch.RecordDead`.
-    max_dead : float, optional
-        Of the last ``max_dead_window`` records that were acked or died, at most this share may be
-        dead, and not all: else it ends with `TooManyDead`.
-    max_dead_window : int, default 1000
-        Of how many; before there are so many, nothing is too much.
-    max_dead_in_a_row : int, optional
-        So many records may die one after another; one more, and it ends with `TooManyDead`.
+    max_dead : int, optional
+        The number of records that may die of the last ``max_dead_window`` that were acked or died;
+        one more, and the consumer ends with `TooManyDead`.
+    max_dead_ratio : float, optional
+        The share of the same records that may die, from 0 to 1, but never all of them, judged from
+        ten dead records on.
+    max_dead_window : int or None, default 1000
+        The number of records that ended last among which both are judged; None for all since the
+        start.
     max_attempts : int, default 5
-        Times that a record may fail.
+        The number of failures after which a record is dead.
     backoff_ms, max_backoff_ms : int, default 1000, 300000
-        The longest wait after the first failure, and after any; between them it doubles.  How long
-        the wait is, from 1 ms up, is drawn for each record and attempt.
+        The longest wait after the first failure, and after any; it doubles in between. The actual
+        wait is random, from 1 ms up to that.
     timeout_s : float, optional
-        What is out for longer has failed; an ack that comes before it is handed out again counts.
+        A record that is not answered for this long has failed. An ack still counts until the
+        record is delivered again.
     unavailable_timeout_s : float, default 604800
-        Once a record is known for so long, `Unavailable` counts as an attempt.
+        Seconds since a record was first read, after which `Unavailable` counts as an attempt.
     commit_interval_s : float, default 1.0
         Seconds between commits.
     drain_s : float, default 10.0
-        Seconds for answers when partitions are taken away, and when it is closed.
+        Seconds for answers when partitions are taken away, and when the consumer is closed.
     on_assign, on_revoke : callable, optional
-        Called with this consumer and a list of (topic, partition): when partitions have come and
-        nothing of them is read yet, so that it may `seek`; and when they are taken away, at a
-        `close` too, before the ``drain_s`` in which what is out may be acked and is committed.
-        Partitions that the group took away as lost are told to ``on_revoke``, and not committed.
-        The callbacks run in the thread that reads: they must not wait for records, and not call
-        `poll`, `commit` or `close`.  An exception in one ends the consumer.
+        Called with this consumer and a list of (topic, partition). ``on_assign`` is called before
+        new partitions are read, so it may `seek`. ``on_revoke`` is called when partitions are taken
+        away, and at `close`. Records acked in it or within ``drain_s`` after it are committed,
+        except those of partitions that the group declared lost. Both run in the thread that reads:
+        they must not wait for records, and not call `poll`, `commit` or `close`. An exception in
+        one ends the consumer.
     ordered_by : {"key", "partition"}, optional
-        Of records with the same key (of a partition), one is handed out at a time, in the order of
-        their offsets: the next when the one before is acked or kept as a dead letter, its retries
-        included.  Other keys go on, and so do records without a key.
+        Deliver the records of one key (or of one partition) one at a time, in the order of their
+        offsets. The next one comes when the one before is acked or stored as a dead letter.
+        Other keys, and records without a key, are not held up.
     refresh_s : float, default 60.0
-        How often it is asked for new partitions, and for topics that were made again.
+        Seconds between checks for new partitions, and for topics that were created again.
     max_in_flight : int, default 10_000
-        Records of one partition that are handed out and not answered, or have dead letters that are
-        not kept yet; from there on it hands out nothing new.  It reads ahead up to 1,000 records,
-        or this many if that is more, and is then paused until half of that is free again.
+        The largest number of records of one partition that are delivered and not answered, or
+        whose dead letters are not stored yet. At that number nothing new of it is delivered.
+        The consumer reads ahead up to 1,000 records, or this number if it is larger. Then it pauses
+        the partition until half of that is free.
     max_in_flight_bytes : int, default 16 MiB
-        Bytes of one partition that are read and neither done nor waiting; from there on it is
-        paused, as above.
+        The largest number of bytes of one partition that are read, and neither done nor waiting
+        for a retry. At that number the partition is paused in the same way.
     max_waiting, max_waiting_bytes : int, default 10_000, 64 MiB
-        Records of all partitions that wait for another attempt; from there on nothing is read. What
-        was read ahead by then is still handed out.
+        The largest number of records and bytes, over all partitions, that wait for a retry. At that
+        number reading stops. Records read before are still delivered.
     options : mapping, optional
-        As of `ClientSettings`.
+        Further settings of librdkafka; see `ClientSettings`.
 
-    A broker that does not say in 30 s what is committed, or where a partition begins, ends it with
-    `ConsumerError`: start it again.  A dead letter is larger than its record by its headers: one
-    of a record near the topic's limit needs a topic with a larger ``max.message.bytes``.
+    Notes
+    -----
+    If a broker does not answer within 30 s what is committed or where a partition begins, the
+    consumer ends with `ConsumerError`. Start it again. The headers make a dead letter larger than
+    its record: if records come near the topic's limit, give the dead-letter topic a larger
+    ``max.message.bytes``.
 
     Raises
     ------
@@ -179,9 +186,9 @@ class Consumer:
         max_offset_behind: int | None = None,
         out_of_range: OutOfRange | None = None,
         dead_letters: KeepDead | None = None,
-        max_dead: float | None = None,
-        max_dead_window: int = 1000,
-        max_dead_in_a_row: int | None = None,
+        max_dead: int | None = None,
+        max_dead_ratio: float | None = None,
+        max_dead_window: int | None = 1000,
         max_attempts: int = 5,
         backoff_ms: int = 1000,
         max_backoff_ms: int = 300_000,
@@ -213,8 +220,8 @@ class Consumer:
             out_of_range=out_of_range,
             dead_letters=dead_letters,
             max_dead=max_dead,
+            max_dead_ratio=max_dead_ratio,
             max_dead_window=max_dead_window,
-            max_dead_in_a_row=max_dead_in_a_row,
             max_attempts=max_attempts,
             backoff_ms=backoff_ms,
             max_backoff_ms=max_backoff_ms,
@@ -239,7 +246,7 @@ class Consumer:
             limits=settings.limits,
             timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
             unavailable_timeout_ms=round(unavailable_timeout_s * 1000),
-            dead_limit=settings.dead_limit,
+            dead_limit=settings.dead_limit(),
             ordered_by=ordered_by,
             wake=self._changed.notify_all,
         )
@@ -250,15 +257,16 @@ class Consumer:
     # Records.
 
     def poll(self, n: int = 1, timeout_s: float | None = None) -> list[KafkaRecord]:
-        """Return records to be processed, up to n, first what is due again.
+        """Return up to n records to be processed: retries that are due, and new records.
 
-        While there are new records, every other one is new.
+        While there are both, the two kinds alternate.
 
         Parameters
         ----------
         n : int, default 1
+            The largest number of records to return.
         timeout_s : float, optional
-            How long to wait for the first; for ever by default.
+            The longest wait for the first record, in seconds. No limit by default.
 
         Returns
         -------
@@ -267,7 +275,7 @@ class Consumer:
 
         Raises
         ------
-        ConsumerError, RecordDead, KafkaException
+        ConsumerError, TooManyDead, RecordDead, KafkaException
             What the consumer has ended with.
         """
         n = as_count(n, "n", 1)
@@ -329,25 +337,24 @@ class Consumer:
             self._held.give_back(records)
 
     def ack(self, record: KafkaRecord) -> bool:
-        """Say that a record is done; whether that counted, and was not late or said before."""
+        """Ack a record. Return False if it was answered before, or the answer came too late."""
         with self._own():
             return self._held.ack(record)
 
     def ack_many(self, records: Iterable[KafkaRecord]) -> int:
-        """`ack` for several; how many counted."""
+        """Ack several records. Return the number of those that `ack` returns True for."""
         with self._own():
             return sum(map(self._held.ack, records))
 
     def fail(self, record: KafkaRecord, reason: BaseException | str) -> bool:
-        """Say that a record failed, and why; whether that counted.
+        """Fail a record. Return False if it was answered before, or the answer came too late.
 
         Parameters
         ----------
         record : KafkaRecord
         reason : exception or str
-            Of exceptions, `ackcore.dispatch.Reject` sends it to the dead letters at once,
-            `Unavailable` does not count as an attempt, and both it and
-            `ackcore.topology.Retry` may say how long it waits at least.
+            The cause. `Reject` sends the record to the dead letters at once. `Unavailable` counts
+            no attempt. `Unavailable` and `Retry` may set the shortest wait (``after_s``).
         """
         asked_s = reason.asked_s if isinstance(reason, Retry) else None
         with self._own():
@@ -423,7 +430,7 @@ class Consumer:
 
         Raises
         ------
-        ConsumerError, RecordDead, KafkaException
+        ConsumerError, TooManyDead, RecordDead, KafkaException
             The error that the consumer has ended with, or that it is closed.
         TimeoutError
             If the broker has not confirmed the commit in time.  The consumer goes on to commit.
@@ -475,7 +482,7 @@ class Consumer:
 
         Raises
         ------
-        ConsumerError, RecordDead, KafkaException
+        ConsumerError, TooManyDead, RecordDead, KafkaException
             What the consumer has ended with, also if `poll` has raised it.
         TimeoutError
             If the client does not end in time. It goes on in the background.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ackcore._columns import as_count
+from ackcore.dead_limit import DeadLimit
 from ackcore.flow.numbers import positive
-from ackcore.kafka.dead_limit import DeadLimit
 from ackcore.kafka.held_partition import Limits
 from ackcore.kafka.producing import check_options, check_topic
 from ackcore.kafka.records import Failure, KafkaRecord
@@ -52,9 +52,9 @@ class ConsumerSettings:
     refresh_s: float = 60.0
     out_of_range: OutOfRange | None = None
     dead_letters: KeepDead | None = None
-    max_dead: float | None = None
-    max_dead_window: int = 1000
-    max_dead_in_a_row: int | None = None
+    max_dead: int | None = None
+    max_dead_ratio: float | None = None
+    max_dead_window: int | None = 1000
     max_attempts: int = 5
     backoff_ms: int = 1000
     max_backoff_ms: int = 300_000
@@ -89,12 +89,10 @@ class ConsumerSettings:
             as_count(getattr(self, name), name, 1, 2**62)
         for name in ("max_in_flight", "max_in_flight_bytes", "max_waiting", "max_waiting_bytes"):
             as_count(getattr(self, name), name, 1)
-        as_count(self.max_dead_window, "max_dead_window", 1)
-        for name in ("max_offset_behind", "max_dead_in_a_row"):
+        for name, least in (("max_offset_behind", 0), ("max_dead_window", 1)):
             if getattr(self, name) is not None:
-                as_count(getattr(self, name), name, 0)
-        if self.max_dead is not None:
-            positive(self.max_dead, "max_dead", 1.0, "the share of the records that may die")
+                as_count(getattr(self, name), name, least)
+        self.dead_limit()
         if self.force_from_start is not None and not isinstance(self.force_from_start, str):
             raise TypeError(
                 "force_from_start must be a name, of this deployment, say 'release 12': each new "
@@ -198,19 +196,18 @@ class ConsumerSettings:
             self.max_in_flight, self.max_in_flight_bytes, self.max_waiting, self.max_waiting_bytes
         )
 
-    @property
     def dead_limit(self) -> DeadLimit:
-        """The limit on dead records."""
-        return DeadLimit(self.max_dead, self.max_dead_window, self.max_dead_in_a_row)
+        """Return a limit on dead records, which has counted nothing yet."""
+        return DeadLimit(self.max_dead, self.max_dead_ratio, self.max_dead_window)
 
     @property
     def by_hand(self) -> bool:
-        """Whether nothing is assigned by the group."""
+        """Whether the partitions are given, and not assigned by the group."""
         return bool(self.partitions) or self.tasks is not None
 
     @property
     def on_out_of_range(self) -> OutOfRange:
-        """``out_of_range``, or its default: where it can be kept what was lost, from the first."""
+        """``out_of_range``. Its default is "earliest" with ``dead_letters``, else "fail"."""
         return self.out_of_range or ("fail" if self.dead_letters is None else "earliest")
 
 
@@ -227,8 +224,12 @@ def as_partitions(partitions: Sequence[tuple[str, int]] | None) -> tuple[tuple[s
     """Partitions as pairs of topic and number."""
     found = []
     for each in partitions or ():
-        topic, number = each
-        if not isinstance(topic, str):
-            raise TypeError(f"partitions must hold pairs of topic and number, got {each!r}")
-        found.append((topic, as_count(number, "partitions", 0, 2**31 - 1)))
+        match each:
+            case (str(topic), number):
+                found.append((topic, as_count(number, "partitions", 0, 2**31 - 1)))
+            case _:
+                raise TypeError(
+                    "partitions must be pairs of topic and number, such as ('orders', 0), "
+                    f"got {each!r}"
+                )
     return tuple(dict.fromkeys(found))

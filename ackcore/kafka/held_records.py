@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from ackcore._records import OffsetState
-from ackcore.kafka.dead_limit import DeadLimit
+from ackcore.dead_limit import DeadLimit
 from ackcore.kafka.held_partition import (
     DYING,
     FRESH,
@@ -262,7 +262,7 @@ class HeldRecords:
                 failure = Failure("Failed", f"{failures} times before it was assigned anew")
                 self._die(found, held, failure, failures)
             elif offset in unreadable:
-                self.dead_limit.ended(dead=True)
+                self.dead_limit.ended(0, 1)
                 self._die(found, held, unreadable[offset], failures + 1)
             else:
                 found.queue(offset, self._order_of(record))
@@ -420,12 +420,12 @@ class HeldRecords:
     # Answers.
 
     def ack(self, record: KafkaRecord) -> bool:
-        """Take in that a record is done; whether it was out."""
+        """Record that a record is done. Return False if it was not in flight."""
         found, held = self._answered(record)
         if found is None or held is None:
             return False
         self.counts.acked += 1
-        self.dead_limit.ended(dead=False)
+        self.dead_limit.ended(1, 0)
         self._done(found, record.offset)
         return True
 
@@ -439,7 +439,7 @@ class HeldRecords:
         counts: bool = True,
         after_ms: int = 0,
     ) -> bool:
-        """Take in that a record failed; whether it was out.
+        """Record that a record failed. Return False if it was not in flight.
 
         Parameters
         ----------
@@ -522,7 +522,7 @@ class HeldRecords:
             first_ms=held.read_ms,
         )
         if waiting is None:
-            self.dead_limit.ended(dead=True)
+            self.dead_limit.ended(0, 1)
             self._die(found, held, failure, record.attempt + 1)
             return
         self._last_failure = f"{failure.kind}: {failure.message[:_MOST_SAID]}"
@@ -599,7 +599,7 @@ class HeldRecords:
         )
 
     def committed(self, done: PartitionCommit) -> None:
-        """Take in that the broker has a commit."""
+        """Record that the broker has a commit."""
         self._metadata.taken(done.commit.metadata)
         found = self._partitions.get((done.topic, done.partition))
         if found is not None and found.generation == done.generation:
@@ -609,7 +609,7 @@ class HeldRecords:
             self._wake()
 
     def shorten_metadata(self, metadata: str) -> bool:
-        """Take in that a broker found metadata too large; whether its form is another one now."""
+        """Choose shorter metadata after a broker refused these. Return False if they were empty."""
         return self._metadata.refused(metadata)
 
     # How much may be read.
@@ -634,5 +634,5 @@ class HeldRecords:
         return sum(bool(each.cause) for each in self._partitions.values())
 
     def partition_stats(self, now_ms: int) -> list[PartitionStats]:
-        """Each partition as it is; lags are not known here."""
+        """Return the statistics of each partition, without lags."""
         return [each.stats(now_ms) for each in self._partitions.values()]

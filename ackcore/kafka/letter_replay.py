@@ -116,7 +116,7 @@ def replay_letters(
 
     What stands for no record is left: ranges that were deleted or passed over ("LostUpstream",
     "TooFarBehind").  So is a record whose headers could not be read, since they are not in its
-    letter; a letter that a topology on Spark has sent (`ackcore.spark.replay_topic` sends those);
+    letter; a letter that a topology on Spark has sent (`ackcore.spark.replay` sends those);
     and whatever else is in the topic.
 
     Parameters
@@ -298,7 +298,7 @@ def _letter(headers: Headers) -> _Letter | None:
     told = dict(headers)
     if not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
         return None
-    if is_of_topology(headers):  # which `ackcore.spark.replay_topic` sends back
+    if is_of_topology(headers):  # which `ackcore.spark.replay` sends back
         return None
     partition, attempts = (number_in(told[name]) for name in (PARTITION, ATTEMPTS))
     kind, _, _ = (told[REASON] or b"").partition(b": ")

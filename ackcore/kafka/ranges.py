@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import pyarrow as pa
-
-from ackcore._columns import as_count
 
 #: A record as it is read, in columns.  ``timestamp`` is null where the topic keeps none; a header's
 #: value may be null, and so may ``headers`` where a record has none.
@@ -44,24 +41,3 @@ class OffsetRange(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition} [{self.start}, {self.stop})"
-
-
-def split_range(range_: OffsetRange, most: int) -> list[OffsetRange]:
-    """Split a range into pieces of nearly equal size.
-
-    Parameters
-    ----------
-    range_ : OffsetRange
-        The range.
-    most : int
-        The maximum number of offsets in a piece.
-
-    Returns
-    -------
-    list of OffsetRange
-        As few pieces as possible, in order; none for an empty range.
-    """
-    most = as_count(most, "most", 1)
-    pieces = -(-range_.size // most)
-    bounds = [range_.start + range_.size * n // pieces for n in range(pieces)] + [range_.stop]
-    return [range_._replace(start=start, stop=stop) for start, stop in pairwise(bounds)]

@@ -24,13 +24,13 @@ from confluent_kafka import (
     cimpl,
 )
 
-from ackcore._backend import backend, implementation
+from ackcore._backend import backend, kafka_implementation
 from ackcore._records import RawMessage
 
 if TYPE_CHECKING:
     from ackcore._reference import RawMessages
 else:
-    RawMessages = implementation.RawMessages
+    RawMessages = kafka_implementation().RawMessages
 
 _CONSUMER = 1  # of rd_kafka_type_t
 _OK = 0  # of rd_kafka_conf_res_t, and of rd_kafka_resp_err_t

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Message
 
-from ackcore._backend import implementation
+from ackcore._backend import kafka_implementation
 from ackcore._records import BinaryColumn, UInt8s
 from ackcore.kafka.ranges import RECORD_SCHEMA
 
 if TYPE_CHECKING:
     from ackcore._reference import RawMessages, RecordBuffers
 else:
-    RecordBuffers = implementation.RecordBuffers
+    RecordBuffers = kafka_implementation().RecordBuffers
 
 _HEADERS = RECORD_SCHEMA.field("headers").type
 _TIMESTAMP = RECORD_SCHEMA.field("timestamp").type

@@ -16,7 +16,6 @@
 `dead_letters`         read what could not succeed
 `DeadLetterTopic`      a Kafka topic that it goes to as well
 `replay`               send it again
-`replay_topic`         send again what is in such a topic
 `settle`               what became of each root in a DataFrame of ack events
 `settle_parquet`       the same for Parquet files, read by the workers themselves
 `combine`              fold each partition's events, without a shuffle
@@ -41,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ackcore.calls import Reject, Retry, Unavailable
+    from ackcore.dead_limit import TooManyDead
     from ackcore.spark import functions
     from ackcore.spark.attempts import attempt
     from ackcore.spark.base.errors import (
@@ -57,13 +57,11 @@ if TYPE_CHECKING:
     from ackcore.spark.dead_letters.reading import dead_letters
     from ackcore.spark.dead_letters.replay import replay
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
-    from ackcore.spark.dead_letters.topic_replay import replay_topic
     from ackcore.spark.guards import guard
     from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
     from ackcore.spark.protocol.given_up import RunFailed
     from ackcore.spark.protocol.insist import SinkError
-    from ackcore.spark.protocol.max_dead import TooManyDead
     from ackcore.spark.protocol.progress import Books, Progress
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
@@ -110,7 +108,6 @@ __all__ = [
     "functions",
     "guard",
     "replay",
-    "replay_topic",
     "run_batch",
     "settle",
     "settle_parquet",
@@ -148,7 +145,7 @@ _MODULES = {
     "SinkRejects": ".sinks.rejects",
     "SinkUnavailable": ".sinks.unavailable",
     "StateError": ".base.errors",
-    "TooManyDead": ".protocol.max_dead",
+    "TooManyDead": "ackcore.dead_limit",
     "TooManyRefused": ".sinks.rejects",
     "Unavailable": "ackcore.calls",
     "WorkerPythonError": ".base.workers",
@@ -157,7 +154,6 @@ _MODULES = {
     "dead_letters": ".dead_letters.reading",
     "guard": ".guards",
     "replay": ".dead_letters.replay",
-    "replay_topic": ".dead_letters.topic_replay",
     "run_batch": ".query",
     "settle": ".settle.dataframes",
     "settle_parquet": ".settle.parquet",

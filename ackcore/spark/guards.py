@@ -50,7 +50,8 @@ def guard(
     wait_in_task_s: float = 5.0,
     journal: bool = False,
     trigger: str | Mapping[str, Any] | None = None,
-    max_dead: float | None = 1.0,
+    max_dead: int | None = None,
+    max_dead_ratio: float | None = 1.0,
     dead_letters: Place = None,
     accept_changes: bool = False,
     listeners: Sequence[Any] = (),
@@ -91,7 +92,7 @@ def guard(
         batches.
     trigger : str or mapping, optional
         The trigger of a stream; see `start`.
-    max_dead, dead_letters, accept_changes, listeners
+    max_dead, max_dead_ratio, dead_letters, accept_changes, listeners
         See `run_batch` and `start`.
     **settings
         Settings of a topology, such as ``max_attempts=3``; see `ackcore.topology.Settings`.
@@ -157,6 +158,7 @@ def guard(
             frame.sparkSession,
             checkpoint,
             max_dead=max_dead,
+            max_dead_ratio=max_dead_ratio,
             dead_letters=dead_letters,
             accept_changes=accept_changes,
             listeners=listeners,
@@ -167,6 +169,7 @@ def guard(
         checkpoint,
         trigger=trigger,
         max_dead=max_dead,
+        max_dead_ratio=max_dead_ratio,
         dead_letters=dead_letters,
         accept_changes=accept_changes,
         listeners=listeners,

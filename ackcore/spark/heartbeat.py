@@ -22,9 +22,8 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from ackcore._files.durable import sync_directory
@@ -107,13 +106,10 @@ def with_heartbeat(spark: SparkSession, frame: DataFrame | None, directory: Path
     beats = reader.load("file://" + _GLOB.sub(r"\\\1", str(directory)))
     if frame is None:
         return beats
-    nulls = [_null(field.name, field.dataType) for field in frame.schema.fields]
+    fields = frame.schema.fields
+    nulls = [sql.lit(None).cast(field.dataType).alias(field.name) for field in fields]
     # The frame comes first: its partitions keep their numbers, and its sources theirs.
     return frame.union(beats.select(*nulls))
-
-
-def _null(name: str, kind: Any) -> Column:
-    return sql.lit(None).cast(kind).alias(name)
 
 
 def forget_beats(checkpoint: Path) -> None:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ackcore.dead_limit import DeadLimit
 from ackcore.spark.base.clocks import Clock, read_clock, wall_clock_ms
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.session import ALIVE_S, is_connect, keep_alive
@@ -35,7 +36,7 @@ from ackcore.spark.kafka import kafka_sources
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.protocol.act import DeadLetterWriter
 from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.max_dead import check_max_dead, close_run
+from ackcore.spark.protocol.causes import close_run
 from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.run.types import InputFrame
 from ackcore.spark.sinks.interface import claim_sink, release_sinks
@@ -55,7 +56,8 @@ def start(
     checkpoint: str | os.PathLike[str],
     *,
     trigger: str | Mapping[str, Any] | None = None,
-    max_dead: float | None = 1.0,
+    max_dead: int | None = None,
+    max_dead_ratio: float | None = 1.0,
     dead_letters: Place = None,
     spark_checkpoint: str | os.PathLike[str] | None = None,
     accept_changes: bool = False,
@@ -78,13 +80,14 @@ def start(
         As Spark's: ``"1 second"`` or ``{"processingTime": "1 second"}`` for a micro-batch so
         often, ``{"availableNow": True}`` to take what there is and then end, when no record waits
         any more; None for micro-batches without a pause.
-    max_dead : int, float or None, default 1.0
-        How many records may die, of those that ended (ACKED or DEAD) since this start, before the
-        query ends with `TooManyDead`: a number of them (an int, 0 for none), or a share (a float in
-        (0, 1]), which counts from ten dead on, and with ``availableNow`` at the end, however
-        few they are.  Where all of them died the query ends in this way whatever the number; None
-        lets it run on.  What was seen before this start and dies counts against a number only.  It
-        is judged when a micro-batch is done; the next start counts anew.
+    max_dead : int, optional
+        The number of records that may die of those that ended (ACKED or DEAD) since this start; one
+        more, and the query ends with `TooManyDead`.  It is judged when a micro-batch is done; the
+        next start counts anew.  ``Settings.max_dead_window`` limits it to the last records.
+    max_dead_ratio : float or None, default 1.0
+        The share of the same records that may die, from 0 to 1, but never all of them; None lets
+        the query run on.  It is judged from ten dead records on, and with ``availableNow`` at the
+        end, however few they are.  A record that was seen before this start does not count as dead.
     dead_letters : path or DeadLetterTopic, optional
         Where the dead go, a directory or, as it must be if the checkpoint is in one, the URL of a
         place in a bucket; if not given, where they went at the last start, and at the first one
@@ -113,12 +116,13 @@ def start(
         type that cannot be kept, or a sink cannot take its stream.
     ValueError
         If the session was stopped, a source is bounded or has columns that differ in case only,
-        the topology has no spout, the trigger is none of Spark's, or `max_dead` is no such number;
-        the checkpoint is in a bucket, and `dead_letters` is not, or `spark_checkpoint` not given.
+        the topology has no spout, the trigger is none of Spark's, a limit on the dead is no such
+        number; the checkpoint is in a bucket, and `dead_letters` is not, or `spark_checkpoint` not
+        given.
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     """
-    check_max_dead(max_dead)
+    DeadLimit(max_dead, max_dead_ratio)  # refuses what is none before anything is read
     check_options(dead_letters, accept_changes, clock=clock)
     told = Listeners(listeners)
     check(topology, spark, streaming=True)
@@ -150,7 +154,7 @@ def start(
             options,
             write_dead_letters,
             clock,
-            max_dead,
+            DeadLimit(max_dead, max_dead_ratio, topology.settings.max_dead_window),
             told,
             release,
         )
@@ -165,7 +169,8 @@ def run_batch(
     spark: SparkSession,
     checkpoint: str | os.PathLike[str],
     *,
-    max_dead: float | None = 1.0,
+    max_dead: int | None = None,
+    max_dead_ratio: float | None = 1.0,
     dead_letters: Place = None,
     accept_changes: bool = False,
     listeners: Sequence[Any] = (),
@@ -185,10 +190,12 @@ def run_batch(
         place in a bucket (``s3://bucket/place``).  Run again with it after a crash, it goes on; run
         again after the end, it warns and returns the books, since everything it was made for is
         decided: each run of a nightly job takes a new one.
-    max_dead : int, float or None, default 1.0
-        How many records may be dead in the end: a number of them (an int, 0 for none), or a share
-        of those that were read (a float in (0, 1]).  A run whose every record died fails whatever
-        the number; None lets that pass, too.  What a replay got through is not dead any more.
+    max_dead : int, optional
+        The number of records that may be dead in the end.  A record that a replay got through is
+        not dead any more.
+    max_dead_ratio : float or None, default 1.0
+        The share of the records read that may be dead in the end, from 0 to 1, but never all of
+        them; None lets that pass, too.
     dead_letters : path or DeadLetterTopic, optional
         Where the dead go, a directory or, as it must be if the checkpoint is in one, the URL of a
         place in a bucket; if not given, where they went at the last start, and at the first one
@@ -213,10 +220,10 @@ def run_batch(
         cannot take its stream, or needs a classic session.
     ValueError
         If the session was stopped, a source is a stream or has columns that differ in case only,
-        the topology has no spout, `max_dead` is no such number, or the checkpoint is in a bucket
-        and `dead_letters` is not.
+        the topology has no spout, a limit on the dead is no such number, or the checkpoint is in a
+        bucket and `dead_letters` is not.
     TooManyDead
-        If more than `max_dead` died; after the end, so that all is on record, and again if it is
+        If more died than may; after the end, so that all is on record, and again if it is
         run again.  It tells what records died of, as a warning does if fewer died.
     StateError
         If the checkpoint cannot be used: its subclasses say why.
@@ -230,7 +237,7 @@ def run_batch(
         What a handler of a signal raised: the job is cancelled, and run again on the same
         checkpoint, it goes on.
     """
-    check_max_dead(max_dead)
+    limit = DeadLimit(max_dead, max_dead_ratio)
     check_options(dead_letters, accept_changes, clock=clock, wait=wait)
     told = Listeners(listeners)
     check(topology, spark, streaming=False)
@@ -269,7 +276,7 @@ def run_batch(
                 "takes a checkpoint of its own",
                 place,
             )
-        return close_run(engine.books, letters.reasons(), place, max_dead)
+        return close_run(engine.books, letters.reasons(), place, limit)
 
 
 def run_to_end(

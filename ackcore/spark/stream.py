@@ -22,6 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ackcore.dead_limit import DeadLimit, TooManyDead
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock
@@ -41,9 +42,9 @@ from ackcore.spark.kafka.watch import Watch
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.protocol.act import DeadLetterWriter
 from ackcore.spark.protocol.batch import Engine
+from ackcore.spark.protocol.causes import StreamLimit
 from ackcore.spark.protocol.given_up import RunFailed
 from ackcore.spark.protocol.insist import Stopped
-from ackcore.spark.protocol.max_dead import DeathLimit, TooManyDead
 from ackcore.spark.protocol.progress import Progress
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
 from ackcore.spark.run.types import InputFrame
@@ -81,8 +82,8 @@ class Stream:
         As `Engine` has it.
     clock : callable
         Returns milliseconds since 1970.
-    max_dead : int, float or None
-        How many records may die; see `start`.
+    limit : DeadLimit
+        The limit on dead records; see `start`.
     listeners : Listeners
         Told of each micro-batch, and of the end.
     release : callable, optional
@@ -113,7 +114,7 @@ class Stream:
         trigger: Mapping[str, Any],
         write_dead_letters: DeadLetterWriter,
         clock: Clock,
-        max_dead: float | None,
+        limit: DeadLimit,
         listeners: Listeners,
         release: Callable[[], object] = lambda: None,
     ) -> None:
@@ -149,14 +150,7 @@ class Stream:
             groups=self._groups,
         )
         self.books = self._engine.books
-        self._limit = DeathLimit(
-            max_dead,
-            self.books,
-            self._engine.clock(),
-            checkpoint,
-            window=topology.settings.max_dead_window,
-            in_a_row=topology.settings.max_dead_in_a_row,
-        )
+        self._limit = StreamLimit(limit, self.books, self._engine.clock(), checkpoint)
         self._poll_s = self._settings.heartbeat_ms / 1000
         self._spark_checkpoint = spark_checkpoint
         self._beats = Beats.beside(spark)

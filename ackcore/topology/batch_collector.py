@@ -68,7 +68,9 @@ class BatchCollector:
         self._failures: dict[int, Reason] = {}
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("out lives in the call that it was handed to; emit there")
+        raise TypeError(
+            "out cannot be pickled: it can be used only in the call that received it; emit there"
+        )
 
     def emit(
         self, columns: Any, *, parents: Any = _NOT_GIVEN, stream: str = DEFAULT_STREAM

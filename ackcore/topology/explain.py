@@ -30,14 +30,14 @@ def explain(parts: Parts, fingerprint: str, settings: Settings) -> str:
     parts : Parts
         The topology.
     fingerprint : str
-        To tell it from another by.
+        The topology's fingerprint. The drawing shows its first 12 characters.
     settings : Settings
-        How it runs.
+        The topology's settings.
 
     Returns
     -------
     str
-        Lines of at most 100 characters where names allow, without one at the end.
+        Lines of at most 100 characters, unless a name is longer. No newline ends the last one.
     """
     return "\n".join(_lines(parts, Layout.of(parts), fingerprint, settings))
 

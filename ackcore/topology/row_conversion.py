@@ -163,8 +163,8 @@ class RowSchema:
     def misfit(self, row: Sequence[Any]) -> ValueError:
         """Return the error that a row of another width is."""
         return ValueError(
-            f"values must be {self.width} for {self.title} ({', '.join(self.names)}), got "
-            f"{len(row)}"
+            f"values must be {self.width} for {self.title}, one of each of "
+            f"{', '.join(self.names)}, got {len(row)}"
         )
 
     def _by_name(self, values: Mapping[Any, Any]) -> Row:

@@ -53,7 +53,6 @@ _RANGES = {
     "max_waiting": _Range(0),
     "max_retries_per_batch": _Range(1),
     "max_dead_window": _Range(1, optional=True),
-    "max_dead_in_a_row": _Range(1, optional=True),
     "parallelism": _Range(1, MAX_PARALLELISM, optional=True),
     "chunk_rows": _Range(1),
     "sink_attempts": _Range(1),
@@ -98,13 +97,9 @@ class Settings:
         at most half of the time. The driver holds the ids and reasons of those that fail again,
         and their payloads if they are few.
     max_dead_window : int, optional
-        Of how many records that ended last (ACKED or DEAD) ``max_dead`` of `start` is to be judged,
-        so that a long good past excuses nothing: of the last micro-batches that have so many
-        together.  None: of all since the start.
-    max_dead_in_a_row : int, optional
-        How many records of a stream may die, micro-batch after micro-batch, while none is ACKED;
-        None: as many as ``max_dead`` allows.  As a share, it does not count what was first seen
-        before the start.
+        The number of records that ended last (ACKED or DEAD) among which ``max_dead`` and
+        ``max_dead_ratio`` of `start` are judged, so that a long good past excuses nothing: those of
+        the last micro-batches that have so many together. None for all since the start.
     parallelism : int, optional
         The number of tasks behind every exchange; None for the session's default.
     chunk_rows : int, default 65536
@@ -159,7 +154,6 @@ class Settings:
     max_waiting: int = 1_000_000
     max_retries_per_batch: int = 100_000
     max_dead_window: int | None = None
-    max_dead_in_a_row: int | None = None
     parallelism: int | None = None
     chunk_rows: int = 1 << 16
     reject: tuple[type[Exception], ...] = ()

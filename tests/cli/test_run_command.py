@@ -64,7 +64,7 @@ def test_a_batch_is_run_and_too_many_dead_are_told(on_this_spark, tmp_path):
     assert "1 of 3 records died" in said
     assert f"`ackcore dead list {tmp_path / 'c'} --payload` shows each" in said
     assert "`ackcore dead replay` and another `ackcore run` send them through again" in said
-    assert "--max-dead none lets such a run pass" in said
+    assert "a larger --max-dead lets such a run pass" in said
     assert "Traceback" not in done.stderr
 
 
@@ -78,7 +78,7 @@ def test_a_batch_is_run_and_too_many_dead_are_told(on_this_spark, tmp_path):
         ),
         ("ackcore.spark.replay() sends them", "`ackcore dead replay` sends them"),
         ("changed, start with accept_changes=True: r", "changed, start with --accept-changes: r"),
-        ("max_dead_in_a_row=None lets", "max_dead_in_a_row=None lets"),  # no option has it
+        ("max_dead_ratio=None lets", "--max-dead-ratio none lets"),
     ],
 )
 def test_what_messages_advise_is_a_command_here(python, command, caplog):
@@ -190,7 +190,7 @@ def test_what_cannot_be_run_is_refused_at_once(ackcore, tmp_path):
     assert "must be MODULE:NAME" in said
     words = ("run", "jobs:batch", "--checkpoint", tmp_path)
     assert "KEY=VALUE" in ackcore(*words, "--conf", "x", code=2).stderr
-    assert "must be a number" in ackcore(*words, "--max-dead", "few", code=2).stderr
+    assert "must be a share" in ackcore(*words, "--max-dead-ratio", "few", code=2).stderr
     both = ("--trigger", "1 second", "--available-now")
     assert "exclude each other" in ackcore(*words, *both, code=2).stderr
 

@@ -231,6 +231,7 @@ def test_it_runs_once():
     [
         ({"source": iter([1])}, TypeError, "source must be a sequence, or a callable"),
         ({"source": lambda start: 5}, TypeError, "source(0) must return an iterable, or an"),
+        ({"consumers": print}, TypeError, "consumers must be a mapping from name to consumer"),
         ({"consumers": {}}, ValueError, "consumers must hold one at least, got none"),
         ({"consumers": {"a": "http://x"}}, TypeError, "consumer 'a' must be callable or a Target"),
         ({"batch": 0}, ValueError, "batch"),

@@ -435,8 +435,10 @@ def test_of_what_cannot_be_taken_apart_no_more_dies_than_ends_a_consumer_and_tha
         client.script = [lambda client=client: assigned(client), read]
         kept = {"dead_letters": lambda record, failure: letters.append(record.offset)}
         with (
-            pytest.raises(TooManyDead, match="3 records died one after another"),
-            consuming(monkeypatch, client, max_dead_in_a_row=2, **kept) as consumer,
+            pytest.raises(
+                TooManyDead, match="3 of 3 records that ended last died, and max_dead is 2"
+            ),
+            consuming(monkeypatch, client, max_dead=2, **kept) as consumer,
         ):
             consumer.poll(1, 20.0)
         offset = client.committed_offset
@@ -451,7 +453,7 @@ def test_a_keeper_that_keeps_nothing_does_not_hold_up_the_end(monkeypatch):
     def refuse(record, failure):
         raise OSError("the disk is full")
 
-    arguments = {"max_dead_in_a_row": 0, "dead_letters": refuse, "drain_s": 0.01}
+    arguments = {"max_dead": 0, "dead_letters": refuse, "drain_s": 0.01}
     consumer = consumer_of(monkeypatch, client, **arguments)
     (record,) = take(consumer, 1)
     consumer.fail(record, Reject("no"))

@@ -742,8 +742,9 @@ def test_settings_that_cannot_be_are_refused():
         ({"tasks": 2}, "tasks and task must be given together, and with topics"),
         ({"tasks": 2, "task": 2}, "task must be in 0..1, got 2"),
         ({"topics": None, "partitions": [("t", 0)], "tasks": 1, "task": 0}, "and with topics"),
-        ({"max_dead": 1.5}, "max_dead must be above 0 and at most 1"),
-        ({"max_dead_in_a_row": -1}, "max_dead_in_a_row must be at least 0"),
+        ({"max_dead": -1}, "max_dead must be a number of records"),
+        ({"max_dead_ratio": 1.5}, "max_dead_ratio must be a share of the records"),
+        ({"max_dead_window": 0}, "max_dead_window must be at least 1"),
         ({"start": datetime(2026, 1, 1)}, "start must be a time with its zone"),
         ({"commit_interval_s": 0}, "commit_interval_s must be above 0"),
     ):
@@ -752,6 +753,8 @@ def test_settings_that_cannot_be_are_refused():
     for arguments, error in (
         ({"dead_letters": 5}, "dead_letters must be a topic's name or a callable, got int"),
         ({"topics": [5]}, "topics must be names, got 5"),
+        ({"topics": None, "partitions": [("t", 0, 1)]}, "partitions must be pairs of topic and"),
+        ({"topics": None, "partitions": [7]}, "partitions must be pairs of topic and number"),
         ({"bootstrap_servers": ["x"]}, "bootstrap_servers must be a string of host:port"),
         ({"group_id": 5}, "group_id must be a str, got int"),
         ({"force_from_start": True}, "force_from_start must be a name, of this deployment"),

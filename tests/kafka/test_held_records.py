@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from ackcore.kafka.dead_limit import DeadLimit
+from ackcore.dead_limit import DeadLimit
 from ackcore.kafka.held_partition import Limits
 from ackcore.kafka.held_records import HeldRecords
 from ackcore.kafka.records import Failure, KafkaRecord
@@ -334,7 +334,7 @@ def test_what_timed_out_and_was_acked_before_its_turn_holds_up_nothing():
 
 
 def test_a_consumer_that_ends_of_its_dead_has_nothing_due():
-    held = holder(dead_limit=DeadLimit(in_a_row=1))
+    held = holder(dead_limit=DeadLimit(max_dead=1))
     read(held, *range(3))
     for record in held.take(2, 0):
         assert held.due_in_ms(0) == 0

@@ -1,4 +1,4 @@
-"""Ranges of offsets are split without a gap; settings show no secret."""
+"""Errors of ranges of offsets name them; settings show no secret."""
 
 from __future__ import annotations
 
@@ -11,32 +11,9 @@ import pytest
 
 pytest.importorskip("confluent_kafka")
 
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ackcore.kafka import ClientSettings, OffsetRange, split_range
+from ackcore.kafka import ClientSettings, OffsetRange
 from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
-
-OFFSETS = st.integers(0, 2**62)
-
-
-@given(OFFSETS, st.integers(0, 1000), st.integers(1, 1200))
-def test_pieces_cover_a_range_evenly(start, size, most):
-    whole = OffsetRange("t", 3, start, start + size)
-    pieces = split_range(whole, most)
-    assert [offset for piece in pieces for offset in range(*piece[2:])] == [*range(*whole[2:])]
-    sizes = [piece.size for piece in pieces]
-    assert all(0 < size <= most for size in sizes)
-    assert len(pieces) == -(-size // most)
-    assert not sizes or max(sizes) - min(sizes) <= 1
-    assert all(piece[:2] == ("t", 3) for piece in pieces)
-
-
-def test_what_a_range_cannot_be_split_into():
-    assert split_range(OffsetRange("t", 0, 5, 5), 1) == []
-    assert OffsetRange("t", 0, 5, 4).size == 0
-    with pytest.raises(ValueError, match="most must be at least 1"):
-        split_range(OffsetRange("t", 0, 0, 5), 0)
 
 
 @pytest.mark.parametrize(

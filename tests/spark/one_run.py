@@ -23,12 +23,11 @@ from ackcore.spark.base.schemas import (
 from ackcore.spark.run.action import run
 from ackcore.spark.run.reread import fetch
 from ackcore.spark.run.types import InputFrame, RunPlan
+from ackcore.spark.sinks.interface import AcceptedFile, read_accepted
 from ackcore.spark.tasks.row_files import (
     ROOT_ID,
     RowFile,
     RowFileWriter,
-    keep_acked,
-    read_rows,
 )
 from ackcore.topology import BatchBolt, Layout, Reason, TopologyBuilder
 
@@ -127,9 +126,7 @@ def executing_in(directory):
         bad = np.sort(done.failed["root_id"].to_numpy())
         rows = collections.defaultdict(collections.Counter)
         for file in done.files:
-            left = read_rows(RowFile(str(work / file.path), file.rows))
-            got = [keep_acked(batch, bad) for batch in left]
-            for batch in got:
+            for batch in read_accepted(AcceptedFile(str(work / file.path), file.rows), bad):
                 columns = [map(hashable, column.to_pylist()) for column in batch.columns]
                 rows[file.component, file.stream].update(zip(*columns, strict=True))
         return Result(done, failed, rows)

@@ -105,7 +105,11 @@ def returns(answer):
         (returns(None), "ValueError", "'square' of outputs must not be null, got None"),
         (returns("x"), "ValueError", "'square' of outputs must be int64, got str 'x', "),
         (returns(2.5), "ValueError", "'square' of outputs must be int64, got float: "),
-        (returns((1, 2)), "ValueError", "values must be 1 for outputs (square), got 2"),
+        (
+            returns((1, 2)),
+            "ValueError",
+            "values must be 1 for outputs, one of each of square, got 2",
+        ),
         (returns({"sqare": 1}), "ValueError", "did you mean 'square'?"),
         (lambda row: row["nn"], "KeyError", "no field 'nn' in a tuple of frame's stream 'default'"),
         (lambda row: exit("enough"), "SystemExit", "enough"),

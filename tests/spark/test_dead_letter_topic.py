@@ -245,7 +245,7 @@ def test_the_producer_is_closed_when_a_run_or_a_stream_has_ended(
             made.append(self)
 
     monkeypatch.setattr(query, "TopicWriter", Noted)
-    run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead=None)
+    run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None)
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "one.txt").write_text("a\nno\n")
     builder = TopologyBuilder()
@@ -273,13 +273,14 @@ def test_letters_are_in_topic_and_store_and_are_sent_again_from_there(
     with pytest.raises(
         SinkError, match=rf"dead-letter store failed 2 times.*'{topic}' did not take"
     ):
-        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead=None)
+        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None)
     monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse("acted=raise"))
     with pytest.raises(FailpointReached):
-        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead=None)
+        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None)
     monkeypatch.setattr(failpoints, "_POINTS", {})
     assert (
-        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead=None).dead == 2
+        run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None).dead
+        == 2
     )
 
     def found():
@@ -295,12 +296,12 @@ def test_letters_are_in_topic_and_store_and_are_sent_again_from_there(
     assert len(set(first)) == 2
     assert dead_letters(checkpoint, spark).count() == 2
     assert replay(checkpoint, spark, where="payload.line = 'no'").records == {"lines": 1}
-    run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead=None)
+    run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None)
     (again,) = set(found()) - set(first)
     assert again[0] == "no"
     # Left out, they go to the store alone.
     replay(checkpoint, spark, where="payload.line = 'no'", again=True, request="last")
-    run_batch(picking(spark), spark, checkpoint, max_dead=None)
+    run_batch(picking(spark), spark, checkpoint, max_dead_ratio=None)
     assert len(found()) == 5
     assert dead_letters(checkpoint, spark).count() > 3
 

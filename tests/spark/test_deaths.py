@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +12,11 @@ from pyspark import cloudpickle
 from streams import Folder, until
 from worlds import World, fails
 
+from ackcore.dead_limit import DeadLimit
 from ackcore.spark import TooManyDead, dead_letters, replay, run_batch, start
 from ackcore.spark.base.reason_columns import DEATHS
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol import max_dead as limits
+from ackcore.spark.protocol import causes as limits
 from ackcore.spark.protocol.progress import Account, Books
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
@@ -55,7 +55,7 @@ def test_a_misspelt_column_does_not_look_like_success(spark, tmp_path, caplog):
         run_batch(misspelt, spark, tmp_path)
     assert (one.value.books.dead, one.value.books.records) == (3, 3)
     assert "no field 'wrod'" in str(one.value)
-    assert "max_dead=None lets such a run pass" in str(one.value)
+    assert "max_dead_ratio=None lets such a run pass" in str(one.value)
     look = f"ackcore.spark.dead_letters('{tmp_path}') shows each with its payload"
     assert look in str(one.value)
     assert warnings(caplog) == []  # what is raised is not logged as well
@@ -64,7 +64,7 @@ def test_a_misspelt_column_does_not_look_like_success(spark, tmp_path, caplog):
     with pytest.raises(TooManyDead) as other:
         run_batch(misspelt, spark, tmp_path)
     assert (str(other.value), other.value.books) == (str(one.value), one.value.books)
-    assert run_batch(misspelt, spark, tmp_path, max_dead=None) == one.value.books
+    assert run_batch(misspelt, spark, tmp_path, max_dead_ratio=None) == one.value.books
     said = warnings(caplog)[-1]
     assert said.startswith("3 of 3 records died: 3 in 'count' of KeyError (")
     assert said.endswith(look)
@@ -81,65 +81,76 @@ def counted(*rows):
 
 
 @pytest.mark.parametrize(
-    ("max_dead", "died", "words"),
+    ("limit", "died", "words"),
     [
-        (1.0, 9, None),
-        (1.0, 10, "all of 10 records died: 10 in"),
-        (None, 10, None),
-        (0, 0, None),
-        (0, 1, "1 of 10 records died, and max_dead is 0: 1 in 'split' of ValueError"),
-        (np.int64(2), 2, None),
-        (2, 3, "3 of 10 records died, and max_dead is 2: "),
-        (0.2, 2, None),
-        (0.2, 3, "3 of 10 records died, and max_dead is 0.2: "),
-        (100, 10, "all of 10 records died"),
+        ((None, 1.0), 9, None),
+        ((None, 1.0), 10, "all of 10 records died: 10 in"),
+        ((None, None), 10, None),
+        ((0, None), 0, None),
+        ((0, None), 1, "1 of 10 records died, and max_dead is 0: 1 in 'split' of ValueError"),
+        ((np.int64(2), 1), 2, None),
+        ((2, 1.0), 3, "3 of 10 records died, and max_dead is 2: "),
+        ((None, 0.2), 2, None),
+        ((None, 0.2), 3, "3 of 10 records died, and max_dead_ratio is 0.2: "),
+        ((2, 0.5), 3, "and max_dead is 2: "),
+        ((5, 0.2), 3, "and max_dead_ratio is 0.2: "),
+        ((100, 1.0), 10, "all of 10 records died"),
+        ((100, None), 10, None),
+        ((None, 0), 1, "1 of 10 records died, and max_dead_ratio is 0: "),
     ],
 )
-def test_how_many_may_die(max_dead, died, words, caplog):
+def test_how_many_may_die(limit, died, words, caplog):
     # One of them was sent again and is ACKED now: it died, but is not dead.
     books = Books(4, {"lines": Account(records=10, replayed=1, acked=10 - died, dead=died + 1)})
     reasons = counted(("split", "ValueError", "no", died))
     if words is None:
-        assert limits.close_run(books, reasons, "cp", max_dead) is books
+        assert limits.close_run(books, reasons, "cp", DeadLimit(*limit)) is books
     else:
         with pytest.raises(TooManyDead, match=words) as failed:
-            limits.close_run(books, reasons, "cp", max_dead)
+            limits.close_run(books, reasons, "cp", DeadLimit(*limit))
+        assert (failed.value.limit == "max_dead") == ("max_dead is" in words)
         again = pickle.loads(pickle.dumps(failed.value))
         assert (str(again), again.books) == (str(failed.value), books)
     assert len(warnings(caplog)) == (died > 0 and words is None)
 
 
-SINCE = "since this start died"
+SINCE, RATIO = "since this start died", "max_dead_ratio"
 
 
 @pytest.mark.parametrize(
-    ("max_dead", "ended", "in_stream", "at_end"),
+    ("limit", "ended", "in_stream", "at_end"),
     [
         # (acked, dead) after each micro-batch of this start; in which it ends, None if in none
-        (1.0, [(0, 9), (0, 10)], (1, f"all of 10 records {SINCE}: "), True),
-        (1.0, [(0, 9)], None, True),
-        (1.0, [(1, 9), (1, 99)], None, False),
-        (1.0, [(0, 0), (5, 0)], None, False),
-        (None, [(0, 99)], None, False),
-        (0, [(7, 0), (9, 1)], (1, f"1 of 10 records {SINCE}, and max_dead is 0: "), True),
-        (np.int64(2), [(7, 2), (9, 3)], (1, f"3 of 12 records {SINCE}, and max_dead is 2: "), True),
-        (99, [(0, 10)], (0, f"all of 10 records {SINCE}: "), True),
-        (99, [(0, 9)], None, True),
-        (0.01, [(90, 9), (91, 9)], None, True),
-        *((n / 100, [(100 - n, n)], None, False) for n in (29, 57, 58)),
-        (0.01, [(90, 10)], (0, f"10 of 100 records {SINCE}, and max_dead is 0.01: "), True),
+        ((None, 1.0), [(0, 9), (0, 10)], (1, f"all of 10 records {SINCE}: "), True),
+        ((None, 1.0), [(0, 9)], None, True),
+        ((None, 1.0), [(1, 9), (1, 99)], None, False),
+        ((None, 1.0), [(0, 0), (5, 0)], None, False),
+        ((None, None), [(0, 99)], None, False),
+        ((0, 1.0), [(7, 0), (9, 1)], (1, f"1 of 10 records {SINCE}, and max_dead is 0: "), True),
+        ((2, 1), [(7, 2), (9, 3)], (1, f"3 of 12 records {SINCE}, and max_dead is 2: "), True),
+        ((99, 1.0), [(0, 10)], (0, f"all of 10 records {SINCE}: "), True),
+        ((99, 1.0), [(0, 9)], None, True),
+        ((99, None), [(0, 10)], None, False),
+        ((None, 0.01), [(90, 9), (91, 9)], None, True),
+        *(((None, n / 100), [(100 - n, n)], None, False) for n in (29, 57, 58)),
+        ((None, 0.01), [(90, 10)], (0, f"10 of 100 records {SINCE}, and {RATIO} is 0.01: "), True),
         # (acked, dead, of them first seen before this start)
-        (1.0, [(0, 99, 99)], None, False),
-        (1.0, [(0, 99, 90)], None, True),
-        (98, [(0, 99, 99)], (0, f"all of 99 records {SINCE}: "), True),
-        (99, [(0, 99, 99)], None, False),
-        (0.5, [(50, 99, 60)], None, False),
-        (0.5, [(9, 9), (9, 10)], (1, f"10 of 19 records {SINCE}, and max_dead is 0.5: "), True),
+        ((None, 1.0), [(0, 99, 99)], None, False),
+        ((None, 1.0), [(0, 99, 90)], None, True),
+        ((98, 1.0), [(0, 99, 99)], (0, f"99 of 99 records {SINCE}, and max_dead is 98: "), True),
+        ((99, 1.0), [(0, 99, 99)], None, False),
+        ((None, 0.5), [(50, 99, 60)], None, False),
+        (
+            (None, 0.5),
+            [(9, 9), (9, 10)],
+            (1, f"10 of 19 records {SINCE}, and {RATIO} is 0.5: "),
+            True,
+        ),
     ],
 )
-def test_how_many_may_die_in_a_stream(max_dead, ended, in_stream, at_end, caplog):
+def test_how_many_may_die_in_a_stream(limit, ended, in_stream, at_end, caplog):
     before = Books(3, {"lines": Account(records=1000, acked=500, dead=500)})
-    limit = limits.DeathLimit(max_dead, before, 1000, "cp")
+    limit = limits.StreamLimit(DeadLimit(*limit), before, 1000, "cp")
     reason, was, books = Reason("split", "ValueError", "no").encode(), 0, before
     for number, (acked, dead, *older) in enumerate(ended):
         account = Account(records=2000, acked=500 + acked, dead=500 + dead, waiting=1000)
@@ -156,7 +167,7 @@ def test_how_many_may_die_in_a_stream(max_dead, ended, in_stream, at_end, caplog
             with pytest.raises(TooManyDead, match=words) as one:
                 limit.after(number, died, books)
             assert one.value.books is books
-            assert "max_dead=None lets such a stream run on" in str(one.value)
+            assert "lets such a stream run on" in str(one.value)
             assert warnings(caplog) == []
     if at_end:
         with pytest.raises(TooManyDead, match=SINCE):
@@ -165,10 +176,10 @@ def test_how_many_may_die_in_a_stream(max_dead, ended, in_stream, at_end, caplog
         limit.at_end(books)
 
 
-def judged(ended, max_dead=1.0, **settings):
+def judged(ended, *limit):
     """Judge a stream by (acked, dead, of them old) in each micro-batch; return where it ended."""
     before = Books(3, {"lines": Account(records=1000, acked=900, dead=100)})
-    limit = limits.DeathLimit(max_dead, before, 1000, "cp", **settings)
+    limit = limits.StreamLimit(DeadLimit(*limit), before, 1000, "cp")
     acked, died = 900, 100
     for number, (more_acked, *dead) in enumerate(ended):
         new, old = [*dead, 0][:2]
@@ -185,58 +196,37 @@ def judged(ended, max_dead=1.0, **settings):
 
 
 @pytest.mark.parametrize(
-    ("max_dead", "window", "ended", "number"),
+    ("limit", "ended", "number"),
     [
         # A long good past excuses nothing; without a window it does.
-        (0.1, 100, [(9000, 0), (50, 0), (45, 5), (20, 20)], 3),
-        (0.1, None, [(9000, 0), (50, 0), (45, 5), (20, 20)], None),
+        ((None, 0.1, 100), [(9000, 0), (50, 0), (45, 5), (20, 20)], 3),
+        ((None, 0.1, None), [(9000, 0), (50, 0), (45, 5), (20, 20)], None),
         # What is past is forgotten: 15 of the last 140, and then 5 of the last 110.
-        (0.12, 100, [(60, 0), (50, 10), (75, 5), (30, 0)], None),
-        (0.1, 100, [(60, 0), (50, 10), (75, 5), (30, 0)], 2),
+        ((None, 0.12, 100), [(60, 0), (50, 10), (75, 5), (30, 0)], None),
+        ((None, 0.1, 100), [(60, 0), (50, 10), (75, 5), (30, 0)], 2),
         # A number, too, of those that ended last.
-        (9, 100, [(99, 8), (99, 8), (99, 8)], None),
-        (9, 200, [(99, 8), (99, 8), (99, 8)], 1),
+        ((9, None, 100), [(99, 8), (99, 8), (99, 8)], None),
+        ((9, None, 200), [(99, 8), (99, 8), (99, 8)], 1),
         # Too few to judge a share by; what was there before the start.
-        (0.1, 5, [(9, 0), (0, 9)], None),
-        (0.1, 5, [(9, 0), (0, 99, 95)], None),
-        (0.1, 5, [(9, 0), (0, 10)], 1),
-        (None, 5, [(0, 99)], None),
+        ((None, 0.1, 100), [(9, 0), (0, 9)], None),
+        ((None, 0.1, 5), [(9, 0), (0, 4)], None),
+        ((None, 0.1, 5), [(9, 0), (0, 5)], 1),
+        ((None, 0.1, 5), [(9, 0), (0, 99, 95)], None),
+        ((None, None, 5), [(0, 99)], None),
+        # All of the last ones, as of a service that is down.
+        ((None, 1.0, 6), [(99, 0), (0, 3), (0, 3)], 2),
+        ((None, 1.0, 6), [(99, 0), (0, 3), (1, 3), (0, 3)], None),
     ],
 )
-def test_the_last_records_that_ended_are_judged(max_dead, window, ended, number):
-    found, error = judged(ended, max_dead, window=window)
+def test_the_last_records_that_ended_are_judged(limit, ended, number):
+    found, error = judged(ended, *limit)
     assert found == number
     if error is not None:
-        assert error.limit == "max_dead_window"
+        assert error.limit == ("max_dead" if limit[1] is None else "max_dead_ratio")
         assert "records that ended last died" in str(error)
-        assert "max_dead=None lets such a stream run on" in str(error)
+        assert "lets such a stream run on" in str(error)
         (cause,) = error.causes
         assert (cause.component, cause.error_type) == ("split", "ValueError")
-
-
-@pytest.mark.parametrize(
-    ("ended", "number"),
-    [
-        ([(99, 0), (0, 3), (0, 3)], 2),
-        ([(99, 0), (0, 3), (0, 0), (0, 3)], 3),  # nothing ended in between
-        ([(99, 0), (0, 3), (0, 2)], None),
-        ([(99, 0), (0, 3), (1, 3), (0, 3)], None),  # some were ACKED with them
-        ([(99, 0), (1, 3), (0, 5), (0, 1)], 3),
-        ([(99, 0), (0, 50, 46)], None),  # first seen before the start
-        ([(99, 0), (0, 50, 44)], 1),
-    ],
-)
-@pytest.mark.parametrize("max_dead", [None, 1.0, 1000])
-def test_so_many_in_a_row(max_dead, ended, number):
-    found, error = judged(ended, max_dead, in_a_row=5)
-    assert found == number
-    if error is not None:
-        assert error.limit == "max_dead_in_a_row"
-        assert str(error).startswith(
-            "6 records died in a row, and max_dead_in_a_row is 5: 6 in "
-        ) or (ended[-1][1:] == (50, 44))
-        assert "max_dead_in_a_row=None lets such a stream run on" in str(error)
-        assert error.causes[0].messages >= 1
 
 
 @pytest.fixture
@@ -313,35 +303,37 @@ def test_a_letter_that_was_sent_twice_and_acked_twice_hides_no_other(tmp_path, c
         _, books = world.process(number)
     assert (books.records, books.acked, books.dead) == (2, 2, 2)
     with pytest.raises(TooManyDead, match=r"^1 of 2 records died, and max_dead is 0: 1 in 'upper'"):
-        limits.close_run(books, letters.reasons(), "cp", 0)
+        limits.close_run(books, letters.reasons(), "cp", DeadLimit(0))
     assert warnings(caplog) == []
     assert replay(tmp_path).records == {"clicks": 1}
     _, books = world.process(3)
-    assert limits.close_run(books, letters.reasons(), "cp", 0) is books
+    assert limits.close_run(books, letters.reasons(), "cp", DeadLimit(0)) is books
 
 
 def test_nobody_died_where_nobody_came():
-    assert limits.close_run(Books(), [], "cp", 0) == Books()
+    assert limits.close_run(Books(), [], "cp", DeadLimit(0)) == Books()
 
 
 @pytest.mark.parametrize(
-    ("max_dead", "error", "got"),
+    ("limit", "error", "words"),
     [
-        (-1, ValueError, "got -1"),
-        (0.0, ValueError, r"got 0\.0"),
-        (1.5, ValueError, r"got 1\.5"),
-        (float("nan"), ValueError, "got nan"),
-        (True, TypeError, "got bool True"),
-        ("5%", TypeError, "got str '5%'"),
-        (Decimal(1), TypeError, r"got Decimal Decimal\('1'\)"),
+        ({"max_dead": -1}, ValueError, "max_dead must be a number of records, .* got -1"),
+        ({"max_dead": 0.5}, TypeError, r"got float 0\.5; a share of the records is max_dead_ratio"),
+        ({"max_dead": True}, TypeError, "got bool True"),
+        ({"max_dead": "5"}, TypeError, "got str '5'"),
+        ({"max_dead_ratio": 5}, ValueError, "max_dead_ratio must be a share .* got 5; a number of"),
+        ({"max_dead_ratio": -0.1}, ValueError, r"from 0 to 1, or None for no limit, got -0\.1"),
+        ({"max_dead_ratio": float("nan")}, ValueError, "got nan"),
+        ({"max_dead_ratio": True}, TypeError, "got bool True"),
+        ({"max_dead_ratio": "5%"}, TypeError, "got str '5%'"),
     ],
 )
-def test_limits_that_are_none(tmp_path, max_dead, error, got):
+def test_limits_that_are_none(tmp_path, limit, error, words):
     """Refused before anything else is looked at."""
-    words = r"max_dead must be a number of records \(an int >= 0\), a share of them \(a float in "
-    for entry_point in (run_batch, start):
-        with pytest.raises(error, match=words + r".*or None for no limit, " + got):
-            entry_point(None, None, tmp_path / "cp", max_dead=max_dead)
+    with pytest.raises(error, match=words):
+        run_batch(None, None, tmp_path / "cp", **limit)
+    with pytest.raises(error, match=words):
+        start(None, None, tmp_path / "cp", **limit)
     assert not (tmp_path / "cp").exists()
 
 

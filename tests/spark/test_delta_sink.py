@@ -482,7 +482,7 @@ def test_wherever_the_driver_fails_each_row_is_written_once(spark, path, checkpo
         with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
             run_batch(word_count(spark, to_delta(path)), spark, checkpoint)
     monkeypatch.setattr(failpoints, "_POINTS", {})
-    run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead=None)
+    run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead_ratio=None)
     assert rows(path) == [("a",), ("a",), ("b",)]
 
 
@@ -495,10 +495,10 @@ def test_a_query_whose_rows_deltalake_refuses_ends_in_a_sink_error_without_them(
     for _ in range(2):
         says = r"failed 2 times .* with ValueError: .* failed validation check\. .*DROP CONSTRAINT"
         with pytest.raises(SinkError, match=says) as told:
-            run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead=None)
+            run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead_ratio=None)
         assert "Preview" not in "".join(traceback.format_exception(told.value))
     deltalake.DeltaTable(path).alter.drop_constraint("short")
-    run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead=None)
+    run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead_ratio=None)
     assert rows(path) == [("a",), ("a",), ("b",)]
 
 

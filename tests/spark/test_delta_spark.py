@@ -78,5 +78,5 @@ def test_spark_and_the_sink_know_each_others_numbers(delta_spark, tmp_path, keys
 def test_a_topology_writes_what_spark_reads(delta_spark, tmp_path):
     path = tmp_path / "table"
     topology = word_count(delta_spark, to_delta(path))
-    run_batch(topology, delta_spark, tmp_path / "checkpoint", max_dead=None)
+    run_batch(topology, delta_spark, tmp_path / "checkpoint", max_dead_ratio=None)
     assert words(delta_spark, path) == [("a",), ("a",), ("b",)]

@@ -36,5 +36,20 @@ def test_no_error_in_the_errors_page_is_made_up():
     assert len(rows) > 20
 
 
+def test_every_reason_that_the_source_gives_is_in_the_errors_page():
+    source = "\n".join(
+        path.read_text(encoding="utf-8") for path in (ERRORS.parents[1] / "ackcore").rglob("*.py")
+    )
+    given = re.findall(
+        r'(?:\bReason\(\s*[\w.]+,\s*|\bFailure\(|pa\.repeat\(|_replace\(type=)"([A-Z][a-z]\w+)"',
+        source,
+    )
+    known = set(
+        re.findall(r"`(\w+)`", ERRORS.read_text(encoding="utf-8").partition("## Reasons")[2])
+    )
+    assert len(given) > 10
+    assert set(given) <= known
+
+
 def _is_error(value):
     return isinstance(value, type) and issubclass(value, Exception)

@@ -109,7 +109,9 @@ def run_through(spark, tmp_path, few, monkeypatch, in_run=False, **settings):
 
     def go():
         made = topology(spark, away, **settings)
-        return run_batch(made, spark, checkpoint, max_dead=None, clock=lambda: now[0], wait=wait)
+        return run_batch(
+            made, spark, checkpoint, max_dead_ratio=None, clock=lambda: now[0], wait=wait
+        )
 
     told = [go()]
     letters = dead_letters(checkpoint, spark)
@@ -217,7 +219,7 @@ def failing(request, spark, tmp_path, monkeypatch):
             builder.bolt("kept", Kept()).fields("failing", "n")
         builder.sink(last, lambda frame, n: rows.__setitem__(n, frame.collect()))
         books = run_batch(
-            builder.build(max_attempts=2), spark, tmp_path / name, max_dead=None,
+            builder.build(max_attempts=2), spark, tmp_path / name, max_dead_ratio=None,
             clock=lambda: now[0], wait=lambda seconds: now.__setitem__(0, now[0] + 100_000),
         )  # fmt: skip
         letters = dead_letters(tmp_path / name, spark).select("message_id", "payload.n", "attempts")

@@ -129,7 +129,9 @@ def test_null_structs_of_fields_that_are_not_null_are_written_retried_and_dead_l
     ]
     frame = spark.range(0, 3, 1, 1).selectExpr("id", *shapes)
     out, checkpoint = tmp_path / "out", tmp_path / "cp"
-    books = guard(frame, fails, "n int", to_parquet(out), checkpoint, backoff_ms=1, max_dead=None)
+    books = guard(
+        frame, fails, "n int", to_parquet(out), checkpoint, backoff_ms=1, max_dead_ratio=None
+    )
     assert (books.records, books.acked, books.dead) == (3, 2, 1)
     row = (None, (None,), [None, (1,)], {"k": None})
     written = spark.read.parquet(str(out)).orderBy("id").select("id", "a", "b", "c", "d").collect()

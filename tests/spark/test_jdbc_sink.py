@@ -471,7 +471,7 @@ def written_once_wherever_the_driver_fails(database, checkpoint, monkeypatch):
         with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
             run_batch(word_count(spark, sink(), "x"), spark, checkpoint)
     monkeypatch.setattr(failpoints, "_POINTS", {})
-    run_batch(word_count(spark, sink(), "x"), spark, checkpoint, max_dead=None)
+    run_batch(word_count(spark, sink(), "x"), spark, checkpoint, max_dead_ratio=None)
     assert database.rows("word") == [("a",), ("a",), ("b",)]
     assert not database.has_staging()
     assert dead_letters(checkpoint, spark).count() == 2

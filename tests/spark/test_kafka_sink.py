@@ -211,7 +211,7 @@ def test_each_row_is_there_once_wherever_the_driver_fails(
         assert not out._live  # what it had is closed
     monkeypatch.setattr(failpoints, "_POINTS", {})
     out = sink(kafka_broker, topic, key="word", transactional=True)
-    run_batch(word_count(spark, out), spark, checkpoint, max_dead=None)
+    run_batch(word_count(spark, out), spark, checkpoint, max_dead_ratio=None)
     found = [message.value() for message in messages(kafka_broker, topic, 2)]
     assert Counter(found) == Counter([b'{"word":"a"}', b'{"word":"a"}', b'{"word":"b"}'])
 

@@ -26,8 +26,8 @@ from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.files import files_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.protocol.causes import causes
 from ackcore.spark.protocol.decide import Disagreement, check_payloads, failed_roots
-from ackcore.spark.protocol.max_dead import causes
 from ackcore.spark.run.types import WrittenFailures
 from ackcore.spark.tasks import row_files
 from ackcore.spark.tasks.results import (

@@ -567,7 +567,7 @@ def test_wherever_the_driver_fails_each_row_is_written_or_dead_once(
             run_batch(topology(spark, to_postgres(postgres, "words")), spark, checkpoint)
     monkeypatch.setattr(failpoints, "_POINTS", {})
     one = to_postgres(postgres, "words")
-    books = run_batch(topology(spark, one), spark, checkpoint, max_dead=None)
+    books = run_batch(topology(spark, one), spark, checkpoint, max_dead_ratio=None)
     assert not one._live
     found = execute(postgres, "SELECT word, id FROM words")
     assert sorted(word for word, _ in found) == ["a", "b"]

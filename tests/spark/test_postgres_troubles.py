@@ -514,5 +514,5 @@ def test_a_server_that_went_away_is_named_when_all_attempts_are_made(
     with pytest.raises(SinkUnavailable, match="sink 'split', table words at"):
         run_batch(topology(spark, to_postgres(dsn, "words")), spark, checkpoint)
     own_postgres_server.start()
-    run_batch(topology(spark, to_postgres(dsn, "words")), spark, checkpoint, max_dead=None)
+    run_batch(topology(spark, to_postgres(dsn, "words")), spark, checkpoint, max_dead_ratio=None)
     assert sorted(execute(dsn, "SELECT word FROM words")) == [("a",), ("b",)]

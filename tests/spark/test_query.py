@@ -405,7 +405,7 @@ def test_a_clock_must_give_whole_milliseconds(spark, tmp_path, store):
     lines = spark.createDataFrame([("bad",)], LINE)
     with pytest.raises(TypeError, match=r"clock must return milliseconds .* as an int, got 1\.5"):
         run_batch(word_count(lines, store), spark, tmp_path / "cp", clock=lambda: 1.5)
-    books = run_batch(word_count(lines, store), spark, tmp_path / "cp", max_dead=None)
+    books = run_batch(word_count(lines, store), spark, tmp_path / "cp", max_dead_ratio=None)
     assert books.dead == 1
 
 

@@ -61,7 +61,7 @@ def test_reasons_that_are_larger_than_the_driver_takes(spark, checkpoint):
     with State.open(checkpoint, topology, sources=SOURCES, kind="batch") as state:
         plan = state.plan(0)
     assert (plan.crashes, plan.interrupted, plan.suspects) == (0, True, ())
-    assert run_batch(topology, spark, checkpoint, max_dead=None).dead == 2000
+    assert run_batch(topology, spark, checkpoint, max_dead_ratio=None).dead == 2000
     with State.open(checkpoint, topology, sources=SOURCES, kind="batch") as state:
         assert state.plan(0).crashes == 0
 
@@ -69,7 +69,7 @@ def test_reasons_that_are_larger_than_the_driver_takes(spark, checkpoint):
 def test_payloads_that_are_larger_than_the_driver_takes_do_not_go_through_it(spark, checkpoint):
     topology = failing(spark, "no", "lpad(id, 500, '-')")
     with at_most(spark, "300k"):
-        assert run_batch(topology, spark, checkpoint, max_dead=None).dead == 2000
+        assert run_batch(topology, spark, checkpoint, max_dead_ratio=None).dead == 2000
     with State.open(checkpoint, topology, sources=SOURCES, kind="batch") as state:
         assert state.plan(0).crashes == 0
         dead = state.decision(0).dead["lines"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import json
 import logging
 import re
 import threading
@@ -12,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import prometheus_client
-import pyarrow as pa
 import pytest
 from streams import LINE, word_count
 
@@ -96,7 +94,7 @@ def test_what_foreach_batch_swallows(spark, caplog):
 def test_a_kafka_spout():
     pytest.importorskip("confluent_kafka")
     builder = TopologyBuilder()
-    run(SPOUT, {"builder": builder, "json": json, "pa": pa})
+    run(SPOUT, {"builder": builder})
     builder.sink("lines", lambda frame, number: None)
     assert list(builder.build().spouts) == ["lines"]
 

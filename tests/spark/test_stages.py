@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 from ackcore.ids import spout_key
 from ackcore.spark.run.action import read_results
+from ackcore.spark.sinks.interface import AcceptedFile, read_accepted
 from ackcore.spark.tasks import bolts, exchange, shuffle_writer, spout_stage
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, TRAILER
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.results import RESULT_SCHEMA
-from ackcore.spark.tasks.row_files import RowFile, keep_acked, read_rows
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
@@ -126,8 +126,9 @@ class Simulation:
         bad = np.sort(done.failed["root_id"].to_numpy())
         rows = collections.defaultdict(collections.Counter)
         for file in done.files:
-            for batch in read_rows(RowFile(f"{self.directory}/{file.path}", file.rows)):
-                columns = [column.to_pylist() for column in keep_acked(batch, bad).columns]
+            accepted = AcceptedFile(f"{self.directory}/{file.path}", file.rows)
+            for batch in read_accepted(accepted, bad):
+                columns = [column.to_pylist() for column in batch.columns]
                 rows[file.component].update(zip(*columns, strict=True))
         return {component: found for component, found in rows.items() if found}
 

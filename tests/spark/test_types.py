@@ -56,7 +56,7 @@ def test_types_and_values_are_kept_at_every_depth(spark, tmp_path):
         return 1
 
     out, checkpoint = str(tmp_path / "out"), tmp_path / "cp"
-    books = guard(frame, check, "n int", to_parquet(out), checkpoint, max_dead=None)
+    books = guard(frame, check, "n int", to_parquet(out), checkpoint, max_dead_ratio=None)
     assert (books.acked, books.dead) == (1, 1)
     want = list(map(repr, frame.orderBy("id").collect()))
     letters = dead_letters(checkpoint, spark).select("payload.*")
@@ -64,7 +64,9 @@ def test_types_and_values_are_kept_at_every_depth(spark, tmp_path):
     assert types_of(letters) == types_of(frame)
     assert replay(checkpoint).records == {"frame": 1}
     refused.clear()
-    guard(frame, check, "n int", to_parquet(out), checkpoint, max_dead=None, accept_changes=True)
+    guard(
+        frame, check, "n int", to_parquet(out), checkpoint, max_dead_ratio=None, accept_changes=True
+    )
     rows = spark.read.parquet(out).drop("n", "batch_id").orderBy("id")
     assert types_of(rows) == types_of(frame)
     assert list(map(repr, rows.collect())) == want

@@ -259,7 +259,7 @@ BAD_CALLS = [
         TypeError,
         "must be an exception, a text or a Reason, got int",
     ),
-    (lambda out: pickle.dumps(out), TypeError, "out lives in the call"),
+    (lambda out: pickle.dumps(out), TypeError, "out cannot be pickled"),
 ]
 
 

@@ -47,7 +47,7 @@ BAD_CALLS = [
     (
         lambda c, t: c.emit((1, 2), t),
         ValueError,
-        r"values must be 1 for b's stream 'default' \(x\)",
+        "values must be 1 for b's stream 'default', one of each of x",
     ),
     (lambda c, t: c.emit("1", t), TypeError, "must be a tuple, a list or a dict"),
     (lambda c, t: c.emit(t, t), TypeError, "got Tuple; pass tuple.values"),

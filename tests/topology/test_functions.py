@@ -179,7 +179,7 @@ async def nothing():
     [
         (BOTH, 1.5, "values must be a tuple, a list or a dict of values for outputs, got float"),
         (BOTH, None, "values must be a tuple, .* got NoneType"),
-        (BOTH, (1.5,), r"values must be 2 for outputs \(price, tags\), got 1"),
+        (BOTH, (1.5,), "values must be 2 for outputs, one of each of price, tags, got 1"),
         (BOTH, {"price": 1, "tag": 2}, "values must be fields of outputs, got 'tag'; did you mean"),
         (
             VECTOR,

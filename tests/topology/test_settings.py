@@ -38,7 +38,6 @@ def test_the_defaults():
         "max_waiting": 1_000_000,
         "max_retries_per_batch": 100_000,
         "max_dead_window": None,
-        "max_dead_in_a_row": None,
         "parallelism": None,
         "chunk_rows": 65_536,
         "reject": (),

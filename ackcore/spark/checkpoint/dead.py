@@ -40,7 +40,7 @@ class DeadFile:
         return self.rows
 
     def body(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the dead file as an object for JSON."""
         names = ("file", "rows", "start", "no_room")
         return {name: getattr(self, name) for name in names}
 
@@ -73,7 +73,7 @@ class DeadLettersFile:
         return self.rows
 
     def body(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the dead letters file as an object for JSON."""
         return {"file": self.file, "rows": self.rows, "nbytes": self.nbytes}
 
     def path(self) -> Place:

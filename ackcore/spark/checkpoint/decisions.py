@@ -46,7 +46,7 @@ class Plan:
     ordered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the decision as an object for JSON."""
         return {**asdict(replace(self, offsets={})), "offsets": self.offsets}
 
     @classmethod

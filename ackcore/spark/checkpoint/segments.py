@@ -33,7 +33,7 @@ class Segment:
     untried: int = 0  # of those that wait: replayed ones whose first turn has not come
 
     def __len__(self) -> int:
-        """How many rows wait."""
+        """The number of rows that wait."""
         return self.rows - self.start
 
     @property
@@ -42,7 +42,7 @@ class Segment:
         return self.cache.size(self.file)
 
     def body(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the segment as an object for JSON."""
         names = ("file", "rows", "next_due_ms", "oldest_ms", "start", "untried")
         return {name: getattr(self, name) for name in names}
 
@@ -55,7 +55,10 @@ class Segment:
         return all_nullable(rows)
 
     def after(self, taken: int, waiting: pa.Table) -> Segment:
-        """Return it without the first rows of those that were waiting in it."""
+        """Return the segment without its first ``taken`` rows.
+
+        ``waiting`` has the rows of `table`.
+        """
         left = waiting.slice(taken)
         return replace(
             self,

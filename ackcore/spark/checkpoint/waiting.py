@@ -71,7 +71,7 @@ class Waiting(Mapping[str, pa.Table]):
         )
 
     def body(self) -> dict[str, Any]:
-        """Return it as JSON can hold it, all being on record."""
+        """Return the waiting records as an object for JSON, once all are on disk."""
         return {spout: [each.body() for each in some] for spout, some in self.segments().items()}
 
     def segments(self) -> dict[str, list[Segment]]:

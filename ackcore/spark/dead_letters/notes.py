@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -69,34 +67,6 @@ def notes_of(store: Letters) -> list[Note]:
         dropped, left_out = record.get("dropped", False), record.get("left_out")
         found.append(Note(request, record["at_ms"], rows, dropped, left_out))
     return sorted(found, key=lambda note: (note.at_ms, note.request))
-
-
-class NamedRows:
-    """The rows that some notes name, in sorted spans that do not overlap."""
-
-    def __init__(self, notes: Iterable[Note]) -> None:
-        named: defaultdict[tuple[str, int], list[list[int]]] = defaultdict(list)
-        for note in notes:
-            for spout, batches in note.rows.items():
-                for number, spans in batches.items():
-                    named[spout, int(number)] += spans
-        self._cuts = {place: _cuts(spans) for place, spans in named.items()}
-
-    def __contains__(self, place: tuple[str, int, int]) -> bool:
-        """Whether a letter is named, by spout, micro-batch and row."""
-        spout, number, row = place
-        return bisect_right(self._cuts.get((spout, number), ()), row) % 2 == 1
-
-
-def _cuts(spans: Iterable[list[int]]) -> list[int]:
-    """Spans as starts and ends in turn."""
-    cuts: list[int] = []
-    for start, end in sorted(spans):
-        if cuts and start <= cuts[-1]:
-            cuts[-1] = max(cuts[-1], end)
-        else:
-            cuts += (start, end)
-    return cuts
 
 
 def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:

@@ -57,8 +57,8 @@ def store_of(path: str | os.PathLike[str]) -> Letters:
     """
     if isinstance(path, DeadLetterTopic):
         raise TypeError(
-            f"path must be the checkpoint, got {path!r}: the letters of a topic are kept in the "
-            "store of their checkpoint, too"
+            f"path must be the query's checkpoint, got {path!r}: the checkpoint also keeps the "
+            "letters that are sent to the topic"
         )
     given = place_of(path, "path")
     store = letters_at(given)

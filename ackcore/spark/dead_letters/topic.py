@@ -42,7 +42,7 @@ class DeadLetterTopic:
     """A Kafka topic for ``dead_letters=`` of `start`, `run_batch` and `guard`.
 
     Each letter is a message there, once its micro-batch is done, and is kept in the store as well,
-    from which `dead_letters` and `replay` work as ever; `replay_topic` sends again what is here.
+    from which `dead_letters` and `replay` work as ever.
     If the source has a column ``value`` of text or bytes, and no others but such as a record of
     Kafka's has, then value, key and headers are as they came; else the value is the record as a
     JSON object.  Behind the headers that came with it a message has

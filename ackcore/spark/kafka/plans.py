@@ -31,7 +31,7 @@ class Position(NamedTuple):
     epoch: int | None = None
 
     def body(self) -> list[Any]:
-        """Return it as JSON can hold it."""
+        """Return the position as an object for JSON."""
         return [*self] if self.epoch is not None else [*self[:3]]
 
 
@@ -63,7 +63,7 @@ class OffsetPlan:
     tried: tuple[Tried, ...] = ()
 
     def body(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the offset plan as an object for JSON."""
         return {
             "topics": {
                 topic: {

@@ -144,7 +144,7 @@ class Books:
         """Return the books as a checkpoint keeps them."""
         return {
             "batches": self.batches,
-            "spouts": {name: _as_dict(account) for name, account in self.spouts.items()},
+            "spouts": {name: asdict(account) for name, account in self.spouts.items()},
         }
 
     @classmethod
@@ -248,7 +248,7 @@ class Progress:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the progress as an object for JSON."""
         return asdict(self)
 
     @classmethod
@@ -312,10 +312,6 @@ class Stopwatch:
     def seconds(self) -> float:
         """Return the time since it was made."""
         return max(time.perf_counter() - self._start, 1e-9)
-
-
-def _as_dict(account: Account) -> dict[str, int]:
-    return {each.name: getattr(account, each.name) for each in fields(Account)}
 
 
 def warn_of_failures(number: int, ran: RunResult) -> None:

@@ -148,7 +148,7 @@ class _Write:
 
 
 class _Read:
-    """Reads the files of partitions, given their numbers; for ``mapInArrow``."""
+    """A function for ``mapInArrow`` that is given partition numbers and returns their rows."""
 
     def __init__(self, files: list[RowFile | None], names: list[str]) -> None:
         self._files = files
@@ -162,7 +162,7 @@ class _Read:
 
 
 def _from_files(one: InputFrame, files: list[RowFile | None]) -> InputFrame:
-    """Return what is in files in the partitions of the input that they are of."""
+    """Return the input with its rows read from files, in the same partitions."""
     spark: SparkSession = one.frame.sparkSession
     schema: StructType = one.frame.schema
     read = _Read(files, schema.names)

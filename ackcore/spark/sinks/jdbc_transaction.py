@@ -1,4 +1,4 @@
-"""How a micro-batch gets into a table of a JDBC database, by statements that all databases have.
+"""The transaction that writes a micro-batch into a table of a JDBC database.
 
 1. The sink's row in the table of micro-batches is locked, and given the name of a staging table
    that nobody has used; the one named before is dropped.

@@ -1,4 +1,4 @@
-"""The properties of a PostgreSQL table, and the part of the server's errors that may be shown.
+"""The properties of a PostgreSQL table, and what may be shown of the errors of a server.
 
 No statement has its values apart: psycopg would look for their places in names, too.
 """
@@ -89,7 +89,7 @@ def columns_of(ask: Ask, table: str) -> dict[str, Column]:
 
 
 class Way(NamedTuple):
-    """The way in which rows enter a table.
+    """How rows get into a table.
 
     Attributes
     ----------

@@ -317,7 +317,7 @@ class ObjectStore:
                 what += "; that is of the service that gives a machine or pod its role. "
                 what += self._credentials()
             raise StoreUnavailable(
-                f"{what}. What was recorded before stands"
+                f"{what}. All that was recorded before is kept"
                 + (f". {self._doctor()}" if how == "read" else "; remove the cause and start again")
             ) from None
 

@@ -304,21 +304,6 @@ def _damaged(path: str, what: str) -> RowFileDamaged:
     )
 
 
-def keep_acked(batch: pa.RecordBatch, failed: Int64s) -> pa.RecordBatch:
-    """Return the rows all of whose roots are ACKED, without the column of roots.
-
-    Parameters
-    ----------
-    batch : pyarrow.RecordBatch
-        As `read_rows` gives them.
-    failed : numpy.ndarray of int64, shape (m,)
-        The roots that are not ACKED, sorted.
-    """
-    rows = batch.select(batch.schema.names[:-1])
-    keep = acked_rows(batch, failed)
-    return rows if keep is None else rows.filter(pa.array(keep))
-
-
 def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] | None:
     """Return which rows have roots that are all ACKED; None if all rows do."""
     roots = batch.column(len(batch.schema) - 1)

@@ -67,5 +67,5 @@ class Tracer:
             self._steps.append((root, component, self._partition, n, *times, call_rows))
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as JSON can hold it."""
+        """Return the trace as an object for JSON."""
         return {"records": self._records, "steps": self._steps[:_MOST]}

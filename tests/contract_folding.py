@@ -6,6 +6,20 @@ import itertools
 import random
 from typing import Any
 
+from ledger_scripts import (
+    MAX,
+    MIN,
+    Case,
+    Clock,
+    Factory,
+    Row,
+    entries_of,
+    expect,
+    int32s,
+    int64s,
+    snapshot,
+)
+
 from ackcore._records import (
     ACK,
     ACKED,
@@ -20,19 +34,6 @@ from ackcore._records import (
     Decision,
     Entry,
     Status,
-)
-from ackcore.testing.scripts import (
-    MAX,
-    MIN,
-    Case,
-    Clock,
-    Factory,
-    Row,
-    entries_of,
-    expect,
-    int32s,
-    int64s,
-    snapshot,
 )
 
 BOTH = FLAG_FAILED | FLAG_TASKS_DIFFER

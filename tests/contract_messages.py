@@ -5,18 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ackcore._records import (
-    ACK,
-    ACKED,
-    FLAG_FAILED,
-    Entries,
-    Entry,
-    Outcomes,
-    Settled,
-    Stats,
-    Status,
-)
-from ackcore.testing.scripts import (
+from ledger_scripts import (
     MAX,
     MIN,
     Case,
@@ -27,6 +16,18 @@ from ackcore.testing.scripts import (
     int32s,
     int64s,
     run_script,
+)
+
+from ackcore._records import (
+    ACK,
+    ACKED,
+    FLAG_FAILED,
+    Entries,
+    Entry,
+    Outcomes,
+    Settled,
+    Stats,
+    Status,
 )
 
 #: The cases of this module.

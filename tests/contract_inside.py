@@ -9,9 +9,7 @@ import threading
 from typing import Any
 
 import numpy as np
-
-from ackcore._records import ACK, ACKED, FAIL, FLAG_FAILED, Entries, Entry, LedgerFull
-from ackcore.testing.scripts import (
+from ledger_scripts import (
     MAX,
     MIN,
     WAYS,
@@ -25,6 +23,8 @@ from ackcore.testing.scripts import (
     send_batch,
     snapshot,
 )
+
+from ackcore._records import ACK, ACKED, FAIL, FLAG_FAILED, Entries, Entry, LedgerFull
 
 
 def check_options(factory: Factory) -> None:

@@ -12,9 +12,7 @@ from operator import methodcaller
 from typing import Any
 
 import numpy as np
-
-from ackcore._records import ACK, RESET
-from ackcore.testing.scripts import (
+from ledger_scripts import (
     Case,
     Clock,
     Factory,
@@ -24,6 +22,8 @@ from ackcore.testing.scripts import (
     int64s,
     snapshot,
 )
+
+from ackcore._records import ACK, RESET
 
 #: What is no column of two 64-bit integers, and the error that says so.
 BAD_ID_COLUMNS: dict[str, tuple[Any, type[Exception]]] = {

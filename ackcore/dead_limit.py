@@ -1,0 +1,180 @@
+"""The limit on dead records, above which the cause cannot be the records.
+
+Topologies on Spark and `ackcore.kafka.Consumer` judge by it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from numbers import Real
+from typing import Any, NamedTuple
+
+#: A ratio is judged from so many dead records on, since a source may begin with a few bad ones.
+_FEW = 10
+
+
+class TooManyDead(RuntimeError):
+    """More records died than `max_dead` or `max_dead_ratio` allows.
+
+    Parameters
+    ----------
+    message : str
+        The number of dead records, their causes, and the way out.
+    books : Books, optional
+        The counts of a run on Spark that has ended, in which every record is ACKED or DEAD; or of
+        a stream, after the micro-batch that exceeded the limit.  None for a `Consumer`.
+    limit : str, default "max_dead"
+        The limit that was exceeded: ``"max_dead"`` or ``"max_dead_ratio"``.
+    causes : tuple of Cause, default ()
+        The causes of death on Spark, the most frequent first.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        books: Any = None,
+        limit: str = "max_dead",
+        causes: tuple[Any, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.books = books
+        self.limit = limit
+        self.causes = causes
+
+    def __reduce__(self) -> tuple[type[TooManyDead], tuple[str, Any, str, tuple[Any, ...]]]:
+        return TooManyDead, (str(self), self.books, self.limit, self.causes)
+
+
+class Excess(NamedTuple):
+    """The limit that was exceeded, and the message that says so."""
+
+    limit: str
+    message: str
+
+
+class DeadLimit:
+    """Judge how many of the records that ended, ACKED or DEAD, have died.
+
+    Parameters
+    ----------
+    max_dead : int, optional
+        The number of records that may die.
+    max_dead_ratio : float, optional
+        The share of the records that may die, from 0 to 1, judged from ten dead records on; at 1,
+        as at any other share, not all of them may.
+    window : int, optional
+        The number of records that ended last among which the dead are counted; None for all.
+
+    Attributes
+    ----------
+    window : int or None
+        The number of records, as given.
+    excess : Excess or None
+        The limit that was exceeded first.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a limit is not such a number.
+    """
+
+    def __init__(
+        self,
+        max_dead: int | None = None,
+        max_dead_ratio: float | None = None,
+        window: int | None = None,
+    ) -> None:
+        self._max_dead = _as_max_dead(max_dead)
+        self._ratio = _as_ratio(max_dead_ratio)
+        self.window = window
+        #: Records that ended together: ACKED, dead, and dead that count for the ratio.
+        self._groups: deque[tuple[int, int, int]] = deque()
+        self._acked = self._dead = self._new_dead = 0
+        self.excess: Excess | None = None
+
+    def ended(self, acked: int, dead: int, new_dead: int | None = None) -> int:
+        """Count records that ended together; return how many groups have left the window.
+
+        Parameters
+        ----------
+        acked, dead : int
+            The number of records that were ACKED, and that died.
+        new_dead : int, optional
+            The number of the dead that count for the ratio; all of them by default.
+        """
+        if self._max_dead is None and self._ratio is None:
+            return int(self.window is not None)  # nothing is kept
+        group = acked, dead, dead if new_dead is None else new_dead
+        self._add(group, 1)
+        left = 0
+        if self.window is not None:
+            self._groups.append(group)
+            while self._acked + self._dead - sum(self._groups[0][:2]) >= self.window:
+                self._add(self._groups.popleft(), -1)
+                left += 1
+        self.excess = self.excess or self.judge()
+        return left
+
+    def _add(self, group: tuple[int, int, int], sign: int) -> None:
+        acked, dead, new_dead = group
+        self._acked += sign * acked
+        self._dead += sign * dead
+        self._new_dead += sign * new_dead
+
+    def judge(self, few: int = _FEW, since: str = " since this start") -> Excess | None:
+        """Return the limit that is exceeded, None if none is.
+
+        Parameters
+        ----------
+        few : int, default 10
+            The number of dead records from which on the ratio is judged; at most the window.
+        since : str
+            Stands behind "records" in the message, unless there is a window.
+        """
+        if self.window is not None:
+            few, since = min(few, self.window), " that ended last"
+        acked, dead, limit = self._acked, self._dead, self._max_dead
+        if limit is not None and dead > limit:
+            among = _records(acked + dead)
+            return Excess("max_dead", f"{dead} of {among}{since} died, and max_dead is {limit}")
+        dead, ratio = self._new_dead, self._ratio
+        if ratio is None or dead < max(few, 1):
+            return None
+        if not acked:
+            return Excess("max_dead_ratio", f"all of {_records(dead)}{since} died")
+        # Not by a product, which is no whole number: 0.29 * 100 is less than 29.
+        if dead / (acked + dead) <= ratio:
+            return None
+        among = _records(acked + dead)
+        return Excess(
+            "max_dead_ratio", f"{dead} of {among}{since} died, and max_dead_ratio is {ratio:g}"
+        )
+
+
+def _as_max_dead(value: object) -> int | None:
+    if value is None:
+        return None
+    must = "max_dead must be a number of records, an int of at least 0, or None for no limit, got "
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        way_out = "; a share of the records is max_dead_ratio" if isinstance(value, Real) else ""
+        raise TypeError(f"{must}{type(value).__name__} {value!r}{way_out}")
+    number = operator.index(value)
+    if number < 0:
+        raise ValueError(f"{must}{value!r}")
+    return int(number)
+
+
+def _as_ratio(value: object) -> float | None:
+    if value is None:
+        return None
+    must = "max_dead_ratio must be a share of the records, from 0 to 1, or None for no limit, got "
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{must}{type(value).__name__} {value!r}")
+    if not 0 <= float(value) <= 1:
+        raise ValueError(f"{must}{value!r}; a number of records is max_dead")
+    return float(value)
+
+
+def _records(n: int) -> str:
+    return f"{n} record{'s' * (n != 1)}"

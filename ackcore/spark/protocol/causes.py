@@ -1,0 +1,301 @@
+"""The causes of deaths, in a log line, and in the error when too many records died.
+
+A record dies: it is given up, and DEAD.  A run crashes, which ``Plan.crashes`` counts, and
+`ackcore.spark.protocol.suspects` concludes from.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._records import Int64s
+from ackcore.dead_limit import DeadLimit, Excess, TooManyDead
+from ackcore.spark.base.reason_columns import DEATHS, parts
+from ackcore.spark.base.schemas import FIRST_MS, REASON
+from ackcore.spark.checkpoint.dead import dead_of
+from ackcore.spark.protocol.progress import Books
+
+_log = logging.getLogger("ackcore")
+
+#: Kinds of deaths that a line names, and characters of each one's message.
+_NAMED, _MESSAGE_CHARS = 3, 160
+#: So many reasons, or as many as are known, are put together at a time.
+_TOGETHER = 1 << 12
+#: The argument that allows more, by the limit that was exceeded.
+_WAYS_OUT = {"max_dead": "a larger max_dead", "max_dead_ratio": "max_dead_ratio=None"}
+
+
+class Cause(NamedTuple):
+    """Deaths by one type of error in one component."""
+
+    component: str
+    error_type: str
+    message: str  # the most frequent one
+    messages: int
+    deaths: int
+
+    def __str__(self) -> str:
+        message = " ".join(self.message.split())
+        if len(message) > _MESSAGE_CHARS:
+            message = message[: _MESSAGE_CHARS - 3] + "..."
+        more = f", and {self.messages - 1} other messages" if self.messages > 1 else ""
+        return f"{self.deaths} in {self.component!r} of {self.error_type} ({message}{more})"
+
+
+def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
+    """Sum deaths up by component and type of error.
+
+    Parameters
+    ----------
+    reasons : iterable of pyarrow.Table
+        In `DEATHS`: why records died, and how many of each.
+
+    Returns
+    -------
+    list of Cause
+        The most frequent first.
+    """
+    kind = ["component", "error_type"]
+    summed = _summed(reasons)
+    of_kinds = summed.group_by(kind).aggregate(
+        [("deaths", "sum"), ("deaths", "max"), ("deaths", "count")]
+    )
+    found = []
+    for one in of_kinds.to_pylist():
+        of = pc.and_(
+            pc.and_(
+                pc.equal(summed["component"], one["component"]),
+                pc.equal(summed["error_type"], one["error_type"]),
+            ),
+            pc.equal(summed["deaths"], one["deaths_max"]),
+        )
+        message = pc.min(summed["error_message"].filter(of)).as_py()
+        found.append(
+            Cause(
+                one["component"],
+                one["error_type"],
+                message,
+                one["deaths_count"],
+                one["deaths_sum"],
+            )
+        )
+    return sorted(found, key=lambda cause: (-cause.deaths, cause))
+
+
+def _summed(reasons: Iterable[pa.Table]) -> pa.Table:
+    """Return `DEATHS` with each reason once; they are put together as they come."""
+    summed, more, n = DEATHS.empty_table(), list[pa.Table](), 0
+    for some in reasons:
+        more.append(some)
+        n += len(some)
+        if n > max(_TOGETHER, len(summed)):
+            summed, more, n = _each_once([summed, *more]), [], 0
+    return _each_once([summed, *more])
+
+
+def _each_once(reasons: list[pa.Table]) -> pa.Table:
+    by_reason = pa.concat_tables(reasons).group_by(DEATHS.names[:-1])
+    return by_reason.aggregate([("deaths", "sum")]).rename_columns(DEATHS.names)
+
+
+def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
+    """Return why the dead of a micro-batch died, and how many of each reason, in `DEATHS`."""
+    found = []
+    for table in _tracked(dead):
+        counted = table[REASON].value_counts()
+        columns = [*parts(counted.field("values")), counted.field("counts")]
+        found.append(pa.table(columns, schema=DEATHS))
+    return found
+
+
+def _tracked(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
+    """Yield the dead of a micro-batch without their sources' columns, a part at a time."""
+    for spout in dead:
+        yield from dead_of(dead).pieces(spout, payload=False)
+
+
+def _records(n: int) -> str:
+    return f"{n} record{'s' * (n != 1)}"
+
+
+def _told(found: list[Cause]) -> str:
+    told = "; ".join(map(str, found[:_NAMED]))
+    rest = sum(cause.deaths for cause in found[_NAMED:])
+    return told + (f"; {rest} of other errors" if rest else "")
+
+
+def _look(checkpoint: str | os.PathLike[str]) -> str:
+    return f"ackcore.spark.dead_letters({os.fspath(checkpoint)!r}) shows each with its payload"
+
+
+def warn_of_micro_batch(
+    number: int, dead: Mapping[str, pa.Table], checkpoint: str | os.PathLike[str]
+) -> None:
+    """Log one line about the dead of a micro-batch."""
+    found = causes(reason_counts(dead))
+    died = _records(sum(cause.deaths for cause in found))
+    _log.warning("micro-batch %d: %s died: %s. %s", number, died, _told(found), _look(checkpoint))
+
+
+def close_run(
+    books: Books,
+    reasons: Iterable[pa.Table],
+    checkpoint: str | os.PathLike[str],
+    limit: DeadLimit,
+) -> Books:
+    """Log the deaths of a run that has ended; raise if they exceed the limit.
+
+    Parameters
+    ----------
+    books : Books
+        The counts at the end.
+    reasons : iterable of pyarrow.Table
+        In `DEATHS`, of the dead letters that were not sent again; read only if there are dead.
+    checkpoint : path
+        The run's checkpoint.
+    limit : DeadLimit
+        The limit, which has counted nothing yet.
+
+    Returns
+    -------
+    Books
+        The same counts.
+
+    Raises
+    ------
+    TooManyDead
+        If more died than the limit allows.
+    """
+    if not books.dead:
+        return books
+    # Not from the books: a letter that was sent twice may be ACKED twice.
+    found = causes(reasons)
+    died = sum(cause.deaths for cause in found)
+    if not died:
+        return books
+    told, look = _told(found), _look(checkpoint)
+    limit.ended(books.records - died, died)
+    excess = limit.judge(1, since="")
+    if excess is None:
+        _log.warning("%d of %s died: %s. %s", died, _records(books.records), told, look)
+        return books
+    raise TooManyDead(
+        f"{excess.message}: {told}. The run has ended and all of it is on record: {look}. When "
+        "the cause is mended, ackcore.spark.replay() and another run_batch() send them through "
+        f"again; {_WAYS_OUT[excess.limit]} lets such a run pass",
+        books,
+        excess.limit,
+        tuple(found),
+    )
+
+
+def _added(*some: Iterable[Cause]) -> tuple[Cause, ...]:
+    """Add causes up; of each kind of death the most frequent message is kept."""
+    kinds: dict[tuple[str, str], Cause] = {}
+    for cause in chain.from_iterable(some):
+        kind = cause.component, cause.error_type
+        before = kinds.get(kind, cause._replace(deaths=0))
+        first = max(before, cause, key=lambda each: each.deaths)
+        kinds[kind] = first._replace(deaths=before.deaths + cause.deaths)
+    return tuple(sorted(kinds.values(), key=lambda cause: (-cause.deaths, cause)))
+
+
+class StreamLimit:
+    """The limit on the dead records of a stream, judged after each micro-batch.
+
+    A record ends when it is ACKED or DEAD; one that waits for a retry is not counted yet.  A record
+    that was first seen before this start and dies counts for `max_dead`, and not for the ratio: a
+    query that is started again when nothing but hopeless records waits, or is sent to it by
+    `replay`, would end with the first ten of them.
+
+    Parameters
+    ----------
+    limit : DeadLimit
+        The limit, which has counted nothing yet.
+    before : Books
+        The counts on record before this start.
+    since_ms : int
+        The time of this start.
+    checkpoint : path
+        The query's checkpoint.
+    """
+
+    def __init__(
+        self, limit: DeadLimit, before: Books, since_ms: int, checkpoint: str | os.PathLike[str]
+    ) -> None:
+        self._limit = limit
+        self._last_books = before
+        self._since_ms = since_ms
+        self._checkpoint = checkpoint
+        self._last = ""
+        #: The causes of each micro-batch of the window; without one, of all since the start.
+        self._causes: deque[tuple[Cause, ...]] = deque()
+
+    def after(self, number: int, dead: Mapping[str, pa.Table], books: Books) -> None:
+        """Judge the stream after a micro-batch that is done; log its deaths.
+
+        Parameters
+        ----------
+        number : int
+            The number of the micro-batch.
+        dead : mapping of str to pyarrow.Table
+            Its dead, by spout.
+        books : Books
+            The counts after it.
+
+        Raises
+        ------
+        TooManyDead
+            If more died than the limit allows.
+        """
+        new_dead = 0
+        for table in _tracked(dead):
+            first_ms: Int64s = table[FIRST_MS].to_numpy()
+            new_dead += int((first_ms >= self._since_ms).sum())
+        before, self._last_books = self._last_books, books
+        found = tuple(causes(reason_counts(dead)))
+        left = self._limit.ended(books.acked - before.acked, books.dead - before.dead, new_dead)
+        if self._limit.window is None:
+            self._causes = deque([_added(*self._causes, found)])
+        else:
+            self._causes.append(found)
+            for _ in range(left):
+                self._causes.popleft()
+        if dead:
+            self._last = f"in micro-batch {number} {_told(list(found))}"
+        self._end(self._limit.excess, books)
+        if dead:
+            warn_of_micro_batch(number, dead, self._checkpoint)
+
+    def at_end(self, books: Books) -> None:
+        """Judge a stream that has ended with its sources, by however few records.
+
+        Raises
+        ------
+        TooManyDead
+            If more died than the limit allows.
+        """
+        self._end(self._limit.judge(1), books)
+
+    def _end(self, excess: Excess | None, books: Books) -> None:
+        if excess is None:
+            return
+        counted = _added(*self._causes)
+        told = self._last if self._limit.window is None else _told(list(counted))
+        raise TooManyDead(
+            f"{excess.message}: {told}. All of it is on record: {_look(self._checkpoint)}. When "
+            "the cause is mended, start() on the same checkpoint goes on behind them, and "
+            f"ackcore.spark.replay() sends them through again; {_WAYS_OUT[excess.limit]} lets such "
+            "a stream run on",
+            books,
+            excess.limit,
+            counted,
+        )

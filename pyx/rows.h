@@ -1,0 +1,312 @@
+/* rows.h - what a stage does with the rows it emits: hashing their fields, numbering their edges,
+ * and fingerprinting what is written.
+ *
+ * Fixed for ever, bit by bit: a checkpoint holds fingerprints, and two tasks of one shuffle, or of
+ * two versions, must send one value to one place.  The reference implementation is
+ * ackcore/_reference/rows.py; the test vectors are in tests/test_hashes.py, test_runs.py and
+ * test_fingerprints.py.
+ *
+ * A row's hash h takes in one column after the other:
+ *
+ *     h = (h ^ h >> 32) * NEXT_COLUMN + hash of the value        so h = 0 makes it the value's own
+ *
+ *     8 bytes or fewer    mix(the sign-extended number ^ VALUE)
+ *     16, 32 bytes        the same, and mix(that ^ word) for each further word
+ *     any length          x = VALUE + GOLDEN * (length + 1), then x = mix(x ^ word) for each word,
+ *                         of which there is one at least; the last is filled up with zeros
+ *     null                NO_VALUE
+ *
+ * Words are little-endian where bytes are hashed, and the machine's own where numbers are.
+ */
+#ifndef ACKCORE_ROWS_H
+#define ACKCORE_ROWS_H
+
+#include <string.h>
+
+#include "ids.h"
+
+#define VALUE 0x2545f4914f6cdd1dULL
+#define NO_VALUE 0x6a09e667f3bcc909ULL
+#define NEXT_COLUMN 0xd1342543de82ef95ULL
+#define FINGERPRINT 0x3c6ef372fe94f82bULL
+
+/* Eight bytes from anywhere, the first one lowest. */
+INLINE uint64_t word_at(const uint8_t *bytes) {
+    uint64_t word;
+    memcpy(&word, bytes, 8);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    return word;
+}
+
+/* ---- hashes of numbers --------------------------------------------------------------------- */
+
+INLINE uint64_t fold_value(uint64_t hash, uint64_t value_hash) {
+    return (hash ^ (hash >> 32)) * NEXT_COLUMN + value_hash;
+}
+INLINE uint64_t where_valid(uint64_t value_hash, uint8_t valid) {
+    /* A mask, not a branch: nulls come in no order that could be foreseen. */
+    const uint64_t keep = 0 - (uint64_t)(valid != 0);
+    return (value_hash & keep) | (NO_VALUE & ~keep);
+}
+/* A number of a column that may start anywhere in memory, hence memcpy. */
+INLINE int64_t number_at(const uint8_t *column, size_t row, const size_t width) {
+    int8_t byte;
+    int16_t half;
+    int32_t word;
+    int64_t wide;
+    switch (width) {
+    case 1:
+        memcpy(&byte, column + row, 1);
+        return byte;
+    case 2:
+        memcpy(&half, column + 2 * row, 2);
+        return half;
+    case 4:
+        memcpy(&word, column + 4 * row, 4);
+        return word;
+    default:
+        memcpy(&wide, column + 8 * row, 8);
+        return wide;
+    }
+}
+INLINE void fold_narrow(uint64_t *hashes, const uint8_t *column, const size_t width, size_t rows,
+                        const uint8_t *valid) {
+    if (valid == NULL)
+        for (size_t row = 0; row < rows; row++)
+            hashes[row] =
+                fold_value(hashes[row], mix64((uint64_t)number_at(column, row, width) ^ VALUE));
+    else
+        for (size_t row = 0; row < rows; row++) {
+            const uint64_t hash = mix64((uint64_t)number_at(column, row, width) ^ VALUE);
+            hashes[row] = fold_value(hashes[row], where_valid(hash, valid[row]));
+        }
+}
+INLINE void fold_wide(uint64_t *hashes, const uint8_t *column, const size_t words, size_t rows,
+                      const uint8_t *valid) {
+    for (size_t row = 0; row < rows; row++) {
+        uint64_t hash = VALUE, word;
+        for (size_t k = 0; k < words; k++) {
+            memcpy(&word, column + 8 * (words * row + k), 8);
+            hash = mix64(hash ^ word);
+        }
+        hashes[row] = fold_value(hashes[row], valid ? where_valid(hash, valid[row]) : hash);
+    }
+}
+/* Take in a column of numbers of 1, 2, 4, 8, 16 or 32 bytes, by a loop for each; `valid` is NULL
+ * without nulls.  A function of its own: inlined into another, the loops lie where they fall, which
+ * costs up to a tenth. */
+static __attribute__((noinline, unused)) void fold_numbers(uint64_t *hashes, const uint8_t *column,
+                                                           size_t width, size_t rows,
+                                                           const uint8_t *valid) {
+    if (width == 1)
+        fold_narrow(hashes, column, 1, rows, valid);
+    else if (width == 2)
+        fold_narrow(hashes, column, 2, rows, valid);
+    else if (width == 4)
+        fold_narrow(hashes, column, 4, rows, valid);
+    else if (width == 8)
+        fold_narrow(hashes, column, 8, rows, valid);
+    else if (width == 16)
+        fold_wide(hashes, column, 2, rows, valid);
+    else
+        fold_wide(hashes, column, 4, rows, valid);
+}
+
+/* ---- strings ------------------------------------------------------------------------------- */
+
+/* Offsets are of 32 bits, or wide: of 64.  Functions with `const int wide` are built for each. */
+INLINE int64_t offset_at(const void *offsets, size_t row, const int wide) {
+    return wide ? ((const int64_t *)offsets)[row] : ((const int32_t *)offsets)[row];
+}
+/* The hash of bytes in memory that can be read up to `end`, and no further. */
+INLINE uint64_t hash_of_bytes(const uint8_t *bytes, uint64_t length, const uint8_t *end) {
+    uint64_t hash = VALUE + GOLDEN * (length + 1), word = 0;
+    for (; length > 8; bytes += 8, length -= 8) hash = mix64(hash ^ word_at(bytes));
+    if (end - bytes >= 8)
+        /* Read too much and mask it out; twice half the shift, for 64 at once is undefined. */
+        word = word_at(bytes) & ((((uint64_t)1 << (4 * length)) << (4 * length)) - 1);
+    else
+        for (uint64_t at = 0; at < length; at++) word |= (uint64_t)bytes[at] << (8 * at);
+    return mix64(hash ^ word);
+}
+INLINE size_t bad_offset_of(const void *offsets, const int wide, size_t rows, int64_t size) {
+    uint64_t wrong = 0;
+    /* All at once, so that it vectorises; which one it was is found out only if there is one. */
+    for (size_t row = 0; row < rows; row++)
+        wrong |= offset_at(offsets, row + 1, wide) < offset_at(offsets, row, wide);
+    if (!wrong && offset_at(offsets, 0, wide) >= 0 && offset_at(offsets, rows, wide) <= size)
+        return rows;
+    for (size_t row = 0; row < rows; row++) {
+        const int64_t start = offset_at(offsets, row, wide),
+                      end = offset_at(offsets, row + 1, wide);
+        if (start < 0 || end < start || end > size) return row;
+    }
+    return rows;
+}
+/* The first row whose bytes are not a piece of 0..size; the number of rows if there is none. */
+static inline size_t first_bad_offset(const void *offsets, int wide, size_t rows, int64_t size) {
+    return wide ? bad_offset_of(offsets, 1, rows, size) : bad_offset_of(offsets, 0, rows, size);
+}
+INLINE void fold_bytes_at(uint64_t *hashes, const void *offsets, const int wide,
+                          const uint8_t *data, size_t size, size_t rows, const uint8_t *valid) {
+    for (size_t row = 0; row < rows; row++) {
+        const int64_t start = offset_at(offsets, row, wide),
+                      end = offset_at(offsets, row + 1, wide);
+        const uint64_t hash = hash_of_bytes(data + start, (uint64_t)(end - start), data + size);
+        hashes[row] = fold_value(hashes[row], valid ? where_valid(hash, valid[row]) : hash);
+    }
+}
+/* Take in a column of strings. */
+static inline void fold_bytes(uint64_t *hashes, const void *offsets, int wide, const uint8_t *data,
+                              size_t size, size_t rows, const uint8_t *valid) {
+    if (wide)
+        fold_bytes_at(hashes, offsets, 1, data, size, rows, valid);
+    else
+        fold_bytes_at(hashes, offsets, 0, data, size, rows, valid);
+}
+/* Where rows begin once they are put in order; stops at a row number that is out of range.  Returns
+ * that place, or `places`; `total` goes above `most` where there is no room. */
+INLINE size_t places_of(const void *offsets, const int wide, size_t rows, const uint64_t *order,
+                        size_t places, void *out, int64_t most, int64_t *total) {
+    int64_t end = 0;
+    *total = 0;
+    memset(out, 0, wide ? 8 : 4);
+    for (size_t place = 0; place < places; place++) {
+        const uint64_t row = order[place];
+        if (row >= rows) return place;
+        end += offset_at(offsets, row + 1, wide) - offset_at(offsets, row, wide);
+        if (end > most) break;
+        if (wide)
+            ((int64_t *)out)[place + 1] = end;
+        else
+            ((int32_t *)out)[place + 1] = (int32_t)end;
+    }
+    *total = end;
+    return places;
+}
+static inline size_t place_gathered(const void *offsets, int wide, size_t rows,
+                                    const uint64_t *order, size_t places, void *out, int64_t most,
+                                    int64_t *total) {
+    return wide ? places_of(offsets, 1, rows, order, places, out, most, total)
+                : places_of(offsets, 0, rows, order, places, out, most, total);
+}
+
+enum {
+    AT_ONCE = 16
+}; /* bytes: most strings are shorter, and a copy of fixed length is two moves */
+
+INLINE void gather_bytes_at(const void *offsets, const int wide, const uint8_t *data, int64_t size,
+                            const uint64_t *order, size_t places, const void *to, uint8_t *out) {
+    for (size_t place = 0; place < places; place++) {
+        const int64_t start = offset_at(offsets, order[place], wide);
+        const int64_t at = offset_at(to, place, wide), length = offset_at(to, place + 1, wide) - at;
+        if (length <= AT_ONCE && start <= size - AT_ONCE)
+            memcpy(out + at, data + start, AT_ONCE);
+        else
+            memcpy(out + at, data + start, (size_t)length);
+    }
+}
+/* Copy rows in order; `out` has room for AT_ONCE bytes more, of which any may be written. */
+static inline void gather_bytes(const void *offsets, int wide, const uint8_t *data, int64_t size,
+                                const uint64_t *order, size_t places, const void *to,
+                                uint8_t *out) {
+    if (wide)
+        gather_bytes_at(offsets, 1, data, size, order, places, to, out);
+    else
+        gather_bytes_at(offsets, 0, data, size, order, places, to, out);
+}
+/* A sum over the words, each mixed with its place: steps are independent. */
+static inline uint64_t fingerprint_of(const uint8_t *data, uint64_t size, uint64_t seed) {
+    const uint64_t key = mix64(seed ^ FINGERPRINT);
+    uint64_t total = 0, place = key, word = 0;
+    for (uint64_t at = 0; at < size / 8; at++, place += GOLDEN)
+        total += mix64(word_at(data + 8 * at) ^ place);
+    if (size % 8) {
+        for (uint64_t at = 0; at < size % 8; at++)
+            word |= (uint64_t)data[size - size % 8 + at] << (8 * at);
+        total += mix64(word ^ place);
+    }
+    return mix64(mix64(total ^ key) + size * GOLDEN);
+}
+
+/* ---- edges of emitted rows, and the runs in which they leave ------------------------------- */
+
+/* The common part of the edges of a group: only the ordinal is missing.  Without `parents`,
+ * `parent` is that of all. */
+static inline void start_edges(const uint64_t *roots, const uint64_t *parents, uint64_t parent,
+                               size_t groups, edge_key_t keys, uint64_t *bases) {
+    for (size_t group = 0; group < groups; group++) bases[group] = edge_root(roots[group], keys);
+    if (parents)
+        for (size_t group = 0; group < groups; group++)
+            bases[group] = edge_parent(bases[group], parents[group], keys);
+    else
+        for (size_t group = 0; group < groups; group++)
+            bases[group] = edge_parent(bases[group], parent, keys);
+}
+/* The edge of each row; stops at a row whose owner is no group and returns its number. */
+static inline size_t number_edges(const uint64_t *owners, size_t rows, size_t groups,
+                                  edge_key_t keys, const uint64_t *bases, uint64_t *ordinals,
+                                  uint64_t *edges, uint64_t *totals, uint64_t *bad_owner) {
+    for (size_t row = 0; row < rows; row++) {
+        /* Read once: it is a place in memory, and another thread may write to the caller's column.
+         */
+        const uint64_t group = owners[row];
+        if (group >= groups) {
+            *bad_owner = group;
+            return row;
+        }
+        const uint64_t edge = edge_ordinal(bases[group], ordinals[group], keys);
+        ordinals[group]++;
+        edges[row] = edge;
+        totals[group] ^= edge;
+    }
+    return rows;
+}
+
+typedef struct {
+    uint64_t *groups, *vals;
+    int32_t *rows;
+    int64_t *counts;
+} row_runs_t;
+
+/* The runs of each destination; returns how many there are in all.  Without a branch that data
+ * decides: runs are short and of any length.  Each row that comes up gets a 1 in `seen`.
+ * `bad_place` is where `order` has no row number, or `rows`. */
+static inline size_t cut_runs(const uint64_t *owners, const uint64_t *edges, size_t rows,
+                              const uint64_t *order, const int64_t *counts, size_t destinations,
+                              row_runs_t out, uint8_t *seen, size_t *bad_place) {
+    size_t start = 0, runs = 0;
+    *bad_place = rows;
+    for (size_t destination = 0; destination < destinations; destination++) {
+        const size_t before = runs, stop = start + (size_t)counts[destination];
+        uint64_t last = 0, val = 0;
+        int32_t length = 0;
+        for (size_t place = start; place < stop; place++) {
+            const uint64_t row = order ? order[place] : place;
+            if (row >= rows) {
+                *bad_place = place;
+                return runs;
+            }
+            seen[row] = 1;
+            const uint64_t owner = owners[row];
+            /* The first row begins a run whatever is in it: it was checked to be a group, but
+             * another thread may have written to the caller's column since.
+             * `same` is 0 or all ones (-1): `runs` grows only for a new run. */
+            const uint64_t same = 0 - (uint64_t)((owner == last) & (place != start));
+            last = owner;
+            runs += 1 + same;
+            val = (val & same) ^ edges[row];
+            length = (length & (int32_t)same) + 1;
+            out.groups[runs - 1] = owner;
+            out.vals[runs - 1] = val;
+            out.rows[runs - 1] = length;
+        }
+        out.counts[destination] = (int64_t)(runs - before);
+        start = stop;
+    }
+    return runs;
+}
+
+#endif
