@@ -96,7 +96,7 @@ class ClientThread:
         self._stopping = True
 
     def commit_soon(self) -> None:
-        """Commit in the next turn in which no other commit is under way; does not wait for it."""
+        """Ask for a commit in the next turn without a commit under way. Does not wait for it."""
         self._asked = True
 
     def join(self, timeout_s: float) -> None:

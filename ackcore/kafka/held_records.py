@@ -57,7 +57,7 @@ class HeldRecords:
     dead_limit : DeadLimit, optional
         Told how each record ends.
     ordered_by : {"key", "partition"}, optional
-        Of which records the next is handed out only when the one before is done.
+        The records among which one is handed out at a time: with one key, or of one partition.
     wake : callable, optional
         Called when there may be something to take, or what was waited for was answered.
 
@@ -153,7 +153,7 @@ class HeldRecords:
         return {key: each.tracker.position for key, each in found.items()}
 
     def _reading(self, key: Key) -> HeldPartition | None:
-        """Return a partition if what the client reads of it now counts."""
+        """Return a partition if records that the client reads from it now count."""
         found = self._partitions.get(key)
         return None if found is None or found.closing or found.sought else found
 
@@ -377,7 +377,7 @@ class HeldRecords:
                 turns.append(found)
 
     def _moved(self, found: HeldPartition) -> None:
-        """A record of a partition has come, or gone from one status to another."""
+        """Give turns after a record of a partition came or changed its status."""
         self._give_turns(found)
         self._wake()
 

@@ -137,7 +137,7 @@ def _held(table: pa.Table, spout: str, key: str) -> Iterator[Held]:
     for row in table.to_pylist():
         tracking = {name: row.pop(f"_ackcore_{name}") for name in sorted(TRACKING)}
         row.pop("_ackcore_order", None)  # of a spout that is ordered
-        _, _, error_type, _ = tracking["reason"].split("\x1f", 3)
+        error_type = tracking["reason"]["type"]
         yield Held(
             row.get(key), spout, tracking["message_id"], tracking["attempt"], error_type, row, None
         )

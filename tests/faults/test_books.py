@@ -24,7 +24,7 @@ WAITING = pa.schema(
         ("_ackcore_due_ms", pa.int64()),
         ("_ackcore_first_ms", pa.int64()),
         ("_ackcore_last_ms", pa.int64()),
-        ("_ackcore_reason", pa.string()),
+        ("_ackcore_reason", pa.struct([("type", pa.string())])),
         ("_ackcore_replayed", pa.int32()),
         ("id", pa.int64()),
         ("text", pa.string()),
@@ -100,7 +100,7 @@ class History:
             "_ackcore_message_id": f"m{number}",
             "_ackcore_attempt": attempts,
             **dict.fromkeys(("_ackcore_due_ms", "_ackcore_first_ms", "_ackcore_last_ms"), 0),
-            "_ackcore_reason": "-\x1fenrich\x1fValueError\x1fno",
+            "_ackcore_reason": {"type": "ValueError"},
             "_ackcore_replayed": 0,
             **self.records[number],
         }

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import pyarrow as pa
 
 from ackcore.spark.base import atomic
-from ackcore.spark.base.schemas import REASON, TRACKING
+from ackcore.spark.base.schemas import REASON, REASON_TYPE, TRACKING
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision
 from ackcore.spark.checkpoint.state import State
@@ -64,7 +64,7 @@ def records(first, n, due_ms=1000, attempt=1, step=1):
         pa.array([due_ms + row * step for row in rows], pa.int64()),
         pa.array(list(rows), pa.int64()),
         pa.array([row + 1 for row in rows], pa.int64()),
-        pa.array(["-\x1fsplit\x1fValueError\x1fno"] * n, pa.string()),
+        pa.array([Reason("split", "ValueError", "no")._asdict()] * n, REASON_TYPE),
         pa.array([0] * n, pa.int32()),
         pa.array([f"line {row}" for row in rows], pa.string()),
     ]
@@ -78,9 +78,9 @@ SLOW = Reason("enrich", "TimeoutError", "3 s", final=True)
 def died(first, n, reasons=(BAD,), attempt=5):
     """Rows as they become dead, one for each of the reasons in turn."""
     table = records(first, n, due_ms=0, attempt=attempt, step=0)
-    texts = [reasons[row % len(reasons)].encode() for row in range(n)]
+    told = [reasons[row % len(reasons)]._asdict() for row in range(n)]
     at = table.column_names.index(REASON)
-    return table.set_column(at, TRACKING.field(at), pa.array(texts, pa.string()))
+    return table.set_column(at, TRACKING.field(at), pa.array(told, REASON_TYPE))
 
 
 def roots(*ids):

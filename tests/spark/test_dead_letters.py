@@ -291,7 +291,7 @@ def test_a_sent_letter_is_a_new_record_with_its_old_history(store, checkpoint):
         "_ackcore_due_ms": 0,
         "_ackcore_first_ms": 20,
         "_ackcore_last_ms": 21,
-        "_ackcore_reason": SLOW._replace(final=False).encode(),
+        "_ackcore_reason": SLOW._replace(final=False)._asdict(),
         "_ackcore_replayed": 1,
         "value": "line 20",
     }

@@ -11,17 +11,16 @@ from checkpoints import OPEN, decision, died, records, roots
 
 from ackcore.spark.base.checksummed import write_batches
 from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.checkpoint.bucket_tables import BucketTables
-from ackcore.spark.checkpoint.dead import Dead, WrittenDead
+from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal, Refusals
-from ackcore.spark.checkpoint.segments import WrittenSegment
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.protocol import decide as decide_module
-from ackcore.spark.run.types import WrittenFailures
 from ackcore.spark.stores.files import making_in, read_file
 from ackcore.spark.stores.opening import is_bucket, open_store
-from ackcore.spark.tasks.failed_writer import FailedFile
+from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID
 
 RECORDS = ["manifest", "refused-0", "refused"]
@@ -62,9 +61,13 @@ def decide(state):
     """Have every kind of table on record."""
     work, path, nbytes = written(state)
     # Of five there was room for three; what the driver wrote itself waits and is dead, too.
-    waiting = state._waiting_after(None).plus("lines", WrittenSegment(path, 3, 1000, 0, 0, nbytes))
+    waiting = state._waiting_after(None).plus(
+        "lines", FailedFile("lines", False, path, 3, nbytes, 1000)
+    )
     waiting = waiting.plus("clicks", records(7, 1, due_ms=10**9))
-    dead = Dead({"lines": [WrittenDead(path, 2, 3, 100, nbytes), died(8, 1)]})
+    dead = Dead(
+        {"lines": [FailedFile("lines", False, path, 2, nbytes, start=3, no_room=100), died(8, 1)]}
+    )
     state.write_decision(decision(0, waiting, dead, nonacked=roots(4), work=os.path.basename(work)))
     state.refusals.add(0, 0, Refusal("out", True, pa.Table.from_pylist([], schema=REFUSED)))
     state.close_refusals(state.decision(0), {"lines": records(9, 1)}, {}, {})
@@ -121,9 +124,9 @@ def test_a_file_is_not_taken_over_that_is_not_as_its_task_told(place, kind):
         work, path, n = written(state)
         waiting, dead = state._waiting_after(None), Dead({})
         if kind == "waiting":
-            waiting = waiting.plus("lines", WrittenSegment(path, 5, 1000, 0, nbytes=n + 1))
+            waiting = waiting.plus("lines", FailedFile("lines", False, path, 5, n + 1, 1000))
         else:
-            parts = [WrittenDead(path, 5, nbytes=n + 1, letters=kind == "letters")]
+            parts = [FailedFile("lines", kind == "letters", path, 5, n + 1)]
             dead = Dead({"lines": parts})
         given = decision(0, waiting, dead, work=os.path.basename(work))
         with pytest.raises(CheckpointCorrupt, match=rf"has {n} bytes, and had {n + 1}\. Start aga"):
@@ -137,9 +140,8 @@ def test_what_a_task_told_of_a_file_goes_along_with_it():
     found = pa.table(
         {ROOT_ID: pa.array(range(9), pa.int64()), PLACE: pa.nulls(9), COUNTS: [True] * 9}
     )
-    failures = WrittenFailures("work", (waits, dies), {"lines": found}, {}, 0)
-    lost = decide_module._written(failures)["lines"]
-    (waiting,), (dead,) = lost.waits, lost.dies
-    assert (waiting.nbytes, dead.nbytes, dead.letters) == (321, 123, True)
+    rows = FailedRows((waits, dies), {"lines": found}, {}, 0)
+    (waiting,), (dead,) = decide_module._parts(rows, "lines")
+    assert (waiting.nbytes, dead.nbytes, dead.dead) == (321, 123, True)
     _, rest = decide_module._cut(waiting, 2, 2)
-    assert (len(rest), rest.nbytes, rest.letters) == (3, 321, False)
+    assert (len(rest), rest.nbytes, rest.dead) == (3, 321, False)

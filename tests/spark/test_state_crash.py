@@ -9,8 +9,8 @@ import pytest
 from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots
 
 from ackcore.spark.base.checksummed import write_batches
-from ackcore.spark.checkpoint.dead import Dead, WrittenDead
-from ackcore.spark.checkpoint.segments import WrittenSegment
+from ackcore.spark.base.schemas import FailedFile
+from ackcore.spark.checkpoint.dead import Dead
 
 
 def wrote(directory, name, table):
@@ -49,11 +49,23 @@ def steps(state, until):
             waiting = waiting.plus("lines", records(10 * number, 1))
             path = wrote(work, "waiting-lines", records(10 * number + 1, 1))
             due_ms = 1000 + 10 * number + 1
-            waiting = waiting.plus("lines", WrittenSegment(path, 1, due_ms, due_ms - 1000))
+            waiting = waiting.plus(
+                "lines", FailedFile("lines", False, path, 1, None, due_ms, due_ms - 1000)
+            )
             if "clicks" not in waiting:
                 waiting = waiting.plus("clicks", records(0, 3, due_ms=10**9))
             dead = Dead(
-                {"lines": [WrittenDead(wrote(work, "dead-lines", tried[:1]), len(tried[:1]))]}
+                {
+                    "lines": [
+                        FailedFile(
+                            "lines",
+                            False,
+                            wrote(work, "dead-lines", tried[:1]),
+                            len(tried[:1]),
+                            None,
+                        )
+                    ]
+                }
             )
             totals = {"dead": before["dead"] + len(tried[:1])}
             totals["tried"] = before["tried"] + len(tried)

@@ -20,6 +20,7 @@ from worlds import World, fails
 from ackcore.spark.base.checksummed import FORMAT
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointNewer, StateError
 from ackcore.spark.base.lock import holder_of
+from ackcore.spark.base.schemas import REASON_TYPE
 from ackcore.spark.checkpoint import progress_log
 from ackcore.spark.checkpoint.progress_log import ProgressLog, read_progress
 from ackcore.spark.dead_letters.store import DeadLetters
@@ -79,14 +80,14 @@ def test_waiting_records_are_counted_by_reason_and_age(tmp_path):
     rows = records(0, 60)
     first_ms = np.repeat([0, *(age + 1 for age in AGES_MS)], 10)[:60]
     now_ms = AGES_MS[-1] + 1000
-    texts = [
-        Reason("split", "ValueError", f"no\x1f{row}", final=False, after_ms=row).encode()
+    reasons = [
+        Reason("split", "ValueError", f"no\x1f{row}", final=False, after_ms=row)._asdict()
         if row % 3
-        else Reason("call", "Unavailable", "down\nfor now", counts=False).encode()
+        else Reason("call", "Unavailable", "down\nfor now", counts=False)._asdict()
         for row in range(60)
     ]
     rows = rows.set_column(3, rows.schema.field(3), pa.array(now_ms - first_ms))
-    rows = rows.set_column(5, rows.schema.field(5), pa.array(texts))
+    rows = rows.set_column(5, rows.schema.field(5), pa.array(reasons, REASON_TYPE))
     with OPEN(tmp_path / "c") as state:
         run_one(state, 0, {"lines": rows.slice(0, 50), "clicks": rows.slice(50)})
     waiting = read_status(tmp_path / "c", clock=at(now_ms)).waiting

@@ -158,9 +158,9 @@ def _rotated(words: Any, bits: int) -> Any:
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """Return columns of Spark's as Arrow has them, times in UTC, all that is nested nullable.
+    """Return the Arrow schema of Spark columns, with times in UTC and all nested fields nullable.
 
-    Spark declares fields NOT NULL and does not keep to it: a left join gives null structs of them.
+    Spark does not keep NOT NULL of nested fields: a left join makes null structs of them.
     """
     if SPARK >= (4, 2):
         found = arrow_types.to_arrow_schema(schema, timezone="UTC")
@@ -170,15 +170,15 @@ def to_arrow_schema(schema: StructType) -> pa.Schema:
     return pa.schema(fields, metadata=found.metadata)
 
 
-#: Types of Spark 4.0 and 4.1 that Arrow's columns do not tell from structs of binaries, and one of
-#: 4.1 whose precision they have not: Spark does not read from Parquet what Arrow writes of it.
+#: Types of Spark 4.0 and 4.1 that become structs of binaries in Arrow's columns. TIME, of 4.1,
+#: loses its precision: Spark cannot read the Parquet that Arrow writes of it.
 _LOST = ("variant", "geometry", "geography", "time")
 
 
 def lost_in_arrow(kind: DataType) -> str | None:
-    """Return the name of a type in one that Arrow's columns do not keep, None if they keep all.
+    """Return the name of a type, at any depth, that Arrow's columns lose; None if they keep all.
 
-    A user's type is not looked into: it is what it is stored as.
+    A user's type (UDT) counts as the type that it is stored as, without a look inside.
     """
     if isinstance(kind, StructType):
         inner = [field.dataType for field in kind]

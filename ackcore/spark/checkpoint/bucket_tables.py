@@ -67,7 +67,7 @@ class BucketTables(TableCache):
         return table_in(data, self.place(file))
 
     def checked(self, file: str, nbytes: int) -> str:
-        """See `TableCache.checked`; what this driver had put there is not read for that."""
+        """See `TableCache.checked`. Tables that this driver put there are not read again."""
         if file not in self._verified or self._sizes.get(file) != nbytes:
             self.opened(file, nbytes)
         return self.place(file)

@@ -51,7 +51,7 @@ class Plan:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Plan:
-        """Read what `body` returned."""
+        """Rebuild a decision from the JSON of `body`."""
         known = {name: body[name] for name in cls.__dataclass_fields__}
         for name in ("replays", "suspects", "rejected"):
             known[name] = tuple(known[name])
@@ -222,7 +222,7 @@ class Tables(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Mapping[str, Any]]) -> Tables:
-        """Read what is recorded of them."""
+        """Read the recorded decisions."""
         return cls(cache, {name: TableFile(**file) for name, file in body.items()})
 
     def __getitem__(self, name: str) -> pa.Table:

@@ -293,7 +293,7 @@ class HeadRecords:
         once: bool = False,
         of_run: str = "",
     ) -> None:
-        """See `Records.write`; no put of a driver counts from which another has taken over."""
+        """See `Records.write`. A put of a driver counts only until another driver takes over."""
         self._write(name, {"deployment_key": self._deployment, "epoch": self.epoch, **body}, once)
 
     def _write(self, name: str, body: Mapping[str, Any], once: bool) -> None:
@@ -316,7 +316,7 @@ class HeadRecords:
             self._progress = [*self._progress, json.loads(text)][-_PROGRESS_LINES:]
 
     def numbers(self, directory: str, ending: str = "") -> list[int]:
-        """See `Records.numbers`; of ``state`` those with a manifest."""
+        """See `Records.numbers`. Of ``state``, only numbers with a manifest are returned."""
         found = set()
         for name in self._records:
             above, _, rest = name.partition("/")

@@ -165,7 +165,7 @@ class RecordFiles:
         once: bool = False,
         of_run: str = "",
     ) -> None:
-        """See `Records.write`; made in the run's directory, which who takes over renames."""
+        """See `Records.write`. The next driver renames the directory that has the file."""
         made_in = self.root / "work" / of_run if of_run else None
         path = self.root / name
         make_directory(path.parent)

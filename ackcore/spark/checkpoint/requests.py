@@ -165,7 +165,7 @@ class BucketRequests:
         return replays.fitted(table, schema, name, place, way_out)
 
     def withdrawn(self, name: str) -> bool:
-        """See `Requests.withdrawn`; it is noted down once no plan has it any more."""
+        """See `Requests.withdrawn`. It is noted once no plan has the request any more."""
         return name in self._index.load().get("withdrawn", []) or self._marked(name)
 
     def forget(self, names: Collection[str]) -> None:

@@ -363,7 +363,7 @@ class BucketLetters:
         return [file for file in files if any(file.first <= n <= file.last for n in numbers)]
 
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> bool:
-        """See `Letters.rewrite`: under another key, which takes the place of the old one."""
+        """See `Letters.rewrite`. The new file has another key, which replaces the old one."""
         key, done = _key(file), False
         name = _name(key)
         new: dict[str, Any] = {}

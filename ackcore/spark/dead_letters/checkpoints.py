@@ -123,7 +123,7 @@ class LocalCheckpoint:
         return read_record(self.root / META, META)
 
     def refreshed(self) -> LocalCheckpoint:
-        """See `Checkpoint.refreshed`: it is read anew each time."""
+        """See `Checkpoint.refreshed`. The files are read anew at each call."""
         return self
 
     def records(self) -> Records:
@@ -251,12 +251,12 @@ class BucketCheckpoint:
         return sorted(store.index.read().get("requests", {}))
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """See `Checkpoint.progress`; that of the last step comes with the next one."""
+        """See `Checkpoint.progress`. The last step's progress is written with the next step."""
         lines: list[dict[str, Any]] = self._records.found.get("progress", [])
         return lines[-most:] if most > 0 else []
 
     def holder(self) -> Holder | None:
-        """See `Checkpoint.holder`: who has not given it back holds it, or died."""
+        """See `Checkpoint.holder`. A driver that died while it held the checkpoint counts."""
         found = self._records.found
         return Holder(found["holder"], None if found["open"] else False) if found else None
 
@@ -269,7 +269,7 @@ class BucketCheckpoint:
         return letters_at(letters_url(self._records, self.url))
 
     def asking(self) -> AbstractContextManager[None]:
-        """See `Checkpoint.asking`: there is no lock, and who is second looks again."""
+        """See `Checkpoint.asking`. There is no lock: the second of two writers reads again."""
         return contextlib.nullcontext()
 
     def finish(self) -> None:

@@ -187,7 +187,7 @@ class DirectoryLetters:
         return read_record(self.path / OWNER, OWNER)
 
     def own(self, about: Mapping[str, str], check_owner: Callable[[], object]) -> None:
-        """See `Letters.own`; who has the checkpoint is looked at where it is locked."""
+        """See `Letters.own`. The lock of the checkpoint decides its owner."""
         make_directory(self.path)
         if self.owner() is None:
             write_record(self.path / OWNER, OWNER, about)
@@ -281,7 +281,7 @@ class DirectoryLetters:
         return [file for file in some if any(file.first <= n <= file.last for n in numbers)]
 
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> bool:
-        """See `Letters.rewrite`; made where no driver that starts meanwhile clears up."""
+        """See `Letters.rewrite`. A driver that starts meanwhile does not delete the new file."""
         write_file(_path(file), fill, made_in=make_directory(self.path / NOTES))
         return True
 
@@ -303,7 +303,7 @@ class DirectoryLetters:
         return self.path / NOTES / f"{request}.json"
 
     def add_note(self, request: str, body: Mapping[str, Any]) -> None:
-        """See `Letters.add_note`; who does holds the lock of the checkpoint's requests."""
+        """See `Letters.add_note`. The caller holds the lock of the checkpoint's requests."""
         path = self.note_place(request)
         make_directory(path.parent)
         write_record(path, f"{NOTES}/{path.name}", body)

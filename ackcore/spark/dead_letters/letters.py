@@ -171,7 +171,7 @@ def read_letters(path: FilePath, columns: list[str] | None = None) -> pa.Table:
 
 
 def read_replays(path: FilePath) -> Int64s:
-    """Read how often letters of a file had been sent again.
+    """Read the number of times that each letter of a file was sent again.
 
     Raises
     ------

@@ -168,7 +168,7 @@ def read_files(session: SparkSession, paths: Sequence[FilePath], places: bool = 
     directory = Path(paths[0]).parent
     escaped = re.sub(r"([*?\[\]{}\\])", r"\\\1", f"file://{directory}")
     names = ",".join(path.name for path in paths)
-    # Arrow's schema in the files has intervals, for which Parquet's has integers.
+    # Arrow's schema in the files has intervals; Parquet's has integers in their place.
     declared = from_arrow_schema(read_schema(paths[0]))
     reader = session.read.schema(declared).option("pathGlobFilter", f"{{{names}}}")
     frame = reader.parquet(escaped)

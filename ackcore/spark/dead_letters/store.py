@@ -43,7 +43,7 @@ from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.letters import as_letters, schema_of, write_letters
-from ackcore.spark.base.reason_columns import DEATHS
+from ackcore.spark.base.reasons import DEATHS
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.dead import DeadLettersFile, DeadPart, dead_of, pieces_of
 from ackcore.spark.checkpoint.records import Records

@@ -159,7 +159,7 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
 
 
 def _with_intervals(table: pa.Table) -> pa.Table:
-    """Return rows whose file Spark reads with intervals, and not with integers in their place."""
+    """Return rows with metadata by which Spark reads intervals, not integers, from their file."""
     if not any(_has(field.type, pa.types.is_duration) for field in table.schema):
         return table
     spark = from_arrow_schema(table.schema)

@@ -199,7 +199,7 @@ class LocalStore:
         return [Entry(key, found[key]) for key in sorted(found)]
 
     def delete(self, keys: Iterable[str]) -> None:
-        """See `Store.delete`; directories in which nothing is left go, too."""
+        """See `Store.delete`. Directories that become empty are deleted, too."""
         for path in [self.path(key) for key in keys]:
             with writing(path):
                 for each in [_version_file(path, number) for number in _versions(path)] or [path]:

@@ -15,16 +15,16 @@ _VALUE = "value"
 
 
 class ValueDecoder:
-    """Makes the rows that a spout emits of the records that Kafka has; one per task.
+    """The decoder of a task: turns Kafka records into the rows that a spout emits.
 
     Parameters
     ----------
     spout : str
-        Its name, for reasons.
+        The name of the spout, for reasons.
     deserializer : callable
-        As `ackcore.kafka.KafkaSpout` says.
+        See `ackcore.kafka.KafkaSpout`.
     value_type : pyarrow.DataType
-        Of the column that it makes.
+        The type of the column ``value``.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ValueDecoder:
         self._is_prepared = False
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the rows, null where there is no value, and why those failed that have none."""
+        """Return the rows, and the reasons of records that failed, whose values are null."""
         rows: list[Row] = []
         failed: dict[int, Reason] = {}
         unprepared = self._prepared()
@@ -62,7 +62,7 @@ class ValueDecoder:
         return batch.set_column(place, self._field, self._column(rows, failed)), failed
 
     def _prepared(self) -> Reason | None:
-        """Have it prepared; return why it is not."""
+        """Prepare the deserializer once; return the reason if that failed."""
         if not self._is_prepared:
             try:
                 getattr(self._deserializer, "prepare", lambda: None)()
@@ -74,7 +74,7 @@ class ValueDecoder:
         return None
 
     def _column(self, rows: list[Row], failed: dict[int, Reason]) -> pa.Array:
-        """Return values as a column; those that do not fit its type, as a bolt's must, fail."""
+        """Return values as a column. A value that does not fit the type fails its record."""
         batches, misfits = self._rows.batches(rows)
         for row, error in misfits:
             failed[row] = Reason.of(self._spout, error)
@@ -98,7 +98,7 @@ class ValueDecoder:
 
 
 def _wants_context(deserializer: Any) -> bool:
-    """Whether it is one of confluent-kafka's, without importing that."""
+    """Whether this is a `Deserializer` of confluent-kafka, which is not imported for it."""
     return any(
         kind.__module__.startswith("confluent_kafka.") and kind.__name__ == "Deserializer"
         for kind in type(deserializer).__mro__
