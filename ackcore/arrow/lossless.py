@@ -210,8 +210,9 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
         return pa.chunked_array(chunks, arrow_type)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if pa.types.is_null(column.type):
-        return pa.nulls(len(column), arrow_type)
+    typed = _without_null_types(column.type, arrow_type)
+    if typed != column.type:
+        column = column.cast(typed)
     if not _means_the_same(column.type, arrow_type):
         raise ValueError(f"a value would mean something else as {arrow_type} than as {column.type}")
     try:
@@ -244,6 +245,30 @@ def _stays(column: pa.Array, arrow_type: pa.DataType) -> bool:
         return False
 
 
+def _without_null_types(was: pa.DataType, now: pa.DataType) -> pa.DataType:
+    """Return a type with another's parts in place of those that hold nulls only, or nothing.
+
+    Arrow infers ``list<null>`` from empty lists, and casts nothing back to it.
+    """
+    kind = pa.types
+    if kind.is_null(was):
+        return now
+    if kind.is_struct(was) and kind.is_struct(now):
+        places = [now.get_field_index(field.name) for field in was]
+        return pa.struct(
+            [
+                field if at < 0 else field.with_type(_without_null_types(field.type, now[at].type))
+                for field, at in zip(was, places, strict=True)
+            ]
+        )
+    if kind.is_map(was) and kind.is_map(now):
+        return pa.map_(was.key_type, _without_null_types(was.item_type, now.item_type))
+    lists = pa.ListType | pa.LargeListType | pa.FixedSizeListType
+    if isinstance(was, pa.ListType) and isinstance(now, lists):
+        return pa.list_(_without_null_types(was.value_type, now.value_type))
+    return was
+
+
 def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
     """Whether equal numbers beneath two types say the same: 1 is no time, nor noon an instant."""
     kind = pa.types
@@ -251,6 +276,8 @@ def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
         return _time(was) == _time(now)
     if kind.is_struct(was) and kind.is_struct(now):
         names = {field.name for field in was} & {field.name for field in now}
+        if any(len(was.get_all_field_indices(name)) > 1 for name in names):
+            raise ValueError(f"fields must have names of their own, got {was}")
         return all(_means_the_same(was.field(name).type, now.field(name).type) for name in names)
     # What is nested on one side only is left to Arrow, which has no such cast.
     fields = range(min(was.num_fields, now.num_fields))

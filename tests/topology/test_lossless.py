@@ -324,6 +324,7 @@ def test_names_that_a_struct_lacks_are_refused(shape):
     )
 
 
+TWICE = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
 LOST = [
     (2.7, pa.int64(), "must be int64, got float: 2.7 would become 2"),
     (decimal.Decimal("1.5"), pa.int64(), "Decimal('1.5') would become 1"),
@@ -401,6 +402,8 @@ def test_a_value_that_arrow_does_not_take_is_named(shape, value, arrow_type, wor
         (pa.array([{"a": 1}]), pa.struct([("a", pa.date32())]), "mean something else"),
         (np.array([0.0, -0.0]), pa.int8(), "[ -0 ] would become [ 0 ] in row 1"),
         (pa.array([[1]]), pa.int64(), "Unsupported cast"),
+        (TWICE, pa.struct([("a", pa.int8())]), "must have names of their own"),
+        (pa.array([[None]]), pa.struct([("a", pa.int8())]), "Unsupported cast"),
         (pa.array([1, 300, 400]), pa.int8(), "[ 300 ] does not fit in row 1"),
         (pa.array([b"a", b"caf\xe9"]), pa.string(), "[ 636166E9 ] does not fit in row 1"),
         (
@@ -429,6 +432,18 @@ def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, word
         ),
         (pa.array(["a", None, "a"]).dictionary_encode(), pa.string(), 3),
         (pa.nulls(2), pa.int8(), 2),
+        (pa.array([[], [None], None]), pa.list_(pa.string()), 3),
+        (pa.array([[], []]), pa.large_list(pa.struct([("a", pa.int8())])), 2),
+        (
+            pa.array([{"a": None, "b": []}]),
+            pa.struct([("b", pa.list_(pa.int8())), ("a", pa.int8())]),
+            1,
+        ),
+        (
+            pa.array([[("k", None)]], pa.map_(pa.string(), pa.null())),
+            pa.map_(pa.string(), pa.int8()),
+            1,
+        ),
         (pd.Series(["a", math.nan], dtype=object), pa.string(), 2),
         (pd.Series([1, None], dtype="Int64"), pa.int8(), 2),
         (pd.Series(["a", "b"], dtype="category"), pa.string(), 2),

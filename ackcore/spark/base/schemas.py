@@ -98,5 +98,5 @@ def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
     for field in schema:
         try:
             pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
-        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError) as error:
             yield field, str(error)

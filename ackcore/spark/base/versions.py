@@ -23,6 +23,7 @@ from pyspark.sql.pandas import types as arrow_types
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
 
 from ackcore._records import Int64s
+from ackcore.arrow import nullable_within
 
 try:
     from py4j import protocol as py4j_errors  # type: ignore[import-untyped]
@@ -193,24 +194,6 @@ def lost_in_arrow(kind: DataType) -> str | None:
         lost = collated or kind.typeName() in _LOST
         return kind.simpleString() if lost else None
     return next((lost for lost in map(lost_in_arrow, inner) if lost), None)
-
-
-def nullable_within(kind: pa.DataType) -> pa.DataType:
-    """Return a type in which everything nested may be null, except the keys of maps."""
-    if pa.types.is_struct(kind):
-        return pa.struct([_nullable(field) for field in kind])
-    if pa.types.is_map(kind):
-        key = kind.key_field.with_type(nullable_within(kind.key_type))
-        return pa.map_(key, _nullable(kind.item_field), kind.keys_sorted)
-    if pa.types.is_list(kind):
-        return pa.list_(_nullable(kind.value_field))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_nullable(kind.value_field))
-    return kind
-
-
-def _nullable(field: pa.Field) -> pa.Field:
-    return field.with_type(nullable_within(field.type)).with_nullable(True)
 
 
 def from_arrow_schema(schema: pa.Schema) -> StructType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -30,6 +30,22 @@ _CODECS = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
 
 #: Where Spark writes its schema into a file, which it needs to read intervals as such.
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+
+#: Types that Parquet holds and Spark does not read, and what a bolt may emit instead.
+_UNREAD: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "nanoseconds": (
+        lambda kind: (
+            (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit == "ns"
+        ),
+        "microseconds: timestamp('us') or duration('us')",
+    ),
+    "times of day": (pa.types.is_time, "a string or a duration('us')"),
+    "floats of 16 bits": (pa.types.is_float16, "float32()"),
+    "decimals of more than 38 digits": (
+        lambda kind: pa.types.is_decimal(kind) and kind.precision > 38,
+        "decimal128(38, ...) or a string",
+    ),
+}
 
 #: Whose a directory is, in JSON: deployment, sink and checkpoint.
 OWNER = "_ackcore.json"
@@ -71,12 +87,13 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
                 f"place of the column {field.name!r}; rename it in the bolt, or for guard() in the "
                 "frame or in outputs"
             )
-        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
-            raise TypeError(
-                f"sink {name!r} writes Parquet for Spark, which reads no nanoseconds, and "
-                f"column {field.name!r} is {field.type}; have the bolt emit timestamp('us')"
-            )
-    if any(_has_interval(field.type) for field in schema):
+        for unread, (is_unread, instead) in _UNREAD.items():
+            if _has(field.type, is_unread):
+                raise TypeError(
+                    f"sink {name!r} writes Parquet for Spark, which reads no {unread}, and "
+                    f"column {field.name!r} is {field.type}; have the bolt emit {instead}"
+                )
+    if any(_has(field.type, pa.types.is_duration) for field in schema):
         for field in schema:
             try:
                 from_arrow_schema(pa.schema([field]))
@@ -210,21 +227,20 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
 
 def _with_intervals(table: pa.Table) -> pa.Table:
     """Return rows with metadata by which Spark reads intervals, not integers, from their file."""
-    if not any(_has_interval(field.type) for field in table.schema):
+    if not any(_has(field.type, pa.types.is_duration) for field in table.schema):
         return table
     spark = from_arrow_schema(table.schema)
     target = to_arrow_schema(spark)  # in microseconds
     fields = [
-        there if _has_interval(here.type) else here
+        there if _has(here.type, pa.types.is_duration) else here
         for here, there in zip(table.schema, target, strict=True)
     ]
     return table.cast(pa.schema(fields, metadata={_SPARK_SCHEMA: spark.json()}))
 
 
-def _has_interval(kind: pa.DataType) -> bool:
-    if pa.types.is_duration(kind):
-        return True
-    return any(_has_interval(kind.field(i).type) for i in range(kind.num_fields))
+def _has(kind: pa.DataType, is_such: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type, or a part of it at any depth, is such a type."""
+    return is_such(kind) or any(_has(kind.field(i).type, is_such) for i in range(kind.num_fields))
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.row_conversion import RowSchema
+from ackcore.topology.row_conversion import Row, RowSchema
 from ackcore.topology.tuples import Reason
 
 _VALUE = "value"
@@ -40,25 +40,26 @@ class ValueDecoder:
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
         """Return the rows, and the reasons of records that failed, whose values are null."""
-        values: list[Any] = []
+        rows: list[Row] = []
         failed: dict[int, Reason] = {}
         unprepared = self._prepared()
         contexts = self._contexts(batch) if _wants_context(self._deserializer) else None
         for row, value in enumerate(batch.column(_VALUE).to_pylist()):
-            found = None
+            found: Row = (None,)
             if value is not None and unprepared is not None:
                 failed[row] = unprepared
             elif value is not None:
                 try:
                     context = () if contexts is None else (contexts(row),)
-                    found = self._deserializer(value, *context)
+                    # A deserializer may fill the same list again for its next record.
+                    found = self._rows.row((self._deserializer(value, *context),))
                 except KeyboardInterrupt:
                     raise
                 except BaseException as error:  # SystemExit, and a panic of an extension, too
                     failed[row] = Reason.of(self._spout, error)
-            values.append(found)
+            rows.append(found)
         place = batch.schema.get_field_index(_VALUE)
-        return batch.set_column(place, self._field, self._column(values, failed)), failed
+        return batch.set_column(place, self._field, self._column(rows, failed)), failed
 
     def _prepared(self) -> Reason | None:
         """Prepare the deserializer once; return the reason if that failed."""
@@ -72,9 +73,9 @@ class ValueDecoder:
             self._is_prepared = True
         return None
 
-    def _column(self, values: list[Any], failed: dict[int, Reason]) -> pa.Array:
+    def _column(self, rows: list[Row], failed: dict[int, Reason]) -> pa.Array:
         """Return values as a column. A value that does not fit the type fails its record."""
-        batches, misfits = self._rows.batches([(value,) for value in values])
+        batches, misfits = self._rows.batches(rows)
         for row, error in misfits:
             failed[row] = Reason.of(self._spout, error)
         parts = {start: part.column(0) for start, part in batches}
