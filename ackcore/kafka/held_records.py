@@ -477,6 +477,11 @@ class HeldRecords:
         return n
 
     def _of(self, record: KafkaRecord) -> HeldPartition | None:
+        if not isinstance(record, KafkaRecord):
+            raise TypeError(
+                f"record must be a KafkaRecord that this consumer delivered, got "
+                f"{type(record).__name__} {record!r}"
+            )
         found = self._partitions.get((record.topic, record.partition))
         if found is None or found.sealed or found.generation != record.generation:
             self.counts.stale += 1

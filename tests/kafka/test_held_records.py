@@ -54,6 +54,16 @@ def test_commits_the_prefix_of_what_is_done_in_any_order():
         assert committed(held) == [prefix]
 
 
+@pytest.mark.parametrize("answer", ["ack", "fail"])
+def test_an_answer_to_something_else_is_refused(answer):
+    held = holder()
+    read(held, 0)
+    held.take(1, 0)
+    rest = () if answer == "ack" else (NO, 0)
+    with pytest.raises(TypeError, match=r"record must be a KafkaRecord .* got int 5"):
+        getattr(held, answer)(5, *rest)
+
+
 def test_offsets_that_are_not_there_are_passed_over():
     held = holder(5)
     read(held, 8, 11)  # 5 to 7, 9 and 10 were compacted away, or are markers
