@@ -27,14 +27,8 @@ from consumer_books import (
 from servers import wait_until
 
 from ackcore.dispatch import Dispatcher, RecordDead, Reject
-from ackcore.kafka import (
-    ClientSettings,
-    Consumer,
-    ConsumerError,
-    DeadLetterLoop,
-    Failure,
-    OffsetsOutOfRange,
-)
+from ackcore.kafka import Consumer, ConsumerError, DeadLetterLoop, Failure, OffsetsOutOfRange
+from ackcore.kafka.settings import ClientSettings
 
 #: The group waits for a member that it does not hear of for no longer than so: nor for the one that
 #: a member was before it was fenced.

@@ -14,14 +14,15 @@ from consumer_books import Books, consuming, take
 from servers import wait_until
 
 from ackcore.dispatch import Reject
-from ackcore.kafka import ClientSettings, Cluster, ClusterFailed, replay_letters
-from ackcore.kafka.cluster import Answers, Failure
+from ackcore.kafka import ClusterFailed, replay_letters
+from ackcore.kafka.cluster import Answers, Cluster, Failure
 from ackcore.kafka.dead_letters import headers_of
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.letter_replay import _letter, _name
 from ackcore.kafka.producing import DeliveryError, Mark, Transactions
 from ackcore.kafka.records import Failure as KafkaFailure
 from ackcore.kafka.records import KafkaRecord
+from ackcore.kafka.settings import ClientSettings
 
 
 @pytest.fixture

@@ -33,7 +33,8 @@ from ackcore.spark.tasks.row_files import (
     RowFileWriter,
 )
 from ackcore.spark.tasks.source_records import pick
-from ackcore.topology import BatchBolt, Layout, Reason, TopologyBuilder
+from ackcore.topology import BatchBolt, Reason, TopologyBuilder
+from ackcore.topology.stage_layout import Layout
 
 # What the workers get of this module goes along with the job: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -19,7 +19,8 @@ from ackcore.spark.run.setup import setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.row_files import PLACE
-from ackcore.topology import Layout, TopologyBuilder
+from ackcore.topology import TopologyBuilder
+from ackcore.topology.stage_layout import Layout
 
 # What the workers get of this module goes along with the job: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -23,15 +23,8 @@ from ackcore.arrow.shown import text_of
 from ackcore.kafka import KafkaSpout
 from ackcore.retry import backoff_ms
 from ackcore.spark import RunFailed, dead_letters, run_batch, to_parquet
-from ackcore.topology import (
-    AsyncBolt,
-    BasicBolt,
-    BatchBolt,
-    Layout,
-    Reject,
-    Retry,
-    TopologyBuilder,
-)
+from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Reject, Retry, TopologyBuilder
+from ackcore.topology.stage_layout import Layout
 
 LINE = pa.schema([("line", pa.string())])
 WORD = pa.schema([("word", pa.string())])
