@@ -1,11 +1,11 @@
 """Kafka, by confluent-kafka: ``ackcore[kafka]``.
 
 `OffsetRange` and `read_range` read a part of a partition into Arrow batches, by position and
-without a group; `Consumer` is a member of a group that commits exactly what is done, and
-`replay_letters` sends its dead letters back; `Cluster`
-knows partitions, where they begin and end, and what a group has committed; `ClientSettings` is how
-a client reaches its brokers.  `KafkaSpout` is a source for a topology on Spark,
-and `KafkaGroup` is told what is done of one of Spark's own.
+without a group. `Consumer` is a member of a group that commits exactly the records that are done,
+and `replay_letters` sends its dead letters back to their topics. `Cluster` reads partitions, their
+first and last offsets, and a group's committed offsets. `ClientSettings` is the connection to the
+brokers. `KafkaSpout` is a source for a topology on Spark. `KafkaGroup` is a consumer group whose
+offsets ackcore commits for one of Spark's own Kafka sources.
 """
 
 try:
