@@ -232,7 +232,7 @@ class Workers:
                 self._takes_turns = False
                 self._turned_ns = self.now_ns()
 
-    # ------------------------------------------------------------------------------ what to do
+    # --------------------------------------------------------------------------------- scheduling
 
     def _take(self, worker: _Worker) -> _Call | None:
         """Return the next call for a worker, with a lease; None if there is no work or no room."""

@@ -1,7 +1,7 @@
 """A producer and its consumers: records are sent to the idlest consumer, tracked, retried,
 committed.
 
-`ackcore.flow` decides how many records each consumer has, and which consumer gets the next one.
+`ackcore.flow` limits the records of each consumer, and chooses the consumer of the next one.
 This package sends them to functions, coroutines, processes and HTTP endpoints, and stores the
 committed position of a source.
 """

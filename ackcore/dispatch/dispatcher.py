@@ -71,12 +71,12 @@ class FailedInBatch(Exception):
 
 
 class Dispatcher:
-    """Sends the records of a source to consumers, each to the idlest, until all are done.
+    """A dispatcher of a source's records to consumers, each to the idlest, until all are done.
 
     Parameters
     ----------
     source : sequence, or callable
-        The records. A callable is given a position and returns an iterable, or an asynchronous one,
+        The records. A callable takes a position and returns an iterable, or an asynchronous one,
         of the records from there on. It must return the same records each time, so that a restart
         resumes. A blocking iterable stops the whole dispatcher while it waits for a record. An
         asynchronous one does not; a batch is sent early if its next record takes over 20 ms.
@@ -86,24 +86,24 @@ class Dispatcher:
     limit, chooser, max_pending, clock
         See `FlowController`.
     timeout_s : float, default 30.0
-        Seconds that a call may take. A record that waits as long for a thread or a process goes to
+        The longest call, in seconds. A record that waits as long for a thread or a process goes to
         another consumer, and no attempt is counted.
     key : callable, optional
         ``key(record)``, for a chooser by key. Not with ``batch``.
     batch : int, default 1
-        Records per call. Above 1, consumers are given lists, and may return a bitmap of the failed
+        Records per call. Above 1, consumers receive lists, and may return a bitmap of the failed
         records.
     max_attempts : int, default 5
-        Times that a record may fail; a consumer that took nothing does not count.
+        The number of failures after which a record is dead; `Unavailable` does not count.
     backoff_ms, max_backoff_ms : int, default 1000, 300_000
         The longest wait of a record after its first failure, and after any; it doubles in between.
-        The actual wait is random, up to that (`ackcore.retry`). `Retry` may ask for more.
+        The actual wait is random, up to that (`ackcore.retry`). `Retry` may set a longer wait.
     breaker_failures : int, optional, default 10
         Failures in a row, of any records, after which a consumer gets no more records; None for no
         limit. A `Reject` and a batch that failed in part do not count.
     breaker_reset_s : float, default 1.0
-        Seconds until such a consumer gets a single call as a trial. A trial that fails, or a call
-        that was running before, counts no attempt, except a trial while no consumer works.
+        Seconds until such a consumer gets a single call as a trial. A failed trial, or a failed
+        call that began before, counts no attempt, except a trial while no consumer works.
     acked : callable, optional
         ``acked(position, record)`` is called once for each record that a consumer has done, for a
         source that commits by itself, such as `ackcore.kafka.Consumer`.
@@ -116,7 +116,7 @@ class Dispatcher:
     checkpoint_s : float, default 1.0
         Seconds between commits. A run also commits at its end.
     max_ahead : int, default 1_000_000
-        Records read beyond the first that is not done.
+        The largest number of records read beyond the first that is not done.
     unavailable_timeout_s : float, default 604_800 (a week)
         Seconds after a record's first `Unavailable` from which further ones count as attempts.
 

@@ -37,7 +37,7 @@ Answer = TypeVar("Answer")
 #: Seconds of retries while a group's coordinator moves, or while its first one is elected.
 _MOVES_S = 5.0
 _EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-#: Options of a consumer that an admin client does not know, or warns about.
+#: Options of a consumer that an admin client refuses, or warns about.
 _CONSUMERS_OWN = re.compile(
     r"isolation\.level|fetch\.|queued\.|check\.crcs|session\.timeout\.ms|heartbeat\.interval\.ms"
     r"|max\.poll|partition\.assignment|group\.|message\.max\.bytes|receive\.message\.max\.bytes"
@@ -327,8 +327,8 @@ class Cluster:
         offsets : mapping of (topic, partition)
             The next offset to read and its metadata, as `ackcore.offsets.Commit`.
         patience_s : float, default 5
-            The seconds for which a coordinator that moves, or does not answer, is asked again. The
-            call takes at most 3 s more.
+            Seconds of retries while the coordinator moves, or does not answer. The call takes at
+            most 3 s more.
 
         Returns
         -------

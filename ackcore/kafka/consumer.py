@@ -97,24 +97,24 @@ class Consumer:
         dead letter "TooFarBehind" names their offsets. If ``out_of_range`` is "fail", the consumer
         ends instead.
     out_of_range : {"earliest", "latest", "fail"}, optional
-        What to do if the next records were deleted: continue at the first record, or at the end,
-        with a dead letter that names the lost offsets (without ``dead_letters``, a warning), or
-        end with `OffsetsOutOfRange`. The default is ``"earliest"`` with ``dead_letters``, else
-        ``"fail"``. A topic that was deleted and created again is read from its beginning, or, with
-        "fail", also ends the consumer.
+        The handling of deleted next records: continue at the first record, or at the end, with a
+        dead letter that names the lost offsets (without ``dead_letters``, a warning), or end with
+        `OffsetsOutOfRange`. The default is ``"earliest"`` with ``dead_letters``, else ``"fail"``. A
+        topic that was deleted and created again is read from its beginning, or, with "fail", also
+        ends the consumer.
     dead_letters : str or callable, optional
         A topic, which must not match ``topics``, or ``keep(record, failure)``. The callable is run
-        in a thread of its own, and must store the record before it returns.  What cannot be kept is
-        tried again until it is.  By default the consumer ends with `ackcore.dispatch.RecordDead`.
+        in a thread of its own, and must store the record before it returns. A record that cannot be
+        stored is tried again without end. By default the consumer ends with
+        `ackcore.dispatch.RecordDead`.
     max_dead : int, optional
-        The number of records that may die of the last ``max_dead_window`` that were acked or died;
-        one more, and the consumer ends with `TooManyDead`.
+        The largest number of dead records among the last ``max_dead_window`` that were acked or
+        died. With one more, the consumer ends with `TooManyDead`.
     max_dead_ratio : float, optional
-        The share of the same records that may die, from 0 to 1, but never all of them, judged from
-        ten dead records on.
+        The largest share of dead records among the same, from 0 to 1, judged from ten dead records
+        on. Even with 1, not all of them may die.
     max_dead_window : int or None, default 1000
-        The number of records that ended last among which both are judged; None for all since the
-        start.
+        The number of last ended records for both limits; None for all since the start.
     max_attempts : int, default 5
         The number of failures after which a record is dead.
     backoff_ms, max_backoff_ms : int, default 1000, 300000
@@ -158,10 +158,10 @@ class Consumer:
 
     Notes
     -----
-    If a broker does not answer within 30 s what is committed or where a partition begins, the
-    consumer ends with `ConsumerError`. Start it again. The headers make a dead letter larger than
-    its record: if records come near the topic's limit, give the dead-letter topic a larger
-    ``max.message.bytes``.
+    If a broker does not answer a request for committed offsets, or for the bounds of a partition,
+    within 30 s, the consumer ends with `ConsumerError`. Start it again. The headers make a dead
+    letter larger than its record: if records come near the topic's limit, give the dead-letter
+    topic a larger ``max.message.bytes``.
 
     Raises
     ------
