@@ -30,6 +30,7 @@ from ackcore.dispatch.sources import Reader, Record, Source
 from ackcore.dispatch.trees import Trees
 from ackcore.flow import Batch, Chooser, ConsumerState, Fate, FlowController, Lease, Limit
 from ackcore.flow.numbers import nanoseconds, positive
+from ackcore.flow.windows import Windows
 from ackcore.retry import backoff_ms as backoff_of
 from ackcore.retry import capped_doubling
 
@@ -89,7 +90,8 @@ class Dispatcher:
         The longest call, in seconds. A record that waits as long for a thread or a process goes to
         another consumer, and no attempt is counted.
     key : callable, optional
-        ``key(record)``, for a chooser by key. Not with ``batch``.
+        ``key(record)``, for a chooser by key. Not with ``batch``. A record for which it raises, or
+        returns None or an unhashable key, is dead at once.
     batch : int, default 1
         Records per call. Above 1, consumers receive lists, and may return a bitmap of the failed
         records.
@@ -205,11 +207,12 @@ class Dispatcher:
         self._trees = Trees()
         self._prefix = Prefix()
         self._start = 0
-        self._ready: deque[Batch] = deque()  # read and not sent yet
+        self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
         self._keeping: set[asyncio.Future[Any]] = set()  # running coroutines of `dead`
         self._failures: dict[int, int] = {}  # by position of records that are not done
         self._refusals: dict[Hashable, int] = {}  # by consumer, in a row
+        self._asked_ns = dict.fromkeys(self._targets, 0)  # the end of each requested pause
         self._refused_ns: dict[int, int] = {}  # by position, the time of its first refusal
         self._counts = dict.fromkeys(
             ("read", "acked", "dead", "attempts", "failed", "timed_out", "unavailable"), 0
@@ -340,23 +343,33 @@ class Dispatcher:
             if not records:
                 return
             self._counts["read"] += len(records)
-            self._ready.append(Batch(records))
+            batch, key = Batch(records), None
+            if self._key is not None:
+                try:
+                    key = self._key(batch[0].value)
+                    Windows.check_key(key)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # without a key no consumer can get it
+                    self._failures[batch[0].position] = 1
+                    self._keep_dead(batch[0], error)
+                    continue
+            self._ready.append((batch, key))
 
     def _send_ready(self) -> bool:
         """Send the ready records that a consumer has room for. Return whether any was sent."""
         sent = False
-        passed: deque[Batch] = deque()
+        passed: deque[tuple[Batch, Hashable]] = deque()
         refused: set[Hashable] = set()
         while self._ready:
-            batch = self._ready.popleft()
-            key = None if self._key is None else self._key(batch[0].value)
+            batch, key = self._ready.popleft()
             # A record must not overtake a refused one of its key: room may have come since.
             lease = None if key in refused else self._flow.try_acquire(batch, key)
             if lease is not None:
                 self._launch(lease)
                 sent = True
                 continue
-            passed.append(batch)
+            passed.append((batch, key))
             if self._key is None:
                 break
             refused.add(key)
@@ -509,7 +522,7 @@ class Dispatcher:
         trial = lease in self._trials
         self._trials.discard(lease)
         if self._breakers[lease.name].succeeded(trial):
-            self._flow.resume(lease.name)
+            self._end_trial(lease.name)
             _log.info("consumer %r of a Dispatcher takes records again", lease.name)
 
     def _breaks(self, lease: Lease, error: BaseException) -> bool:
@@ -522,7 +535,7 @@ class Dispatcher:
         if open_ns is None:
             return counts
         if trial:
-            self._flow.resume(lease.name)
+            self._end_trial(lease.name)
         else:
             _log.warning(
                 "consumer %r of a Dispatcher failed again and again, at last of %s: %s; it gets "
@@ -537,7 +550,16 @@ class Dispatcher:
         """Pause a consumer for a back-off, or for the time that it requests if that is longer."""
         refusals = self._refusals[name] = self._refusals.get(name, 0) + 1
         backoff_s = capped_doubling(_FIRST_PAUSE_MS, refusals, _LONGEST_PAUSE_MS) / 1000
-        self._flow.pause(name, max(backoff_s, after_s or 0.0))
+        pause_s = max(backoff_s, after_s or 0.0)
+        self._asked_ns[name] = max(self._asked_ns[name], self._clock() + int(pause_s * 1e9))
+        keys_wait = self._breakers[name].state is BreakerState.CLOSED
+        self._flow.pause(name, pause_s, keys_wait=keys_wait)
+
+    def _end_trial(self, name: Hashable) -> None:
+        """End the pause of a trial, but not before the time that the consumer requested."""
+        self._flow.resume(name)
+        if (left_ns := self._asked_ns[name] - self._clock()) > 0:
+            self._flow.pause(name, left_ns / 1e9)
 
     def _keep_dead(self, record: Record, error: BaseException) -> None:
         if self._dead is None:

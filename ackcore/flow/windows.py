@@ -273,7 +273,7 @@ class Windows:
         return True
 
     def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
-        """Replace a re-queued item by other items."""
+        """Replace a re-queued item by its parts, and return their leases."""
         if lease.fate is not _REQUEUED:
             return []
         parts = []

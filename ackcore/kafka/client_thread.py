@@ -63,6 +63,7 @@ class ClientThread:
         self._log = settings.client.logger(_log)
         self.error: BaseException | None = None
         self.ended = False
+        self.last_refused = False  # whether it is closed and the broker lacks done records
         self.drain_s = settings.drain_s
         self._held = held
         self._changed = changed
@@ -154,6 +155,7 @@ class ClientThread:
             self._drain(keys)
             self._commits.send_last(self._client, keys)
             with self._changed:
+                self.last_refused = bool(self._held.uncommitted())
                 for key in keys:
                     self._held.forget(key)
         finally:

@@ -146,7 +146,10 @@ class HeldPartition:
         line = self.lines.get(key)
         if line is None or line[0] != offset:
             return
-        line.popleft()
+        while (
+            line and line[0] not in self.held
+        ):  # records that died when read are done in any order
+            line.popleft()
         if line:
             self.queues[FRESH].appendleft(line[0])
         else:

@@ -219,8 +219,8 @@ class HeldRecords:
         return None if (found := self._partitions.get(key)) is None else found.tracker.position
 
     def is_idle(self, key: Key) -> bool:
-        """Return whether all records that were read of a partition are done."""
-        found = self._partitions.get(key)
+        """Return whether all records that were read of a partition are done; False after a seek."""
+        found = self._reading(key)
         return found is not None and not found.tracker.pending
 
     # Records in.
@@ -259,6 +259,7 @@ class HeldRecords:
             failures = tracker.attempt(offset)
             record = record._replace(attempt=failures, generation=found.generation)
             held = found.hold(record, size, now_ms)
+            found.queue(offset, self._order_of(record))
             if failures >= self._policy.max_attempts:
                 # When the last generation ended, its dead letter was not confirmed as stored.
                 failure = Failure("Failed", f"{failures} times before it was assigned anew")
@@ -266,8 +267,6 @@ class HeldRecords:
             elif offset in unreadable:
                 self.dead_limit.ended(0, 1)
                 self._die(found, held, unreadable[offset], failures + 1)
-            else:
-                found.queue(offset, self._order_of(record))
         found.changes += 1
         self.counts.read += n
         if n:
@@ -484,6 +483,11 @@ class HeldRecords:
         return n
 
     def _of(self, record: KafkaRecord) -> HeldPartition | None:
+        if not isinstance(record, KafkaRecord):
+            raise TypeError(
+                f"record must be a KafkaRecord that this consumer delivered, got "
+                f"{type(record).__name__} {record!r}"
+            )
         found = self._partitions.get((record.topic, record.partition))
         if found is None or found.sealed or found.generation != record.generation:
             self.counts.stale += 1
