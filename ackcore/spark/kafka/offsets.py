@@ -229,8 +229,8 @@ class SpoutOffsets:
         bounded : bool
             Whether the limit of offsets per micro-batch applies.
         room : int, optional
-            The free places in the waiting store, in records; the micro-batch takes no more than
-            could fail. None: unlimited.
+            The free places in the waiting store. The micro-batch takes at most this number of
+            records, since all may fail. None: unlimited.
 
         Raises
         ------
