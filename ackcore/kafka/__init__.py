@@ -1,8 +1,8 @@
 """Kafka, through confluent-kafka: ``ackcore[kafka]``.
 
-`KafkaSpout` is a source for a topology on Spark. `KafkaGroup` commits the offsets of a stream of
-Spark's own Kafka source. `Consumer` is a member of a group that commits exactly the records that
-are done, and `replay_letters` sends its dead letters back.
+`KafkaSpout` is a source for a topology on Spark. `KafkaGroup` is a consumer group whose offsets
+ackcore commits for a stream of Spark's own Kafka source. `Consumer` is a member of a group that
+commits exactly the records that are done, and `replay_letters` sends its dead letters back.
 """
 
 try:

@@ -1,20 +1,20 @@
-"""The form of commit metadata that a group's broker takes, learned from its answers."""
+"""The form of commit metadata that a group's broker accepts, learned from its answers."""
 
 from __future__ import annotations
 
 from ackcore._records import OffsetState
 from ackcore.offsets import KAFKA_LIMIT, LEAST_LIMIT, Commit, encode_state
 
-#: The search ends when the broker's limit is known to this share of it.
+#: The search ends when the broker's limit is known to a 16th.
 _CLOSE = 16
 
 
 class MetadataForm:
-    """How long metadata may be, and whether it has wide characters.
+    """The length limit of metadata, and whether it has wide characters.
 
-    Brokers name no limit.  It is searched by bisection, between the longest metadata that was
-    taken and the shortest that was refused.  Most brokers count characters, some count bytes: the
-    search is made without wide characters, which are tried again once, at the limit found.
+    Brokers do not publish their limit. It is found by bisection, between the longest accepted
+    metadata and the shortest refused. Most brokers count characters, some count bytes. So the
+    search uses no wide characters. They are tried again once, at the limit found.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class MetadataForm:
             return KAFKA_LIMIT
         if self._is_known:
             return self._taken
-        # Metadata is not cut below LEAST_LIMIT: `encode` leaves it out if it is too long.
+        # Metadata below the least limit is not shortened: it is sent whole or left out.
         return min(max((self._taken + self._refused) // 2, LEAST_LIMIT), self._refused - 1)
 
     def encode(
@@ -44,21 +44,21 @@ class MetadataForm:
         return commit if len(commit.metadata) <= limit else commit._replace(metadata="")
 
     def taken(self, metadata: str) -> None:
-        """Note that the broker has accepted this metadata."""
+        """Record that the broker accepted this metadata."""
         self._taken = max(self._taken, len(metadata))
         if not self._wide and self._is_known and self._try_wide_again:
             self._wide, self._try_wide_again = True, False
 
     def refused(self, metadata: str) -> bool:
-        """Note that the broker found this metadata too large; return whether the form changed.
+        """Record that the broker found this metadata too large. Return whether to try again.
 
-        An empty string changes nothing.
+        The empty string changes nothing, and returns False.
         """
         size = len(metadata)
         if not metadata.isascii():
             self._wide = False
         elif 0 < size < self._refused:
             self._refused = size
-            if size <= self._taken:  # the limit is another one than it was
+            if size <= self._taken:  # the broker's limit has changed
                 self._taken = 0
         return size > 0
