@@ -18,9 +18,9 @@ never change, because checkpoints contain their results.
 Columns are the same as for `ackcore.Ledger`: one-dimensional, C-contiguous buffers of integers in
 native byte order (numpy arrays, ``memoryview``, ``array.array``), and Arrow arrays without nulls.
 The integers have 64 bits, signed or not; ``partitions`` and ``attempts`` are int32. Columns are
-read in place. Results are new numpy arrays. A wrong type or width raises `TypeError`. A wrong shape or
-length, or a value out of range, raises `ValueError`; the latter names the row. An integer of more
-than 64 bits raises `OverflowError`.
+read in place. Results are new numpy arrays. A wrong type or width raises `TypeError`. A wrong shape
+or length, or a value out of range, raises `ValueError`; the latter names the row. An integer of
+more than 64 bits raises `OverflowError`.
 
 The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
 number generators", OOPSLA 2014) with the constants of Stafford's variant 13 of MurmurHash3's
