@@ -186,8 +186,8 @@ cdef void bind_columns(list columns, columns_t *out):
     out.statuses = NULL
 
 
-# Mapped, not allocated: malloc reuses blocks of up to 32 MB, and to clear one takes ten milliseconds
-# at once. Huge pages unless NUMPY_MADVISE_HUGEPAGE=0, as in numpy; aligned to huge pages, because
+# Mapped, not allocated: malloc reuses blocks of up to 32 MB, and clearing takes ten milliseconds at
+# once. Huge pages unless NUMPY_MADVISE_HUGEPAGE=0, as in numpy; aligned to huge pages, because
 # otherwise much of a table just larger than L2 lies in small pages.
 cdef Py_ssize_t MAPPED = 1 << 20
 cdef Py_ssize_t HUGE_PAGE = 2 << 20
