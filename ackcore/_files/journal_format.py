@@ -56,7 +56,7 @@ class FileFormat:
         return header + self._sum(header)
 
     def head(self, at: int, key: bytes, data: bytes) -> bytes:
-        """Return what an entry that begins at a place in the file has before its data."""
+        """Return the head of an entry: the bytes before its data."""
         head = self._HEAD.pack(_ENTRY_MAGIC, len(data), key, self._sum(data))
         return head + self._sum_of_head(head, at)
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
@@ -20,22 +21,15 @@ def is_async(function: Any) -> bool:
     )
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
     """A call, which a thread makes."""
 
-    __slots__ = ("answer", "arguments", "began", "is_out", "lost")
-
-    def __init__(
-        self,
-        answer: asyncio.Future[Any],
-        arguments: tuple[Any, ...],
-        began: Callable[[], object] | None,
-    ) -> None:
-        self.answer = answer
-        self.arguments = arguments
-        self.began = began
-        self.is_out = False  # in a thread
-        self.lost = False  # cancelled
+    answer: asyncio.Future[Any]
+    arguments: tuple[Any, ...]
+    began: Callable[[], object] | None
+    is_out: bool = False  # in a thread
+    lost: bool = False  # cancelled
 
 
 class CallThreads:
@@ -59,8 +53,8 @@ class CallThreads:
         self._name = name
         self._started = 0  # threads, without those that are lost
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._waiting = 0  # calls that have no answer
-        self._lock = Lock()  # whether a call is out, and whether it is lost, are one decision
+        self._waiting = 0  # calls without an answer yet
+        self._lock = Lock()  # guards each call's is_out and lost together
 
     def call(
         self, *arguments: Any, began: Callable[[], object] | None = None

@@ -30,6 +30,7 @@ from ackcore.dispatch.sources import Reader, Record, Source
 from ackcore.dispatch.trees import Trees
 from ackcore.flow import Batch, Chooser, ConsumerState, Fate, FlowController, Lease, Limit
 from ackcore.flow.numbers import nanoseconds, positive
+from ackcore.flow.windows import Windows
 from ackcore.retry import backoff_ms as backoff_of
 from ackcore.retry import capped_doubling
 
@@ -62,7 +63,7 @@ class DispatchBooks(NamedTuple):
     attempts: int  # records sent, those that were sent again included
     failed: int  # attempts that failed
     timed_out: int  # attempts that timed out
-    unavailable: int  # attempts that a consumer did not take, or not begin in time
+    unavailable: int  # attempts that a consumer did not accept, or did not begin in time
     consumers: list[ConsumerState]
 
 
@@ -89,7 +90,8 @@ class Dispatcher:
         Seconds that a call may take. A record that waits as long for a thread or a process goes to
         another consumer, and no attempt is counted.
     key : callable, optional
-        ``key(record)``, for a chooser by key. Not with ``batch``.
+        ``key(record)``, for a chooser by key. Not with ``batch``. A record for which it raises, or
+        returns None or what cannot be hashed, is dead at once.
     batch : int, default 1
         Records per call. Above 1, consumers are given lists, and may return a bitmap of the failed
         records.
@@ -205,11 +207,12 @@ class Dispatcher:
         self._trees = Trees()
         self._prefix = Prefix()
         self._start = 0
-        self._ready: deque[Batch] = deque()  # read, not sent
+        self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
         self._keeping: set[asyncio.Future[Any]] = set()  # what `dead` awaits
         self._failures: dict[int, int] = {}  # by position, of those that failed and are not done
         self._refusals: dict[Hashable, int] = {}  # of a consumer, in a row
+        self._asked_ns = dict.fromkeys(self._targets, 0)  # the clock before which it takes nothing
         self._refused_ns: dict[int, int] = {}  # by position, the clock at its first refusal
         self._counts = dict.fromkeys(
             ("read", "acked", "dead", "attempts", "failed", "timed_out", "unavailable"), 0
@@ -316,7 +319,7 @@ class Dispatcher:
     def _send(self, reader: Reader) -> None:
         """Send what there is room for; first what failed."""
         if not self._any_works():
-            # By a record that has not failed it shows whether consumers are broken, or records.
+            # A record that has not failed yet shows whether the consumers or the records are bad.
             self._send_new(reader)
         while self._flow.requeued and (lease := self._flow.try_again()):
             self._launch(lease)
@@ -338,23 +341,33 @@ class Dispatcher:
             if not records:
                 return
             self._counts["read"] += len(records)
-            self._ready.append(Batch(records))
+            batch, key = Batch(records), None
+            if self._key is not None:
+                try:
+                    key = self._key(batch[0].value)
+                    Windows.check_key(key)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # it has no consumer, and gets none later
+                    self._failures[batch[0].position] = 1
+                    self._keep_dead(batch[0], error)
+                    continue
+            self._ready.append((batch, key))
 
     def _send_ready(self) -> bool:
         """Send what there is room for of what was read; whether that was anything."""
         sent = False
-        passed: deque[Batch] = deque()
+        passed: deque[tuple[Batch, Hashable]] = deque()
         refused: set[Hashable] = set()
         while self._ready:
-            batch = self._ready.popleft()
-            key = None if self._key is None else self._key(batch[0].value)
+            batch, key = self._ready.popleft()
             # One whose key was refused may not overtake: its consumer may have got room since.
             lease = None if key in refused else self._flow.try_acquire(batch, key)
             if lease is not None:
                 self._launch(lease)
                 sent = True
                 continue
-            passed.append(batch)
+            passed.append((batch, key))
             if self._key is None:
                 break
             refused.add(key)
@@ -486,7 +499,7 @@ class Dispatcher:
                 self._flow.delay(each, self._wait_s(each.item[0].position, failures, error))
 
     def _wait_s(self, position: int, failures: int, error: BaseException) -> float:
-        """Return for how long a record waits that failed so often."""
+        """Return the seconds that a record waits after this many failures."""
         base_ms, cap_ms = self._backoff_ms, self._max_backoff_ms
         wait_ms = backoff_of(str(position), max(failures, 1), base_ms=base_ms, cap_ms=cap_ms)
         asked_s = error.asked_s if isinstance(error, Retry) else None
@@ -503,7 +516,7 @@ class Dispatcher:
         trial = lease in self._trials
         self._trials.discard(lease)
         if self._breakers[lease.name].succeeded(trial):
-            self._flow.resume(lease.name)
+            self._end_trial(lease.name)
             _log.info("consumer %r of a Dispatcher takes records again", lease.name)
 
     def _breaks(self, lease: Lease, error: BaseException) -> bool:
@@ -516,7 +529,7 @@ class Dispatcher:
         if open_ns is None:
             return counts
         if trial:
-            self._flow.resume(lease.name)
+            self._end_trial(lease.name)
         else:
             _log.warning(
                 "consumer %r of a Dispatcher failed again and again, at last of %s: %s; it gets "
@@ -528,10 +541,19 @@ class Dispatcher:
         return counts
 
     def _pause(self, name: Hashable, after_s: float | None) -> None:
-        """Send a consumer nothing for a back-off, or for longer if it asks for that."""
+        """Pause a consumer for its back-off, or for the time it asks for if that is longer."""
         refusals = self._refusals[name] = self._refusals.get(name, 0) + 1
         backoff_s = capped_doubling(_FIRST_PAUSE_MS, refusals, _LONGEST_PAUSE_MS) / 1000
-        self._flow.pause(name, max(backoff_s, after_s or 0.0))
+        pause_s = max(backoff_s, after_s or 0.0)
+        self._asked_ns[name] = max(self._asked_ns[name], self._clock() + int(pause_s * 1e9))
+        keys_wait = self._breakers[name].state is BreakerState.CLOSED
+        self._flow.pause(name, pause_s, keys_wait=keys_wait)
+
+    def _end_trial(self, name: Hashable) -> None:
+        """Send a consumer records again, but not before the time that it has asked for."""
+        self._flow.resume(name)
+        if (left_ns := self._asked_ns[name] - self._clock()) > 0:
+            self._flow.pause(name, left_ns / 1e9)
 
     def _keep_dead(self, record: Record, error: BaseException) -> None:
         if self._dead is None:

@@ -82,7 +82,7 @@ class Process(Target):
         return await loop.run_in_executor(self._pool, self._call, item, began)
 
     def timed_out(self) -> None:
-        """See `Target.timed_out`: what hangs is killed."""
+        """See `Target.timed_out`: a process that hangs is killed."""
         with self._starting:
             if self._process is not None:
                 self._process.kill()
@@ -153,19 +153,21 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
         error, answer = None, None
         try:
             answer = function(*args, sent[0])
-        except Exception as raised:
-            error = _told(raised)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as raised:  # a panic of an extension, too
+            error = _described(raised)
         try:
             pipe.send((error, answer))
         except (BrokenPipeError, KeyboardInterrupt):
             return
         except Exception as unsent:  # what cannot be pickled
             failure = RuntimeError(f"{type(answer).__name__}: {answer} (not sent: {unsent})")
-            pipe.send((_told(failure), None))
+            pipe.send((_described(failure), None))
 
 
-def _told(error: Exception) -> tuple[bytes | None, str, str, float | None]:
-    """Return the pickled error, what names it, its kind and the seconds that it asks for."""
+def _described(error: BaseException) -> tuple[bytes | None, str, str, float | None]:
+    """Return the pickled error (None if it cannot be rebuilt), its text, its kind and its wait."""
     pickled: bytes | None = None
     with suppress(Exception):
         pickled = pickle.dumps(error)

@@ -273,7 +273,7 @@ class FlowController:
     # What became of a tuple.
 
     def begin(self, lease: Lease) -> None:
-        """Take in that the consumer begins with a tuple only now: its time-out runs from here."""
+        """Note that the consumer begins with a tuple now: its time-out runs from here."""
         lease.began_ns = self._clock()
 
     def ack(self, lease: Lease) -> bool:
@@ -371,7 +371,7 @@ class FlowController:
         return taken
 
     def delay(self, lease: Lease, delay_s: float) -> bool:
-        """Let an item that waits to be sent again wait so many seconds from now.
+        """Make an item that waits to be sent again wait this many seconds from now.
 
         Its key waits with it. Returns whether it waited; errors as of `pause`.
         """
@@ -380,9 +380,9 @@ class FlowController:
             return self._windows.delay(lease, for_ns)
 
     def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
-        """Have the parts of an item that waits to be sent again be sent by themselves.
+        """Replace an item that waits to be sent again by its parts, which are sent one by one.
 
-        Not with a chooser by key. Returns what waits in the item's place; none if it did not wait.
+        Not with a chooser by key. Returns the leases of the parts; none if the item did not wait.
         """
         with self._guard:
             return self._windows.split(lease, items)

@@ -266,14 +266,14 @@ class Windows:
         return True
 
     def delay(self, lease: Lease, for_ns: int) -> bool:
-        """Have what waits to be sent again wait longer; whether it waited."""
+        """Make an item that waits to be sent again wait longer; return whether it waited."""
         if lease.fate is not _REQUEUED:
             return False
         lease.due_ns = self._clock() + for_ns
         return True
 
     def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
-        """Put others into the place of what waits to be sent again."""
+        """Replace an item that waits to be sent again by its parts, and return their leases."""
         if lease.fate is not _REQUEUED:
             return []
         parts = []

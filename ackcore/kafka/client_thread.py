@@ -63,6 +63,7 @@ class ClientThread:
         self._log = settings.client.logger(_log)
         self.error: BaseException | None = None
         self.ended = False
+        self.last_refused = False  # it is closed, and the broker has not all that was done
         self.drain_s = settings.drain_s
         self._held = held
         self._changed = changed
@@ -96,7 +97,7 @@ class ClientThread:
         self._stopping = True
 
     def commit_soon(self) -> None:
-        """Commit in the next turn in which no other commit is under way; does not wait for it."""
+        """Ask for a commit in the next turn without a commit under way. Does not wait for it."""
         self._asked = True
 
     def join(self, timeout_s: float) -> None:
@@ -154,6 +155,7 @@ class ClientThread:
             self._drain(keys)
             self._commits.send_last(self._client, keys)
             with self._changed:
+                self.last_refused = bool(self._held.uncommitted())
                 for key in keys:
                     self._held.forget(key)
         finally:

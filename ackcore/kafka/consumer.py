@@ -431,7 +431,7 @@ class Consumer:
         Raises
         ------
         ConsumerError, TooManyDead, RecordDead, KafkaException
-            The error that the consumer has ended with, or that it is closed.
+            The error that the consumer has ended with, or that its last commit was refused.
         TimeoutError
             If the broker has not confirmed the commit in time.  The consumer goes on to commit.
         """
@@ -444,10 +444,10 @@ class Consumer:
             while True:
                 if self._thread.error is not None:
                     raise self._thread.error
+                if self._thread.last_refused:
+                    raise ConsumerError("the consumer is closed, and its last commit was refused")
                 if self._held.are_committed(wanted):
                     return
-                if self._thread.ended:
-                    raise ConsumerError("the consumer is closed, and its last commit was refused")
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(

@@ -117,7 +117,7 @@ class HeldPartition:
         self.queues: dict[int, deque[int]] = {FRESH: deque(), WAITING: deque()}
         # By key, where records are ordered: the one that goes first, and those behind it.
         self.lines: dict[object, deque[int]] = {}
-        self.in_turn: set[int] = set()  # the statuses of which it is to hand out the next one
+        self.in_turn: set[int] = set()  # the statuses for which it has a turn
         self.closing = self.sealed = False
         self.gone = False
         self.sought = False  # the client reads it elsewhere yet
@@ -146,7 +146,8 @@ class HeldPartition:
         line = self.lines.get(key)
         if line is None or line[0] != offset:
             return
-        line.popleft()
+        while line and line[0] not in self.held:  # what died as it was read is done at any time
+            line.popleft()
         if line:
             self.queues[FRESH].appendleft(line[0])
         else:

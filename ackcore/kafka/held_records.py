@@ -57,7 +57,7 @@ class HeldRecords:
     dead_limit : DeadLimit, optional
         Told how each record ends.
     ordered_by : {"key", "partition"}, optional
-        Of which records the next is handed out only when the one before is done.
+        The records among which one is handed out at a time: with one key, or of one partition.
     wake : callable, optional
         Called when there may be something to take, or what was waited for was answered.
 
@@ -153,7 +153,7 @@ class HeldRecords:
         return {key: each.tracker.position for key, each in found.items()}
 
     def _reading(self, key: Key) -> HeldPartition | None:
-        """Return a partition if what the client reads of it now counts."""
+        """Return a partition if records that the client reads from it now count."""
         found = self._partitions.get(key)
         return None if found is None or found.closing or found.sought else found
 
@@ -218,8 +218,8 @@ class HeldRecords:
         return None if (found := self._partitions.get(key)) is None else found.tracker.position
 
     def is_idle(self, key: Key) -> bool:
-        """Whether all that was read of a partition is done."""
-        found = self._partitions.get(key)
+        """Whether all that was read of a partition is done; not of one that was sought in."""
+        found = self._reading(key)
         return found is not None and not found.tracker.pending
 
     # Records in.
@@ -257,6 +257,7 @@ class HeldRecords:
             failures = tracker.attempt(offset)
             record = record._replace(attempt=failures, generation=found.generation)
             held = found.hold(record, size, now_ms)
+            found.queue(offset, self._order_of(record))
             if failures >= self._policy.max_attempts:
                 # Its dead letter was not known to be kept when the last generation ended.
                 failure = Failure("Failed", f"{failures} times before it was assigned anew")
@@ -264,8 +265,6 @@ class HeldRecords:
             elif offset in unreadable:
                 self.dead_limit.ended(0, 1)
                 self._die(found, held, unreadable[offset], failures + 1)
-            else:
-                found.queue(offset, self._order_of(record))
         found.changes += 1
         self.counts.read += n
         if n:
@@ -377,7 +376,7 @@ class HeldRecords:
                 turns.append(found)
 
     def _moved(self, found: HeldPartition) -> None:
-        """A record of a partition has come, or gone from one status to another."""
+        """Give turns after a record of a partition came or changed its status."""
         self._give_turns(found)
         self._wake()
 
@@ -478,6 +477,11 @@ class HeldRecords:
         return n
 
     def _of(self, record: KafkaRecord) -> HeldPartition | None:
+        if not isinstance(record, KafkaRecord):
+            raise TypeError(
+                f"record must be a KafkaRecord that this consumer delivered, got "
+                f"{type(record).__name__} {record!r}"
+            )
         found = self._partitions.get((record.topic, record.partition))
         if found is None or found.sealed or found.generation != record.generation:
             self.counts.stale += 1

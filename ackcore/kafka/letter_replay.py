@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ackcore._columns import as_count
+from ackcore.arrow.shown import shown_rows
 from ackcore.kafka.cluster import Cluster, ClusterFailed
 from ackcore.kafka.dead_letters import (
     ATTEMPTS,
@@ -190,7 +191,7 @@ def replay_letters(
                 elif last is None and low < high:
                     _refuse_forgotten(cluster, topic, partition, low)
                 for batch in reader.read(OffsetRange(topic, partition, start, high)):
-                    messages = batch.to_pylist()
+                    messages = shown_rows(batch)  # a producer may give any time
                     letters = [_to_send(one, max_deaths) for one in messages]
                     at, missing = _first_missing(letters, targets)
                     if at:

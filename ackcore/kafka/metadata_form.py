@@ -31,28 +31,28 @@ class MetadataForm:
             return KAFKA_LIMIT
         if self._is_known:
             return self._taken
-        # Less than the least is not cut to size: it is as long as it is, or left out.
+        # Metadata is not cut below LEAST_LIMIT: `encode` leaves it out if it is too long.
         return min(max((self._taken + self._refused) // 2, LEAST_LIMIT), self._refused - 1)
 
     def encode(
         self, topic: str, partition: int, generation: int, state: OffsetState, deployment: int
     ) -> Commit:
-        """Return what to commit of a partition in this state; see `encode_state`."""
+        """Return the commit of a partition in this state; see `encode_state`."""
         of = topic, partition, generation, state, deployment
         limit = self._limit
         commit = encode_state(*of, limit=max(limit, LEAST_LIMIT), wide=self._wide)
         return commit if len(commit.metadata) <= limit else commit._replace(metadata="")
 
     def taken(self, metadata: str) -> None:
-        """Take in that the broker has taken metadata of this form."""
+        """Note that the broker has accepted this metadata."""
         self._taken = max(self._taken, len(metadata))
         if not self._wide and self._is_known and self._try_wide_again:
             self._wide, self._try_wide_again = True, False
 
     def refused(self, metadata: str) -> bool:
-        """Take in that the broker found metadata too large; whether the form is another one now.
+        """Note that the broker found this metadata too large; return whether the form changed.
 
-        The empty string changes nothing.
+        An empty string changes nothing.
         """
         size = len(metadata)
         if not metadata.isascii():

@@ -11,6 +11,8 @@ import pyarrow as pa
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from ackcore._columns import as_count
+from ackcore.arrow import nullable_within, short_repr
+from ackcore.calls.threads import is_async
 from ackcore.flow.numbers import positive
 from ackcore.kafka.ranges import RECORD_SCHEMA
 from ackcore.kafka.settings import ClientSettings
@@ -71,7 +73,8 @@ class KafkaSpout:
         The seconds for which a micro-batch waits for a planned topic, or planned offsets, that do
         not exist at present; then the query ends with an error. It waits for brokers without limit.
     deserializer : callable, optional
-        Converts the bytes of a value, for instance ``json.loads``. A deserializer of
+        A plain function that converts the bytes of a value, for instance ``json.loads``. What it
+        returns is copied, so it may fill the same object again. A deserializer of
         confluent-kafka also receives its ``SerializationContext``. If it raises, the record fails,
         and its dead letter has the original bytes. Nulls stay null. If it has a method ``prepare``,
         each task calls that first: create the client of a schema registry there, which cannot be
@@ -205,9 +208,14 @@ def _deserializer(deserializer: Any, value_type: Any) -> tuple[Any, Any]:
         return None, None
     if not callable(deserializer):
         raise TypeError(f"deserializer must be callable, got {type(deserializer).__name__}")
+    if is_async(deserializer):
+        raise TypeError(
+            f"deserializer must be a plain function, got an async one, {short_repr(deserializer)}; "
+            "decode in an AsyncBolt"
+        )
     if not isinstance(value_type, pa.DataType):
         raise TypeError(
             f"value_type must be a pyarrow.DataType, got {type(value_type).__name__}; "
             "pa.string() is one"
         )
-    return deserializer, value_type
+    return deserializer, nullable_within(value_type)

@@ -32,7 +32,7 @@ TITLE = "outputs"
 
 
 class Kind(enum.Enum):
-    """The argument of a function, and the way it is called."""
+    """Kinds of functions: by row, async by row, by batch; and how each is called."""
 
     ROW = "a function of a row"
     ASYNC = "an async function of a row"

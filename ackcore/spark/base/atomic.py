@@ -130,10 +130,11 @@ def write_file(
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
-def link_file(source: Path, path: Path) -> None:
+def link_file(source: Path, path: Path, *, named: bool = True) -> None:
     """Have ``path`` be a file that is whole and never written again, as a whole and durably.
 
     It is the same file, or a copy where there are no links or ``path`` is on another file system.
+    A name that is not ``named`` lasts once its directory is synced.
 
     Raises
     ------
@@ -154,7 +155,8 @@ def link_file(source: Path, path: Path) -> None:
             finally:
                 # Where path was the same file already, replacing it does nothing.
                 temporary.unlink(missing_ok=True)
-            sync_directory(path.parent)
+            if named:
+                sync_directory(path.parent)
             return
     with open(source, "rb") as whole:
         write_file(path, lambda file: shutil.copyfileobj(whole, file, 1 << 20))
@@ -169,11 +171,16 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a file is one in the making, by its name."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
 def remove_temporaries(directory: Path) -> None:
     """Remove what writers left that died; none may be writing there."""
     left = list(directory.iterdir()) if directory.is_dir() else []
     # Listed before the check: no file of a driver that has taken over is among them.
     check_fence()
     for path in left:
-        if _TEMPORARY.fullmatch(path.name):
+        if is_temporary(path.name):
             remove(path)

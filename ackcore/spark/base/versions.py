@@ -23,6 +23,7 @@ from pyspark.sql.pandas import types as arrow_types
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
 
 from ackcore._records import Int64s
+from ackcore.arrow import nullable_within
 
 try:
     from py4j import protocol as py4j_errors  # type: ignore[import-untyped]
@@ -157,9 +158,9 @@ def _rotated(words: Any, bits: int) -> Any:
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """Return columns of Spark's as Arrow has them, times in UTC, all that is nested nullable.
+    """Return the Arrow schema of Spark columns, with times in UTC and all nested fields nullable.
 
-    Spark declares fields NOT NULL and does not keep to it: a left join gives null structs of them.
+    Spark does not keep NOT NULL of nested fields: a left join makes null structs of them.
     """
     if SPARK >= (4, 2):
         found = arrow_types.to_arrow_schema(schema, timezone="UTC")
@@ -169,15 +170,15 @@ def to_arrow_schema(schema: StructType) -> pa.Schema:
     return pa.schema(fields, metadata=found.metadata)
 
 
-#: Types of Spark 4.0 and 4.1 that Arrow's columns do not tell from structs of binaries, and one of
-#: 4.1 whose precision they have not: Spark does not read from Parquet what Arrow writes of it.
+#: Types of Spark 4.0 and 4.1 that become structs of binaries in Arrow's columns. TIME, of 4.1,
+#: loses its precision: Spark cannot read the Parquet that Arrow writes of it.
 _LOST = ("variant", "geometry", "geography", "time")
 
 
 def lost_in_arrow(kind: DataType) -> str | None:
-    """Return the name of a type in one that Arrow's columns do not keep, None if they keep all.
+    """Return the name of a type, at any depth, that Arrow's columns lose; None if they keep all.
 
-    A user's type is not looked into: it is what it is stored as.
+    A user's type (UDT) counts as the type that it is stored as, without a look inside.
     """
     if isinstance(kind, StructType):
         inner = [field.dataType for field in kind]
@@ -193,24 +194,6 @@ def lost_in_arrow(kind: DataType) -> str | None:
         lost = collated or kind.typeName() in _LOST
         return kind.simpleString() if lost else None
     return next((lost for lost in map(lost_in_arrow, inner) if lost), None)
-
-
-def nullable_within(kind: pa.DataType) -> pa.DataType:
-    """Return a type in which everything nested may be null, except the keys of maps."""
-    if pa.types.is_struct(kind):
-        return pa.struct([_nullable(field) for field in kind])
-    if pa.types.is_map(kind):
-        key = kind.key_field.with_type(nullable_within(kind.key_type))
-        return pa.map_(key, _nullable(kind.item_field), kind.keys_sorted)
-    if pa.types.is_list(kind):
-        return pa.list_(_nullable(kind.value_field))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_nullable(kind.value_field))
-    return kind
-
-
-def _nullable(field: pa.Field) -> pa.Field:
-    return field.with_type(nullable_within(field.type)).with_nullable(True)
 
 
 def from_arrow_schema(schema: pa.Schema) -> StructType:

@@ -187,7 +187,7 @@ class JdbcTransaction:
         return None
 
     def _refuse_unfit(self, rows: DataFrame, error: JdbcError) -> None:
-        """Bisect the rows to those that do not fit by themselves, and raise `SinkRejects`."""
+        """Bisect the rows to the ones that do not fit alone, and raise `SinkRejects`."""
         read = [
             row_numbers(i, places)
             for i, file in enumerate(self._accepted.files)

@@ -136,7 +136,7 @@ class Messages:
     def _contents(
         self, number: int, rows: pa.RecordBatch, at: int
     ) -> Iterator[tuple[int, Content]]:
-        """Yield what is in the message of each row that fits, with the sink's own headers."""
+        """Yield the message of each row that fits, with the sink's own headers."""
         unfit = self._columns.unfit(rows, self._message_id)
         batch = (BATCH, self._batch)
         ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
