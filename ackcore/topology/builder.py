@@ -132,9 +132,10 @@ class BoltDeclarer:
 
 
 class TopologyBuilder:
-    """Collects declarations in any order; `build` checks them and returns a `Topology`.
+    """The collection of a topology's declarations, in any order.
 
-    An argument of a wrong type raises at once; all other mistakes raise in `build`.
+    `build` checks them and returns a `Topology`. An argument of a wrong type raises at once; all
+    other mistakes raise in `build`.
     """
 
     def __init__(self) -> None:

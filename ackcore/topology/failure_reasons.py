@@ -21,7 +21,7 @@ MAX_AFTER_MS = int(MAX_AFTER_S * 1000)
 
 
 class Reasons:
-    """Maker of the reasons of one component.
+    """The conversion of exceptions and texts to the reasons of one component.
 
     Parameters
     ----------

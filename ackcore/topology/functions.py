@@ -32,7 +32,7 @@ TITLE = "outputs"
 
 
 class Kind(enum.Enum):
-    """Kinds of functions: by row, async by row, by batch; and how each is called."""
+    """The kind of a function: of a row, plain or async, or of batches."""
 
     ROW = "a function of a row"
     ASYNC = "an async function of a row"

@@ -33,7 +33,10 @@ class Grouping:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(Grouping):
-    """Spread tuples evenly over the bolt's tasks; leave them in place if it has no parallelism."""
+    """The grouping that spreads tuples evenly over the bolt's tasks.
+
+    It leaves tuples in their tasks if the bolt has no parallelism of its own.
+    """
 
     name = "shuffle"
 
@@ -44,7 +47,7 @@ class Shuffle(Grouping):
 
 @dataclass(frozen=True, slots=True)
 class LocalOrShuffle(Grouping):
-    """Leave each tuple in its task."""
+    """The grouping that leaves each tuple in its task."""
 
     name = "local_or_shuffle"
 
@@ -55,14 +58,17 @@ class LocalOrShuffle(Grouping):
 
 @dataclass(frozen=True, slots=True)
 class All(Grouping):
-    """Send a copy of each tuple to every task; its tree closes when all copies are acked."""
+    """The grouping that sends a copy of each tuple to every task.
+
+    The tuple's tree completes when all copies are acked.
+    """
 
     name = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Global(Grouping):
-    """Send all tuples to one task."""
+    """The grouping that sends all tuples to one task."""
 
     name = "global"
 
@@ -82,16 +88,16 @@ class _Keyed(Grouping):
 
 @dataclass(frozen=True, slots=True)
 class Fields(_Keyed):
-    """Send tuples with equal values of these fields to the same task."""
+    """The grouping that sends tuples with equal values of some fields to the same task."""
 
     name = "fields"
 
 
 @dataclass(frozen=True, slots=True)
 class PartialKey(_Keyed):
-    """Send tuples with equal values of these fields to one of two tasks, which halves a hot key.
+    """The grouping that sends tuples with equal values of some fields to one of two tasks.
 
-    The reader of the bolt must add up two partial results for each key.
+    It halves a hot key. The reader of the bolt must add up two partial results for each key.
     """
 
     name = "partial_key"
