@@ -1,8 +1,9 @@
 """Per-record delivery guarantees for PySpark, on Storm's XOR acker compiled for Python.
 
-`Ledger` is the table of pending tuple trees, `Acker` shards of them with a clock; `ackcore.ids`
-derives the ids.  `OffsetTracker` says up to where a partition of Kafka's is done, `ackcore.offsets`
-what to commit of it.  ``ackcore.backend`` says which backend runs: ``"native"`` or ``"python"``.
+`Ledger` is the table of pending tuple trees. `Acker` is a ledger in shards with a clock.
+`ackcore.ids` derives the ids. `OffsetTracker` holds the done offsets of a Kafka partition, and
+`ackcore.offsets` encodes them for commits. ``ackcore.backend`` is the backend that runs:
+``"native"`` or ``"python"``.
 """
 
 from ackcore._backend import AckerBackend, Ledger, OffsetTracker, backend, load_backend

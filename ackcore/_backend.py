@@ -1,7 +1,7 @@
-"""The backend that runs, the interface of a backend, and the search for others.
+"""The backend that runs, the interface of a backend, and the look-up of others.
 
-``ACKCORE_BACKEND=native`` or ``python`` is an order: if it cannot be had, importing ackcore
-fails.  Unset (or empty) means native, else python with a warning that gives the cause.
+With ``ACKCORE_BACKEND=native`` or ``python``, importing ackcore fails if that backend cannot be
+loaded. Unset or empty, it means native, and otherwise python with a warning that gives the cause.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _choose() -> tuple[str, ModuleType]:
         try:
             return order, _load(order)
         except Exception as error:
-            # A numpy of another ABI shows as ValueError or RuntimeError, not ImportError.
+            # A numpy of another ABI raises ValueError or RuntimeError, not ImportError.
             raise ImportError(
                 f"ACKCORE_BACKEND={order} cannot be had: {type(error).__name__}: {error}"
             ) from error
@@ -60,7 +60,7 @@ backend, implementation = _choose()
 
 
 def kafka_implementation() -> ModuleType:
-    """Return the module that has `RawMessages` and `RecordBuffers` for the backend that runs.
+    """Return the module with `RawMessages` and `RecordBuffers` of the backend that runs.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def kafka_implementation() -> ModuleType:
         return implementation
     try:
         return importlib.import_module("ackcore._kafka_native")
-    except Exception as error:  # a numpy of another ABI shows as ValueError or RuntimeError
+    except Exception as error:  # a numpy of another ABI raises ValueError or RuntimeError
         if os.environ.get("ACKCORE_BACKEND"):
             raise ImportError(
                 f"ACKCORE_BACKEND=native cannot be had: {type(error).__name__}: {error}"
@@ -97,13 +97,13 @@ else:
 class AckerBackend(Protocol):
     """The methods of `ackcore.Ledger` that a framework calls; its docstrings describe each.
 
-    Anything that has them and passes `ackcore.testing.check_backend` may stand in for a
-    ledger.  ``isinstance`` checks that the names are there, not that they work.
+    An object with these methods that passes `ackcore.testing.check_backend` can replace a ledger.
+    ``isinstance`` checks only that the names exist, not that they work.
     """
 
     @property
     def buckets(self) -> int:
-        """Turns after which an entry expires."""
+        """The number of turns after which an entry expires."""
 
     @property
     def refresh_on_ack(self) -> bool:
@@ -115,15 +115,15 @@ class AckerBackend(Protocol):
 
     @property
     def max_entries(self) -> int | None:
-        """The bound on entries, if there is one."""
+        """The limit on the number of entries, or None."""
 
     @property
     def capacity(self) -> int:
-        """Entries there is room for before the table grows."""
+        """The number of entries that fit before the table grows."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the table takes."""
+        """The size of the table in bytes of memory."""
 
     @property
     def stats(self) -> Stats:
@@ -131,7 +131,7 @@ class AckerBackend(Protocol):
 
     @property
     def tables(self) -> tuple[Any, ...]:
-        """Read-only views of the table's memory; empty where there are none."""
+        """Read-only views of the table's memory; empty if the backend has none."""
 
     def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
         """Apply a mixed batch of messages, in order."""
@@ -161,19 +161,19 @@ class AckerBackend(Protocol):
         """Apply one RESET."""
 
     def rotate(self) -> None:
-        """Age every entry by one bucket."""
+        """Make every entry one bucket older."""
 
     def expired(self, limit: int | None = None) -> Entries:
-        """Hand out what left at the last turn."""
+        """Remove and return entries that expired at the last turn."""
 
     def merge(self, entries: Entries) -> None:
-        """Fold entries in without deciding."""
+        """Fold entries in, without decisions."""
 
     def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
-        """Fold messages in without deciding."""
+        """Fold messages in, without decisions."""
 
     def settle(self, now_ms: int | None = None, timeout_ms: int | None = None) -> Settled:
-        """Decide once, and remove what was decided."""
+        """Decide every entry once; remove and return the decided ones."""
 
     def entries(self) -> Entries:
         """Return the live entries."""
@@ -186,7 +186,7 @@ class AckerBackend(Protocol):
         """Return one entry."""
 
     def oldest(self, n: int) -> Entries:
-        """Return the n entries next to expire."""
+        """Return the n entries that expire next."""
 
     def __len__(self) -> int: ...
 
@@ -199,12 +199,12 @@ def missing_from(ledger: object) -> list[str]:
     return [name for name in [*names, "__len__", "__contains__"] if not hasattr(ledger, name)]
 
 
-#: Makes a ledger: called with the arguments of `ackcore.Ledger`.
+#: Makes a ledger; takes the arguments of `ackcore.Ledger`.
 BackendFactory = Callable[..., AckerBackend]
 
 
 def load_backend(name: str) -> BackendFactory:
-    """Return what makes the ledgers of a backend.
+    """Return the factory that makes the ledgers of a backend.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def load_backend(name: str) -> BackendFactory:
     ImportError
         If it cannot be loaded; the cause is in the message and attached.
     TypeError
-        If what is registered cannot be called.
+        If the registered object is not callable.
     """
     try:
         if name in _OURS:
@@ -241,7 +241,7 @@ def load_backend(name: str) -> BackendFactory:
 
 def _registered(name: str) -> importlib.metadata.EntryPoint:
     points = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    # One package found twice on the path gives equal entry points; that is no conflict.
+    # A package that is twice on the path gives equal entry points, which do not conflict.
     found = {point.value: point for point in points.select(name=name)}
     if len(found) == 1:
         return next(iter(found.values()))

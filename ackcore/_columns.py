@@ -1,7 +1,7 @@
-"""Conversion of columns and numbers, and the errors of what is refused.
+"""Conversion of columns and numbers, and the errors for wrong ones.
 
-Both backends come here for all but the commonest arguments, so they accept and refuse alike.
-A column is never copied: what is returned shares its memory and may be read-only.
+Both backends use these functions for all but the most common arguments, so they accept and refuse
+the same ones. A column is never copied: a returned array shares its memory and may be read-only.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ackcore._records import (
 
 MAX_TASK = 2**31 - 1
 MIN_BUCKETS, MAX_BUCKETS = 2, 126
-#: Entries that a table is sized up front for at most: of 2**32 buckets, as many as the native one
-#: tells apart, which takes 92 entries in 64 of them (pyx/layout.h).
+#: The largest capacity that can be reserved: the native table has up to 2**32 buckets, with 92
+#: entries per 64 buckets (pyx/layout.h).
 MAX_CAPACITY = (1 << 26) * 92 - 4096
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-#: Marks of the machine's own byte order in a buffer's format; no mark means the same.
+#: The marks of native byte order in a buffer's format; no mark also means native.
 _NATIVE_ORDER = "@=" + ("<" if sys.byteorder == "little" else ">")
 
 
@@ -41,12 +41,14 @@ class _Kind(NamedTuple):
 
     words: str
     dtype: np.dtype[Any]
-    formats: str  # struct's letters; the width is checked apart, since ctypes has its own idea
+    formats: str  # struct's letters; the width is checked too, because ctypes uses other letters
     arrow: tuple[str, ...]
 
     @property
     def signs(self) -> str:
-        """The numpy dtype kinds that are taken: 64-bit ids are patterns, so both."""
+        """The accepted numpy dtype kinds. 64-bit ids are bit patterns, so both kinds are accepted
+        for them.
+        """
         return "iu" if self.dtype == np.int64 else self.dtype.kind
 
 
@@ -56,24 +58,24 @@ _BYTES = _Kind("8-bit unsigned integers", np.dtype(np.uint8), "B", ("uint8",))
 
 
 def id_column(column: Any, name: str) -> Int64s:
-    """Return a column of 64-bit integers, signed or not, as an int64 array on its memory."""
+    """Return a column of 64-bit integers, signed or not, as an int64 array on the same memory."""
     return _column(column, name, _IDS)
 
 
 def task_column(column: Any, name: str) -> Int32s:
-    """Return a column of 32-bit signed integers as an int32 array on its memory."""
+    """Return a column of 32-bit signed integers as an int32 array on the same memory."""
     return _column(column, name, _TASKS)
 
 
 def uint8_column(column: Any, name: str) -> UInt8s:
-    """Return a column of 8-bit unsigned integers as a uint8 array on its memory."""
+    """Return a column of 8-bit unsigned integers as a uint8 array on the same memory."""
     return _column(column, name, _BYTES)
 
 
 def _column(column: Any, name: str, kind: _Kind) -> npt.NDArray[Any]:
     if isinstance(column, np.ndarray):
         return _from_numpy(column, name, kind)
-    # If pyarrow was never imported, or another thread is still at it, this is none of its arrays.
+    # If pyarrow was not imported, or another thread is importing it, this is not its array.
     arrow = sys.modules.get("pyarrow")
     if isinstance(column, (getattr(arrow, "Array", ()), getattr(arrow, "ChunkedArray", ()))):
         return _from_arrow(column, name, kind)
@@ -165,7 +167,7 @@ def _aligned(column: npt.NDArray[Any], name: str, kind: _Kind) -> npt.NDArray[An
 
 
 def same_length(**columns: Any) -> int:
-    """Return the length that all of the named columns have."""
+    """Return the length of the named columns; raise if they differ in length."""
     (first, rows), *others = ((name, len(column)) for name, column in columns.items())
     for name, length in others:
         if length != rows:
@@ -176,33 +178,33 @@ def same_length(**columns: Any) -> int:
 
 
 def check_kinds(tasks: Int32s) -> None:
-    """Refuse a ``tasks`` column of messages that has anything below `RESET`."""
+    """Raise for a ``tasks`` column of messages with a number below `RESET`."""
     _refuse_rows(
         "tasks", tasks, tasks < RESET, "a task >= 0 (INIT), -1 (ACK), -2 (FAIL) or -3 (RESET)"
     )
 
 
 def check_init_tasks(tasks: Int32s) -> None:
-    """Refuse a ``tasks`` column of INITs that has a negative."""
+    """Raise for a ``tasks`` column of INITs with a negative number."""
     _refuse_rows("tasks", tasks, tasks < 0, f"in 0..{MAX_TASK}")
 
 
 def check_entries(entries: Any, buckets: int, timed: bool) -> Entries:
-    """Return entries whose columns are arrays and whose rows a ledger might hold.
+    """Return entries with their columns as arrays; raise if a ledger cannot hold a row.
 
     Parameters
     ----------
     entries : Entries
-        What to check; its columns may be any that are accepted as columns.
+        The entries to check, with columns of any accepted type.
     buckets : int
-        Of the ledger: the ages must be below.
+        The ledger's number of buckets; all ages must be below.
     timed : bool
-        Whether the ledger has a clock, and hence the entries must have times.
+        Whether the ledger has a clock, so that the entries must have times.
 
     Returns
     -------
     Entries
-        The same rows on the same memory, all columns numpy arrays.
+        The same rows on the same memory, with all columns as numpy arrays.
     """
     if not isinstance(entries, Entries):
         # A ledger of either backend, without importing one.
@@ -253,7 +255,7 @@ def _refuse_rows(name: str, column: npt.NDArray[Any], wrong: Any, must_be: str) 
 
 
 def times_column(times_ms: Any, timed: bool) -> Int64s | None:
-    """Return the ``times_ms`` of a fold, or None if there are none; refuse what is not kept."""
+    """Return the ``times_ms`` of a fold, or None without times; raise if the ledger keeps none."""
     if times_ms is None:
         return None
     if not timed:
@@ -265,7 +267,7 @@ def times_column(times_ms: Any, timed: bool) -> Int64s | None:
 
 
 def as_id(value: Any, name: str) -> int:
-    """Return an integer of 64 bits in either sign as a signed int."""
+    """Convert a 64-bit integer, signed or unsigned, to a signed int."""
     number = _as_int(value, name)
     if not _INT64_MIN <= number < 2**64:
         raise OverflowError(f"{name} must fit in 64 bits (-2**63..2**64-1), got {number}")
@@ -273,17 +275,17 @@ def as_id(value: Any, name: str) -> int:
 
 
 def signed(bits: int) -> int:
-    """Return the low 64 bits of an int as a signed one."""
+    """Return the low 64 bits of an int as a signed int."""
     return ((bits - _INT64_MIN) & (2**64 - 1)) + _INT64_MIN
 
 
 def as_task(value: Any, name: str) -> int:
-    """Return a spout task as an int."""
+    """Return the number of a spout task as an int."""
     return as_count(value, name, 0, MAX_TASK)
 
 
 def as_count(value: Any, name: str, least: int, most: int | None = None) -> int:
-    """Return an integer in ``least..most``, or of at least ``least``, as an int."""
+    """Return an integer in ``least..most``, or without ``most`` at least ``least``, as an int."""
     count = _as_int(value, name)
     if most is not None and not least <= count <= most:
         raise ValueError(f"{name} must be in {least}..{most}, got {count}")
@@ -308,15 +310,14 @@ def _as_int(value: Any, name: str) -> int:
 
 
 def read_clock(clock: Callable[[], int]) -> int:
-    """Return the milliseconds that a ledger's clock shows."""
+    """Return the time of a ledger's clock in milliseconds."""
     return as_ms(clock(), "the milliseconds that clock returns")
 
 
 def deadline(now_ms: Any, timeout_ms: Any, clock: Callable[[], int] | None) -> int | None:
-    """Return the time such that a last message before it is past the time-out.
+    """Return the time before which an entry's last message must be for the entry to time out.
 
-    None if there is no time-out.  The result may lie below the 64-bit integers, and then
-    nothing is past it.
+    None without a time-out. The result may be below the 64-bit integers; then no entry times out.
     """
     now = None if now_ms is None else as_ms(now_ms, "now_ms")
     if timeout_ms is None:
@@ -331,7 +332,7 @@ def deadline(now_ms: Any, timeout_ms: Any, clock: Callable[[], int] | None) -> i
 
 
 class Options(NamedTuple):
-    """A ledger's constructor arguments, checked."""
+    """The checked constructor arguments of a ledger."""
 
     capacity: int
     buckets: int
@@ -344,7 +345,7 @@ class Options(NamedTuple):
 def ledger_options(
     capacity: Any, buckets: Any, refresh_on_ack: Any, clock: Any, max_entries: Any, seed: Any
 ) -> Options:
-    """Return a ledger's constructor arguments, or refuse them."""
+    """Check the constructor arguments of a ledger, and return them."""
     if clock is not None and not callable(clock):
         raise TypeError(
             f"clock must be a callable that returns milliseconds, got {type(clock).__name__}"
@@ -366,7 +367,7 @@ def ledger_options(
 
 
 def refuse_full(pending: int, new: int, max_entries: int) -> NoReturn:
-    """Raise for a call with ``new`` rows of roots that are none of the ``pending`` ones."""
+    """Raise for a call with ``new`` rows whose roots are not among the ``pending`` ones."""
     raise LedgerFull(
         f"{pending} roots are pending and {new} rows are of others, which may make more than "
         f"max_entries={max_entries}; nothing was applied: try again when some have finished"

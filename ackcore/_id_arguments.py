@@ -1,6 +1,6 @@
-"""The ranges of the parts of ids, and the errors of a part outside them.
+"""The ranges of the parts of ids, and the errors for parts out of range.
 
-Both backends check with these limits and refuse in these words.
+Both backends use these limits and errors.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ackcore._columns import as_id
 PARTITION_BITS = 16
 OFFSET_BITS = 42
 ATTEMPT_BITS = 6
-#: Ordinals are what is left of a signed 64-bit column.
+#: Ordinals are the non-negative numbers of a signed 64-bit column.
 ORDINAL_BITS = 63
 
 
 def is_one_for_all(value: object) -> bool:
-    """Whether a column argument is a single integer that stands for every row."""
-    # Arrays have __index__ as well, for the sake of those with one item.
+    """Return whether a column argument is a single integer for all rows."""
+    # Arrays have __index__ too, for arrays with one item.
     return hasattr(value, "__index__") and not isinstance(value, np.ndarray)
 
 
@@ -33,19 +33,19 @@ def refuse_part(column: Any, name: str, bits: int) -> NoReturn:
 
 
 def refuse_parent(row: int, parent: int, n: int) -> NoReturn:
-    """Raise for a parent that is none of the ``n`` rows."""
+    """Raise for a parent that is not one of the ``n`` rows."""
     among = f"0..{n - 1}" if n else "no rows at all (n is 0)"
     raise ValueError(f"parents must be row numbers in {among}, got {parent} in row {row}")
 
 
 def component_key(component: Any) -> int:
-    """Return the 64-bit int (signed) that stands for a component in edge ids.
+    """Return the signed 64-bit int that represents a component in edge ids.
 
     Parameters
     ----------
     component : str or int
-        A component's name, which is hashed, or 64 bits in either sign, which are taken as
-        they are: so the result may be passed wherever the name may.
+        A component's name, which is hashed, or a 64-bit int, signed or not, which is used
+        unchanged. The result can therefore be passed in place of the name.
 
     Returns
     -------
@@ -59,6 +59,6 @@ def component_key(component: Any) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def hash_name(name: str) -> int:
-    """Return the 64 bits, signed, that a component's name is hashed to."""
+    """Return the hash of a component's name, a signed 64-bit int."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"ackcore.comp").digest()
     return int.from_bytes(digest, "little", signed=True)

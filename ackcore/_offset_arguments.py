@@ -1,6 +1,6 @@
-"""The ranges of an `OffsetTracker`'s arguments, and the errors of others.
+"""The ranges of an `OffsetTracker`'s arguments, and the errors for arguments out of range.
 
-Both backends check with these limits and refuse in these words.
+Both backends use these limits and errors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from ackcore._columns import as_count, id_column, same_length, task_column
 from ackcore._records import Int64s, OffsetState
 
-#: The offset after the last one is a 64-bit integer as well.
+#: The position after the last offset must fit in 64 bits too.
 MAX_OFFSET = 2**63 - 2
 MAX_GENERATION = 2**63 - 1
 MAX_PARTITION = 2**31 - 1
@@ -30,7 +30,7 @@ class Key(NamedTuple):
 
 
 def tracker_key(topic: Any, partition: Any, generation: Any, base: Any) -> Key:
-    """Return a tracker's constructor arguments, or refuse them."""
+    """Check the constructor arguments of a tracker, and return them."""
     if not isinstance(topic, str):
         raise TypeError(f"topic must be a string, got {type(topic).__name__}")
     if not topic:
@@ -57,12 +57,12 @@ def as_offset(value: Any, name: str) -> int:
 
 
 def as_position(value: Any, name: str) -> int:
-    """Return the offset after some other as an int."""
+    """Return a position, which is an offset plus 1, as an int."""
     return as_count(value, name, 0, MAX_OFFSET + 1)
 
 
 def offset_column(offsets: Any) -> Int64s:
-    """Return a column of offsets as an int64 array on its memory."""
+    """Return a column of offsets as an int64 array on the same memory."""
     column = id_column(offsets, "offsets")
     if len(column) and (column.min() < 0 or column.max() > MAX_OFFSET):
         refuse_offsets(offsets, column)
@@ -70,7 +70,10 @@ def offset_column(offsets: Any) -> Int64s:
 
 
 def refuse_offsets(offsets: Any, column: Int64s) -> NoReturn:
-    """Raise for the first row of a column, as it was given and as it is read, that is no offset."""
+    """Raise for the first row that is not an offset.
+
+    ``offsets`` is the column as the caller gave it, ``column`` the array made from it.
+    """
     column = column.view(np.int64)
     row = int(np.argmax((column < 0) | (column > MAX_OFFSET)))
     offset = int(column[row])
@@ -81,7 +84,7 @@ def refuse_offsets(offsets: Any, column: Int64s) -> NoReturn:
 
 
 def check_state(state: Any) -> OffsetState:
-    """Refuse a state that no tracker can have; return it with its columns as arrays."""
+    """Return a state with its columns as arrays; raise if no tracker can have it."""
     if not isinstance(state, OffsetState):
         way_out = "; pass its state()" if hasattr(state, "from_state") else ""
         raise TypeError(f"state must be ackcore.OffsetState, got {type(state).__name__}{way_out}")
@@ -96,7 +99,7 @@ def check_state(state: Any) -> OffsetState:
     starts, ends, failed, attempts = checked[2:]
     same_length(hole_starts=starts, hole_ends=ends)
     same_length(failed=failed, attempts=attempts)
-    # Holes and what is done take turns, from the first hole to the last that is done.
+    # Runs of holes and of done offsets alternate, from the first hole to the last done offset.
     bounds = np.empty(2 * len(starts) + 1, np.int64)
     bounds[:-1:2], bounds[1::2], bounds[-1] = starts, ends, checked.end
     if bounds[0] != checked.committable:
@@ -107,7 +110,7 @@ def check_state(state: Any) -> OffsetState:
     _refuse_descent("hole_starts, hole_ends and end, in turn,", bounds)
     _refuse_descent("failed", failed)
     _refuse_rows("attempts", attempts, attempts < 1, "at least 1")
-    # The run that would hold each: none starts before the first.
+    # The run that each failed offset would be in; -1 if it is before the first run.
     run = np.searchsorted(starts, failed, "right") - 1
     is_done = (run < 0) | (failed >= ends[run]) if len(ends) else np.ones(len(failed), np.bool_)
     _refuse_rows("failed", failed, is_done & (failed < checked.end), "not done")

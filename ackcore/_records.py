@@ -24,10 +24,10 @@ FLAG_TASKS_DIFFER = 2
 
 
 class Status(enum.IntEnum):
-    """The state of a root: the kinds of outcomes, and the statuses of settling.
+    """The kind of an outcome, or the status of a settled root.
 
-    ``ACKED``, ``FAILED`` and ``RESET_TIMEOUT`` are the kinds that `Ledger.apply` and its
-    sisters report; settling decides between all but ``RESET_TIMEOUT``.
+    `Ledger.apply` and the other message methods report ``ACKED``, ``FAILED`` and ``RESET_TIMEOUT``.
+    Settling reports every status except ``RESET_TIMEOUT``.
     """
 
     OPEN = 0
@@ -55,7 +55,7 @@ UInt8s = npt.NDArray[np.uint8]
 
 
 class LedgerFull(RuntimeError):
-    """A call might have taken a ledger past its ``max_entries``; nothing was applied."""
+    """A call might have exceeded a ledger's ``max_entries``; nothing was applied."""
 
 
 class Outcome(NamedTuple):
@@ -94,12 +94,12 @@ class Decision(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """Counters of one ledger since it was made; unpickling keeps them.
+    """The counters of one ledger since it was made; unpickling keeps them.
 
-    ``second_inits`` counts INITs (and merged rows with an init) of a root that already had
-    one; ``orphans`` entries that expired without an init; ``expired_untaken`` entries that
-    left at a turn and were not taken before the next; ``growths`` how often the table was
-    laid out anew: larger, or, seldom, under a new seed (always 0 in the Python backend).
+    ``second_inits`` counts INITs (and merged rows with an init) of a root that already had one.
+    ``orphans`` counts entries that expired without an init. ``expired_untaken`` counts entries that
+    expired at a turn and were not taken before the next. ``growths`` counts rebuilds of the table:
+    larger, or rarely with a new seed (always 0 in the Python backend).
     """
 
     second_inits: int
@@ -117,12 +117,12 @@ class _Table(Generic[Row]):
     __slots__ = ()
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns that are there, by name, uncopied: as ``numpy.savez`` takes them."""
+        """Return the columns that are not None, by name and without a copy, for ``numpy.savez``."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
         return {name: column for name, column in named if column is not None}
 
     def take(self, rows: Any) -> Self:
-        """Return the rows that ``rows`` picks (positions, a mask or a slice), in its order."""
+        """Return the rows that ``rows`` selects (positions, a mask or a slice), in its order."""
         return type(self)(**{name: column[rows] for name, column in self.columns().items()})
 
     def _lists(self) -> list[list[Any]]:
@@ -138,7 +138,7 @@ class _Table(Generic[Row]):
 
 @dataclass(slots=True, eq=False)
 class Outcomes(_Table[Outcome]):
-    """Outcomes of one call, in the order in which they came about.
+    """The outcomes of one call, in the order in which they occurred.
 
     ``root_ids`` int64, ``tasks`` int32, ``kinds`` uint8 (see `Status`), and
     ``elapsed_ms`` int64: the time since the root's first message, None without a clock.
@@ -160,7 +160,7 @@ class Outcomes(_Table[Outcome]):
 
 @dataclass(slots=True, eq=False)
 class Entries(_Table[Entry]):
-    """Pending roots as columns: what a ledger is saved as, loaded from, and merged with.
+    """Pending roots as columns, the form in which a ledger is saved, loaded and merged.
 
     ``root_ids`` and ``vals`` int64; ``tasks`` int32 (-1 until the init); ``inits`` uint8
     (0, 1, or 2 for more); ``flags`` uint8 (``FLAG_FAILED``, ``FLAG_TASKS_DIFFER``);
@@ -212,57 +212,59 @@ class Settled(_Table[Decision]):
 
 
 class OffsetStats(NamedTuple):
-    """Offsets of messages to an `OffsetTracker` that changed nothing, by why."""
+    """The number of offsets in messages to an `OffsetTracker` that had no effect, by cause."""
 
     stale: int  # of another generation
-    below_base: int  # before the offset that the generation began at
-    not_emitted: int  # acks and fails of what was not emitted, or not yet
-    repeated: int  # it was so already: emitted, done or failed
+    below_base: int  # below the offset at which the generation began
+    not_emitted: int  # acks and fails of offsets that were not emitted, or not yet
+    repeated: int  # already emitted, done or failed
 
 
 class OffsetState(NamedTuple):
     """The state that a partition's next reader needs: offsets done, and failures by offset.
 
-    Everything below ``committable`` is done, and so is everything below ``end`` that is in no run
-    of holes; a hole is an offset that is not done and has one that is done above it.
+    A hole is an offset that is not done and is below one that is done. All offsets below
+    ``committable`` are done, and all below ``end`` that are in no run of holes.
     """
 
     committable: int
-    end: int  # one above the highest that is known to be done
+    end: int  # one above the highest offset known to be done
     hole_starts: Int64s  # run i of holes: hole_starts[i] up to, not including, hole_ends[i]
     hole_ends: Int64s
-    failed: Int64s  # those not done that failed, in order ...
-    attempts: Int32s  # ... and how often
+    failed: Int64s  # offsets that failed and are not done, in order ...
+    attempts: Int32s  # ... and their numbers of failures
 
 
 class BinaryColumn(NamedTuple):
-    """A column of bytes as Arrow lays it out, but for ``valid``, which has a byte for each row."""
+    """A column of bytes in Arrow's layout, except that ``valid`` has a byte for each row."""
 
     offsets: Int32s  # shape (n + 1,): value i is data[offsets[i]:offsets[i + 1]]
     data: UInt8s
-    valid: UInt8s | None  # shape (n,): 0 where there is no value; None if there is one everywhere
+    valid: UInt8s | None  # shape (n,): 0 for a row without a value; None if all have one
 
 
 class GatheredRecords(NamedTuple):
-    """The n records that a `RecordBuffers` had."""
+    """The n records that a `RecordBuffers` returned."""
 
     keys: BinaryColumn
     values: BinaryColumn
-    headers: list[list[tuple[str, bytes | None]] | None] | None  # of each record; None if all are
+    headers: (
+        list[list[tuple[str, bytes | None]] | None] | None
+    )  # of each record; None if all are None
     offsets: Int64s  # shape (n,)
     times_ms: Int64s  # shape (n,): since 1970
     timed: UInt8s | None  # shape (n,): 0 where a record has no time; None if all have one
 
 
-#: In place of a record's headers that confluent-kafka's message cannot tell: of one the name is not
-#: UTF-8.
+#: Replaces the headers of a record if the name of one is not UTF-8, which confluent-kafka's message
+#: cannot return.
 UNREADABLE_HEADERS: list[tuple[str, bytes | None]] = [("ackcore.unreadable", None)]
 
 
 class RawMessage(NamedTuple):
     """A copy of one of `RawMessages`, with the methods of confluent-kafka's message.
 
-    Its error is a code of librdkafka's and what that says, and it is no record then.
+    A message with an error is not a record. The error is a code of librdkafka and its text.
     """
 
     offset_: int
@@ -273,25 +275,25 @@ class RawMessage(NamedTuple):
     timestamp_: tuple[int, int] = (0, 0)
 
     def offset(self) -> int:
-        """Return its offset."""
+        """Return the offset."""
         return self.offset_
 
     def error(self) -> tuple[int, str] | None:
-        """Return what is wrong, None of a record."""
+        """Return the error, or None for a record."""
         return self.error_
 
     def key(self) -> bytes | None:
-        """Return its key."""
+        """Return the key."""
         return self.key_
 
     def value(self) -> bytes | None:
-        """Return its value."""
+        """Return the value."""
         return self.value_
 
     def headers(self) -> list[tuple[str, bytes | None]] | None:
-        """Return its headers, None if it has none."""
+        """Return the headers, or None without headers."""
         return self.headers_
 
     def timestamp(self) -> tuple[int, int]:
-        """Return which time it has, 0 for none, and that in milliseconds since 1970."""
+        """Return the type of the timestamp, 0 for none, and its milliseconds since 1970."""
         return self.timestamp_

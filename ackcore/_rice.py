@@ -1,8 +1,8 @@
 """Columns of small numbers as bits, Rice coded.
 
-Bits are written as digits, a byte of ASCII each, that join as bytes do, and read as arrays.  A
-column of few numbers is coded in plain integers: each call of numpy takes about as long as ten of
-those.
+The encoder writes bits as ASCII digits, a byte each, which can be joined like bytes. The decoder
+reads them as arrays. A column of few numbers is coded with Python integers, because one numpy call
+takes about as long as ten operations on them.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import numpy.typing as npt
 
 from ackcore._records import Int64s
 
-#: To read: an array of 0 and 1.
+#: Bits to read: an array of 0 and 1.
 Bits = npt.NDArray[np.uint8]
-#: To write: the characters 0 and 1.
+#: Bits to write: the characters 0 and 1.
 Digits = bytes
 
 SIZE_BITS = 6
-#: In place of a Rice parameter: every number of the column is 0, and no bits follow.
+#: Replaces the Rice parameter of a column whose numbers are all 0; no bits follow.
 ALL_ZERO = 63
-#: A quotient that is not below this is written in full elsewhere, lest one jump of 10**9 among
-#: small ones takes 10**9 bits; and in so many bits.
+#: A quotient of at least ESCAPE is written separately in FULL_BITS bits. Otherwise one jump of
+#: 10**9 among small numbers would take 10**9 bits.
 ESCAPE, FULL_BITS = 40, 63
 
-#: So many numbers are few.
+#: The maximum length of a column that is coded with Python integers.
 _FEW = 96
-#: Below it a sum of floats is that of the integers, so that few numbers and many are coded alike.
+#: A sum of floats below this is exact, so that both ways of coding give the same bits.
 _EXACT = 1 << 53
 _UNARY = [b"0" * quotient + b"1" for quotient in range(ESCAPE + 1)]
 
 
 class Column:
-    """Numbers, each 0 or more, and how they are written shortest."""
+    """Numbers of 0 or more, and the parameter of their shortest code."""
 
     def __init__(self, numbers: Int64s) -> None:
         self.numbers = numbers
@@ -49,11 +49,11 @@ class Column:
             self.size += sizes[self.parameter]
 
     def first(self, n: int) -> Column:
-        """A column of the first n."""
+        """Return a column of the first n numbers."""
         return self if n == len(self.numbers) else Column(self.numbers[:n])
 
     def bits(self) -> list[Digits]:
-        """The parameter, quotients in unary, remainders, quotients that were escaped."""
+        """Return the parameter, the unary quotients, the remainders, and the escaped quotients."""
         parameter = self.parameter
         pieces = [field(parameter, SIZE_BITS)]
         if parameter == ALL_ZERO:
@@ -97,10 +97,10 @@ def _bits_of_many(numbers: Int64s, parameter: int) -> list[Digits]:
 
 
 def _guesses(numbers: Int64s) -> list[int]:
-    """Rice parameters, one of which is the best or as good."""
+    """Return a few Rice parameters, one of which gives a shortest code."""
     typical = [int(numbers.mean())]
     if numbers.max() > 64 * typical[0]:
-        typical.append(int(np.median(numbers)))  # few are far above all others
+        typical.append(int(np.median(numbers)))  # a few are far above all others
     return _parameters(typical)
 
 
@@ -116,7 +116,7 @@ def _rice_bits(numbers: Int64s, parameter: int) -> int:
 
 
 def fields(numbers: Int64s, width: int) -> Bits:
-    """Numbers as so many bits each, the highest first."""
+    """Return the bits of numbers, ``width`` for each, the highest first."""
     shifts = np.arange(width - 1, -1, -1, dtype=np.int64)
     return ((numbers[:, None] >> shifts) & 1).astype(np.uint8).ravel()
 
@@ -126,11 +126,11 @@ def _digits(bits: Bits) -> Digits:
 
 
 def field(value: int, width: int) -> Digits:
-    """A number as so many bits."""
+    """Return the ``width`` bits of a number."""
     return f"{value:0{width}b}".encode() if width else b""
 
 
 def number(value: int) -> Digits:
-    """A number below 2**63 as its width and its bits."""
+    """Return the width of a number below 2**63, and its bits."""
     width = value.bit_length()
     return field(width, SIZE_BITS) + field(value, width)

@@ -1,6 +1,6 @@
-"""Conversion of the arguments of hashing and packing, and the errors of others.
+"""Conversion of the arguments of hashing and packing, and the errors for wrong ones.
 
-Both backends check with these and refuse in these words.
+Both backends use these checks and errors.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy.typing as npt
 from ackcore._columns import as_count, id_column, uint8_column
 from ackcore._records import Int64s, UInt8s
 
-#: Shards that rows are dealt out to at most; pyx/pack.h has it too.
+#: The maximum number of shards; pyx/pack.h has it too.
 MAX_SHARDS = 1 << 20
 #: The widths of the numbers that are hashed, in bytes.
 WIDTHS = (1, 2, 4, 8, 16, 32)
-#: Rows of one call of `pack_runs`: a run's length is an int32.
+#: The maximum number of rows in a call of `pack_runs`: a run's length is an int32.
 MAX_ROWS = 2**31 - 1
-#: Functions of librdkafka that `RawMessages` calls.
+#: The number of functions of librdkafka that `RawMessages` calls.
 RAW_FUNCTIONS = 5
-#: An ordinal to start at leaves room for the rows of any call.
+#: The bits of a first ordinal: the ordinals of all rows of a call then fit in 63 bits.
 START_BITS = 62
 
 
@@ -45,7 +45,7 @@ def bytes_of(data: Any, name: str) -> UInt8s:
 
 
 def in_place(column: Any, name: str) -> Int64s:
-    """Return a column of 64-bit integers that is to be changed where it is."""
+    """Return a column of 64-bit integers to be changed in place; raise if it is read-only."""
     checked = id_column(column, name)
     if not checked.flags.writeable:
         raise ValueError(
@@ -55,7 +55,7 @@ def in_place(column: Any, name: str) -> Int64s:
 
 
 def valid_column(valid: Any, rows: int) -> UInt8s | None:
-    """Return which rows have a value, one byte each, or None for all."""
+    """Return a column with one byte per row, 0 for rows without a value; None if all have one."""
     if valid is None:
         return None
     if isinstance(valid, np.ndarray) and valid.dtype == np.bool_:
@@ -69,7 +69,7 @@ def valid_column(valid: Any, rows: int) -> UInt8s | None:
 
 
 def offset_column(offsets: Any, rows: int | None = None) -> npt.NDArray[Any]:
-    """Return where the bytes of each row begin and end: int32 or int64, one more than rows."""
+    """Return the int32 or int64 offsets at which each row's bytes begin and end."""
     if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
         got = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
         raise TypeError(f"offsets must be a numpy array of int32 or int64, got {got}")
@@ -85,7 +85,7 @@ def offset_column(offsets: Any, rows: int | None = None) -> npt.NDArray[Any]:
 
 
 def refuse_width(width: int) -> NoReturn:
-    """Raise for a width that no number has."""
+    """Raise for a width that is not in `WIDTHS`."""
     raise ValueError(f"width must be one of {', '.join(map(str, WIDTHS))} bytes, got {width}")
 
 
@@ -97,7 +97,7 @@ def refuse_size(size: int, rows: int, width: int) -> NoReturn:
 
 
 def refuse_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoReturn:
-    """Raise for a row whose bytes are not a piece of the data."""
+    """Raise for a row whose bytes are not a part of the data."""
     raise ValueError(
         f"offsets must rise within the {size} bytes of data, "
         f"got {int(offsets[row])}..{int(offsets[row + 1])} in row {row}"
@@ -105,25 +105,25 @@ def refuse_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoReturn:
 
 
 def refuse_owner(row: int, owner: int, groups: int) -> NoReturn:
-    """Raise for a row that hangs from none of the groups."""
+    """Raise for a row whose owner is not the number of a group."""
     among = f"0..{groups - 1}" if groups else "no groups at all (roots is empty)"
     raise ValueError(f"owners must be groups in {among}, got {owner} in row {row}")
 
 
 def refuse_order(place: int | None = None, row: int = 0, rows: int = 0) -> NoReturn:
-    """Raise for an order that does not have each row once."""
+    """Raise for an order that does not contain each row once."""
     got = "one of them twice" if place is None else f"{row} at {place}"
     raise ValueError(f"order must have each of the {rows} row numbers once, got {got}")
 
 
 def refuse_taken(place: int, row: int, rows: int) -> NoReturn:
-    """Raise for an order that names a row which is not there."""
+    """Raise for an order with a number that is not the number of a row."""
     among = f"0..{rows - 1}" if rows else "no rows at all (offsets has one item)"
     raise ValueError(f"order must be row numbers in {among}, got {row} at {place}")
 
 
 def refuse_gathered() -> NoReturn:
-    """Raise for more bytes than offsets of 32 or 64 bits can count."""
+    """Raise for more bytes than 32-bit or 64-bit offsets can count."""
     raise ValueError(
         "offsets must have room for the bytes of all rows in order; cast them to int64"
     )
@@ -135,18 +135,18 @@ def refuse_rows(rows: int) -> NoReturn:
 
 
 def check_counts(counts: Int64s, rows: int) -> None:
-    """Refuse rows per destination that are negative or not all the rows together."""
+    """Raise if a row count of a destination is negative, or they do not add up to ``rows``."""
     if len(counts) and int(counts.min()) < 0:
         row = int(np.argmax(counts < 0))
         raise ValueError(f"counts must not be negative, got {int(counts[row])} in row {row}")
-    # As Python's integers: a sum that wraps might be right by chance.
+    # Sum as Python integers: a sum that overflows might be right by chance.
     total = sum(counts.tolist())
     if total != rows:
         raise ValueError(f"counts must add up to the {rows} rows of owners, got {total}")
 
 
 def addresses(functions: Sequence[int], queue: int) -> list[int]:
-    """Return the addresses that `RawMessages` takes, its queue's last."""
+    """Check the addresses for `RawMessages` and return them; the queue's address is the last."""
     if len(functions) != RAW_FUNCTIONS:
         raise ValueError(
             f"functions must be {RAW_FUNCTIONS} addresses, of RawMessages' functions in their "

@@ -1,7 +1,7 @@
-"""A ledger in shards: which one a root belongs to, and messages in columns to all of them.
+"""A ledger in shards: the shard of each root, and the distribution of columns of messages.
 
-The shard of a root is Storm's acker task (`ackcore.ids.acker_task`, SEMANTICS 1), so each root's
-messages meet in one ledger, in their order.
+The shard of a root is Storm's acker task (`ackcore.ids.acker_task`, SEMANTICS 1), so all messages
+of a root reach the same ledger, in order.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 
 class ShardedLedger:
-    """Ledgers, each of which has the roots of one shard.
+    """A list of ledgers, each with the roots of one shard.
 
     Parameters
     ----------
     backend : str or callable, optional
-        What makes the ledgers: see `ackcore.Acker`.
+        The factory of the ledgers: see `ackcore.Acker`.
     shards : int
-        How many, in 1..`MAX_SHARDS`.
+        The number of ledgers, in 1..`MAX_SHARDS`.
     capacity : int
-        Entries to make room for up front, over all of them.
+        The number of entries to reserve room for, in all ledgers together.
     buckets, refresh_on_ack, clock
-        Of each, as in `ackcore.Ledger`.
+        The arguments of each ledger, as in `ackcore.Ledger`.
 
     Raises
     ------
     TypeError
-        If the backend cannot be called as `ackcore.Ledger` is, or its ledgers lack methods.
+        If the backend cannot be called like `ackcore.Ledger`, or its ledgers lack methods.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class ShardedLedger:
         ]
 
     def of(self, root_id: Any) -> AckerBackend:
-        """Return the ledger that has a root."""
+        """Return the ledger for a root."""
         if len(self.shards) == 1:
             return self.shards[0]
         return self.shards[acker_task(as_id(root_id, "root_id"), len(self.shards))]
 
     def apply_many(self, method: str, columns: Columns) -> Outcomes:
-        """Call a ledger's method for columns (`checked_columns`) on each shard that has rows."""
+        """Call a ledger method with `checked_columns`, on each shard that has rows."""
         if len(self.shards) == 1 or not len(columns["root_ids"]):
             outcomes: Outcomes = getattr(self.shards[0], method)(*columns.values())
             return outcomes
@@ -85,7 +85,7 @@ class ShardedLedger:
         return joined(parts)
 
     def merge(self, entries: Entries) -> None:
-        """Fold in entries, which have been checked, and decide nothing."""
+        """Fold checked entries in, without decisions."""
         for shard, rows in self._split(entries.root_ids):
             self.shards[shard].merge(entries.take(rows))
 
@@ -95,7 +95,7 @@ class ShardedLedger:
             ledger.rotate()
 
     def expired(self) -> Entries:
-        """Take what left at the last turn."""
+        """Remove and return the entries that expired at the last turn."""
         return joined([ledger.expired() for ledger in self.shards])
 
     def entries(self) -> Entries:
@@ -103,7 +103,7 @@ class ShardedLedger:
         return joined([ledger.entries() for ledger in self.shards])
 
     def oldest(self, n: int) -> Entries:
-        """Return the n entries that expire first, of one age those that came first."""
+        """Return the n entries that expire first; of one age, those that came first."""
         found = joined([ledger.oldest(n) for ledger in self.shards])
         keys = (found.root_ids, found.first_ms, -found.ages.astype(np.int16))
         order = np.lexsort([key for key in keys if key is not None])
@@ -118,12 +118,12 @@ class ShardedLedger:
         return sum(map(len, self.shards))
 
     def _split(self, roots: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-        # numpy sorts 16-bit integers by radix.
+        # numpy sorts 16-bit integers by radix sort.
         return groups_of(acker_task(roots, len(self.shards)).astype(np.uint16))
 
 
 def checked_columns(method: str, given: Mapping[str, Any]) -> Columns:
-    """Return a message's columns as arrays: all is refused before the first shard has any of it."""
+    """Return a message's columns as arrays; raise for any bad row before a shard receives rows."""
     columns: dict[str, npt.NDArray[Any]] = {
         name: task_column(column, name) if name == "tasks" else id_column(column, name)
         for name, column in given.items()
@@ -137,7 +137,7 @@ def checked_columns(method: str, given: Mapping[str, Any]) -> Columns:
 
 
 def groups_of(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
-    """Return each label and its rows, in order; labels ascending."""
+    """Yield each label and its rows, in order; labels ascending."""
     if len(labels) == 0:
         return
     order = np.argsort(labels, kind="stable")
@@ -147,7 +147,7 @@ def groups_of(labels: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[np.in
 
 
 def joined(tables: Sequence[Table]) -> Table:
-    """Return several tables of one kind as one."""
+    """Join several tables of one kind."""
     if len(tables) == 1:
         return tables[0]
     names: Iterable[str] = tables[0].columns()
@@ -176,7 +176,7 @@ def _ledger(
         ledger = factory(capacity, buckets=buckets, refresh_on_ack=refresh_on_ack, clock=clock)
     except TypeError as error:
         trace = error.__traceback__
-        # Of its own lines there is none in the traceback where it did not even begin.
+        # If the traceback has no line of the factory, the factory refused the arguments.
         if factory is _backend.Ledger or (trace is not None and trace.tb_next is not None):
             raise
         raise TypeError(

@@ -1,7 +1,7 @@
 """The backend functions of a shuffle: hashes, shards, runs of edges, fingerprints.
 
-`ackcore.arrow.hash_columns` is made of `hash_fixed` and `hash_binary`, and `take_rows` there of
-`gather_binary`; `pack_runs` cuts what goes to one destination into runs, so that an edge crosses
+`ackcore.arrow.hash_columns` uses `hash_fixed` and `hash_binary`, and `ackcore.arrow.take_rows` uses
+`gather_binary`. `pack_runs` cuts the rows for one destination into runs, so that one edge is sent
 per run and not per row.
 """
 

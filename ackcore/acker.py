@@ -1,15 +1,15 @@
 """An acker for one process: a ledger in shards, a clock that turns its buckets, and callbacks.
 
-What a message means, see `ackcore.Ledger`.
+See `ackcore.Ledger` for the meaning of the messages.
 
-*Time.*  Storm's spout gives a tuple up after at most two time-outs, so an acker that forgets
-earlier would fail trees that do complete.  An entry leaves ((buckets - 1) * period, buckets *
-period] after it was put, to the millisecond of the clock: messages turn the buckets as well when a
-turn is due, so a late `Acker.tick` lets nothing expire early.  With Storm's defaults (3 buckets, a
+*Time.*  Storm's spout gives up a tuple after at most two time-outs, so an acker that drops entries
+earlier would fail trees that do complete. An entry expires ((buckets - 1) * period, buckets *
+period] after it was put, to the millisecond of the clock. Messages also turn the buckets when a
+turn is due, so a late `Acker.tick` lets no entry expire early. With Storm's defaults (3 buckets, a
 turn each time-out T) that is (2T, 3T].
 
-*Threads.*  All methods may be called from any thread.  Callbacks run in the thread whose call
-had the outcomes, and outside of all locks: they may call the acker.
+*Threads.*  Any thread may call any method. Callbacks run in the thread whose call had the outcomes,
+and outside of all locks, so they may call the acker.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ class Acker:
         self._ledgers = ShardedLedger(
             backend, shards, capacity, self._buckets, refresh_on_ack, self._clock
         )
-        # Guards the turns and what they left, never a callback.
+        # Guards the turns and the expired entries. Never held during a callback.
         self._turning = threading.Lock()
         self._next_turn_ms = read_clock(self._clock) + self._period_ms
         self._left: list[Entries] = []
 
-        # Guards what comes and goes with the thread, and is never held while one waits for it.
+        # Guards the attributes of the thread. Never held while waiting for the thread.
         self._starting = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -233,7 +233,7 @@ class Acker:
         self._turn_if_due()
         return self._report_one(self._ledgers.of(root_id).reset_timeout(root_id))
 
-    # Looking inside.
+    # Inspection.
 
     def __len__(self) -> int:
         self._turn_if_due()
@@ -331,7 +331,7 @@ class Acker:
         thread.join()
         with self._starting:
             if self._thread is not thread:
-                return  # another stop() was quicker, and maybe start() after it
+                return  # another stop() was faster, and maybe a start() after it
             self._thread = None
             error, self._thread_error = self._thread_error, None
         if error is not None:
@@ -358,7 +358,7 @@ class Acker:
     def _run(self) -> None:
         while not self._stopping.is_set():
             left_ms = self._next_turn_ms - read_clock(self._clock)
-            # A clock that was set back must not put the next look off for ever.
+            # If the clock was set back, the next check is still at most one period away.
             self._wait(self._stopping, min(max(left_ms, 0), self._period_ms) / 1000)
             if self._stopping.is_set():
                 break
@@ -369,20 +369,20 @@ class Acker:
                 self._thread_error = self._thread_error or error
 
     def _turn_if_due(self) -> None:
-        # Without the lock: at worst this reads the time before a turn that was just made.
+        # Without the lock: at worst, another thread has just made the turn, and no turn is due.
         now = read_clock(self._clock)
         if now >= self._next_turn_ms:
             with self._turning:
                 self._turn(now)
 
     def _turn(self, now: int) -> int:
-        """Make the turns that are due; what left at the last one stays in the ledgers."""
+        """Make the turns that are due. Entries that expire at the last one stay in the ledgers."""
         due = (now - self._next_turn_ms) // self._period_ms + 1
         if due < 1:
             return 0
         turns = min(due, self._buckets)
         for _ in range(turns):
-            # What was not taken by the next turn is dropped there.
+            # The next turn drops entries that were not taken.
             self._collect()
             self._ledgers.rotate()
         self._next_turn_ms += due * self._period_ms
@@ -424,7 +424,7 @@ class Acker:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # SystemExit, and a panic of an extension, too
-                # The other tasks' outcomes are theirs only once.
+                # Continue: the outcomes of the other tasks are reported only here.
                 errors.append(error)
         if len(errors) == 1:
             raise errors[0]
@@ -437,7 +437,7 @@ def _milliseconds(seconds: Any, name: str) -> int:
         raise TypeError(f"{name} must be a number of seconds, got {type(seconds).__name__}")
     if not 0 < seconds < math.inf:
         raise ValueError(f"{name} must be above 0 and finite, got {seconds}")
-    # Not quite the ceiling: 2.007 * 1000 is 2007.0000000000002.
+    # Slightly less than the ceiling: 2.007 * 1000 is 2007.0000000000002.
     return math.ceil(seconds * 1000 - 1e-6)
 
 

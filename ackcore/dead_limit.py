@@ -1,6 +1,6 @@
-"""The limit on dead records, above which the cause cannot be the records.
+"""The limit on dead records, above which the cause is taken to lie outside the records.
 
-Topologies on Spark and `ackcore.kafka.Consumer` judge by it.
+Topologies on Spark and `ackcore.kafka.Consumer` use it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from numbers import Real
 from typing import Any, NamedTuple
 
-#: A ratio is judged from so many dead records on, since a source may begin with a few bad ones.
+#: The dead records from which on a ratio is checked: a source may begin with a few bad ones.
 _FEW = 10
 
 
@@ -47,24 +47,24 @@ class TooManyDead(RuntimeError):
 
 
 class Excess(NamedTuple):
-    """The limit that was exceeded, and the message that says so."""
+    """The limit that was exceeded, and its error message."""
 
     limit: str
     message: str
 
 
 class DeadLimit:
-    """Judge how many of the records that ended, ACKED or DEAD, have died.
+    """The check of the number of dead records among those that ended, ACKED or DEAD.
 
     Parameters
     ----------
     max_dead : int, optional
         The number of records that may die.
     max_dead_ratio : float, optional
-        The share of the records that may die, from 0 to 1, judged from ten dead records on; at 1,
-        as at any other share, not all of them may.
+        The share of the records that may die, from 0 to 1, checked from ten dead records on. Even
+        with 1, not all of them may die.
     window : int, optional
-        The number of records that ended last among which the dead are counted; None for all.
+        The number of latest ended records among which the dead are counted; None for all.
 
     Attributes
     ----------
@@ -88,13 +88,13 @@ class DeadLimit:
         self._max_dead = _as_max_dead(max_dead)
         self._ratio = _as_ratio(max_dead_ratio)
         self.window = window
-        #: Records that ended together: ACKED, dead, and dead that count for the ratio.
+        #: Groups that ended together: records ACKED, dead, and dead that count for the ratio.
         self._groups: deque[tuple[int, int, int]] = deque()
         self._acked = self._dead = self._new_dead = 0
         self.excess: Excess | None = None
 
     def ended(self, acked: int, dead: int, new_dead: int | None = None) -> int:
-        """Count records that ended together; return how many groups have left the window.
+        """Count records that ended together; return the number of groups that left the window.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class DeadLimit:
             The number of the dead that count for the ratio; all of them by default.
         """
         if self._max_dead is None and self._ratio is None:
-            return int(self.window is not None)  # nothing is kept
+            return int(self.window is not None)  # no group is kept
         group = acked, dead, dead if new_dead is None else new_dead
         self._add(group, 1)
         left = 0
@@ -123,14 +123,14 @@ class DeadLimit:
         self._new_dead += sign * new_dead
 
     def judge(self, few: int = _FEW, since: str = " since this start") -> Excess | None:
-        """Return the limit that is exceeded, None if none is.
+        """Return the exceeded limit, or None.
 
         Parameters
         ----------
         few : int, default 10
-            The number of dead records from which on the ratio is judged; at most the window.
+            The number of dead records from which on the ratio is checked; at most the window.
         since : str
-            Stands behind "records" in the message, unless there is a window.
+            The text after "records" in the message, unless there is a window.
         """
         if self.window is not None:
             few, since = min(few, self.window), " that ended last"
@@ -143,7 +143,7 @@ class DeadLimit:
             return None
         if not acked:
             return Excess("max_dead_ratio", f"all of {_records(dead)}{since} died")
-        # Not by a product, which is no whole number: 0.29 * 100 is less than 29.
+        # Divide; a product may be rounded wrong: 0.29 * 100 is less than 29.
         if dead / (acked + dead) <= ratio:
             return None
         among = _records(acked + dead)

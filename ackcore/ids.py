@@ -1,32 +1,32 @@
 """Ids that are pure functions of their position, routing, and XORs in bulk.
 
-Work that runs twice must derive the same ids, so none is drawn at random: a root id is a
-function of (key, partition, offset, attempt), an edge id one of (key, root id, component, parent
-edge, ordinal).  All are 64-bit patterns: arguments may be given in either sign, results are
-signed.  The functions never change: checkpoints hold their results.
+Work that runs twice must derive the same ids, so no id is random. A root id is a function of (key,
+partition, offset, attempt), an edge id one of (key, root id, component, parent edge, ordinal). All
+ids are 64-bit patterns: arguments may be signed or unsigned, results are signed. The functions
+never change, because checkpoints contain their results.
 
 =======================  =========================================================================
-`spout_key`              the key of one spout, from the deployment's
+`spout_key`              the key of one spout, derived from the deployment's key
 `root_id`, `root_ids`    a keyed bijection of partition < 2**16, offset < 2**42, attempt < 2**6
 `edge_id`, `edge_ids`    a keyed hash, never 0
-`component_key`          what a component's name is hashed to
+`component_key`          the hash of a component's name
 `xor_by_parent`          the XOR of the edges that each input emitted
-`acker_task`             which acker a root belongs to, as Storm routes it
+`acker_task`             the acker of a root, as in Storm
 `IdSource`               ids for use within one process: a counter through a keyed bijection
 =======================  =========================================================================
 
-Columns are what `ackcore.Ledger` takes: anything with the buffer protocol that holds integers of
-native order, one-dimensional and C-contiguous (numpy arrays, ``memoryview``, ``array.array``),
-and Arrow arrays without nulls; 64-bit signed or not, but int32 for ``partitions`` and
-``attempts``.  They are read in place.  Results are new numpy arrays.  A column of another type
-or width is refused with `TypeError`; one of another shape or length, and a value out of range
-with its row, with `ValueError`; an integer of more than 64 bits with `OverflowError`.
+Columns are the same as for `ackcore.Ledger`: one-dimensional, C-contiguous buffers of integers in
+native byte order (numpy arrays, ``memoryview``, ``array.array``), and Arrow arrays without nulls.
+The integers have 64 bits, signed or not; ``partitions`` and ``attempts`` are int32. Columns are
+read in place. Results are new numpy arrays. A wrong type or width raises `TypeError`. A wrong shape
+or length, or a value out of range, raises `ValueError`; the latter names the row. An integer of
+more than 64 bits raises `OverflowError`.
 
 The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
 number generators", OOPSLA 2014) with the constants of Stafford's variant 13 of MurmurHash3's
 ("Better bit mixing", 2011); subkeys are the outputs of SplitMix64 started at the key.  Names are
-hashed by BLAKE2b.  The mixing spreads ids, so that honest ones meet by chance alone; it is no
-cipher, and ids can be chosen so that they collide.
+hashed by BLAKE2b.  The mixing spreads ids, so that derived ids collide only by chance. It is not a
+cipher: an attacker can choose ids that collide.
 """
 
 from __future__ import annotations
@@ -71,17 +71,17 @@ __all__ = [
 
 
 def spout_key(deployment_key: int, component: str, topic: str, generation: int) -> int:
-    """Return the key under which one spout derives its ids.
+    """Return the key from which one spout derives its ids.
 
     Parameters
     ----------
     deployment_key : int
-        64 bits in either sign: the secret that a deployment keeps in its checkpoint.
+        64 bits, signed or not: the secret that a deployment keeps in its checkpoint.
     component, topic : str
-        The spout's name, and the name of what it reads.
+        The name of the spout, and of the topic or table that it reads.
     generation : int
-        0..2**63-1.  Goes up when the same offsets come to mean other records (a topic that
-        was deleted and made again).
+        0..2**63-1. Increase it when the same offsets denote other records, because a topic was
+        deleted and created again.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def spout_key(deployment_key: int, component: str, topic: str, generation: int) 
     Raises
     ------
     TypeError
-        If an argument is not of its type.
+        If an argument has another type.
     ValueError
         If ``generation`` is out of range, or a name is not valid Unicode.
     OverflowError
@@ -103,7 +103,7 @@ def spout_key(deployment_key: int, component: str, topic: str, generation: int) 
         if not isinstance(value, str):
             raise TypeError(f"{name} must be a str, got {type(value).__name__}")
         text = value.encode()
-        # With its length before it, no part can pass for the end of the one before.
+        # Each part is preceded by its length, so two lists of parts never give the same text.
         digest.update(len(text).to_bytes(8, "little"))
         digest.update(text)
     digest.update(as_count(generation, "generation", 0, 2**63 - 1).to_bytes(8, "little"))

@@ -1,16 +1,16 @@
 """Commits of a Kafka group: the offset below which all is done, and metadata about those above.
 
-The offset says where to begin again; the metadata beside it, a string of at most 4,095 characters,
-says what above that offset is done all the same, so that it is not done again.  `OffsetTracker`
-has both.  They are put together by `encode_metadata` and taken apart by `decode_metadata`, which
-takes whatever it finds: what is not ours, or damaged, says nothing about what is done.
+The offset is where a reader begins again. The metadata beside it, a string of at most 4,095
+characters, lists the offsets above it that are done, so that they are not processed again.
+`encode_metadata` makes both from an `OffsetTracker`, and `decode_metadata` reads them. It accepts
+any string: metadata that is damaged or not ackcore's is treated as empty.
 
-The metadata is ``ack``, a digit for the version of what follows, a letter for how bits are written
-as characters, and the bits: CRC-32, deployment, generation, and four columns of small numbers,
-Rice coded: lengths of the runs of holes (or single holes, where that is shorter), how many offsets
-are done behind each, the distances of the offsets that failed, and how often each did.  (R. F.
-Rice, "Some practical universal noiseless coding techniques", 1979; quotients and remainders lie
-apart, so that numpy reads and writes either at once.)
+The metadata is ``ack``, a digit for the version of the rest, a letter for the encoding of bits as
+characters, and the bits: CRC-32, deployment, generation, and four columns of small numbers, Rice
+coded. The columns are the lengths of the runs of holes (or single holes, where that is shorter),
+the number of done offsets after each, the distances between failed offsets, and the number of
+failures of each. (R. F. Rice, "Some practical universal noiseless coding techniques", 1979.
+Quotients and remainders are stored apart, so that numpy can read and write each at once.)
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-#: Characters of metadata that go through librdkafka: a broker's default limit
-#: (``offset.metadata.max.bytes``, in UTF-16 units for all its name) is 4,096, and one is appended.
+#: The maximum number of characters of metadata with librdkafka, which appends one. A broker's
+#: default limit (``offset.metadata.max.bytes``, in UTF-16 units despite its name) is 4,096.
 KAFKA_LIMIT = 4095
-#: What any header takes in base64, and a hole or two.
+#: Room for any header in base64, and for one or two holes.
 LEAST_LIMIT = 64
 
 _MAGIC = "ack"
@@ -66,9 +66,9 @@ _FIRST_WIDE = 0x0800
 _WIDE_BITS, _BASE64_BITS = 15, 6
 
 _CRC_BITS, _ID_BITS = 32, 64
-#: More runs than this are not written, nor believed: where all numbers are 0, a run takes no bit.
+#: The maximum number of runs, written or read: if all numbers are 0, a run takes no bit.
 _MOST_RUNS = 1 << 18
-#: More offsets that are not done are not believed: a tracker has a bit for each.
+#: The maximum number of open offsets that is read: a tracker has a bit for each.
 _MOST_OPEN = 1 << 32
 
 
@@ -83,41 +83,41 @@ class Restored(NamedTuple):
     """The contents of a commit. ``state`` always suits `OffsetTracker.from_state`."""
 
     state: OffsetState
-    deployment: int | None  # whose it is, as in `encode_metadata`; None if it is not ours
-    generation: int | None  # and of which generation
-    problem: str | None  # why nothing is known to be done above the offset; None if it is ours
+    deployment: int | None  # as in `encode_metadata`; None if the metadata is not ackcore's
+    generation: int | None  # None as well
+    problem: str | None  # why only the offset counts; None if the metadata counts
 
 
 class _Damaged(ValueError):
-    """Metadata that is ours by its first characters is not what was written."""
+    """Metadata that begins like ackcore's and is not what ackcore wrote, or none at all."""
 
 
-# Into metadata ------------------------------------------------------------------------------
+# Encoding -----------------------------------------------------------------------------------
 
 
 def encode_metadata(
     tracker: OffsetTracker, deployment: int, *, limit: int = KAFKA_LIMIT, wide: bool = True
 ) -> Commit:
-    """Return what to commit of a partition.
+    """Return the commit for a partition.
 
     Parameters
     ----------
     tracker : OffsetTracker
-        Of the partition.
+        The tracker of the partition.
     deployment : int
-        64 bits, signed or not, that name whose offsets these are, as in `spout_key`.
+        64 bits, signed or not, that identify the deployment, as in `spout_key`.
     limit : int
-        Characters that the metadata may have, at least 64.  What does not fit is left out, first
-        how often records failed, then the highest holes with all that is done above them: a
-        restart does more again then, and takes nothing for done that is not.
+        The maximum number of characters of the metadata, at least 64. If the state does not fit,
+        the counts of failures are left out first, then the highest holes with all done offsets
+        above them. A restart then repeats more work, but never takes an open offset for done.
     wide : bool
-        15 bits a character, which Kafka's brokers count as one.  False for those that count
-        bytes, or refuse what is not ASCII: base64, 6 bits a character.
+        Whether a character carries 15 bits, which Kafka's brokers count as one character. False,
+        for brokers that count bytes or refuse non-ASCII text, means base64: 6 bits a character.
 
     Returns
     -------
     Commit
-        The committable offset and the metadata, of one moment.
+        The committable offset and the metadata, from the same moment.
     """
     state = tracker.state(limit=_MOST_RUNS)
     of = tracker.topic, tracker.partition, tracker.generation
@@ -134,16 +134,16 @@ def encode_state(
     limit: int = KAFKA_LIMIT,
     wide: bool = True,
 ) -> Commit:
-    """Return what `encode_metadata` does of a tracker that has this state, without making one.
+    """Return the commit of `encode_metadata` for a state, without making a tracker.
 
     Parameters
     ----------
     topic, partition, generation
-        As of `OffsetTracker`.
+        The arguments of `OffsetTracker`.
     state : OffsetState
-        As `OffsetTracker.state` returns it; it is not checked.
+        The result of `OffsetTracker.state`. It is not checked.
     deployment, limit, wide
-        As in `encode_metadata`.
+        The arguments of `encode_metadata`.
 
     Returns
     -------
@@ -172,7 +172,7 @@ def _fixed(deployment: int, generation: int) -> Digits:
 
 
 def _padded(pieces: list[Digits], per_character: int) -> Digits:
-    """Put pieces together, and fill up the last character that the checksum and they take."""
+    """Join pieces, and add zeros until they and the checksum fill whole characters."""
     content = b"".join(pieces)
     return content + b"0" * (-(len(content) + _CRC_BITS) % per_character)
 
@@ -191,7 +191,7 @@ def _prefix(wide: bool) -> str:
 
 
 def _key(topic: str, partition: int, offset: int) -> int:
-    """The checksum begins with it: metadata says nothing beside another partition's offset."""
+    """Return the checksum's start value, which binds metadata to a partition and offset."""
     return crc32(f"{topic}\0{partition}\0{offset}".encode())
 
 
@@ -200,12 +200,12 @@ def _check_sum(content: bytes, key: int) -> int:
 
 
 def _packed(digits: Digits) -> bytes:
-    """Return eight digits a byte, the last byte filled up."""
+    """Return digits as bytes, eight each; zeros fill the last byte."""
     return int(digits + b"0" * (-len(digits) % 8), 2).to_bytes(-(-len(digits) // 8))
 
 
 class _Pair:
-    """Two columns of one length."""
+    """Two columns of the same length."""
 
     def __init__(self, one: Column, other: Column) -> None:
         self.one, self.other = one, other
@@ -213,7 +213,7 @@ class _Pair:
         self.size = len(self.head) + one.size + other.size
 
     def first(self, n: int) -> _Pair:
-        """The first n of both."""
+        """Return the first n numbers of both columns."""
         return _Pair(self.one.first(n), self.other.first(n))
 
     def fitting(self, room: int) -> _Pair:
@@ -227,7 +227,7 @@ class _Pair:
         return self.first(least)
 
     def bits(self) -> list[Digits]:
-        """The length, and the columns."""
+        """Return the length, and the bits of the columns."""
         return [self.head, *self.one.bits(), *self.other.bits()]
 
 
@@ -241,14 +241,14 @@ def _fitting(state: OffsetState, room: int) -> list[Digits]:
 
 
 def _holes_of(state: OffsetState) -> _Pair:
-    """Runs of holes, their lengths less 1, and how many offsets are done behind each."""
+    """Return the lengths of runs of holes, less 1, and the number of done offsets after each."""
     starts, ends = state.hole_starts, state.hole_ends
     lengths = ends - starts
     done = _shifted(starts, state.end) - ends
     runs = _Pair(Column(lengths - 1), Column(done))
     if runs.one.size == SIZE_BITS or lengths.sum() > min(2 * len(lengths), _MOST_RUNS):
         return runs
-    # Single holes: their lengths take no bits, those of runs one each or more.
+    # Single holes have no lengths to write; the length of a run takes at least one bit.
     each = np.zeros(int(lengths.sum()), np.int64)
     each[np.cumsum(lengths) - 1] = done
     singles = _Pair(Column(np.zeros_like(each)), Column(each))
@@ -256,14 +256,14 @@ def _holes_of(state: OffsetState) -> _Pair:
 
 
 def _shifted(numbers: Int64s, last: int) -> Int64s:
-    """Return each number's next one."""
+    """Return the successor of each number, with ``last`` as the successor of the last."""
     found = np.empty_like(numbers)
     found[:-1], found[-1:] = numbers[1:], last
     return found
 
 
 def _failed_of(state: OffsetState) -> _Pair:
-    """The distances of what failed, and how often it did, less 1 each."""
+    """Return the distances between failed offsets, and their numbers of failures, less 1 each."""
     failed = state.failed[:_MOST_RUNS]
     distances = failed.copy()
     distances[:1] -= state.committable
@@ -283,22 +283,22 @@ def _to_base64(digits: Digits) -> str:
     return base64.b64encode(_packed(digits)).decode().rstrip("=")[: len(digits) // 6]
 
 
-# Out of metadata ----------------------------------------------------------------------------
+# Decoding -----------------------------------------------------------------------------------
 
 
 def decode_metadata(topic: str, partition: int, offset: int, metadata: str | None) -> Restored:
-    """Return what is known of a partition that was committed.
+    """Return the contents of a partition's commit.
 
     Parameters
     ----------
     topic, partition
-        Which it is.
+        The partition.
     offset : int
         The committed offset.
     metadata : str or None
-        What was committed beside it, by whomever.  Nothing, and what is not ours, was written for
-        another partition or offset, or is damaged, leaves the offset alone to go by: then
-        ``problem`` says why, and unless there was nothing, so does a warning in the log.
+        The committed metadata, by any program. Only the offset counts if the metadata is empty, is
+        not ackcore's, was written for another partition or offset, or is damaged. ``problem`` is
+        then the cause, which is also logged as a warning unless the metadata was empty.
 
     Returns
     -------
@@ -341,7 +341,7 @@ def _decoded(
     holes, done = reader.pair()
     failed, attempts = reader.pair()
     reader.finish()
-    # Lengths of holes and of what is done, in turn, up to the last that is done.
+    # The lengths of runs of holes and of done offsets, alternating, up to the last done one.
     n = int(np.max(np.flatnonzero(done), initial=-1)) + 1
     holes, done = holes[:n], done[:n]
     if holes.sum(dtype=np.float64) > _MOST_OPEN:
@@ -383,7 +383,7 @@ def _from_base64(text: str) -> Bits:
 
 
 class _Reader:
-    """Takes apart what `_Pair` and its like have put together."""
+    """Reader of the bits that `_Pair` and the other encoders write."""
 
     def __init__(self, bits: Bits) -> None:
         self._bits = bits
@@ -396,7 +396,7 @@ class _Reader:
         return self._bits[self._at - n : self._at]
 
     def field(self, width: int) -> int:
-        """The next bits as a number."""
+        """Return the next ``width`` bits as a number."""
         return int.from_bytes(np.packbits(self._take(width)).tobytes()) >> (-width % 8)
 
     def number(self) -> int:
@@ -407,7 +407,7 @@ class _Reader:
         return bits @ (1 << np.arange(width - 1, -1, -1, dtype=np.int64))
 
     def pair(self) -> tuple[Int64s, Int64s]:
-        """Two columns of one length."""
+        """Return the next two columns, which have the same length."""
         n = self.number()
         return self._column(n), self._column(n)
 
@@ -428,7 +428,7 @@ class _Reader:
         return (quotients << parameter) | remainders
 
     def finish(self) -> None:
-        """Nothing is left but what fills the last character."""
+        """Raise unless only the zeros that fill the last character are left."""
         rest = self._bits[self._at :]
         if len(rest) >= _WIDE_BITS or rest.any():
             raise _Damaged("as it goes on after its end")

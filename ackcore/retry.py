@@ -1,8 +1,9 @@
 """Retry of failed records: exponential back-off with full jitter, and a last attempt.
 
-Everything here is a pure function of the message id and the attempt.  So a micro-batch that is
-decided twice decides alike, two drivers agree without speaking, and a test can tell the delay
-beforehand.  Attempts count from 0: attempt ``a`` is the ``(a + 1)``-th execution of a record.
+All functions are pure functions of the message id and the attempt. A micro-batch that is decided
+twice is therefore decided alike, two drivers agree without communication, and a test can compute
+the delay beforehand. Attempts count from 0: attempt ``a`` is the ``(a + 1)``-th execution of a
+record.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-#: Doublings after which any back-off has passed any cap that an int64 of milliseconds holds.
-#: Beyond them nothing is shifted further: 2**1_000_000 would be right, and slow.
+#: The number of doublings after which any back-off exceeds any cap in int64 milliseconds.
+#: More are not computed: 2**1_000_000 would be correct, but slow.
 _DOUBLINGS = 63
 _LONGEST_MS = 2**62
 
 
 class Waiting(NamedTuple):
-    """A record waits for another attempt."""
+    """The time and number of the next attempt of a record."""
 
     due_ms: int
     attempt: int
@@ -32,8 +33,10 @@ class Decided(NamedTuple):
     """The decision for each row of a column of failures."""
 
     dead: npt.NDArray[np.bool_]
-    due_ms: npt.NDArray[np.int64]  # 0 where dead
-    attempts: npt.NDArray[np.int32]  # of the next execution; where dead, executions it had
+    due_ms: npt.NDArray[np.int64]  # 0 for a dead record
+    attempts: npt.NDArray[
+        np.int32
+    ]  # of the next execution; for a dead record, its number of executions
 
 
 def capped_doubling(base_ms: int, attempts: int, max_ms: int) -> int:
@@ -42,11 +45,11 @@ def capped_doubling(base_ms: int, attempts: int, max_ms: int) -> int:
     Parameters
     ----------
     base_ms : int
-        The wait after the first failure.
+        The delay after the first failure, in milliseconds.
     attempts : int
-        Failures so far, at least 1; any size.
+        The number of failures so far, at least 1, without an upper limit.
     max_ms : int
-        The longest wait, at most ``2**62``.
+        The longest delay in milliseconds, at most ``2**62``.
 
     Returns
     -------
@@ -59,17 +62,17 @@ def capped_doubling(base_ms: int, attempts: int, max_ms: int) -> int:
 def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> int:
     """Return the delay of a message before an attempt, in milliseconds.
 
-    Uniform over ``1 .. min(cap_ms, base_ms * 2**(attempt - 1))``: *full* jitter, so that records
-    that failed together (a service was down) do not come back together.
+    The delay is uniform over ``1 .. min(cap_ms, base_ms * 2**(attempt - 1))``: *full* jitter, so
+    that records that failed together, because a service was down, are not retried together.
 
     Parameters
     ----------
     message_id : str
-        Two messages wait for different times.
+        The message. Different messages have different delays.
     attempt : int
-        The attempt it waits for, at least 1; any size.
+        The number of the next attempt, at least 1, without an upper limit.
     base_ms, cap_ms : int
-        The longest wait before attempt 1, and before any.  At least 1.
+        The longest delay before attempt 1, and before any attempt. At least 1.
 
     Returns
     -------
@@ -85,7 +88,7 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
         raise ValueError(f"attempt must be at least 1, got {attempt}; the first is not waited for")
     _check_range(base_ms, cap_ms)
     widest = capped_doubling(base_ms, attempt, cap_ms)
-    # The high half of a product spreads 64 random bits over the range, without a modulo's bias.
+    # The high half of a product maps 64 random bits to the range, without a modulo's bias.
     return 1 + (_bits(message_id, attempt) * widest >> 64)
 
 
@@ -96,18 +99,18 @@ def _check_range(base_ms: int, cap_ms: int) -> None:
 
 
 def _bits(message_id: str, attempt: int) -> int:
-    """64 random bits of a message and an attempt."""
+    """Return 64 random bits for a message and an attempt."""
     return int.from_bytes(_digest(_begun(attempt), message_id), "little")
 
 
 def _begun(attempt: int) -> blake2b:
-    """Return the hash of an attempt, to go on with: of many messages that takes half the time."""
+    """Return the hash of an attempt, to be continued with many messages in half the time."""
     return blake2b(attempt.to_bytes(8, "little"), digest_size=8, person=b"ackcore.retry")
 
 
 def _digest(begun: blake2b, message_id: str) -> bytes:
     whole = begun.copy()
-    # Ids come from anywhere: a lone surrogate must not keep its record from being retried.
+    # An id may have a lone surrogate, and its record must still be retried.
     whole.update(message_id.encode("utf-8", "surrogatepass"))
     return whole.digest()
 
@@ -115,7 +118,7 @@ def _digest(begun: blake2b, message_id: str) -> bytes:
 def _high_product(
     bits: npt.NDArray[np.uint64], widest: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return ``bits * widest >> 64``, by halves: a product has up to 126 bits."""
+    """Return ``bits * widest >> 64`` from half products, because a product has up to 126 bits."""
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     wide = widest.astype(np.uint64)
     a, b, c, d = bits >> half, bits & low, wide >> half, wide & low
@@ -130,19 +133,19 @@ def unavailable_ms(
 ) -> int:
     """Return the delay of a message after a failure that did not count as an attempt.
 
-    Its attempts do not grow, so the wait grows with the time that it has been known: *equal*
-    jitter, uniform over the upper half of ``1 .. min(cap_ms, max(base_ms * 2**attempt,
-    known_ms))``.  So a service that is down for long is asked in ever longer intervals, each at
-    least half as long as all before it together.
+    Its attempts do not increase, so the delay grows with the age of the message. *Equal* jitter:
+    uniform over the upper half of ``1 .. min(cap_ms, max(base_ms * 2**attempt, known_ms))``. A
+    service that is down for long is called in ever longer intervals, each at least half as long as
+    all earlier ones together.
 
     Parameters
     ----------
     attempt : int
         The attempt that failed, at least 0.
     known_ms : int
-        For how long the message has been known.
+        The time since the message was first seen, in milliseconds.
     message_id, base_ms, cap_ms
-        As for `backoff_ms`, and so is what is returned and raised.
+        As for `backoff_ms`, like the result and the errors.
     """
     widest = max(capped_doubling(base_ms, attempt + 1, cap_ms), min(known_ms, cap_ms))
     upper = widest - widest // 2
@@ -156,9 +159,10 @@ class Policy(NamedTuple):
     Parameters
     ----------
     max_attempts : int, default 5
-        Executions, the first included; the record is dead after so many failures.
+        The number of executions, the first included; after this number of failures the record is
+        dead.
     base_ms, cap_ms : int, default 1000, 300_000
-        As for `backoff_ms`.
+        The arguments of `backoff_ms`.
     """
 
     max_attempts: int = 5
@@ -181,25 +185,25 @@ class Policy(NamedTuple):
         Parameters
         ----------
         message_id : str
-            The record's.
+            The record's id.
         attempt : int
             The attempt that failed, from 0.
         now_ms : int
-            The time of the micro-batch's plan, from which it waits.
+            The time of the micro-batch's plan, at which the delay begins.
         final : bool, default False
-            The reason allows of no other attempt.
+            Whether the reason excludes another attempt.
         counts : bool, default True
-            Whether it was an attempt at the record; if not, the next one has the same number.
+            Whether the failure counts as an attempt; if not, the next attempt has the same number.
         not_before_ms : int, default 0
-            The earliest time at which it may be due.
+            The earliest time of the next attempt.
         first_ms : int, optional
-            When the record was first seen; ``now_ms`` if not given.  What does not count waits
-            by it: see `unavailable_ms`.
+            The time at which the record was first seen; ``now_ms`` by default. The delay after a
+            failure that does not count depends on it: see `unavailable_ms`.
 
         Returns
         -------
         Waiting or None
-            When it is tried again and under which attempt; None if it is dead.
+            The time and number of the next attempt; None if the record is dead.
 
         Raises
         ------
@@ -230,20 +234,20 @@ class Policy(NamedTuple):
         not_before_ms: npt.ArrayLike | None = None,
         first_ms: npt.ArrayLike | None = None,
     ) -> Decided:
-        """`decide` for columns.
+        """Decide whether failed records are retried, and when: `decide` for columns.
 
         Parameters
         ----------
         message_ids : sequence of str, length n
-            The records'.
+            The ids of the records.
         attempts : array of int, shape (n,)
             The attempts that failed.
         now_ms : int
             As for `decide`.
         final : array of bool, shape (n,), optional
-            Whose reason allows of no other attempt; by default none.
+            Whether each reason excludes another attempt; by default none does.
         counts : array of bool, shape (n,), optional
-            Which were attempts; by default all.
+            Whether each failure counts as an attempt; by default all do.
         not_before_ms, first_ms : array of int, shape (n,), optional
             As for `decide`.
 
@@ -255,7 +259,7 @@ class Policy(NamedTuple):
         Raises
         ------
         ValueError
-            If the columns differ in length, or as `decide`.
+            If the columns differ in length, or in the cases of `decide`.
         """
         n = len(message_ids)
 
@@ -276,7 +280,7 @@ class Policy(NamedTuple):
             raise ValueError(f"attempt must be at least 0, got {failed.min()}")
         _check_range(self.base_ms, self.cap_ms)
         dead = final_ | (counted & (failed + 1 >= self.max_attempts))
-        # Few attempts, many rows.
+        # Loop over attempts: they have few distinct values, and the columns have many rows.
         of_each, at = np.unique(failed, return_inverse=True)
         doubled = [
             capped_doubling(self.base_ms, each + 1, self.cap_ms) for each in of_each.tolist()
@@ -287,7 +291,7 @@ class Policy(NamedTuple):
         widest[free] = np.maximum(widest[free], known[free])
         lower = np.where(free, widest // 2, 0)
         begun = [_begun(each + 1) for each in of_each.tolist()]
-        # What is dead is not due again, and may be all of an outage.
+        # Skip dead records, which have no next attempt and may be all records of an outage.
         digests = [
             b"\0" * 8 if gone else _digest(begun[of], message_id)
             for of, message_id, gone in zip(at.tolist(), message_ids, dead.tolist(), strict=True)

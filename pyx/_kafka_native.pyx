@@ -1,7 +1,7 @@
 # cython: language_level=3, embedsignature=True, autotestdict=False
 # cython: wraparound=False, boundscheck=False, initializedcheck=False
 # cython: freethreading_compatible=True
-"""Messages of Kafka's client as columns: `ackcore.kafka` runs on its Python twin without it."""
+"""Messages of a Kafka client as columns. Without it, `ackcore.kafka` uses its Python twin."""
 
 cimport cython
 cimport numpy as cnp

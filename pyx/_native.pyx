@@ -3,7 +3,7 @@
 # cython: freethreading_compatible=True
 """The compiled core: the ledger, offsets, ids in bulk, packing.
 
-Column calls check and convert, allocate, then loop without the GIL, with the rows read in place.
+Calls with columns check and convert, allocate, then loop without the GIL and read rows in place.
 The loops of Ledger calls cannot fail; others may stop at a bad row.
 """
 
@@ -44,7 +44,7 @@ cdef tuple LEVELS = ("baseline", "avx2", "avx512")
 
 
 cdef const kernel_t *chosen_kernel(object order) except NULL:
-    """The kernel that ACKCORE_CPU names, else the best that this machine runs."""
+    """Return the kernel named by ACKCORE_CPU, else the best one for this machine."""
     cdef int level
     if order:
         if order not in LEVELS:
@@ -69,11 +69,11 @@ cdef const kernel_t *kernel = chosen_kernel(os.environ.get("ACKCORE_CPU"))
 include "columns.pxi"
 
 
-# Arguments: the common types here, all others (and all refusals) through ackcore._columns,
-# so that what is accepted, and the words for what is not, are those of the Python backend.
+# Arguments: common types are converted here, all others (and all errors) in ackcore._columns, so
+# that both backends accept the same arguments and raise the same errors.
 
 cdef cnp.ndarray id_column(object column, str name):
-    """A 64-bit column as an array that shares its memory; items may be signed or not."""
+    """Return a 64-bit column, signed or not, as an array that shares its memory."""
     if cnp.PyArray_CheckExact(column) and cnp.PyArray_NDIM(column) == 1:
         if cnp.PyArray_ISCARRAY_RO(column):
             if cnp.PyArray_TYPE(column) in (cnp.NPY_INT64, cnp.NPY_UINT64):
@@ -82,7 +82,7 @@ cdef cnp.ndarray id_column(object column, str name):
 
 
 cdef cnp.ndarray task_column(object column, str name):
-    """A 32-bit column as an array that shares its memory."""
+    """Return a 32-bit column as an array that shares its memory."""
     if cnp.PyArray_CheckExact(column) and cnp.PyArray_NDIM(column) == 1:
         if cnp.PyArray_ISCARRAY_RO(column) and cnp.PyArray_TYPE(column) == cnp.NPY_INT32:
             return column
@@ -98,7 +98,7 @@ cdef inline const int32_t *tasks_of(cnp.ndarray column) noexcept:
 
 
 cdef object shortened(cnp.ndarray column, size_t n):
-    """The first n rows; a long column's memory behind them is given back."""
+    """Return the first n rows, without the memory of the others if the column is long."""
     cdef Py_ssize_t size
     if column is None:
         return None
@@ -112,7 +112,7 @@ cdef object shortened(cnp.ndarray column, size_t n):
 
 
 cdef int32_t lowest(cnp.ndarray column) noexcept:
-    """The lowest of a column of tasks, or 0."""
+    """Return the lowest number of a column of tasks, at most 0."""
     cdef const int32_t *items = tasks_of(column)
     cdef size_t n = rows(column)
     cdef int32_t least
@@ -124,7 +124,7 @@ cdef int32_t lowest(cnp.ndarray column) noexcept:
 
 
 cdef uint64_t as_id(object value, str name) except? 0:
-    """64 bits from a Python integer of either sign."""
+    """Convert a Python integer, signed or unsigned, to 64 bits."""
     cdef int overflow = 0
     cdef long long bits
     if PyLong_CheckExact(value):
@@ -147,9 +147,9 @@ cdef void *data_of(cnp.ndarray column):
 
 
 cdef list entry_columns(entries):
-    """The columns of `Entries`, or of what passes for them, in their order."""
+    """Return the columns of `Entries`, or of an object with the same attributes, in order."""
     if not isinstance(entries, _records.Entries):
-        _columns.check_entries(entries, 0, False)  # which refuses it
+        _columns.check_entries(entries, 0, False)  # raises
     return [
         entries.root_ids, entries.vals, entries.tasks, entries.inits, entries.flags, entries.ages,
         entries.first_ms, entries.last_ms,
@@ -157,7 +157,7 @@ cdef list entry_columns(entries):
 
 
 cdef bint are_plain_arrays(list columns, bint timed):
-    """Whether columns of entries are such arrays that they need no closer look."""
+    """Return whether all columns of entries are plain arrays, which need no further check."""
     cdef Py_ssize_t k
     cdef cnp.ndarray column
     for k in range(8 if timed else 6):
@@ -174,7 +174,7 @@ cdef bint are_plain_arrays(list columns, bint timed):
 
 
 cdef void bind_columns(list columns, columns_t *out):
-    """Point at columns that are in the order of `Entries`."""
+    """Store pointers to columns that are in the order of `Entries`."""
     out.root_ids = <int64_t *>data_of(columns[0])
     out.vals = <int64_t *>data_of(columns[1])
     out.tasks = <int32_t *>data_of(columns[2])
@@ -186,9 +186,9 @@ cdef void bind_columns(list columns, columns_t *out):
     out.statuses = NULL
 
 
-# Mapped, not allocated: malloc hands out up to 32 MB that were used before, and to clear those
-# takes ten milliseconds in one go. Huge pages unless NUMPY_MADVISE_HUGEPAGE=0, as in numpy; aligned
-# to whole huge pages, else much of a table just larger than L2 lies in small ones.
+# Mapped, not allocated: malloc reuses blocks of up to 32 MB, and clearing takes ten milliseconds at
+# once. Huge pages unless NUMPY_MADVISE_HUGEPAGE=0, as in numpy; aligned to huge pages, because
+# otherwise much of a table just larger than L2 lies in small pages.
 cdef Py_ssize_t MAPPED = 1 << 20
 cdef Py_ssize_t HUGE_PAGE = 2 << 20
 cdef bint CAN_MAP = hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MAP_ANONYMOUS")
@@ -198,7 +198,7 @@ cdef bint HUGE_PAGES = (
 
 
 cdef cnp.ndarray zeroed(cnp.npy_intp size):
-    """Bytes that are zero; pages that are never written cost nothing."""
+    """Return zeroed bytes; pages that are never written take no memory."""
     cdef Py_ssize_t room, start = 0
     cdef cnp.ndarray memory
     if not CAN_MAP or size < MAPPED:
@@ -207,18 +207,18 @@ cdef cnp.ndarray zeroed(cnp.npy_intp size):
     mapped = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = np.frombuffer(mapped, np.uint8)
     if HUGE_PAGES:
-        with contextlib.suppress(OSError):  # an OS kernel without them
+        with contextlib.suppress(OSError):  # an OS kernel without huge pages
             mapped.madvise(mmap.MADV_HUGEPAGE)
         start = HUGE_PAGE - <uintptr_t>cnp.PyArray_DATA(memory) % HUGE_PAGE
     return memory[start:start + size]
 
 
 cdef object bucket_view(table_t t):
-    """A table's buckets as a read-only structured array over its memory."""
+    """Return a table's buckets as a read-only structured array over its memory."""
     cdef cnp.ndarray memory = <cnp.ndarray>t.owner
     offset = <char *>t.buckets - <char *>cnp.PyArray_DATA(memory)
     buckets = memoryview(memory)[offset:offset + BUCKET.itemsize * t.n_buckets]
-    return np.frombuffer(buckets.toreadonly(), BUCKET)  # nor can it be made writable again
+    return np.frombuffer(buckets.toreadonly(), BUCKET)  # cannot be made writable again
 
 
 include "ids.pxi"

@@ -1,4 +1,4 @@
-/* block.h - columns of messages: the loop that nearly all time is spent in.
+/* block.h - columns of messages: the loop that takes nearly all of the time.
  *
  * `run_block` applies, or folds, up to BLOCK rows.  Its fast path is for an INIT or an ACK
  * whose entry is in its home bucket or the next, or goes there, and has no marks and no second
@@ -15,11 +15,11 @@
  *  4. A row's bucket is probed PROBE_AHEAD rows early.  A probe begins a long chain of dependent
  *     loads, of which the out-of-order window holds two when each row starts its own.  A row that
  *     has a read-after-write hazard with a preceding row is probed when it is reached.
- *  5. Few instructions and few registers: what a row needs is in one struct, `block_t`, into which
+ *  5. Few instructions and few registers: all data of a row is in one struct, `block_t`, into which
  *     the columns are copied and from which outcomes are collected.
  *
- * There is a build of the loop for each kind of ledger, so that the common ones do not test for
- * what they do not have.
+ * There is a build of the loop for each kind of ledger, so that common ledgers skip tests for
+ * features that they do not use.
  */
 #ifndef ACKCORE_BLOCK_H
 #define ACKCORE_BLOCK_H
@@ -38,7 +38,7 @@ enum {
 enum {
     PLAIN,  /* no dead entries, no migration under way, no clock, no refresh on ack */
     AGED,   /* dead entries, otherwise plain */
-    GENERAL /* any ledger: it tests for all of these */
+    GENERAL /* any ledger, with tests for all of these */
 };
 
 INLINE uint32_t value_barrier(uint32_t x) {
@@ -54,12 +54,12 @@ INLINE uint64_t value_barrier64(uint64_t x) {
  * bucket, which is full. */
 enum { FREE_BITS = 8, ANY_SLOT = 0x707, DISPLACED_BIT = 11, DISPLACED = 1 << DISPLACED_BIT };
 
-typedef struct { /* the rows of a block; [n] and on are fillers, for what is done ahead */
+typedef struct { /* the rows of a block; from [n] on, fillers for the work ahead */
     /* in */
     uint64_t ids[BLOCK + PROBE_AHEAD];
     uint64_t vals[BLOCK];
     int32_t not_tasks_in[BLOCK]; /* ~task: negative for INIT, 0 for ACK, positive for FAIL, RESET */
-    /* where; `buckets` is what `slots` is of: the home bucket or, DISPLACED, the next one */
+    /* where; `slots` are of `buckets`: the home bucket or, if DISPLACED, the next one */
     bucket_t *buckets[BLOCK + PREFETCH_AHEAD_LARGE];
     uint16_t early_mask[BLOCK + PROBE_AHEAD]; /* slots an early probe may find: ANY_SLOT or 0 */
     uint16_t slots[BLOCK + PROBE_AHEAD]; /* found; 0: none yet, or the row took the slow path */
@@ -74,9 +74,9 @@ typedef struct { /* the rows of a block; [n] and on are fillers, for what is don
 
 /* ---- before the rows: their columns and home buckets --------------------------------------- */
 
-/* Copy the rows in.  What matters is read once (`find_next_homes` only prefetches): should another
- * thread write to the caller's columns, an id must still go to its own home bucket, or the
- * invariant breaks. */
+/* Copy the rows in.  Each id is read once (`find_next_homes` only prefetches): if another thread
+ * writes to the caller's columns, an id must still go to its own home bucket, or the invariant
+ * breaks. */
 INLINE void copy_rows(block_t *block, const batch_t *in, size_t start, size_t n,
                       const int has_tasks) {
     memcpy(block->ids, in->root_ids + start, n * sizeof *block->ids);
@@ -92,14 +92,14 @@ INLINE void copy_rows(block_t *block, const batch_t *in, size_t start, size_t n,
  * hazard (one of the PROBE_AHEAD preceding rows has its home bucket here or beside it), not those
  * of the last bucket, whose next one is the first, and not FAILs and RESETs.
  *
- * Beside it is enough: on the fast path a row reads and writes its home bucket and the next one
- * only, so two rows have a bucket in common only if their homes are at most 1 apart.  What goes
+ * A distance of 1 suffices: on the fast path a row reads and writes only its home bucket and the
+ * next one, so two rows share a bucket only if their homes are at most 1 apart.  Code that goes
  * further (`apply_slowly`, `erase_shifting`) calls `reprobe` for the rows that were probed early.
  *
  * While a reseed is due, none, and `probe_late` looks at the home bucket only.  So the fast path
  * displaces entries only while none is more than PROBE_LIMIT buckets from home: those that probed
  * past a bucket then lie in the 32 buckets after it, 32 x SLOTS = 96 at most.  Only
- * `table_insert` makes greater overflow counts, and it minds OVERFLOW_MAX. */
+ * `table_insert` makes greater overflow counts, and it respects OVERFLOW_MAX. */
 INLINE void find_homes(block_t *block, ledger_t *ledger, const batch_t *in, size_t n,
                        const int has_tasks, const int mode) {
     uint32_t padded[PROBE_AHEAD + BLOCK], *const homes = padded + PROBE_AHEAD;
@@ -120,10 +120,10 @@ INLINE void find_homes(block_t *block, ledger_t *ledger, const batch_t *in, size
             size_t index;
             table_t *table = find_home(ledger, hash_of(ledger->seed, block->ids[row]), &index);
             block->buckets[row] = &table->buckets[index];
-            homes[row] = (uint32_t)index; /* of either table: a hazard too many does no harm */
+            homes[row] = (uint32_t)index; /* of either table: an extra hazard is harmless */
         }
     for (size_t row = 0; row < PROBE_AHEAD; row++)
-        padded[row] = UINT32_MAX - 1; /* beside no bucket */
+        padded[row] = UINT32_MAX - 1; /* next to no bucket */
     for (size_t row = 0; row < n; row++) {
         uint32_t hazard = (homes[row] == last) | (homes[row] == last_old);
         if (has_tasks) hazard |= block->not_tasks_in[row] > 0;
@@ -133,7 +133,7 @@ INLINE void find_homes(block_t *block, ledger_t *ledger, const batch_t *in, size
     }
     memset(block->early_mask + n, 0, PROBE_AHEAD * sizeof *block->early_mask);
 }
-/* The home buckets of the rows that follow the block, to be prefetched; for want of rows, the last
+/* The home buckets of the rows after the block, for prefetching; without further rows, the last
  * row's. */
 INLINE void find_next_homes(block_t *block, ledger_t *ledger, const uint64_t *ids, size_t n,
                             size_t rest, size_t ahead) {
@@ -148,7 +148,7 @@ INLINE void find_next_homes(block_t *block, ledger_t *ledger, const uint64_t *id
 
 /* ---- ahead of a row: prefetching and probing ----------------------------------------------- */
 
-/* The columns come from memory as well, and hardware prefetches no further than a page. */
+/* The columns come from memory too, and hardware prefetching ends at a page. */
 INLINE void prefetch_columns(const batch_t *in, size_t start) {
     __builtin_prefetch(in->root_ids + start);
     if (in->vals) __builtin_prefetch(in->vals + start);
@@ -229,7 +229,7 @@ INLINE uint32_t probe_late(const ledger_t *ledger, block_t *block, size_t row, c
     block->slots[row] = (uint16_t)slots;
     return slots;
 }
-/* A row moved entries: what was probed early is probed again. */
+/* A row moved entries: repeat the early probes. */
 INLINE void reprobe(const ledger_t *ledger, block_t *block, size_t row) {
     for (size_t k = row + 1; k <= row + PROBE_AHEAD; k++) {
         block->buckets[k] -= block->slots[k] >> DISPLACED_BIT;
@@ -340,7 +340,7 @@ INLINE size_t run_block(ledger_t *ledger, const batch_t *in, size_t start, size_
             const size_t slot = bit % FREE_BITS;
             const uint32_t is_new = bit / FREE_BITS;
             const int32_t was_stamp =
-                (int8_t)bucket->stamps[slot]; /* 0 of a free slot, as all else */
+                (int8_t)bucket->stamps[slot]; /* 0 for a free slot, like all its fields */
             const int32_t was_not_task = bucket->not_tasks[slot];
             ASSERT(slot < SLOTS &&
                    (is_new ? was_stamp == 0 && was_not_task == 0 && bucket->vals[slot] == 0
@@ -419,8 +419,8 @@ BLOCK_OF(fold_general, 1, 0, GENERAL, 1)
 
 static run_block_t block_for(const ledger_t *ledger, const batch_t *in, int decide) {
     /* Row: one kind, tasks, fold.  Column: cached, large, aged, general.  The last two are built as
-     * large only, which does for any size: in a small table they prefetch further ahead than they
-     * need, and once more a row. */
+     * large only, which works for any size: in a small table they prefetch further ahead than
+     * needed, and once more per row. */
     static const run_block_t blocks[3][4] = {{kind_cached, kind_large, kind_aged, kind_general},
                                              {apply_cached, apply_large, apply_aged, apply_general},
                                              {fold_cached, fold_large, fold_general, fold_general}};

@@ -1,4 +1,4 @@
-/* bucket_ops.h - all that SIMD does: match a key in a bucket, find free and aged slots; hash keys.
+/* bucket_ops.h - all SIMD code: match a key in a bucket, find free and aged slots; hash keys.
  *
  * SIMD is 0 without vectors, 1 with SSE2, 2 with AVX2, 3 with AVX-512: each kernel_*.c sets it. The
  * other headers do not look at it.  Slots are returned as bits, slot 0 lowest.
@@ -20,8 +20,8 @@ __m128i load_stamps(const bucket_t *bucket) { /* and overflow_count, which calle
     return _mm_cvtsi32_si128(word);
 }
 #endif
-/* One bit a slot: which hold `key` (free ones never do), and which are free; higher bits are
- * undefined. */
+/* One bit a slot: those that hold `key` (free ones never do), and those that are free; higher bits
+ * are undefined. */
 INLINE void match_unmasked(const bucket_t *bucket, uint64_t key, uint32_t *match,
                            uint32_t *free_slots) {
     uint32_t equal, empty;
@@ -60,7 +60,7 @@ INLINE void match_slots(const bucket_t *bucket, uint64_t key, uint32_t *match,
     *match &= ALL_SLOTS;
     *free_slots &= ALL_SLOTS;
 }
-/* One bit a slot: which hold an entry of at least that age, where `now` is the present stamp. */
+/* One bit a slot: those with an entry of at least that age; `now` is the present stamp. */
 INLINE uint32_t aged_slots(const bucket_t *bucket, int now, int age) {
 #if SIMD >= 1
     const __m128i seven = _mm_set1_epi8(0x7f), stamp = _mm_set1_epi8((char)now);
@@ -100,7 +100,7 @@ INLINE uint64_t hash_of(seed_t seed, uint64_t key) {
 #endif
     return x * seed.multipliers[1];
 }
-/* One bit a byte: which of the first n of 64 bytes are not 0; all 64 can be read. */
+/* One bit a byte: those of the first n of 64 bytes that are not 0; all 64 are readable. */
 INLINE uint64_t nonzero_bytes(const uint8_t *bytes, size_t n) {
     uint64_t none = 0;
 #if SIMD >= 3

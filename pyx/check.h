@@ -1,8 +1,8 @@
-/* check.h - all invariants of layout.h and ledger.h, looked at in checked builds.
+/* check.h - checks of all invariants of layout.h and ledger.h, in checked builds.
  *
- * With ACKCORE_CHECKED=1 or ACKCORE_SANITIZE=1, ASSERT tests what one step relies on, and
- * `check_after` goes through the whole ledger after calls; without, both are empty.  A failure
- * prints the expression and aborts.
+ * With ACKCORE_CHECKED=1 or ACKCORE_SANITIZE=1, ASSERT tests the conditions of one step, and
+ * `check_after` checks the whole ledger after calls; otherwise both are empty.  A failure prints
+ * the expression and aborts.
  */
 #ifndef ACKCORE_CHECK_H
 #define ACKCORE_CHECK_H
@@ -71,8 +71,8 @@ static void check_ledger(ledger_t *ledger) {
     for (size_t k = 1; k < ledger->n_reserves; k++)
         ASSERT(ledger->reserves[k - 1].n_buckets < ledger->reserves[k].n_buckets);
 }
-/* After a call that did so many rows: look at the whole ledger, unless it is large and that was
- * done recently, so that checks cost a row no more than 8 buckets. */
+/* Check the whole ledger after a call with rows, unless it is large and was checked recently, so
+ * that checks cost at most 8 buckets per row. */
 static void check_after(ledger_t *ledger, size_t rows) {
     ledger->unchecked += 64 + 8 * rows;
     if (ledger->unchecked < ledger->cur.n_buckets + ledger->old.n_buckets) return;

@@ -1,11 +1,11 @@
-/* expiry.h - turns: what is dead, when it leaves its slot, and how a turn begins.
+/* expiry.h - turns: which entries are dead, when they leave their slots, and how a turn begins.
  *
  * A stamp, 1..127, is the turn in which an entry was inserted or refreshed; `rotate` advances the
  * present one, and the age of an entry is the number of turns since.  `counts` has the number of
  * entries per stamp, so a turn looks at no entry to age it: those that reach age N = `turns` are
  * dead, invisible to lookups, and keep their slots.  Those of age N can be taken (`take_expired`);
- * older ones are swept, half a bucket to four a row and SLICE buckets a turn.  What is visible is
- * what an eager sweep would leave.
+ * older ones are swept, half a bucket to four a row and SLICE buckets a turn.  Lookups see the same
+ * entries as after an immediate sweep.
  */
 #ifndef ACKCORE_EXPIRY_H
 #define ACKCORE_EXPIRY_H
@@ -22,7 +22,7 @@ COLD void sweep_bucket(ledger_t *ledger, size_t index) {
             ledger_erase(ledger, at); /* may shift another one into this slot */
     }
 }
-/* Drop the entries of up to that many buckets that are too old to be taken. */
+/* Drop the entries that are too old to be taken, of up to that many buckets. */
 static void ledger_sweep(ledger_t *ledger, size_t buckets) {
     enum { SWEEP_AHEAD = 8 };
     const int turns = ledger->turns, now = ledger->stamp;
@@ -39,8 +39,8 @@ static void ledger_sweep(ledger_t *ledger, size_t buckets) {
         if (UNLIKELY(overflow_before | bucket->overflow_count | older)) {
             if (gone) sweep_bucket(ledger, index);
         } else if (gone) {
-            /* No overflow in this bucket or the one before, so nothing is displaced and no count
-             * changes; and all are of one age.  Masks, as which slots they are is unpredictable. */
+            /* No overflow in this bucket or the one before, so no entry is displaced and no count
+             * changes; and all have one age.  Masks, because the slots are unpredictable. */
             const int n = __builtin_popcount(gone);
             for (unsigned slot = 0; slot < SLOTS; slot++) {
                 const uint32_t keep = (gone >> slot & 1) - 1;
@@ -62,8 +62,8 @@ static void ledger_rotate(ledger_t *ledger) {
     int next = ledger->stamp % STAMPS + 1;
     ledger->untaken += takeable(ledger);
     ledger->work += ledger->limit;
-    /* Entries 126 turns old have not left: a large table or a growth without traffic, or turns is
-     * 126 and they were not taken.  The new stamp must not be theirs. */
+    /* Entries 126 turns old are still here: a large table or a growth without traffic, or turns is
+     * 126 and they were not taken.  The new stamp must differ from theirs. */
     if (UNLIKELY(ledger->counts[next] != 0)) {
         ledger_migrate(ledger, WHOLE);
         for (size_t index = 0; index < ledger->cur.n_buckets && ledger->counts[next]; index++)

@@ -1,4 +1,4 @@
-/* growth.h - the tables of a ledger: how full they get, and when another one takes over.
+/* growth.h - the tables of a ledger: their load, and when another one replaces them.
  *
  *                 a reserve takes over (`grow`)
  *     STEADY --------------------------------------> GROWING     two home buckets a row
@@ -26,15 +26,15 @@
  * grew shrinks if `peak` was below limit / LOW_WATER: to room for twice the peak, so that entries
  * must double before it grows again.
  *
- * Reseed.  The hash has a secret seed.  A probe of more than PROBE_LIMIT buckets, which chance does
- * not bring about, sets `needs_reseed`: the table is correct all the same, and is rebuilt under
- * another seed as soon as there is memory, a reserve within a batch or `install` after it.
+ * Reseed.  The hash has a secret seed.  A probe of more than PROBE_LIMIT buckets, which is too
+ * unlikely to be chance, sets `needs_reseed`: the table is still correct, and is rebuilt with
+ * another seed when there is memory, a reserve within a batch or `install` after it.
  *
- * Memory.  Nothing here allocates: before a batch the Ledger adds reserves until the last one is
- * sure to suffice (`reserve_size`, `ledger_add_reserve`), so no row can fail; after it, it frees
- * the retired tables and allocates the one that would suit better (`ledger_desired_size`,
- * `ledger_install`).  A reserve is not written until it is used or retired (16 bytes): it takes
- * address space only.
+ * Memory.  No function here allocates.  Before a batch, the Ledger adds reserves until the last one
+ * certainly suffices (`reserve_size`, `ledger_add_reserve`), so no row can fail.  After the batch,
+ * it frees retired tables and allocates one of a better size (`ledger_desired_size`,
+ * `ledger_install`).  A reserve is not written until it is used or retired (16 bytes), so it takes
+ * only address space.
  */
 #ifndef ACKCORE_GROWTH_H
 #define ACKCORE_GROWTH_H
@@ -60,20 +60,20 @@ enum {
 INLINE size_t scaled(size_t n, size_t times, size_t by) {
     return n / by * times + n % by * times / by;
 }
-/* Entries that a table of n buckets takes.  A lower load factor is faster and costs memory: a table
- * sized up front keeps to its size, those that follow have room. */
+/* The maximum number of entries in n buckets.  A lower load factor is faster and costs memory: a
+ * table sized up front keeps its size, later ones have more room. */
 INLINE size_t limit_of(size_t n, size_t min_buckets) {
     return scaled(n, n <= min_buckets ? MAX_LOAD_SIZED : MAX_LOAD_GROWN, 64);
 }
-/* Buckets of a table sized up front, with some room above what was asked for, so that a full ledger
- * still takes blocks of rows whole; a small one is four times as large, and so much the faster. */
+/* Buckets of a table sized up front, with room beyond the requested capacity, so that a full ledger
+ * still takes whole blocks of rows; a small table is four times as large, which is faster. */
 INLINE size_t buckets_for(size_t entries) {
     const size_t roomy = entries < 1024 ? 4 * entries : 4096;
     const size_t tight = entries + (entries < 1024 ? 64 : 1024);
     return scaled(roomy > tight ? roomy : tight, 64, MAX_LOAD_SIZED) + 1;
 }
 
-/* Buckets of a grown table for so many entries, with some room for what follows. */
+/* Buckets of a grown table for a number of entries, with room for later ones. */
 static size_t buckets_after_growth(const ledger_t *ledger, size_t entries) {
     const size_t n = scaled(entries + entries / 32 + 64, 64, MAX_LOAD_GROWN) + 1;
     return n < ledger->min_buckets ? ledger->min_buckets : n;
@@ -140,7 +140,7 @@ static void release_migrated(ledger_t *ledger) {
     const uintptr_t from = (start + ledger->released + PIECE - 1) / PIECE * PIECE;
     const uintptr_t to = (uintptr_t)&ledger->old.buckets[ledger->migrated] / PIECE * PIECE;
     if (to <= from || ledger->old.buckets[ledger->old.n_buckets - 1].overflow_count) return;
-    madvise((void *)from, to - from, MADV_DONTNEED); /* failing, it is freed with the rest */
+    madvise((void *)from, to - from, MADV_DONTNEED); /* if this fails, it is freed with the rest */
     ledger->released = to - start;
 #endif
 }
@@ -180,10 +180,10 @@ static int take_reserve(ledger_t *ledger, size_t entries, table_t *table) {
     memmove(ledger->reserves, ledger->reserves + chosen + 1, ledger->n_reserves * sizeof *table);
     return 1;
 }
-/* Buckets of the reserve to add before n more rows; 0: there is enough.  Each is half as large
- * again as the one before (twice a table sized up front), so growth stops near what the rows turn
- * out to need; the last one suffices whatever they are.  A long batch also gets one to reseed into.
- * `frugal`, when an allocation failed: only what n rows may need. */
+/* Buckets of the reserve to add before n more rows; 0: none is needed.  Each is half as large again
+ * as the one before (or twice a table sized up front), so growth stops near the size that the rows
+ * need; the last one suffices for any rows.  A long batch also gets one to reseed into.  `frugal`,
+ * after a failed allocation: only the size that n rows may need. */
 static size_t reserve_size(const ledger_t *ledger, size_t n, int frugal) {
     enum { LONG_BATCH = 65536 };
     const size_t limit =
@@ -207,7 +207,7 @@ static void ledger_add_reserve(ledger_t *ledger, table_t table) {
     else
         ledger->reserves[ledger->n_reserves++] = table;
 }
-/* Let a reserve with room for the entries and these rows take over; 0: there is none. */
+/* Replace the table by a reserve with room for the entries and these rows; 0: there is none. */
 COLD int grow(ledger_t *ledger, size_t rows) {
     table_t table;
     if (!take_reserve(ledger, ledger->used + rows, &table)) return 0;
@@ -248,14 +248,14 @@ static void consider_shrink(ledger_t *ledger) {
     ledger->work = 0;
     ledger->peak = ledger->used;
 }
-/* Buckets of a table that would suit better than the present one, to reseed or to shrink, or 0. */
+/* Buckets of a better table than the present one, to reseed or to shrink, or 0. */
 static size_t ledger_desired_size(const ledger_t *ledger) {
     return ledger->needs_reseed
                ? (ledger->old.n_buckets > ledger->cur.n_buckets ? ledger->old.n_buckets
                                                                 : ledger->cur.n_buckets)
                : ledger->shrink_to;
 }
-/* Move into such a table, or retire it if it no longer suits. */
+/* Move into such a table, or retire it if its size is no longer right. */
 static void ledger_install(ledger_t *ledger, table_t table) {
     if (ledger->needs_reseed && (table.n_buckets == ledger->cur.n_buckets ||
                                  limit_of(table.n_buckets, ledger->min_buckets) >= ledger->used))

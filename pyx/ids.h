@@ -1,16 +1,16 @@
 /* ids.h - how ids are mixed, packed and routed.
  *
- * Everything here is fixed for ever, bit by bit: checkpoints hold ids, and the next version must
- * derive the same ones.  The reference implementation is ackcore/_reference/ids.py; the test
- * vectors are in tests/test_ids.py.
+ * No bit of an id may ever change: checkpoints contain ids, and the next version must derive the
+ * same ones.  The reference implementation is ackcore/_reference/ids.py; the test vectors are in
+ * tests/test_ids.py.
  *
  * A root id is a bijection of one 64-bit word,
  *
  *     63 .. 48    47 ......... 6    5 .. 0
  *     partition   offset            attempt
  *
- * so two records of one key never share one.  Each step below (xor, add, multiply by an odd number,
- * x ^= x >> s) can be undone, hence so can their composition.
+ * so two records never share an id under one key.  Each step below (xor, add, multiply by an odd
+ * number, x ^= x >> s) can be undone, hence so can their composition.
  */
 #ifndef ACKCORE_IDS_H
 #define ACKCORE_IDS_H
@@ -19,8 +19,8 @@
 
 enum { PARTITION_BITS = 16, OFFSET_BITS = 42, ATTEMPT_BITS = 6 };
 
-/* The output number `index` of SplitMix64 started at `key`.  Numbers 0-2 serve roots, 3-5 edges,
- * 6-7 sources: two purposes never share one. */
+/* The output number `index` of SplitMix64 started at `key`.  Roots use numbers 0-2, edges 3-5,
+ * sources 6-7, so no two purposes share a number. */
 INLINE uint64_t subkey(uint64_t key, uint64_t index) { return mix64(key + (index + 1) * GOLDEN); }
 
 typedef struct {
@@ -36,11 +36,11 @@ INLINE bijection_t root_bijection(uint64_t key) {
 }
 INLINE bijection_t source_bijection(uint64_t key) {
     bijection_t keys = {subkey(key, 6), subkey(key, 7), 0};
-    /* 0 goes to 0, and a source counts from 1: so it never draws id 0. */
+    /* 0 maps to 0, and a source counts from 1, so it never returns id 0. */
     keys.after = mix64(mix64(keys.before) + keys.between);
     return keys;
 }
-/* The word that a root id is the image of; the parts have been checked. */
+/* The word from which a root id is mixed; the parts have been checked. */
 INLINE uint64_t position(uint64_t partition, uint64_t offset, uint64_t attempt) {
     return (partition << (OFFSET_BITS + ATTEMPT_BITS)) | (offset << ATTEMPT_BITS) | attempt;
 }
@@ -53,14 +53,14 @@ INLINE edge_key_t edge_key(uint64_t key, uint64_t component) {
     edge_key_t keys = {subkey(key, 3), subkey(component ^ key, 4), subkey(key, 5) | 1};
     return keys;
 }
-/* An edge in three steps, so that columns may take them one loop at a time. */
+/* An edge in three steps, so that columns can be processed one loop per step. */
 INLINE uint64_t edge_root(uint64_t root, edge_key_t keys) { return mix64(root ^ keys.root); }
 INLINE uint64_t edge_parent(uint64_t x, uint64_t parent_edge, edge_key_t keys) {
     return mix64((x + parent_edge) ^ keys.component);
 }
 INLINE uint64_t edge_ordinal(uint64_t x, uint64_t ordinal, edge_key_t keys) {
     x = mix64(x + ordinal * GOLDEN);
-    /* An edge of 0 would not be seen in the XOR.  A mask, not a branch: this loop vectorises. */
+    /* An edge of 0 would have no effect in the XOR.  A mask, not a branch: this loop vectorises. */
     return x | (keys.instead_of_zero & (0 - (uint64_t)(x == 0)));
 }
 /* Storm's fields grouping: floorMod(31 + Long.hashCode(root), tasks), where + wraps. */

@@ -1,33 +1,33 @@
 # Ids around ids.h: arguments, columns, IdSource.  Part of _native.pyx.
 #
-# Columns are checked in loops of their own: those that mix then have no way out, and the compiler
-# turns them into vector instructions.  Only `xor_by_parent` may stop at a bad row.
+# Separate loops check columns: the loops that mix then have no exit, and the compiler vectorises
+# them.  Only `xor_by_parent` may stop at a bad row.
 
 cdef inline int64_t as_part(object value, str name, int bits) except? -1:
-    """A single part of an id: not negative, at most ``bits`` bits."""
+    """Return a single part of an id: not negative, at most ``bits`` bits."""
     return as_count(value, name, 0, <int64_t>((<uint64_t>1 << bits) - 1))
 
 
 cdef uint64_t component_key(object component) except? 0:
-    """Return the component's part of edge ids: its hashed name, or the given 64 bits."""
+    """Return the component's part of edge ids: the hash of its name, or the given 64 bits."""
     if PyUnicode_CheckExact(component):
         return <uint64_t><int64_t>hash_name(component)
     return <uint64_t><int64_t>_id_arguments.component_key(component)
 
 
 cdef inline bint is_one_for_all(object value):
-    """Whether an argument is one integer for all rows; arrays have __index__ as well."""
+    """Return whether an argument is one integer for all rows; arrays have __index__ too."""
     return PyIndex_Check(value) and not cnp.PyArray_Check(value)
 
 
 cdef int check_part(cnp.ndarray column, str name, int bits) except -1:
-    """Refuse a column with an item that is negative or wider than ``bits`` bits."""
+    """Raise for a column with an item that is negative or wider than ``bits`` bits."""
     cdef Py_ssize_t i, n = rows(column)
     cdef const uint64_t *wide
     cdef const int32_t *narrow
     cdef uint64_t seen = 0
     cdef int32_t seen_narrow = 0
-    # The bits of all rows together: one that must not be set in any is not set in these.
+    # OR all rows: if a bit that must not be set is clear in the result, no row has it.
     with nogil:
         if cnp.PyArray_ITEMSIZE(column) == 4:
             narrow = <const int32_t *>cnp.PyArray_DATA(column)
@@ -46,7 +46,7 @@ cdef int check_part(cnp.ndarray column, str name, int bits) except -1:
 cdef int same_length(
     Py_ssize_t n, tuple names, cnp.ndarray first, cnp.ndarray second, cnp.ndarray third
 ) except -1:
-    """Refuse columns of other lengths than n; None stands for one integer for all rows."""
+    """Raise for columns of other lengths than n; None represents one integer for all rows."""
     if first is None or rows(first) == n:
         if second is None or rows(second) == n:
             if third is None or rows(third) == n:
@@ -65,14 +65,14 @@ def root_id(key, partition, offset, attempt):
     Parameters
     ----------
     key : int
-        The spout's, of `ackcore.ids.spout_key`: 64 bits in either sign.
+        The spout's key, of `ackcore.ids.spout_key`: 64 bits, signed or not.
     partition, offset, attempt : int
         In 0..2**16-1, 0..2**42-1 and 0..2**6-1.
 
     Returns
     -------
     int
-        In -2**63..2**63-1.  Under one key, other parts give another id; one of them gives 0.
+        In -2**63..2**63-1. With one key, different parts give different ids; one of these ids is 0.
 
     Raises
     ------
@@ -96,13 +96,13 @@ def root_ids(key, partitions, offsets, attempts):
     Parameters
     ----------
     key : int
-        The spout's, of `ackcore.ids.spout_key`: 64 bits in either sign.
+        The spout's key, of `ackcore.ids.spout_key`: 64 bits, signed or not.
     partitions : column of int32, shape (n,), or int
-        In 0..2**16-1; one integer stands for all rows.
+        In 0..2**16-1; one integer applies to all rows.
     offsets : column of int64 or uint64, shape (n,)
         In 0..2**42-1.
     attempts : column of int32, shape (n,), or int
-        In 0..2**6-1; one integer stands for all rows.
+        In 0..2**6-1; one integer applies to all rows.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def root_ids(key, partitions, offsets, attempts):
     Raises
     ------
     TypeError
-        If an argument is neither a column of its type nor, where one may be, an integer.
+        If an argument is neither a column of its type nor, where allowed, an integer.
     ValueError
         If a column is not one-dimensional and C-contiguous, if lengths differ, or if a
         part is out of range: the message names its row.
@@ -172,26 +172,26 @@ def edge_id(key, root_id, component, parent_edge, ordinal):
     Parameters
     ----------
     key : int
-        The spout's, of `ackcore.ids.spout_key`: 64 bits in either sign.
+        The spout's key, of `ackcore.ids.spout_key`: 64 bits, signed or not.
     root_id : int
-        The root that the tuple hangs from.
+        The root of the tuple.
     component : str or int
         The emitting component: a name, or 64 bits (its `ackcore.ids.component_key` is the same).
     parent_edge : int
-        The edge on which the emitter got its input; 0 for a spout.
+        The edge on which the emitter received its input; 0 for a spout.
     ordinal : int
-        Place among the siblings: the deliveries of this parent by this component, from 0.
+        The index among the siblings: the deliveries of this parent by this component, from 0.
 
     Returns
     -------
     int
-        In -2**63..2**63-1, never 0.  Ids collide with odds of 2**-64; siblings only with the
-        stand-in for 0.
+        In -2**63..2**63-1, never 0.  Two ids collide with a probability of 2**-64; siblings only
+        with the replacement of 0.
 
     Raises
     ------
     TypeError
-        If an argument is not of its type.
+        If an argument has another type.
     ValueError
         If ``ordinal`` is not in 0..2**63-1.
     OverflowError
@@ -211,15 +211,15 @@ def edge_ids(key, root_ids, component, parent_edges, ordinals):
     Parameters
     ----------
     key : int
-        The spout's, of `ackcore.ids.spout_key`: 64 bits in either sign.
+        The spout's key, of `ackcore.ids.spout_key`: 64 bits, signed or not.
     root_ids : column of int64 or uint64, shape (n,)
-        The roots that the tuples hang from.
+        The roots of the tuples.
     component : str or int
         The emitting component: a name, or 64 bits (its `ackcore.ids.component_key` is the same).
     parent_edges : column of int64 or uint64, shape (n,), or int
-        The edges on which the emitter got its inputs; one integer stands for all rows.
+        The edges on which the emitter received its inputs; one integer applies to all rows.
     ordinals : column of int64, shape (n,), or int
-        Places among the siblings, 0..2**63-1; one integer stands for all rows.
+        Indexes among the siblings, 0..2**63-1; one integer applies to all rows.
 
     Returns
     -------
@@ -229,7 +229,7 @@ def edge_ids(key, root_ids, component, parent_edges, ordinals):
     Raises
     ------
     TypeError
-        If an argument is neither a column of its type nor, where one may be, an integer.
+        If an argument is neither a column of its type nor, where allowed, an integer.
     ValueError
         If a column is not one-dimensional and C-contiguous, if lengths differ, or if an
         ordinal is negative: the message names its row.
@@ -286,9 +286,9 @@ def edge_ids(key, root_ids, component, parent_edges, ordinals):
 
 
 def xor_by_parent(parents, edges, n):
-    """Return the XOR of the edges that hang from each of n parents.
+    """Return the XOR of the edges of each of n parents.
 
-    With the edges that a bolt got its inputs on, these are its ack vals:
+    XORed with the edges of a bolt's inputs, these are its ack vals:
     ``edges_in ^ xor_by_parent(parents, edges_out, len(edges_in))``.
 
     Parameters
@@ -298,7 +298,7 @@ def xor_by_parent(parents, edges, n):
     edges : column of int64 or uint64, shape (m,)
         Parallel to ``parents``.
     n : int
-        Number of parents, at least 0.
+        The number of parents, at least 0.
 
     Returns
     -------
@@ -308,7 +308,7 @@ def xor_by_parent(parents, edges, n):
     Raises
     ------
     TypeError
-        If a column is not one of 64-bit integers, or ``n`` no integer.
+        If a column does not hold 64-bit integers, or ``n`` is not an integer.
     ValueError
         If a column is not one-dimensional and C-contiguous, if lengths differ, if ``n`` is
         negative, or if a parent is out of range: the message names its row.
@@ -328,7 +328,7 @@ def xor_by_parent(parents, edges, n):
     xors = cnp.PyArray_ZEROS(1, &of_rows, cnp.NPY_INT64, 0)
     out = <uint64_t *>cnp.PyArray_DATA(xors)
     with nogil:
-        # Checked as used, and read once: these are places in memory, and another thread may
+        # Read and check each index once: it is an index into memory, and another thread may
         # write to the caller's column.
         while i < m:
             parent = parent_rows[i]
@@ -342,16 +342,16 @@ def xor_by_parent(parents, edges, n):
 
 
 def acker_task(root_ids, n):
-    """Return which of n acker tasks a root belongs to, as Storm's fields grouping has it.
+    """Return the acker task, of n, for each root, as in Storm's fields grouping.
 
-    ``floorMod(31 + (int) (id ^ (id >>> 32)), n)``, in Java's terms.
+    In Java: ``floorMod(31 + (int) (id ^ (id >>> 32)), n)``.
 
     Parameters
     ----------
     root_ids : column of int64 or uint64, shape (m,), or int
-        Roots, or one.
+        The roots, or one root.
     n : int
-        Number of acker tasks, 1..2**31-1.
+        The number of acker tasks, 1..2**31-1.
 
     Returns
     -------
@@ -363,7 +363,7 @@ def acker_task(root_ids, n):
     TypeError
         If ``root_ids`` is neither a column of 64-bit integers nor an integer.
     ValueError
-        If the column is not one-dimensional and C-contiguous, or ``n`` out of range.
+        If the column is not one-dimensional and C-contiguous, or ``n`` is out of range.
     OverflowError
         If a single root id has more than 64 bits.
     """
@@ -391,18 +391,18 @@ def acker_task(root_ids, n):
 
 @cython.final
 cdef class IdSource:
-    """Ids for use within one process: a counter through a keyed bijection.
+    """A source of ids for one process: a counter through a keyed bijection.
 
-    No id is given twice, and none is 0; `next` and `next_many` may be called from any
-    thread.  A copy, pickled or not, goes on where the original stood: use one of the two
-    only, or they give the same ids.
+    No id is returned twice, and none is 0.  Any thread may call `next` and `next_many`.  A copy,
+    pickled or not, continues after the ids of the original: use only one of the two, because both
+    return the same ids.
 
     Parameters
     ----------
     key : int
-        64 bits in either sign.  Sources of one key give the same ids.
+        64 bits, signed or not.  Sources with the same key return the same ids.
     given : int, default 0
-        How many ids to regard as given, 0..2**64-1.
+        The number of ids to skip, 0..2**64-1.
 
     Raises
     ------
@@ -420,27 +420,27 @@ cdef class IdSource:
     cdef cython.pymutex lock
 
     def __cinit__(self, key, given=0):
-        # Not typed: the arguments of IdSource.__new__ are checked as in the
-        # reference implementation.
+        # Not typed, so that IdSource.__new__ checks its arguments as the reference
+        # implementation does.
         self._key = as_id(key, "key")
         self._given = <uint64_t>_columns.as_count(given, "given", 0, UINT64_MAX)
         self.keys = source_bijection(self._key)
 
     @property
     def key(self):
-        """The key, signed."""
+        """The key as a signed int."""
         return <int64_t>self._key
 
     @property
     def given(self):
-        """How many ids have been given: the place at which a copy goes on."""
+        """The number of ids returned so far. A copy continues after them."""
         cdef uint64_t given
         with self.lock:
             given = self._given
         return given
 
     cdef uint64_t take(self, uint64_t n) except? 1:
-        """Reserve the next n counts and return how many were taken before them."""
+        """Reserve the next n counts and return the number reserved before."""
         cdef uint64_t before
         with self.lock:
             before = self._given
@@ -472,5 +472,5 @@ cdef class IdSource:
         return IdSource, (self.key, self.given)
 
     def __repr__(self):
-        # Without the key: it predicts every id to come.
+        # Without the key, from which every later id can be computed.
         return f"IdSource(given={self.given})"

@@ -1,4 +1,4 @@
-/* kernel.h - what a kernel offers: batches of messages, listing, merging, taking and settling
+/* kernel.h - the functions of a kernel: batches of messages, listing, merging, taking and settling
  * entries.
  *
  * A batch runs in blocks of up to BLOCK rows (block.h).  Between blocks, and only there, the ledger
@@ -30,7 +30,7 @@ static size_t next_block(ledger_t *ledger, size_t rest) {
         if (room >= LEAST_BLOCK || room >= rest)
             rows = room < rows ? room : rows;
         else if (!grow(ledger, rows))
-            ASSERT(0); /* ledger_reserve_needed made sure of a reserve */
+            ASSERT(0); /* ledger_reserve_needed has ensured a reserve */
     }
     /* Slowly while there is room, so that a batch costs little more; faster when dead entries fill
      * it. */
@@ -70,8 +70,8 @@ static size_t run_one(ledger_t *ledger, uint64_t key, uint64_t val, int32_t task
     check_after(ledger, 1);
     return written;
 }
-/* Buckets of the reserve to add before n more rows, 0 for none, or FULL if the rows that have no
- * entry now could take the ledger past `most` entries (-1: no bound). */
+/* Buckets of the reserve to add before n more rows, 0 for none, or FULL if the rows without an
+ * entry could make the ledger exceed `most` entries (-1: no limit). */
 static size_t ledger_reserve_needed(ledger_t *ledger, size_t n, int64_t most, const uint64_t *ids,
                                     size_t *missing, int frugal) {
     if (most >= 0 && live(ledger) + n > (size_t)most) {
@@ -97,14 +97,14 @@ INLINE void put_column(const columns_t *out, size_t written, entry_t entry, int 
         out->last[written] = entry.last;
     }
 }
-/* The lowest of n tasks and 0: what a column of them is checked by. */
+/* The lowest of n tasks and 0, for the check of a column. */
 static int32_t lowest_task(const int32_t *tasks, size_t n) {
     int32_t least = 0;
     for (size_t row = 0; row < n; row++) least = tasks[row] < least ? tasks[row] : least;
     return least;
 }
-/* Classify rows: invalid (`ROWS_BAD`); entries; or each equal to what one INIT or ACK makes
- * (`ROWS_PLAIN`), and folded as messages. */
+/* Classify rows: invalid (`ROWS_BAD`); entries; or each equal to the entry after a single INIT or
+ * ACK (`ROWS_PLAIN`), and then folded as messages. */
 static int check_rows(const columns_t *in, size_t n, int turns) {
     unsigned bad = 0, special = 0;
     for (size_t row = 0; row < n; row++) {
@@ -162,8 +162,8 @@ static int look_up(ledger_t *ledger, uint64_t key, const columns_t *out) {
     }
     return 1;
 }
-/* Hand out up to `most` of the entries that expired at the last turn, going on where the last call
- * stopped: through what is left of the old table, then through the new one. */
+/* Remove up to `most` of the entries that expired at the last turn, and continue where the last
+ * call stopped: first in the rest of the old table, then in the new one. */
 static size_t take_expired(ledger_t *ledger, const columns_t *out, size_t most) {
     size_t written = 0;
     const int stamp = stamp_of(ledger, ledger->turns);
@@ -189,7 +189,7 @@ static size_t take_expired(ledger_t *ledger, const columns_t *out, size_t most) 
     check_after(ledger, written);
     return written;
 }
-/* Decide every entry once; what is decided leaves. */
+/* Decide every entry once, and remove the decided ones. */
 static size_t settle_all(ledger_t *ledger, const columns_t *out, int timed_out, int64_t before) {
     size_t written = 0;
     ledger_migrate(ledger, WHOLE);
@@ -212,7 +212,7 @@ static size_t settle_all(ledger_t *ledger, const columns_t *out, int timed_out, 
     check_after(ledger, written);
     return written;
 }
-/* Entries that expired without an init and have not been counted as they left. */
+/* The expired entries without an init that were not counted when they left. */
 static int64_t waiting_orphans(ledger_t *ledger) {
     int64_t orphans = 0;
     if (ledger->dead == 0) return 0;

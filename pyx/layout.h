@@ -1,4 +1,4 @@
-/* layout.h - what a ledger is in memory, and what a kernel offers.
+/* layout.h - the memory layout of a ledger, and the functions of a kernel.
  *
  * Read layout.h, bucket_ops.h, table.h, ledger.h, growth.h, expiry.h, message.h, block.h, kernel.h;
  * then ledger.pxi, which allocates and locks.
@@ -25,7 +25,7 @@
  * full, in a later bucket (the first follows the last).  `overflow_count` of a bucket is the number
  * of entries that probed past it: home bucket at or before it, but stored after it.  Unlike
  * F14, searches do not read it: they end at the key, or at the first bucket with a free slot.
- * Erase reads it: 0 means that nothing need be shifted back.
+ * Erase reads it: 0 means that no entry has to be shifted back.
  *
  * Insert.  Into the first free slot from the home bucket on; each full bucket on the way counts one
  * more overflow.
@@ -39,11 +39,12 @@
  *
  * Growth.  Scaling is monotone in the hash, so migration reads the old table and writes the new one
  * sequentially: home buckets before `migrated` are in the new table (`cur`), the others in the old
- * (`old`), and one comparison says where to probe.  growth.h has the rest, and the load factors.
+ * (`old`), and one comparison selects the table to probe.  growth.h has the rest, and the load
+ * factors.
  *
- * Cost.  An operation touches one cache line.  Of a table sized up front 6 entries in a hundred are
- * displaced from their home bucket when it is full, of one that grew 3; 20 and 11 insertions in a
- * hundred find it full, and go on to the next.
+ * Cost.  An operation touches one cache line.  In a full table sized up front, 6 entries in a
+ * hundred are displaced from their home bucket, in one that grew 3; 20 and 11 insertions in a
+ * hundred find the home bucket full, and probe the next.
  */
 #ifndef ACKCORE_LAYOUT_H
 #define ACKCORE_LAYOUT_H
@@ -57,10 +58,10 @@
 #define COLD static __attribute__((noinline))
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* What a step relies on; tested in checked builds (check.h), which setup.py makes. */
+/* A condition of one step; tested in checked builds (check.h), which setup.py makes. */
 #ifdef ACKCORE_CHECKED
 #define CHECKED 1
-#undef NDEBUG /* Python's own flags have it */
+#undef NDEBUG /* Python's own flags define it */
 #include <assert.h>
 #define ASSERT(x) assert(x)
 #else
@@ -103,7 +104,7 @@ typedef struct {
     marks_t *marks;
     times_t *times;   /* NULL without a clock */
     size_t n_buckets; /* 0: no table */
-    void *owner;      /* reference to the numpy array that holds it */
+    void *owner;      /* a reference to the numpy array of its memory */
 } table_t;
 
 typedef struct { /* one entry, out of its table */
@@ -168,8 +169,8 @@ typedef struct {
     table_t reserves[MAX_RESERVES]; /* preallocated for growth, smallest first */
     size_t n_reserves;
     struct retired *retired; /* tables that the Ledger may free */
-    size_t used, limit;      /* entries, the dead included; how many before growth */
-    size_t min_buckets;      /* it never shrinks below: what was asked for */
+    size_t used, limit;      /* entries, with the dead; their maximum before growth */
+    size_t min_buckets;      /* it never shrinks below this, the requested size */
     uint64_t secret;
     seed_t seed;
     int64_t counts[STAMPS + 1]; /* entries by stamp; [0] is scratch */
@@ -179,8 +180,8 @@ typedef struct {
     int needs_reseed; /* a probe was longer than PROBE_LIMIT */
     /* The next bucket to sweep, and to take expired entries from (old, then cur). */
     size_t sweep_at, take_at;
-    /* Of shrinking (growth.h): rows since `peak` was reset, a turn counting as `limit` rows; most
-     * entries since; and the buckets that would do, 0 if the table fits. */
+    /* For shrinking (growth.h): rows since `peak` was reset, a turn counting as `limit` rows; the
+     * most entries since; and the buckets that would suffice, 0 if the table fits. */
     size_t work, peak, shrink_to;
     int64_t second_inits, orphans, untaken, growths;
 #if CHECKED
@@ -203,13 +204,13 @@ typedef struct { /* entries as columns, in or out */
     uint8_t *statuses;     /* settling only */
 } columns_t;
 
-#define FULL SIZE_MAX /* of kernel_t.reserve_needed: max_entries might be passed */
+#define FULL SIZE_MAX /* of kernel_t.reserve_needed: max_entries might be exceeded */
 
 enum { ROWS_BAD, ROWS_ENTRIES, ROWS_PLAIN }; /* of kernel_t.check_rows */
 
 typedef struct { /* columns of messages; without `tasks` all are of one kind */
     const uint64_t *root_ids;
-    const uint64_t *vals; /* NULL where the kind ignores them */
+    const uint64_t *vals; /* NULL if the kind ignores them */
     const int32_t *tasks; /* NULL: `kind` */
     const int64_t *times; /* NULL: `now` */
     int64_t now;
@@ -230,12 +231,12 @@ INLINE int stamp_of(const ledger_t *ledger, int age) {
     return stamp < 1 ? stamp + STAMPS : stamp;
 }
 /* An entry that no message completes becomes
- *   dead       when its age reaches `turns`: no lookup sees it, and it keeps its slot;
- *   takeable   dead, and of that very age: `take_expired` can hand it out until the next turn;
- *   untaken    takeable once, and not taken before that turn;
+ *   dead       when its age reaches `turns`: lookups skip it, and it keeps its slot;
+ *   takeable   dead, and exactly that old: `take_expired` can return it until the next turn;
+ *   untaken    was takeable, and was not taken before that turn;
  *   sweepable  dead and older, so untaken: sweeping or migration frees its slot;
- *   orphan     dead, whatever else, and without an init: `orphans` has those that left their slots,
- *              `waiting_orphans` counts the others. */
+ *   orphan     dead, in any of these states, and without an init: `orphans` counts those that left
+ *              their slots, `waiting_orphans` counts the others. */
 INLINE int64_t takeable(const ledger_t *ledger) {
     return ledger->counts[stamp_of(ledger, ledger->turns)];
 }
@@ -245,7 +246,7 @@ INLINE size_t live(const ledger_t *ledger) { return ledger->used - (size_t)ledge
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
 
-/* One build of kernel.h; there is one for each level of SIMD, and all do the same. */
+/* One build of kernel.h; there is one for each level of SIMD, with the same results. */
 typedef struct {
     void (*open)(ledger_t *, table_t, int turns, int refresh_on_ack, uint64_t secret);
     void (*close)(ledger_t *);

@@ -1,4 +1,4 @@
-/* ledger.h - the entries of a ledger, in the one or two tables that it has.
+/* ledger.h - the entries of a ledger, in its one or two tables.
  *
  * The home bucket decides in which of `cur` and `old` a key is probed for (`find_home`).  Dead
  * entries never match (expiry.h).
@@ -46,7 +46,7 @@ static void ledger_insert(ledger_t *ledger, entry_t entry, place_t *place) {
     ledger->used++;
     ledger->counts[entry.stamp]++;
 }
-/* An entry leaves: it was decided, or it was dead and is dropped. */
+/* Remove an entry that was decided, or that was dead and is dropped. */
 static void ledger_erase(ledger_t *ledger, place_t at) {
     const bucket_t *bucket = &at.table->buckets[at.index];
     int stamp = bucket->stamps[at.slot] & ~MARKED;

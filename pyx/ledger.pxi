@@ -2,8 +2,8 @@
 # in ledger_messages.pxi and ledger_entries.pxi.
 #
 # Every call has three stages: check and convert; preallocate the reserves that the rows may need;
-# one run of the kernel, under the lock, which cannot fail.  No Python code runs while the lock is
-# held: errors are found before it and raised after it.
+# run the kernel once, under the lock, which cannot fail.  No Python code runs under the lock: it
+# finds errors before and raises them after.
 
 cdef str NO_ROOM = (
     "no memory for a table of {} entries; ask for less capacity, or apply rows in smaller batches"
@@ -14,34 +14,34 @@ cdef str NO_ROOM = (
 cdef class Ledger:
     """Pending tuple trees, keyed by root id.
 
-    Each entry holds the XOR of every value folded into it.  A tree is complete once its init has
-    been seen and that XOR is zero; completing it forgets it.  Acks may arrive before the init.
-    What each message means is Apache Storm 2.x's ``org.apache.storm.daemon.Acker``, case by case.
+    Each entry holds the XOR of every value folded into it.  A tree is complete when its init has
+    arrived and that XOR is zero; its entry is then removed.  Acks may arrive before the init.
+    Messages have the same effect as in Apache Storm 2.x's ``org.apache.storm.daemon.Acker``.
 
     Parameters
     ----------
     capacity : int, default 1024
-        Entries to make room for up front.  The table grows when it must, in slices, and shrinks,
-        never below this size, when its load has long been far lower.
+        The number of entries to reserve room for.  The table grows as needed, in slices.  It
+        shrinks after a long time with few entries, but never below this size.
     buckets : int, default 3
-        An entry expires at this many calls of `rotate` after its last refresh, 2 to 126.
+        The number of calls of `rotate` after its last refresh at which an entry expires, 2 to 126.
     refresh_on_ack : bool, default False
-        Every message moves its entry to the newest bucket, as in early Storm; by default only
-        a fail or a reset does.
+        Whether every message moves its entry to the newest bucket, as in early Storm; by default
+        only a fail or a reset does.
     clock : callable, optional
-        Returns the time as an int, in milliseconds.  With one, outcomes carry ``elapsed_ms``
-        and entries ``first_ms`` and ``last_ms``.  It is called once a call.
+        Returns the time as an int, in milliseconds.  With a clock, outcomes have ``elapsed_ms``,
+        and entries ``first_ms`` and ``last_ms``.  Each call of a method reads it once.
     max_entries : int, optional
-        A call that might take the ledger past this many entries is refused.
+        The limit on entries; a call that might exceed it raises `LedgerFull`.
     seed : int, optional
-        Of the table's hash.  Drawn from the system unless given; only tests and jobs that must
-        lay out the same table twice, at one SIMD level, need to give one.
+        The seed of the table's hash, by default a random one from the system.  Pass it only to
+        get the same table layout twice (at one SIMD level), as in tests.
 
     Notes
     -----
-    All methods may be called from any thread; those that take columns run without the GIL.
-    A call is applied whole or not at all.  A process that was forked while another thread was
-    in a call cannot use its copy of that ledger: hand it ``entries()`` or a pickle.
+    Any thread may call any method; methods with columns run without the GIL.  A call is applied
+    whole or not at all.  If a process is forked while another thread is in a call, the child cannot
+    use its copy of the ledger: pass ``entries()`` or a pickle to it.
     """
 
     cdef ledger_t state
@@ -73,7 +73,7 @@ cdef class Ledger:
         kernel.open(&self.state, t, self.options.buckets, self.options.refresh_on_ack, secret)
 
     def __dealloc__(self):
-        # No lock: there are no references left.
+        # No lock: no references are left.
         kernel.close(&self.state)
         self.free_retired()
         lock_destroy(&self.lock)
@@ -81,7 +81,7 @@ cdef class Ledger:
     # Memory.
 
     cdef table_t new_table(self, size_t n) except *:
-        """An empty table of n buckets, which owns a reference to the array of its memory."""
+        """Return an empty table of n buckets, with a reference to the array of its memory."""
         cdef cnp.ndarray memory
         if n >= <size_t>1 << 32:  # home_bucket scales 32 bits
             raise MemoryError(NO_ROOM.format(kernel.limit_of(n, self.state.min_buckets)))
@@ -93,7 +93,7 @@ cdef class Ledger:
         return table_at(cnp.PyArray_DATA(memory), n, self.timed, <void *>memory)
 
     cdef int add_reserve(self, size_t need, size_t missing, bint *frugal) except -1:
-        """Add the reserve that the kernel asked for, or refuse what might pass `max_entries`."""
+        """Add the reserve that the kernel needs; raise if `max_entries` might be exceeded."""
         cdef table_t t
         if need == FULL:
             _columns.refuse_full(len(self), missing, self.most)
@@ -102,7 +102,7 @@ cdef class Ledger:
         except MemoryError:
             if frugal[0]:
                 raise
-            frugal[0] = True  # ask again, for the least that suffices
+            frugal[0] = True  # retry with the smallest sufficient size
             return 0
         lock_acquire_gil(&self.lock)
         kernel.add_reserve(&self.state, t)
@@ -110,7 +110,7 @@ cdef class Ledger:
         return 0
 
     cdef int tidy(self) except -1:
-        """After a call: free retired tables, and install one of the size the kernel desires."""
+        """After a call, free retired tables, and install one of the kernel's desired size."""
         cdef size_t desired
         cdef table_t t
         lock_acquire_gil(&self.lock)
@@ -120,7 +120,7 @@ cdef class Ledger:
             try:
                 t = self.new_table(desired)
             except MemoryError:
-                return 0  # the present table is correct, if not the best
+                return 0  # the present table is correct, though not ideal
             lock_acquire_gil(&self.lock)
             kernel.install(&self.state, t)
             lock_release(&self.lock)
@@ -148,27 +148,27 @@ cdef class Ledger:
         Parameters
         ----------
         root_ids, vals : buffer of int64 or uint64, shape (n,), C-contiguous
-            Parallel columns, read in place and not kept: anything with the buffer protocol, and
-            Arrow arrays without nulls.
+            Parallel columns, read in place and not kept: any buffer, or Arrow arrays without
+            nulls.
         tasks : buffer of int32, shape (n,)
-            A task >= 0 is an INIT by that spout task; ``ACK``, ``FAIL`` or ``RESET`` otherwise.
-            The val of a fail or a reset is ignored.
+            The kind of each row: a task >= 0 is an INIT by that spout task, otherwise ``ACK``,
+            ``FAIL`` or ``RESET``.  The val of a fail or a reset is ignored.
 
         Returns
         -------
         Outcomes
-            In the order of the rows that brought them about.
+            The outcomes, in the order of the rows.
 
         Raises
         ------
         TypeError, ValueError
-            If a column is of another type, shape or length, or a kind is unknown.
+            If a column has another type, shape or length, or a kind is unknown.
         LedgerFull
-            If ``max_entries`` might be passed.
+            If ``max_entries`` might be exceeded.
         MemoryError
             If the ledger cannot grow.
 
-        On any of these, nothing has been applied.
+        If it raises, nothing has been applied.
         """
         cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
         cdef cnp.ndarray values = id_column(vals, "vals")
@@ -180,7 +180,7 @@ cdef class Ledger:
         return apply_columns(self, roots, values, kinds, 0)
 
     def init_many(self, root_ids, init_vals, tasks):
-        """Apply a batch of inits: `apply` with tasks that are all >= 0."""
+        """Apply a batch of inits: `apply` with all tasks >= 0."""
         cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
         cdef cnp.ndarray values = id_column(init_vals, "init_vals")
         cdef cnp.ndarray spouts = task_column(tasks, "tasks")
@@ -203,36 +203,36 @@ cdef class Ledger:
         return apply_columns(self, id_column(root_ids, "root_ids"), None, None, TASK_FAIL)
 
     def reset_timeout_many(self, root_ids):
-        """Give a batch of roots their full time again."""
+        """Restart the time-out of a batch of roots."""
         return apply_columns(self, id_column(root_ids, "root_ids"), None, None, TASK_RESET)
 
     # Messages one at a time.
 
     def init(self, root_id, init_val, task):
-        """Apply one init by a spout task; return its `Outcome`, or None if nothing came of it."""
+        """Apply one init by a spout task; return its `Outcome`, or None."""
         cdef int32_t spout = as_count(task, "task", 0, INT32_MAX)
         return apply_one(self, as_id(root_id, "root_id"), as_id(init_val, "init_val"), spout)
 
     def ack(self, root_id, ack_val):
-        """Apply one ack; return its `Outcome`, or None if nothing came of it."""
+        """Apply one ack; return its `Outcome`, or None."""
         return apply_one(self, as_id(root_id, "root_id"), as_id(ack_val, "ack_val"), TASK_ACK)
 
     def fail(self, root_id):
-        """Fail one root; return its `Outcome`, or None if its init is still to come."""
+        """Fail one root; return its `Outcome`, or None without an init."""
         return apply_one(self, as_id(root_id, "root_id"), 0, TASK_FAIL)
 
     def reset_timeout(self, root_id):
-        """Give one root its full time again; return its `Outcome`, or None without an init."""
+        """Restart the time-out of one root; return its `Outcome`, or None without an init."""
         return apply_one(self, as_id(root_id, "root_id"), 0, TASK_RESET)
 
     # Time.
 
     def rotate(self):
-        """Age every entry by one turn; the oldest bucket's entries leave.
+        """Make every entry one turn older; the entries of the oldest bucket expire.
 
-        In bounded time, whatever is pending, unless the table's hash needs another seed or
-        entries that expired are still there 126 turns after their last refresh, which have to be
-        dropped at once: those not taken with 126 buckets, those not swept without traffic.
+        The time is bounded, whatever the number of entries, with two exceptions: the table's hash
+        needs another seed, or expired entries are still in the table 126 turns after their last
+        refresh (with 126 buckets, or without traffic), and must then be dropped at once.
         """
         lock_acquire_gil(&self.lock)
         kernel.rotate(&self.state)
@@ -240,17 +240,17 @@ cdef class Ledger:
         self.tidy()
 
     def expired(self, limit=None):
-        """Hand out, once, the entries that left at the last turn.
+        """Remove and return the entries that expired at the last turn.
 
         Parameters
         ----------
         limit : int, optional
-            At most so many, to take them in slices; all of them by default.
+            The maximum number of entries, to take them in slices; all by default.
 
         Returns
         -------
         Entries
-            In any order.  What is not taken before the next turn is dropped, and counted.
+            The entries, in any order.  The next turn drops and counts those not taken.
         """
         cdef size_t n, most = SIZE_MAX
         if limit is not None:
@@ -271,10 +271,10 @@ cdef class Ledger:
     # Folding.
 
     def fold(self, root_ids, vals, tasks, times_ms=None):
-        """Fold a batch of messages in without deciding anything; `settle` decides.
+        """Fold a batch of messages in, without decisions, which `settle` makes.
 
         Columns as in `apply`.  ``times_ms`` (int64) is the time of each message, for a ledger with
-        a clock; by default all have the clock's.
+        a clock; by default the clock's time.
         """
         cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
         cdef cnp.ndarray values = id_column(vals, "vals")
@@ -302,41 +302,40 @@ cdef class Ledger:
         run_batch(self, &batch, n, &out, False)
 
     def merge(self, entries):
-        """Fold saved or foreign entries in without deciding anything.
+        """Fold saved entries, or those of another ledger, in, without decisions.
 
-        Values XOR, inits add up, flags join, the greatest task and the newest bucket stay.
+        Values are XORed, inits added, and flags ORed; the greatest task and newest bucket are kept.
 
         Raises
         ------
         TypeError, ValueError
-            If a column is not as in `Entries`, a row cannot be an entry, or one of the two keeps
-            times and the other does not.  Nothing has been folded then.
+            If a column is not as in `Entries`, a row cannot be an entry, or only one of the
+            entries and the ledger has times.  Nothing has been folded then.
         """
         merge_columns(self, entries, True)
 
     def settle(self, now_ms=None, timeout_ms=None):
-        """Decide every entry once, when everything is in; what is decided leaves.
+        """Decide every entry once, after all messages; remove and return the decided ones.
 
         Parameters
         ----------
         now_ms : int, optional
-            The time, in milliseconds; the clock's by default.  Unused without
-            ``timeout_ms``.
+            The time in milliseconds; the clock's by default.  Unused without ``timeout_ms``.
         timeout_ms : int, optional
-            An entry whose last message is older than this is decided as well.
+            The time-out: an entry whose last message is older is decided too.
 
         Returns
         -------
         Settled
             The decided entries, in any order: ``ANOMALY`` (several inits), ``ACKED``, ``FAILED``,
-            ``EXPIRED``, ``ORPHAN`` (no init).  What is open stays in the ledger.
+            ``EXPIRED``, ``ORPHAN`` (no init).  Open entries stay in the ledger.
         """
         return settled_of(self, _columns.deadline(now_ms, timeout_ms, self._clock))
 
-    # Looking inside, saving and loading.
+    # Inspection, saving and loading.
 
     cdef list new_columns(self, size_t n, columns_t *out):
-        """Columns for n entries, in the order of `Entries`."""
+        """Return columns for n entries, in the order of `Entries`."""
         columns = [new_column(n, typenum) for typenum in ENTRY_TYPES]
         if not self.timed:
             columns[6] = columns[7] = None
@@ -344,18 +343,18 @@ cdef class Ledger:
         return columns
 
     def entries(self):
-        """All pending entries as columns, in any order: what `from_entries` and `merge` take."""
+        """Return all pending entries as columns, in any order, for `from_entries` and `merge`."""
         return snapshot_of(self)[0]
 
     @classmethod
     def from_entries(cls, entries, **arguments):
-        """A ledger with these entries; the other arguments are the constructor's."""
+        """Make a ledger with these entries; the other arguments are the constructor's."""
         cdef Ledger ledger = cls(**arguments)
         ledger.merge(entries)
         return ledger
 
     def get(self, root_id):
-        """The `Entry` of a root, or None if it is not pending."""
+        """Return the `Entry` of a root, or None if it is not pending."""
         cdef uint64_t root = as_id(root_id, "root_id")
         cdef columns_t out
         cdef bint found
@@ -366,7 +365,7 @@ cdef class Ledger:
         return next(iter(_records.Entries(*columns))) if found else None
 
     def oldest(self, n):
-        """The n entries nearest to expiry: by age, then first message, then root id."""
+        """Return the n entries nearest to expiry: by age, then first message, then root id."""
         cdef Py_ssize_t most = min(_columns.as_count(n, "n", 0), INT64_MAX)
         entries = self.entries()
         keys = [entries.root_ids, -entries.ages.astype(np.int16)]
@@ -391,7 +390,7 @@ cdef class Ledger:
 
     @property
     def buckets(self):
-        """Calls of `rotate` after its last refresh at which an entry expires."""
+        """The number of calls of `rotate` after its last refresh at which an entry expires."""
         return self.options.buckets
 
     @property
@@ -401,17 +400,17 @@ cdef class Ledger:
 
     @property
     def clock(self):
-        """The callable that gives the time in milliseconds, or None."""
+        """The callable that returns the time in milliseconds, or None."""
         return self._clock
 
     @property
     def max_entries(self):
-        """The bound on entries, or None."""
+        """The limit on entries, or None."""
         return self.options.max_entries
 
     @property
     def capacity(self):
-        """Entries that the present table holds before it grows."""
+        """The number of entries that the table holds before it grows."""
         cdef size_t n
         lock_acquire_gil(&self.lock)
         n = self.state.limit
@@ -420,7 +419,7 @@ cdef class Ledger:
 
     @property
     def nbytes(self):
-        """Bytes of the table, or of both while entries move from one to the other."""
+        """The size of the table in bytes, or of both tables during a migration."""
         cdef size_t n
         lock_acquire_gil(&self.lock)
         n = table_bytes(self.state.cur.n_buckets, self.timed)
@@ -431,7 +430,7 @@ cdef class Ledger:
 
     @property
     def stats(self):
-        """`Stats`: second inits, orphans, expired and not taken, growths and reseeds."""
+        """The `Stats`: second inits, orphans, expired and not taken, growths and reseeds."""
         cdef int64_t counts[4]
         with nogil:
             lock_acquire_nogil(&self.lock)
@@ -440,8 +439,8 @@ cdef class Ledger:
         return _records.Stats(counts[0], counts[1], counts[2], counts[3])
 
     cdef void count(self, int64_t *counts) noexcept nogil:
-        """The fields of `Stats`; the caller has the lock."""
-        # First: it finishes a migration, which counts the orphans that it drops.
+        """Store the fields of `Stats`; the caller has the lock."""
+        # First, because it finishes a migration, which counts the orphans that it drops.
         cdef int64_t waiting = kernel.waiting_orphans(&self.state)
         counts[0] = self.state.second_inits
         counts[1] = self.state.orphans + waiting
@@ -454,7 +453,7 @@ cdef class Ledger:
         return views_of(self)
 
     def __reduce__(self):
-        """Constructor arguments, pending entries, expired ones that wait to be taken, counters."""
+        """Pickle the arguments, the pending and the expired entries, and the counters."""
         return restored, (self.options._asdict(), *snapshot_of(self))
 
     def __repr__(self):

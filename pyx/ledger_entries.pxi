@@ -2,7 +2,7 @@
 # memory.  Part of _native.pyx, after ledger.pxi.
 
 cdef int merge_columns(Ledger ledger, entries, bint check) except -1:
-    """Fold entries in; ``check`` unless they are a ledger's own."""
+    """Fold entries in; ``check`` is false only for entries of a ledger."""
     cdef list in_order = entry_columns(entries)
     cdef columns_t columns
     cdef batch_t batch
@@ -47,8 +47,8 @@ cdef int merge_columns(Ledger ledger, entries, bint check) except -1:
 
 
 cdef object settled_of(Ledger ledger, object deadline):
-    """Decide every entry once; a last message before the deadline is past the time-out."""
-    # None, or too long ago for anything to lie before it: nothing is past the time-out.
+    """Decide every entry once; it has timed out if its last message is before the deadline."""
+    # Without a deadline, or with one below the 64-bit integers, no entry has timed out.
     cdef bint timed_out = deadline is not None and deadline >= INT64_MIN
     cdef int64_t before = deadline if timed_out else 0
     cdef size_t n, most
@@ -69,12 +69,12 @@ cdef object settled_of(Ledger ledger, object deadline):
         if most == SIZE_MAX:
             break
     roots, *others = (shortened(column, n) for column in columns)
-    del others[4]  # ages, which settling does not write
+    del others[4]  # ages, which settling does not store
     return _records.Settled(roots, shortened(statuses, n), *others)
 
 
 cdef tuple snapshot_of(Ledger ledger):
-    """Pending and expired entries, and the counters, of one moment."""
+    """Return pending and expired entries, and the counters, at one moment."""
     cdef size_t n, m, most_live, most_expired
     cdef int64_t counts[4]
     cdef columns_t out, gone
@@ -106,7 +106,7 @@ cdef tuple snapshot_of(Ledger ledger):
 
 
 cdef int restore(Ledger ledger, arguments, entries, expired, stats) except -1:
-    # Without the lock: no other thread has this ledger yet.
+    # Without the lock: no other thread has a reference to this ledger yet.
     most, ledger.most = ledger.most, -1
     merge_columns(ledger, entries, False)
     merge_columns(ledger, expired, False)
@@ -122,8 +122,8 @@ cdef int restore(Ledger ledger, arguments, entries, expired, stats) except -1:
 
 def restored(arguments, entries, expired, stats):
     """Rebuild a pickled or copied `Ledger`."""
-    # Entries come in the order of their table, and to fill a growing one of the same seed in
-    # that order would cluster in one end of it: there is room for all of them from the start.
+    # Entries are in the order of their table. Filling a growing table with the same seed in that
+    # order would cluster them at one end, so reserve room for all of them first.
     room = max(arguments["capacity"], len(entries) + len(expired))
     cdef Ledger ledger = Ledger(**{**arguments, "capacity": room})
     restore(ledger, arguments, entries, expired, stats)
@@ -131,7 +131,7 @@ def restored(arguments, entries, expired, stats):
 
 
 cdef tuple views_of(Ledger ledger):
-    """`Ledger.tables`."""
+    """Return `Ledger.tables`."""
     cdef table_t cur, old
     lock_acquire_gil(&ledger.lock)
     cur = ledger.state.cur

@@ -4,7 +4,7 @@
 cdef size_t run_batch(
     Ledger ledger, const batch_t *batch, size_t n, const outcomes_t *out, bint decide
 ) except? 0x7fffffffffffffff:
-    """Run n checked rows and return how many outcomes they had."""
+    """Run n checked rows and return the number of their outcomes."""
     cdef size_t need, missing = 0, m = 0
     cdef bint frugal = False
     while True:
@@ -26,14 +26,14 @@ cdef size_t run_batch(
 cdef object apply_columns(
     Ledger ledger, cnp.ndarray roots, cnp.ndarray vals, cnp.ndarray tasks, int32_t kind
 ):
-    """Apply rows; `vals` and `tasks` are None where the kind has none."""
+    """Apply rows; `vals` and `tasks` are None for a kind without them."""
     cdef Py_ssize_t n = rows(roots)
     cdef batch_t batch
     cdef outcomes_t out
     cdef size_t m
     cdef cnp.ndarray root_ids, out_tasks, kinds, elapsed = None
     memset(&batch, 0, sizeof(batch))
-    batch.now = ledger.now()  # first: it is the caller's code
+    batch.now = ledger.now()  # first, because it is user code
     batch.root_ids = ids_of(roots)
     if vals is not None:
         batch.vals = ids_of(vals)
@@ -58,7 +58,7 @@ cdef object apply_columns(
 
 
 cdef object apply_one(Ledger ledger, uint64_t root, uint64_t val, int32_t task):
-    """Apply one message; its `Outcome` or None."""
+    """Apply one message; return its `Outcome` or None."""
     cdef int64_t out_root = 0, out_elapsed = 0
     cdef int32_t out_task = 0
     cdef uint8_t out_kind = 0

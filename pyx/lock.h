@@ -1,9 +1,9 @@
-/* lock.h - the ledger's lock: uncontended it costs a few nanoseconds.
+/* lock.h - the ledger's lock, which takes a few nanoseconds without contention.
  *
  * From Python 3.13 on it is the interpreter's PyMutex.  Before that, the interpreter's locks read
  * the clock at each acquisition, which costs a third of an ack; here it is a pthread mutex.  There
  * is one form for callers with the GIL, which releases it to wait, and one for callers without.  No
- * thread that has the lock asks for the GIL, so the two cannot deadlock.
+ * thread that has the lock acquires the GIL, so the two cannot deadlock.
  */
 #ifndef ACKCORE_LOCK_H
 #define ACKCORE_LOCK_H
@@ -25,8 +25,8 @@ static inline void lock_release(lock_t *lock) { PyMutex_Unlock(lock); }
 #else
 
 #include <pthread.h>
-/* The newest symbol that we ask of glibc is the oldest that will do, so that wheels run on systems
- * that are older than the one that built them: 2.34 moved this one from libpthread, unchanged. */
+/* Bind to the oldest version of this glibc symbol, so that wheels run on systems that are older
+ * than the one that built them: 2.34 moved it from libpthread, unchanged. */
 #if defined(__GLIBC__) && defined(__x86_64__) && !defined(__ILP32__)
 __asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@GLIBC_2.2.5");
 #elif defined(__GLIBC__) && defined(__aarch64__)

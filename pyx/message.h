@@ -1,4 +1,4 @@
-/* message.h - what a message does to an entry, and what a settled entry is: SEMANTICS 2 and 4.
+/* message.h - the effect of a message on an entry, and the status of a settled one: SEMANTICS 2, 4.
  *
  * One message, any entry, every case.  block.h has a second form of INIT and ACK for entries
  * without marks, branch-free, for whole columns; tests/test_messages.py applies every message to
@@ -21,7 +21,7 @@ static void add_mark(place_t at, uint8_t bits) {
     mark_put(at.table, at.index, at.slot, mark_in(at.table, at.index, at.slot) | bits);
     at.table->buckets[at.index].stamps[at.slot] |= MARKED;
 }
-/* Apply (`decide`) or fold one message; returns the outcomes written, 0 or 1. */
+/* Apply (`decide`) or fold one message; returns the number of outcomes written, 0 or 1. */
 COLD size_t apply_message(ledger_t *ledger, uint64_t key, uint64_t val, int32_t task, int64_t time,
                           int decide, const outcomes_t *out, size_t written) {
     place_t at;
@@ -70,10 +70,10 @@ COLD size_t apply_message(ledger_t *ledger, uint64_t key, uint64_t val, int32_t 
     if (kind != STATUS_RESET_TIMEOUT) ledger_erase(ledger, at);
     return 1;
 }
-/* Fold one saved entry in; one of age `turns` has expired and waits to be taken. */
+/* Fold one saved entry in; one of age `turns` has expired and can be taken. */
 static void merge_entry(ledger_t *ledger, const columns_t *in, size_t row) {
     place_t at;
-    /* Checked before, but another thread may write to the caller's columns: a stamp is an index. */
+    /* Checked before, but another thread may write to the caller's columns; a stamp is an index. */
     int age = in->ages[row] < ledger->turns ? in->ages[row] : ledger->turns;
     entry_t entry = {
         (uint64_t)in->root_ids[row],
@@ -104,7 +104,7 @@ static void merge_entry(ledger_t *ledger, const columns_t *in, size_t row) {
         if (entry.last > times->last[at.slot]) times->last[at.slot] = entry.last;
     }
 }
-/* What settling makes of an entry; `past`: its last message is older than the time-out. */
+/* The status of an entry when settled; `past`: its last message is older than the time-out. */
 static int status_of(entry_t entry, int past) {
     if (entry.not_task >= 0) return past ? STATUS_ORPHAN : STATUS_OPEN;
     if (entry.mark & MARK_INITS) return STATUS_ANOMALY;

@@ -1,4 +1,4 @@
-/* mix.h - SplitMix64, which the table, the ids and the rows all draw on. */
+/* mix.h - SplitMix64, which the table, the ids and the rows all use. */
 #ifndef ACKCORE_MIX_H
 #define ACKCORE_MIX_H
 
@@ -6,7 +6,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Steps of the golden ratio visit all 64-bit words and keep far apart: SplitMix64's increment. */
+/* SplitMix64's increment: multiples of the golden ratio visit all 64-bit words, far apart. */
 #define GOLDEN 0x9e3779b97f4a7c15ULL
 
 /* Its finaliser (Stafford's Mix13): a bijection with full avalanche. */

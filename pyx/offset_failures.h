@@ -1,7 +1,7 @@
-/* offset_failures.h - how often each offset failed that is not done: a small hash table.
+/* offset_failures.h - the number of failures of each open offset: a small hash table.
  *
- * Open addressing, linear probing, backward-shift deletion; a key has a place of its own as soon as
- * it failed once, and leaves when it is done, so that the table is as large as what is in trouble.
+ * Open addressing, linear probing, backward-shift deletion.  An offset is inserted at its first
+ * failure and removed when it is done, so the table is as large as the number of such offsets.
  * An entry is 16 bytes, and a table is at most half full.
  *
  * Invariants.  attempts is 0 in a free slot and nowhere else.  From the home slot of each entry to
@@ -81,11 +81,11 @@ static void failures_free(failures_t *failures) {
     free(failures->slots);
     memset(failures, 0, sizeof *failures);
 }
-/* Nothing is in trouble any more: a large table goes. */
+/* Free a large table when no failed offset is left. */
 INLINE void failures_trim(failures_t *failures) {
     if (failures_room(failures) > 1024) failures_free(failures);
 }
-/* Have room for so many entries, half of the slots at most; 0, or -1 without memory. */
+/* Reserve room for a number of entries, at most half of the slots; 0, or -1 without memory. */
 static int failures_reserve(failures_t *failures, size_t entries) {
     if (2 * entries <= failures_room(failures)) return 0;
     failures_t other = {NULL, 3, 0, failures->waiting, failures->ahead};
@@ -99,10 +99,10 @@ static int failures_reserve(failures_t *failures, size_t entries) {
     *failures = other;
     return 0;
 }
-/* Remove the entries ahead that are in from .. to - 1: those offsets are not there. */
+/* Remove the entries ahead that are in from .. to - 1: these offsets do not exist. */
 static void failures_pass(failures_t *failures, int64_t from, int64_t to) {
     for (size_t index = 0; index < failures_room(failures); index++)
-        /* What a removal moves here is looked at as well. */
+        /* Check the entry that a removal moves here, too. */
         while (failures->slots[index].attempts && failures->slots[index].offset >= from &&
                failures->slots[index].offset < to) {
             failures_remove(failures, &failures->slots[index]);

@@ -1,15 +1,15 @@
-/* offset_holes.h - what is known of a partition, listed and loaded; and all invariants of
- * offsets.h, looked at in checked builds.
+/* offset_holes.h - listing and loading of a partition's state; and checks of all invariants of
+ * offsets.h, in checked builds.
  *
- * A hole is an offset that is not done below one that is (`done_end` - 1).  Listing costs a step a
- * word and one a run of holes, loading one a run and one a word.
+ * A hole is an offset that is not done and is below one that is (`done_end` - 1).  Listing costs a
+ * step per word and one per run of holes; so does loading.
  */
 #ifndef ACKCORE_OFFSET_HOLES_H
 #define ACKCORE_OFFSET_HOLES_H
 
 #include "offsets.h"
 
-/* Runs of holes as they are found; without columns they are only counted. */
+/* The runs of holes found so far; without columns they are only counted. */
 typedef struct {
     int64_t *starts, *ends;
     size_t n, room;
@@ -25,7 +25,7 @@ INLINE void end_run(runs_t *runs, int64_t end) {
     runs->n++;
     runs->begun = -1;
 }
-/* The runs of one word of holes, the first of which is that of `offset`; stops at the room. */
+/* Find the runs in one word of holes, whose first bit is that of `offset`; stops without room. */
 static void list_word(runs_t *runs, uint64_t holes, int64_t offset) {
     for (int bit = 0; bit < 64 && runs->n < runs->room;) {
         const uint64_t next = (runs->begun < 0 ? holes : ~holes) >> bit;
@@ -37,7 +37,7 @@ static void list_word(runs_t *runs, uint64_t holes, int64_t offset) {
             end_run(runs, offset + bit);
     }
 }
-/* List the lowest runs of holes; how many, `room` at most. */
+/* List the lowest runs of holes, at most `room`; returns their number. */
 static inline size_t list_holes(const offsets_t *tracker, int64_t *starts, int64_t *ends,
                                 size_t room) {
     runs_t runs = {starts, ends, 0, room, -1};
@@ -53,12 +53,12 @@ static inline size_t list_holes(const offsets_t *tracker, int64_t *starts, int64
             if (word == tracker->done_end >> 6) holes &= bits_below(tracker->done_end);
             list_word(&runs, holes, offset);
             if (runs.begun >= 0 && index + 1 == end && runs.n < room)
-                end_run(&runs, offset + 63 + 1); /* what has no words is done */
+                end_run(&runs, offset + 63 + 1); /* offsets without words are done */
         }
     }
     return runs.n;
 }
-/* List what failed, in any order, with `waits` where it was not emitted again. */
+/* List the failed offsets, in any order, with `waits` for those not emitted again. */
 static inline size_t list_failures(const offsets_t *tracker, int64_t *offsets, int32_t *attempts,
                                    uint8_t *waits) {
     size_t n = 0;
@@ -71,8 +71,8 @@ static inline size_t list_failures(const offsets_t *tracker, int64_t *offsets, i
     }
     return n;
 }
-/* Fill a new tracker: runs of holes from `committable` up to `done_end`, and from there on up to
- * the position nothing done.  0, or -1 without memory. */
+/* Fill a new tracker: runs of holes from `committable` up to `done_end`, and only open offsets from
+ * there up to the position.  0, or -1 without memory. */
 static inline int load_holes(offsets_t *tracker, int64_t done_end, int64_t position,
                              const int64_t *starts, const int64_t *ends, size_t n) {
     for (size_t index = 0; index < n; index++) {
@@ -91,7 +91,7 @@ static inline int load_holes(offsets_t *tracker, int64_t done_end, int64_t posit
     find_committable(tracker);
     return 0;
 }
-/* Load what failed; 0, or -1 without memory. */
+/* Load the failed offsets; 0, or -1 without memory. */
 static inline int load_failures(offsets_t *tracker, const int64_t *offsets, const int32_t *attempts,
                                 size_t n) {
     if (failures_reserve(&tracker->failures, n) < 0) return -1;
@@ -149,7 +149,7 @@ static void check_offsets(const offsets_t *tracker) {
     ASSERT(used == tracker->failures.used && waiting == tracker->failures.waiting);
     ASSERT(ahead == tracker->failures.ahead);
 }
-/* After a call of so many offsets: look at all, unless it is large and that was done recently. */
+/* Check everything after a call with n offsets, unless it is large and was checked recently. */
 static inline void check_offsets_after(offsets_t *tracker, size_t offsets) {
     tracker->unchecked += 64 + offsets;
     if (tracker->unchecked < tracker->tail - tracker->head + failures_room(&tracker->failures))

@@ -1,7 +1,10 @@
-# What an OffsetTracker is saved as and loaded from.  Part of _native.pyx, after offsets.pxi.
+# Saving and loading of an OffsetTracker's state.  Part of _native.pyx, after offsets.pxi.
 
 cdef tuple snapshot_of_offsets(OffsetTracker tracker, int64_t most):
-    """State with at most so many runs, waiting offsets, position, stats: all of one moment."""
+    """Return the state with at most ``most`` runs, waiting offsets, position and stats.
+
+    All are from the same moment.
+    """
     cdef cnp.ndarray starts, ends, failed, attempts, waits
     cdef int64_t *start
     cdef int64_t *end
@@ -16,7 +19,7 @@ cdef tuple snapshot_of_offsets(OffsetTracker tracker, int64_t most):
         used = tracker.t.failures.used
         lock_release(&tracker.lock)
     while True:
-        # Room for what other threads add in between; if it is not enough, again with more.
+        # Room for offsets that other threads add meanwhile; if it does not suffice, retry.
         room = min(n + n // 4 + 16, wanted)
         failure_room = used + used // 4 + 16
         starts = new_column(room, cnp.NPY_INT64)
@@ -40,7 +43,7 @@ cdef tuple snapshot_of_offsets(OffsetTracker tracker, int64_t most):
         if used <= failure_room and (n < room or n == wanted):
             break
     top = max(t.committable, t.done_end)
-    if n == wanted:  # one run more than there may be: the state ends below it
+    if n == wanted:  # one run more than allowed: the state ends below it
         n -= 1
         top = starts[n]
     order = np.argsort(failed[:used])

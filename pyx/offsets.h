@@ -1,4 +1,4 @@
-/* offsets.h - which offsets of a partition are done: a ring of bits, one an offset.
+/* offsets.h - the done offsets of a partition: a ring of bits, one per offset.
  *
  * Operations: `offsets_emit`, `offsets_ack`, `offsets_fail` take columns, `offsets_pass` a
  * position; `committable` is kept up to date.  offset_holes.h lists and loads, offset_failures.h
@@ -8,24 +8,24 @@
  * and 0 when it is not done.  `words[head .. tail)` are in use, in the order of their offsets. They
  * are cut into segments, each of consecutive words: segment s begins at word number
  * `segments[s].word` (offset / 64) and at `words[segments[s].start]`, and ends where the next
- * begins.  Whatever is below the position and has no word is done.  So a gap costs a segment at
+ * begins.  All offsets below the position without a word are done.  So a gap costs a segment at
  * most, 16 bytes, however wide; one of up to GAP_WORDS words is filled with ones, as a segment
  * would not be smaller.
  *
  * Offsets, in this order: base <= committable; base <= position.  Below `position` each was emitted
- * or passed.  From `position` up to `done_end`, if that is higher, lies what an earlier generation
- * left: 1 done, 0 a hole that is still to be emitted.
+ * or passed.  From `position` up to `done_end`, if that is higher, are the offsets that an earlier
+ * generation left: 1 done, 0 a hole that is still to be emitted.
  *
  * Memory.  When the words reach the end of their room, those before `head` (done, below
  * `committable`) are dropped and runs of more than GAP_WORDS words of ones become gaps; only if
- * that leaves less than a fifth of the room free it grows, to one and a half times what is in use.
- * So a word is moved a constant number of times, an offset in flight takes 1.5 bits at most, and
- * millions that are done behind one that is not take nothing.
+ * that leaves less than a fifth of the room free, it grows to 1.5 times the words in use.  So a
+ * word is moved a constant number of times, an offset in flight takes at most 1.5 bits, and
+ * millions of done offsets after an open one take no memory.
  *
- * Invariants.  The first segment contains `committable`, unless nothing is open, and then there are
- * no segments.  No word has 1 at or above max(position, done_end).  `pending` is the number of
- * zeros below `position`.  No segment is empty and their words ascend; segments[seg_head].start <=
- * head.
+ * Invariants.  The first segment contains `committable`, unless no offset is open, and then
+ * there are no segments.  No word has 1 at or above max(position, done_end).  `pending` is the
+ * number of zeros below `position`.  No segment is empty and their words ascend;
+ * segments[seg_head].start <= head.
  *
  * Cost.  An ack is a load, an OR and a store, and a search in the segments if it is not in the one
  * of the ack before; an emit in sequence touches a word in 64.  Memory is reserved before a batch.
@@ -50,21 +50,21 @@ typedef struct {
     int64_t base, committable, position, done_end, pending;
     failures_t failures;
     int64_t stale, below_base, not_emitted, repeated;
-    size_t unchecked; /* words that were not looked at since the last check */
+    size_t unchecked; /* words since the last check */
 } offsets_t;
 
 INLINE uint64_t bits_from(int64_t offset) { return ~0ULL << (offset & 63); }
 INLINE uint64_t bits_below(int64_t offset) { return ~bits_from(offset); }
 INLINE int64_t max_offset(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Whether none of a column of offsets is below the one before it. */
+/* Whether a column of offsets is in ascending order. */
 static inline int are_ascending(const int64_t *offsets, size_t n) {
     uint64_t signs = 0;
     for (size_t row = 1; row < n; row++)
         signs |= (uint64_t)offsets[row] - (uint64_t)offsets[row - 1];
     return signs >> 63 == 0;
 }
-/* Whether each of a column is in 0..INT64_MAX - 1: neither it nor the next is negative. */
+/* Whether each offset is in 0..INT64_MAX - 1: neither it nor its successor is negative. */
 static inline int are_offsets(const int64_t *offsets, size_t n) {
     uint64_t signs = 0;
     for (size_t row = 0; row < n; row++)
@@ -95,8 +95,8 @@ static size_t find_segment(const offsets_t *tracker, int64_t word) {
     return low;
 }
 
-/* Where an ack finds its bit: the words of one segment, as far as their offsets are not below the
- * base nor above the position.  Acks are near each other, so it serves many. */
+/* The words of one segment in which an ack looks for its bit, limited to offsets from the base up
+ * to the position.  Acks are near each other, so one window serves many. */
 typedef struct {
     uint64_t *words;
     int64_t word;         /* the number of the first */
@@ -109,8 +109,8 @@ INLINE int in_window(const window_t *window, int64_t offset) {
 INLINE uint64_t *window_word(const window_t *window, int64_t offset) {
     return &window->words[(offset >> 6) - window->word];
 }
-/* Move the window to an offset that is at least the base and below `limit`; 0 if it has no word, so
- * that it is done. */
+/* Move the window to an offset that is at least the base and below `limit`; 0 if the offset has no
+ * word, which means that it is done. */
 static int move_window(const offsets_t *tracker, int64_t offset, int64_t limit, window_t *window) {
     const int64_t word = offset >> 6;
     if (!has_words(tracker)) return 0;
@@ -125,7 +125,7 @@ static int move_window(const offsets_t *tracker, int64_t offset, int64_t limit, 
     ASSERT(in_window(window, offset));
     return 1;
 }
-/* The same for an ack or a fail; 0, and counted, if that changes nothing. */
+/* The same for an ack or a fail; if that has no effect, 0, and it is counted. */
 static int enter_window(offsets_t *tracker, int64_t offset, window_t *window) {
     if (offset < tracker->base)
         tracker->below_base++;
@@ -147,13 +147,13 @@ static int is_done(const offsets_t *tracker, int64_t offset) {
 
 /* Memory. */
 
-/* A word that may go: the last stays, so that what is covered is the same before and after. */
+/* A word that may be dropped; the last one stays, so that the covered offsets do not change. */
 INLINE int is_spare(const offsets_t *tracker, size_t index) {
     return tracker->words[index] == ~0ULL && index + 1 < tracker->tail;
 }
-/* Pack the words: neither those before the head stay, nor runs of more than GAP_WORDS words of
- * ones, nor ones at either end of a segment.  Returns how many segments that makes, and in `words`
- * how many words; without `segments`, which has room for them, that is all it does. */
+/* Pack the words: drop those before the head, runs of more than GAP_WORDS words of ones, and ones
+ * at either end of a segment.  Returns the resulting number of segments, and in `words` that of
+ * words.  It only counts them without `segments`, which has room for them. */
 static size_t pack_words(offsets_t *tracker, segment_t *segments, size_t *words) {
     size_t n = 0, to = 0;
     for (size_t place = tracker->seg_head; place < tracker->seg_tail; place++) {
@@ -166,7 +166,7 @@ static size_t pack_words(offsets_t *tracker, segment_t *segments, size_t *words)
                 continue;
             }
             const size_t begin = index;
-            size_t open_end = index; /* after the last word of this piece that stays */
+            size_t open_end = index; /* after the last kept word of this piece */
             for (; index < end && index - open_end <= GAP_WORDS; index++)
                 if (!is_spare(tracker, index)) open_end = index + 1;
             if (segments) {
@@ -181,7 +181,7 @@ static size_t pack_words(offsets_t *tracker, segment_t *segments, size_t *words)
     *words = to;
     return n;
 }
-/* Other room for the words; 0, or -1 without memory, and nothing has changed. */
+/* Change the room for words; 0, or -1 without memory, and then nothing has changed. */
 static int resize(offsets_t *tracker, size_t room) {
     uint64_t *const words = realloc(tracker->words, room * sizeof *words);
     if (words == NULL) return -1;
@@ -189,7 +189,7 @@ static int resize(offsets_t *tracker, size_t room) {
     tracker->room = room;
     return 0;
 }
-/* Have room for so many more words and segments; 0, or -1 without memory, and nothing has changed.
+/* Reserve room for more words and segments; 0, or -1 without memory, and then nothing has changed.
  */
 static int make_room(offsets_t *tracker, size_t words, size_t segments) {
     if (tracker->tail + words <= tracker->room && tracker->seg_tail + segments <= tracker->seg_room)
@@ -211,24 +211,23 @@ static int make_room(offsets_t *tracker, size_t words, size_t segments) {
     tracker->segments = packed;
     tracker->seg_room = seg_room;
     if (tracker->room / 4 > best)
-        (void)resize(tracker, best); /* without memory it stays as large */
+        (void)resize(tracker, best); /* without memory, the size does not change */
     return 0;
 }
-/* Words and segments that it takes to cover words first .. last, when `end` is the last there is.
- */
+/* Count the words and segments needed to cover words first .. last, if `end` is the last word. */
 INLINE void add_needs(int64_t end, int64_t first, int64_t last, size_t *words, size_t *segments) {
     if (last <= end) return;
     const int is_far = first - end > GAP_WORDS + 1;
     *segments += is_far;
     *words += (size_t)(last - (is_far ? first - 1 : end));
 }
-/* The last word's number, or one from which every word is far. */
+/* The number of the last word, or one that is far from every word. */
 INLINE int64_t covered(const offsets_t *tracker) {
     return has_words(tracker) ? last_word(tracker) : -2 - GAP_WORDS;
 }
 
-/* Put zeros for `run` offsets from one on; what has no words yet between the last word and them is
- * ones.  0, or -1 without memory, and nothing has changed. */
+/* Write zeros for `run` offsets from `offset`, and ones between the last word and them.  0, or -1
+ * without memory, and then nothing has changed. */
 static int open_run(offsets_t *tracker, int64_t offset, int64_t run) {
     const int64_t first = offset >> 6, last = (offset + (run - 1)) >> 6;
     int64_t end = covered(tracker);
@@ -251,7 +250,7 @@ static int open_run(offsets_t *tracker, int64_t offset, int64_t run) {
     ASSERT(tracker->tail <= tracker->room);
     return 0;
 }
-/* Set the bits of offsets from .. to - 1, where there are words for them. */
+/* Set the bits of offsets from .. to - 1 that have words. */
 static void set_bits(offsets_t *tracker, int64_t from, int64_t to) {
     const int64_t first = from >> 6, last = (to - 1) >> 6;
     if (from >= to || first > covered(tracker)) return;
@@ -284,7 +283,7 @@ static size_t first_open(const uint64_t *words, size_t index, size_t end) {
     while (index < end && words[index] == ~0ULL) index++;
     return index;
 }
-/* How many offsets, from the first of a column on, follow one another. */
+/* The number of consecutive offsets at the start of a column. */
 static size_t run_length(const int64_t *offsets, size_t n) {
     const uint64_t first = (uint64_t)offsets[0];
     size_t run = 1;
@@ -296,7 +295,7 @@ static size_t run_length(const int64_t *offsets, size_t n) {
     while (run < n && (uint64_t)offsets[run] == first + run) run++;
     return run;
 }
-/* Drop from the front what is done. */
+/* Drop done offsets from the front. */
 static void find_committable(offsets_t *tracker) {
     const int64_t end = max_offset(tracker->position, tracker->done_end);
     const int is_open =
@@ -313,12 +312,12 @@ static void find_committable(offsets_t *tracker) {
         }
     }
     tracker->committable = end;
-    /* Room that is far more than what was used since it was empty before is given back. */
+    /* Free most of the room if it is far more than was used since it was last empty. */
     if (tracker->room > KEPT_WORDS && tracker->room / 8 > tracker->tail)
         resize(tracker, KEPT_WORDS + 2 * tracker->tail);
     tracker->head = tracker->tail = tracker->seg_head = tracker->seg_tail = 0;
 }
-/* What is below an offset and was not emitted is not there. */
+/* Mark offsets below one that were not emitted as done: they do not exist. */
 static void pass(offsets_t *tracker, int64_t offset) {
     if (offset <= tracker->position) return;
     set_bits(tracker, tracker->position, offset);
@@ -331,7 +330,7 @@ static inline void offsets_pass(offsets_t *tracker, int64_t position) {
     pass(tracker, position);
     find_committable(tracker);
 }
-/* An offset below the position once more: in flight again if it waited for that. */
+/* Emit an offset below the position again: it is in flight again if it waited. */
 static int64_t emit_again(offsets_t *tracker, int64_t offset) {
     failure_t *const failure =
         offset < tracker->base ? NULL : failures_find(&tracker->failures, offset);
@@ -346,11 +345,11 @@ static int64_t emit_again(offsets_t *tracker, int64_t offset) {
         tracker->repeated++;
     return 0;
 }
-/* The offset at the position, and those that follow it in sequence; -1 without memory. */
+/* Emit the offset at the position, and its direct successors; -1 without memory. */
 static int64_t emit_run(offsets_t *tracker, const int64_t *offsets, size_t n, size_t *taken) {
     const int64_t offset = offsets[0];
     int64_t run = 1;
-    if (offset < tracker->done_end) { /* an earlier generation left it done, or a hole */
+    if (offset < tracker->done_end) { /* done, or a hole, from an earlier generation */
         if (is_done(tracker, offset)) {
             tracker->position = offset + 1;
             tracker->repeated++;
@@ -369,7 +368,7 @@ static int64_t emit_run(offsets_t *tracker, const int64_t *offsets, size_t n, si
     *taken = (size_t)run;
     return run;
 }
-/* Emit a column; how many are in flight by it, or -1 without memory, and nothing has changed. */
+/* Emit a column; returns the number newly in flight, or -1, unchanged, without memory. */
 static inline int64_t offsets_emit(offsets_t *tracker, const int64_t *offsets, size_t n) {
     int64_t changed = 0, next = max_offset(tracker->position, tracker->done_end),
             end = covered(tracker);
@@ -391,13 +390,13 @@ static inline int64_t offsets_emit(offsets_t *tracker, const int64_t *offsets, s
         }
         pass(tracker, offsets[index]);
         const int64_t run = emit_run(tracker, offsets + index, n - index, &taken);
-        if (run < 0) return -1; /* not unless another thread writes to the column */
+        if (run < 0) return -1; /* only if another thread writes to the column */
         changed += run;
     }
     find_committable(tracker);
     return changed;
 }
-/* Ack a column; how many were not done before. */
+/* Ack a column; returns the number of those that were not done before. */
 static inline int64_t offsets_ack(offsets_t *tracker, const int64_t *offsets, size_t n) {
     int64_t changed = 0, found = 0, done_end = tracker->done_end;
     window_t window = {NULL, 0, 0, 0};
@@ -424,7 +423,7 @@ static inline int64_t offsets_ack(offsets_t *tracker, const int64_t *offsets, si
     find_committable(tracker);
     return changed;
 }
-/* Fail a column; how many are waiting by it, or -1 without memory, and nothing has changed. */
+/* Fail a column; returns the number newly waiting, or -1, unchanged, without memory. */
 static inline int64_t offsets_fail(offsets_t *tracker, const int64_t *offsets, size_t n) {
     const size_t most = n < (size_t)tracker->pending ? n : (size_t)tracker->pending;
     if (failures_reserve(&tracker->failures, tracker->failures.used + most) < 0) return -1;

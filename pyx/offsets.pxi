@@ -20,7 +20,7 @@ cdef str NO_OFFSETS = (
 
 
 cdef int64_t as_offset(object value, str name) except? -1:
-    """An offset from a Python integer."""
+    """Return an offset from a Python integer."""
     cdef int overflow = 0
     cdef long long offset
     if PyLong_CheckExact(value):
@@ -31,7 +31,7 @@ cdef int64_t as_offset(object value, str name) except? -1:
 
 
 cdef cnp.ndarray offset_column(object offsets):
-    """A column of offsets as an array that shares its memory."""
+    """Return a column of offsets as an array that shares its memory."""
     cdef cnp.ndarray column = id_column(offsets, "offsets")
     cdef const int64_t *items = <const int64_t *>cnp.PyArray_DATA(column)
     cdef size_t n = rows(column)
@@ -44,7 +44,7 @@ cdef cnp.ndarray offset_column(object offsets):
 
 
 cdef object in_order(object offsets):
-    """Offsets as they are read, which is what says where the gaps are."""
+    """Return offsets in the order of reading, in which gaps between them show."""
     cdef cnp.ndarray column
     cdef const int64_t *items
     cdef size_t n
@@ -63,40 +63,40 @@ cdef object in_order(object offsets):
 cdef class OffsetTracker:
     """The done offsets of one partition, in one generation of its assignment.
 
-    The lowest that is not done is where a reader has to begin again: what may be committed.  An
-    offset is *emitted* when its record was read and sent on, and *done* when nothing more is to
-    happen to it: its tree is ACKED, or it is in the dead letters.  Offsets that are passed over
-    are done as well, since no record has them (compaction, transaction markers).
+    The lowest offset that is not done is the one to commit: a reader must begin again there.  An
+    offset is *emitted* when its record was read and sent, and *done* when its tree is ACKED or its
+    record is in the dead letters.  Skipped offsets are done too, because no record has them
+    (compaction, transaction markers).
 
     Parameters
     ----------
     topic : str
-        Of the partition.
+        The topic of the partition.
     partition : int
-        Its number, from 0.
+        The number of the partition, from 0.
     generation : int
-        Of the assignment, from 0: Kafka's, or one that the caller counts.  A partition that is
-        assigned anew gets a new tracker, so that what the last owner still had in flight cannot
-        be taken for what is in flight now.
+        The number of the assignment, from 0: Kafka's, or the caller's own.  Make a new tracker when
+        a partition is assigned again; records that the last owner still had in flight are then not
+        confused with those in flight now.
     base : int
-        The offset that this generation reads first: all below it is done.
+        The offset that this generation reads first: all below it are done.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is of another type or range.
+        If an argument has another type or is out of range.
 
     Notes
     -----
-    Offsets go in as a column (int64, read in place and not kept; uint64 will do) or as an int,
-    in any order, and any number of times.  A call is applied whole or not at all.  What changes
-    nothing is counted in `stats`, by why; so is a message of another generation, if it says so.
+    Pass offsets as a column (int64 or uint64, read in place and not kept) or as an int, in any
+    order, and any number of times.  A call is applied whole or not at all.  `stats` counts offsets
+    that had no effect, by cause, and messages with another generation.
 
-    A record of which several tuples were made is one offset: it is done when all of them are, which
-    is what a `Ledger` says of its root.
+    A record from which several tuples were made has one offset.  It is done when all of them are,
+    that is, when a `Ledger` reports its root as ACKED.
 
-    All methods may be called from any thread; those that take columns run without the GIL.  A
-    process that was forked while another thread was in a call cannot use its copy.
+    Any thread may call any method; methods with columns run without the GIL.  If a process is
+    forked while another thread is in a call, the child cannot use its copy.
     """
 
     cdef offsets_t t
@@ -113,56 +113,57 @@ cdef class OffsetTracker:
         self.t.base = self.t.committable = self.t.position = self.t.done_end = self.key.base
 
     def __dealloc__(self):
-        # No lock: there are no references left.
+        # No lock: no references are left.
         offsets_free(&self.t)
         lock_destroy(&self.lock)
 
     # Messages.
 
     def emitted(self, offsets, generation=None):
-        """Take in that records were read and sent on.
+        """Mark offsets as emitted: their records were read and sent.
 
-        Offsets between the position and the lowest of these, and between these, are done: no
-        record has them.  An offset that waits after a failure is in flight again.
+        Skipped offsets, between the position and the highest of these, become done: no record has
+        them.  An offset that waits after a failure is in flight again.
 
         Parameters
         ----------
         offsets : column of int64, shape (n,), or int
-            In any order within a column.  Columns come as they are read: of an offset below the
-            `position` it is known already what became of it, unless it waits.
+            The offsets, in any order within a column.  Pass columns in the order of reading: an
+            offset below the `position` has no effect, unless it waits.
         generation : int, optional
-            Whose they are; this tracker's by default.
+            The generation that read them; this tracker's by default.
 
         Returns
         -------
         int
-            How many of them are in flight now and were not before.
+            The number of offsets that are newly in flight.
 
         Raises
         ------
         TypeError, ValueError
-            If ``offsets`` is no column of 64-bit integers and no int, or one is no offset.
+            If ``offsets`` is neither a column of 64-bit integers nor an int, or has an item that is
+            not an offset.
         MemoryError
-            If there is no room for them.
+            If there is no memory for them.
 
-        On any of these, nothing has been applied.
+        If it raises, nothing has been applied.
         """
         return apply_offsets(self, offsets_emit, in_order(offsets), generation)
 
     def acked(self, offsets, generation=None):
-        """Take in that nothing more is to happen to records: ACKED, or in the dead letters.
+        """Mark offsets as done: their records are ACKED, or in the dead letters.
 
         Parameters
         ----------
         offsets : column of int64, shape (n,), or int
-            In any order.
+            The offsets, in any order.
         generation : int, optional
             As for `emitted`.
 
         Returns
         -------
         int
-            How many of them are done now and were not before.
+            The number of offsets that are newly done.
 
         Raises
         ------
@@ -172,19 +173,19 @@ cdef class OffsetTracker:
         return apply_offsets(self, offsets_ack, offsets, generation)
 
     def failed(self, offsets, generation=None):
-        """Take in that records failed: each waits until it is emitted again.
+        """Mark offsets as failed: each waits until it is emitted again.
 
         Parameters
         ----------
         offsets : column of int64, shape (n,), or int
-            In any order.
+            The offsets, in any order.
         generation : int, optional
             As for `emitted`.
 
         Returns
         -------
         int
-            How many of them wait now and did not before.
+            The number of offsets that newly wait.
 
         Raises
         ------
@@ -194,16 +195,16 @@ cdef class OffsetTracker:
         return apply_offsets(self, offsets_fail, offsets, generation)
 
     def advance(self, position, generation=None):
-        """Take in that nothing will be emitted below a position that was not yet.
+        """Mark all offsets below a position that were not emitted as done.
 
-        For a reader that has come to the end: behind the last record may lie markers of
-        transactions, which would leave a lag for ever.
+        Call it when a reader is at the end: transaction markers may follow the last record, and
+        would leave a lag for ever.
 
         Parameters
         ----------
         position : int
-            The reader's: the offset that it reads next.  A lower one than that of the tracker
-            changes nothing.
+            The reader's position: the offset that it reads next.  One below the tracker's position
+            has no effect.
         generation : int, optional
             As for `emitted`.
         """
@@ -217,7 +218,7 @@ cdef class OffsetTracker:
             check_offsets_after(&self.t, 1)
         lock_release(&self.lock)
 
-    # What came of them.
+    # Properties.
 
     @property
     def topic(self):
@@ -231,7 +232,7 @@ cdef class OffsetTracker:
 
     @property
     def generation(self):
-        """The number of the generation; messages of another change nothing."""
+        """The number of the generation; messages of other generations have no effect."""
         return self.key.generation
 
     @property
@@ -241,22 +242,22 @@ cdef class OffsetTracker:
 
     @property
     def position(self):
-        """One above the highest offset that was emitted or passed."""
+        """The highest offset that was emitted or passed, plus 1."""
         return read(self, &self.t.position)
 
     @property
     def committable(self):
-        """The lowest offset that is not done: what to commit, as Kafka names the next to read."""
+        """The lowest offset that is not done: the one to commit, Kafka's next offset to read."""
         return read(self, &self.t.committable)
 
     @property
     def pending(self):
-        """Offsets that were emitted and are not done."""
+        """The number of offsets that were emitted and are not done."""
         return read(self, &self.t.pending)
 
     @property
     def waiting(self):
-        """Those of them that failed and were not emitted again."""
+        """The number of pending offsets that failed and were not emitted again."""
         return read(self, &self.t.failures.waiting)
 
     @property
@@ -272,7 +273,7 @@ cdef class OffsetTracker:
 
     @property
     def nbytes(self):
-        """Bytes of memory for offsets and failures."""
+        """The memory for offsets and failures, in bytes."""
         cdef size_t n
         lock_acquire_gil(&self.lock)
         n = (
@@ -284,7 +285,7 @@ cdef class OffsetTracker:
 
     @property
     def stats(self):
-        """`OffsetStats`: offsets of messages that changed nothing, by why."""
+        """The `OffsetStats`: the number of offsets in messages that had no effect, by cause."""
         cdef offsets_t t
         lock_acquire_gil(&self.lock)
         t = self.t
@@ -292,12 +293,12 @@ cdef class OffsetTracker:
         return _records.OffsetStats(t.stale, t.below_base, t.not_emitted, t.repeated)
 
     def is_done(self, offsets):
-        """Whether records need not be read, or not again.
+        """Return whether offsets are done, so that they need not be read (again).
 
         Parameters
         ----------
         offsets : column of int64, shape (n,), or int
-            Whatever is below `base` is done.
+            The offsets.  All below `base` are done.
 
         Returns
         -------
@@ -334,7 +335,7 @@ cdef class OffsetTracker:
         return answers
 
     def attempt(self, offset):
-        """How often an offset that is not done has failed; 0 the first time, and when done."""
+        """Return the number of failures of an offset that is not done; 0 for a done one."""
         cdef int64_t one = as_offset(offset, "offset")
         cdef failure_t *failure
         cdef int32_t attempts = 0
@@ -345,20 +346,20 @@ cdef class OffsetTracker:
         lock_release(&self.lock)
         return attempts
 
-    # Looking inside, saving and loading.
+    # Inspection, saving and loading.
 
     def holes(self, limit=None):
-        """The offsets that are not done below the highest that is.
+        """Return the offsets that are not done and are below the highest done one.
 
         Parameters
         ----------
         limit : int, optional
-            The lowest so many; all of them by default.
+            The maximum number of offsets, the lowest first; all by default.
 
         Returns
         -------
         numpy.ndarray of int64
-            In order.
+            The offsets, in order.
         """
         cdef int64_t most = INT64_MAX
         cdef cnp.ndarray starts, ends, out
@@ -386,17 +387,17 @@ cdef class OffsetTracker:
         return out
 
     def state(self, limit=None):
-        """The state that the next reader needs: for `from_state`, and for commit metadata.
+        """Return the state that the next reader needs, for `from_state` and commit metadata.
 
         Parameters
         ----------
         limit : int, optional
-            At most so many runs of holes, the lowest: the state ends below the next.
+            The maximum number of runs of holes, the lowest first. The state ends below the next.
 
         Returns
         -------
         OffsetState
-            Of one moment.
+            The state at one moment.
         """
         cdef int64_t most = INT64_MAX - 1
         if limit is not None:
@@ -405,21 +406,21 @@ cdef class OffsetTracker:
 
     @classmethod
     def from_state(cls, topic, partition, generation, state):
-        """A tracker that goes on where another, of an earlier generation, was saved.
+        """Make a tracker that continues from the state of one of an earlier generation.
 
-        Its base is what was committable, and its holes are to be emitted again.
+        Its base is the committable offset of the state. The holes must be emitted again.
 
         Parameters
         ----------
         topic, partition, generation
             As for the constructor.
         state : OffsetState
-            What `state` or `ackcore.offsets.decode_metadata` returned.
+            The result of `state`, or the state from `ackcore.offsets.decode_metadata`.
 
         Raises
         ------
         TypeError, ValueError
-            If it is no state that a tracker can have.
+            If no tracker can have this state.
         """
         cdef OffsetTracker tracker
         checked = _offset_arguments.check_state(state)
@@ -428,7 +429,7 @@ cdef class OffsetTracker:
         return tracker
 
     def __reduce__(self):
-        """The tracked key, the state, and the part of it that the next reader does not need."""
+        """Pickle the key, the state, and the data that the next reader does not need."""
         state, waiting, position, stats = snapshot_of_offsets(self, INT64_MAX - 1)
         return restored_tracker, (tuple(self.key), state, position, waiting, stats)
 
@@ -440,7 +441,7 @@ cdef class OffsetTracker:
 
 
 cdef int64_t read(OffsetTracker tracker, const int64_t *field):
-    """One number, which another thread may be changing."""
+    """Read one number, under the lock because another thread may change it."""
     cdef int64_t number
     lock_acquire_gil(&tracker.lock)
     number = field[0]
@@ -449,7 +450,7 @@ cdef int64_t read(OffsetTracker tracker, const int64_t *field):
 
 
 cdef int is_stale(OffsetTracker tracker, object generation) except -1:
-    """Whether a message is of another generation than the tracker's."""
+    """Return whether a message has another generation than the tracker."""
     if generation is None:
         return False
     cdef int64_t theirs = as_count(generation, "generation", 0, INT64_MAX)
@@ -459,7 +460,7 @@ cdef int is_stale(OffsetTracker tracker, object generation) except -1:
 cdef object apply_offsets(
     OffsetTracker tracker, message_t message, object offsets, object generation
 ):
-    """Apply one message to a column of offsets, or to one; how many it changed."""
+    """Apply a message to one offset or a column; return the number it changed."""
     cdef int64_t one, changed = 0
     cdef cnp.ndarray column
     cdef const int64_t *items

@@ -1,8 +1,8 @@
-/* pack.h - how rows are dealt out to the shards of a shuffle.
+/* pack.h - the distribution of rows to the shards of a shuffle.
  *
- * A shard's rows are settled in one ledger, so the hash here must share nothing with that ledger's
- * (else each shard would cluster in one part of its table), nor with acker_task's.  It is the same
- * in every process and version: what one job wrote for a shard another may read.  The reference
+ * A shard's rows are settled in one ledger, so this hash must be independent of that ledger's (else
+ * each shard would cluster in one part of its table), and of acker_task's.  It is the same in every
+ * process and version, because one job may read the shards that another wrote.  The reference
  * implementation is ackcore/_reference/pack.py.
  */
 #ifndef ACKCORE_PACK_H
@@ -16,7 +16,7 @@ enum { MAX_SHARDS = 1 << 20, LONG_RUN = 64 };
 /* One odd multiplier between shifts; not the constants of ids.h, whose output it mixes again. */
 #define SPREAD 0x0e9846af9b1a615dULL
 
-/* A hash of a root, in 64 bits; a bijection, so no two roots have the same. */
+/* A 64-bit hash of a root; a bijection, so no two roots have the same hash. */
 INLINE uint64_t spread_of(uint64_t root_id) {
     root_id ^= root_id >> 32;
     root_id *= SPREAD;
@@ -24,20 +24,20 @@ INLINE uint64_t spread_of(uint64_t root_id) {
     root_id *= SPREAD;
     return root_id ^ (root_id >> 28);
 }
-/* The shard, below n, of the roots with this hash: a greater hash never has a lower shard. */
+/* The shard, below n, of roots with this hash; it never decreases with the hash. */
 INLINE uint32_t shard_with(uint64_t hash, uint64_t n) {
     return (uint32_t)(((hash >> 32) * n) >> 32);
 }
 INLINE uint32_t shard_of(uint64_t root_id, uint64_t n) { return shard_with(spread_of(root_id), n); }
 
-/* The shard of each row; counts[s] is raised by the rows of shard s. */
+/* The shard of each row; adds the rows of shard s to counts[s]. */
 static inline void find_shards(const uint64_t *root_ids, size_t rows, uint64_t n, uint32_t *shards,
                                int64_t *counts) {
     for (size_t row = 0; row < rows; row++) shards[row] = shard_of(root_ids[row], n);
     for (size_t row = 0; row < rows; row++) counts[shards[row]]++;
 }
-/* Row numbers, shard by shard, each shard's in their old order.  next_place[s] is where the first
- * row of shard s goes, and afterwards where the next would. */
+/* Row numbers, shard by shard, ascending within each.  next_place[s] is the place of the first row
+ * of shard s, and afterwards that of the next one. */
 static inline void order_by_shard(const uint32_t *shards, size_t rows, int64_t *next_place,
                                   int64_t *order) {
     for (size_t row = 0; row < rows; row++) {
@@ -97,10 +97,10 @@ static inline void sort_run(uint64_t *hashes, int64_t *order, size_t n) {
         put_hashed(hashes, order, place, moved);
     }
 }
-/* Row numbers in the order of their roots' hashes; counts[s] is raised by the rows of shard s.
+/* Row numbers in the order of their roots' hashes; adds the rows of shard s to counts[s].
  *
- * Hashes are spread evenly: after one pass over their first bits, only a few rows are left to be
- * sorted against each other.  next_place has room for 2**bits numbers, all 0; bits is in 1..63. */
+ * Hashes are spread evenly: after one pass by their first bits, only few rows have to be sorted
+ * against each other.  next_place has room for 2**bits numbers, all 0; bits is in 1..63. */
 static inline void order_by_hash(const uint64_t *root_ids, size_t rows, uint64_t n, int bits,
                                  int64_t *next_place, uint64_t *hashes, int64_t *order,
                                  int64_t *counts) {
@@ -127,8 +127,8 @@ static inline void order_by_hash(const uint64_t *root_ids, size_t rows, uint64_t
     }
     for (size_t row = 0; row < rows; row++) counts[shard_with(hashes[row], n)]++;
 }
-/* Copy the rows of one shard, and return how many; every column out has room for all.  A row is
- * always copied; the cursor advances if it was wanted, as a branch would be mispredicted. */
+/* Copy the rows of one shard, and return their number; every output column has room for all rows.
+ * Every row is copied, and the cursor advances past wanted ones: a branch would be mispredicted. */
 static inline size_t take_rows_of_shard(const uint64_t *root_ids, const uint64_t *vals,
                                         const int32_t *tasks, const int64_t *times, size_t rows,
                                         uint32_t shard, uint64_t n, int64_t *out_roots,

@@ -8,29 +8,29 @@ from pack cimport MAX_SHARDS, find_shards, order_by_hash, order_by_shard, take_r
 def split_by_shard(root_ids, n):
     """Sort row numbers by the shard of their root.
 
-    The shard is a fixed hash of the root id that shares nothing with the hash of a ledger's
-    table nor with `ackcore.ids.acker_task`.
+    The shard is a fixed hash of the root id, independent of the hash of a ledger's table and of
+    `ackcore.ids.acker_task`.
 
     Parameters
     ----------
     root_ids : column of int64 or uint64, shape (m,)
-        The rows' roots.
+        The root of each row.
     n : int
-        Number of shards, in 1..2**20.
+        The number of shards, in 1..2**20.
 
     Returns
     -------
     order : numpy.ndarray of int64, shape (m,)
-        Row numbers: those of shard 0, then those of shard 1, each shard's in their old order.
+        The row numbers of shard 0, then those of shard 1, and so on; within a shard ascending.
     counts : numpy.ndarray of int64, shape (n,)
-        How many rows each shard has.
+        The number of rows of each shard.
 
     Raises
     ------
     TypeError
-        If ``root_ids`` is not a column of 64-bit integers, or ``n`` no integer.
+        If ``root_ids`` is not a column of 64-bit integers, or ``n`` is not an integer.
     ValueError
-        If the column is not one-dimensional and C-contiguous, or ``n`` out of range.
+        If the column is not one-dimensional and C-contiguous, or ``n`` is out of range.
     """
     cdef cnp.ndarray root_column = id_column(root_ids, "root_ids")
     cdef int64_t shards = as_count(n, "n", 1, MAX_SHARDS)
@@ -56,19 +56,19 @@ def split_by_shard(root_ids, n):
 def sort_by_shard(root_ids, n):
     """Sort row numbers by the shard of their root, and by a hash of the root within a shard.
 
-    The order depends neither on processor and backend nor on ``n``; only ``counts`` does.
+    The order does not depend on the processor, the backend or ``n``; ``counts`` depends on ``n``.
 
     Parameters
     ----------
     root_ids : column of int64 or uint64, shape (m,)
-        The rows' roots.
+        The root of each row.
     n : int
-        Number of shards, in 1..2**20.
+        The number of shards, in 1..2**20.
 
     Returns
     -------
     order, counts
-        As `split_by_shard` returns them; rows of one root are in their old order.
+        As in `split_by_shard`; the rows of one root are ascending.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def sort_by_shard(root_ids, n):
     cdef Py_ssize_t m = rows(root_column)
     cdef cnp.ndarray hash_column = new_column(m, cnp.NPY_UINT64)
     cdef cnp.ndarray order = new_column(m, cnp.NPY_INT64)
-    # 4 to 8 rows are left to be sorted together; the counters take 1 to 2 bytes a row.
+    # Then 4 to 8 rows have to be sorted together; the counters take 1 to 2 bytes a row.
     cdef int bits = max(1, int(m).bit_length() - 3)
     counts = np.zeros(shards, np.int64)
     next_place = np.zeros(<Py_ssize_t>1 << bits, np.int64)
@@ -100,26 +100,26 @@ def take_shard(root_ids, vals, tasks, times_ms, shard, n):
     Parameters
     ----------
     root_ids, vals : column of int64 or uint64, shape (m,)
-        Of messages, as for `Ledger.fold`.
+        The messages, as for `Ledger.fold`.
     tasks : column of int32, shape (m,)
-        Likewise.
+        Their kinds.
     times_ms : column of int64, shape (m,), or None
-        Likewise.
+        Their times.
     shard : int
-        Which of the shards that `split_by_shard` tells apart, in 0..n-1.
+        The number of the shard, as in `split_by_shard`, in 0..n-1.
     n : int
-        Number of shards, in 1..2**20.
+        The number of shards, in 1..2**20.
 
     Returns
     -------
     tuple
-        ``(root_ids, vals, tasks, times_ms)`` of k <= m rows: arrays of int64, int64, int32, and
-        int64, or None without times.
+        ``(root_ids, vals, tasks, times_ms)`` of k <= m rows: arrays of int64, int64, int32 and
+        int64. The last is None without times.
 
     Raises
     ------
     TypeError, ValueError
-        If a column is of another type, shape or length, or a number out of range.
+        If a column has another type, shape or length, or a number is out of range.
     """
     cdef cnp.ndarray root_column = id_column(root_ids, "root_ids")
     cdef cnp.ndarray val_column = id_column(vals, "vals")

@@ -1,9 +1,9 @@
-# Messages of librdkafka as they are in C, without an object for each.  Part of
+# Messages of librdkafka in its C memory, without an object for each.  Part of
 # _kafka_native.pyx, before record_buffers.pxi.
 #
-# What is called is librdkafka's public interface, at addresses that the caller has looked up: the
-# structure below and these functions have been as they are since version 1.0, and are as they are
-# for as long as the library is called librdkafka.so.1.
+# This calls the public interface of librdkafka, at addresses that the caller looked up.  The
+# structure below and these functions have not changed since version 1.0, and will not change while
+# the library is called librdkafka.so.1.
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, realloc
@@ -12,7 +12,7 @@ ctypedef struct kafka_message_t:
     int err
     void *topic
     int32_t partition
-    void *payload  # of an event: what it says, or NULL
+    void *payload  # of an event: its text, or NULL
     size_t size
     void *key
     size_t key_size
@@ -37,10 +37,10 @@ cdef object bytes_or_none(const void *data, size_t size):
 @cython.final
 @cython.auto_pickle(False)
 cdef class RawMessages:
-    """Messages of a queue of librdkafka, so many at a time, where that has them.
+    """The messages of one call to a queue of librdkafka, in librdkafka's memory.
 
-    A sequence of `RawMessage`: to look at one copies it.  `RecordBuffers.add` takes them as they
-    are.  It is used by one thread at a time, and emptied before its queue is destroyed.
+    It is a sequence of `RawMessage`; indexing copies a message.  `RecordBuffers.add` reads the
+    messages in place.  Use it in one thread at a time, and clear it before its queue is destroyed.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ cdef class RawMessages:
     Raises
     ------
     ValueError
-        If these are not five addresses, or one is 0.
+        If ``functions`` are not five addresses, or an address is 0.
     """
 
     cdef consume_t consume_batch
@@ -79,12 +79,14 @@ cdef class RawMessages:
         free(self.messages)
 
     def consume(self, most, timeout_s):
-        """Let go of the messages there are, and wait for so many, or for so long.
+        """Free the held messages, and wait for new ones.
 
         Parameters
         ----------
         most : int
+            The number of messages to wait for.
         timeout_s : float
+            The longest wait, in seconds.
 
         Raises
         ------
@@ -107,7 +109,7 @@ cdef class RawMessages:
         self.n = max(found, 0)
 
     def clear(self):
-        """Let go of the messages there are."""
+        """Free the held messages."""
         with nogil:
             self.drop()
 

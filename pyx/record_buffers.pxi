@@ -1,15 +1,15 @@
 # The messages of Kafka's client as columns.  Part of _kafka_native.pyx.
 #
-# A message is an object with methods, and has no call for many of them: here each is called once,
-# and what it answers is copied to the end of its column, so that neither messages nor their
-# bytes outlast the call.  Nothing is taken for granted of the layout of such an object.
-# `RawMessages` are read where they are, and copied without the GIL.
+# A message is an object with methods, and the client has no call for many messages at once.  Here
+# each method is called once, and its result is copied to the end of a column, so neither messages
+# nor their bytes outlast the call.  Nothing is assumed about the layout of such an object.
+# `RawMessages` are read in place, and copied without the GIL.
 
 from cpython.exc cimport PyErr_Clear, PyErr_Occurred
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from libc.string cimport memcpy
 
-#: Bytes that a column is given before there is anything to be put into it.
+#: The initial size of a column, in bytes.
 cdef Py_ssize_t MOST_AT_ONCE = 1 << 24
 
 
@@ -33,7 +33,7 @@ cdef inline void append_raw(
 
 
 cdef cnp.ndarray with_room(cnp.ndarray column, Py_ssize_t used, Py_ssize_t needed, int typenum):
-    """A column with room for so many items: the same, or a larger one that begins alike."""
+    """Return a column with room for ``needed`` items: the same, or a larger copy."""
     cdef Py_ssize_t room = 0 if column is None else rows(column)
     cdef cnp.ndarray larger
     if column is not None and needed <= room:
@@ -49,13 +49,13 @@ cdef cnp.ndarray with_room(cnp.ndarray column, Py_ssize_t used, Py_ssize_t neede
 @cython.final
 @cython.auto_pickle(False)
 cdef class _BinaryRows:
-    """A column of bytes that grows: one value behind the other, and where each ends."""
+    """A growing column of bytes: concatenated values, and the offset of each end."""
 
     cdef cnp.ndarray offsets, data, valid
     cdef Py_ssize_t size, nulls, at_once
 
     cdef int reserve(self, Py_ssize_t used, Py_ssize_t needed, Py_ssize_t more) except -1:
-        """Make room for so many rows in all, and for so many bytes more."""
+        """Make room for ``needed`` rows in all, and for ``more`` further bytes."""
         if not used:
             more = max(more, self.at_once)
         self.valid = with_room(self.valid, used, needed, cnp.NPY_UINT8)
@@ -66,7 +66,7 @@ cdef class _BinaryRows:
         return 0
 
     cdef void append(self, Py_ssize_t used, list values, Py_ssize_t n):
-        """Copy values, each of which is bytes or None, into room that there is."""
+        """Copy values, each bytes or None, into reserved room."""
         cdef int32_t *ends = <int32_t *>cnp.PyArray_DATA(self.offsets) + used + 1
         cdef uint8_t *valid = <uint8_t *>cnp.PyArray_DATA(self.valid) + used
         cdef char *data = <char *>cnp.PyArray_DATA(self.data)
@@ -84,7 +84,7 @@ cdef class _BinaryRows:
         self.size = size
 
     cdef bytes_t place(self, Py_ssize_t used):
-        """Where the next values go, into room that there is."""
+        """Return the reserved place of the next values."""
         cdef bytes_t place
         place.ends = <int32_t *>cnp.PyArray_DATA(self.offsets) + used + 1
         place.valid = <uint8_t *>cnp.PyArray_DATA(self.valid) + used
@@ -94,10 +94,10 @@ cdef class _BinaryRows:
         return place
 
     cdef object taken(self, Py_ssize_t n):
-        """Hand over the column, and begin a new one."""
+        """Return the column, and begin a new one."""
         cdef object valid = self.valid[:n] if self.nulls else None
         found = _records.BinaryColumn(self.offsets[:n + 1], self.data[:self.size], valid)
-        # The next one is likely to be as large, and to grow a column is most of what it costs.
+        # The next column is likely to be as large, and growing is the largest part of the cost.
         self.at_once = min(self.size + self.size // 16, MOST_AT_ONCE)
         self.offsets = self.data = self.valid = None
         self.size = self.nulls = 0
@@ -105,7 +105,7 @@ cdef class _BinaryRows:
 
 
 cdef int64_t checked_size(object value, str name, Py_ssize_t place) except -1:
-    """The bytes of a key or value."""
+    """Return the number of bytes of a key or value; raise if it is not bytes or None."""
     if value is None:
         return 0
     if not PyBytes_CheckExact(value):
@@ -116,14 +116,14 @@ cdef int64_t checked_size(object value, str name, Py_ssize_t place) except -1:
 
 
 cdef object readable_headers(object headers_of, object message):
-    """A message's headers, if it can tell them."""
+    """Return a message's headers, or `UNREADABLE_HEADERS` if its method raises."""
     try:
         found = headers_of(message)
-        # confluent-kafka returns a list with holes in it, and an error: nobody may look at it.
+        # confluent-kafka returns an error and a list with NULL items, which must not be read.
         if PyErr_Occurred() == NULL:
             return found or None
         PyErr_Clear()
-    except (SystemError, UnicodeDecodeError):  # CPython makes the first of that
+    except (SystemError, UnicodeDecodeError):  # CPython raises SystemError for it
         pass
     return _records.UNREADABLE_HEADERS
 
@@ -131,17 +131,17 @@ cdef object readable_headers(object headers_of, object message):
 @cython.final
 @cython.auto_pickle(False)
 cdef class RecordBuffers:
-    """Records of one partition, gathered from messages into columns.
+    """Records of one partition, collected from messages into columns.
 
     Parameters
     ----------
     most_bytes : int, default 2**31 - 1
-        Of all keys, and of all values; more would have no offsets in 32 bits.
+        The maximum size of all keys, and of all values, in bytes; more do not fit 32-bit offsets.
 
     Raises
     ------
     TypeError, ValueError
-        If that is no integer, or not in 0..2**31 - 1.
+        If ``most_bytes`` is not an integer, or not in 0..2**31 - 1.
     """
 
     cdef _BinaryRows keys, values
@@ -157,39 +157,39 @@ cdef class RecordBuffers:
 
     @property
     def rows(self):
-        """Records that were added and not taken yet."""
+        """The number of records that were added and not taken yet."""
         return self.n
 
     @property
     def bytes(self):
-        """Bytes of their keys, values and headers; of a header's name its characters count."""
+        """The bytes of their keys, values and headers; header names count in characters."""
         return self.keys.size + self.values.size + self.header_bytes
 
     def add(self, messages, first=0, stop=INT64_MAX):
-        """Add the records that messages are, from a place on.
+        """Add the records among messages, up to the first that cannot be added.
 
         Parameters
         ----------
         messages : sequence of confluent_kafka.Message, or RawMessages
-            Of one partition and one class, in the order of their offsets.
+            The messages, of one partition and one class, in the order of their offsets.
         first : int, default 0
-            The place in ``messages`` where to begin.
+            The index in ``messages`` at which to begin.
         stop : int, optional
             An offset: records at or above it are not added.
 
         Returns
         -------
         int
-            The place of the first message that was not added: an event (its ``error()`` is not
-            None), a record at or above ``stop``, or one with which keys or values would have more
-            than ``most_bytes``; ``len(messages)`` if there is none.
+            The index of the first message that was not added: an event (its ``error()`` is not
+            None), a record at or above ``stop``, or one with which keys or values would exceed
+            ``most_bytes``; ``len(messages)`` if all were added.
 
         Raises
         ------
         TypeError
-            If a message's answers are not of the types that confluent-kafka's are.
+            If a method of a message returns another type than in confluent-kafka.
 
-        On any error nothing has been added.
+        If it raises, nothing has been added.
         """
         cdef int64_t until = stop
         if type(messages) is RawMessages:
@@ -202,7 +202,7 @@ cdef class RecordBuffers:
         cdef bint is_dense
         if not some:
             return first
-        # Looked up once for all: to find a method takes as long as these methods do.
+        # Look methods up once: a look-up takes as long as the method itself.
         cdef object of = type(some[0])
         error_of, offset_of, timestamp_of = of.error, of.offset, of.timestamp
         key_of, value_of, headers_of = of.key, of.value, of.headers
@@ -214,7 +214,7 @@ cdef class RecordBuffers:
         cdef int64_t *offset = <int64_t *>cnp.PyArray_DATA(offsets)
         begin = offset_of(some[0])
         offset[n - 1] = offset_of(some[n - 1])
-        # They rise: where the last is as far away as there are records, none is missing between.
+        # Offsets ascend, so if the last is n - 1 above the first, none of the n is missing.
         is_dense = offset[n - 1] - begin == n - 1
         cdef cnp.ndarray times = new_column(n, cnp.NPY_INT64)
         cdef int64_t *time = <int64_t *>cnp.PyArray_DATA(times)
@@ -320,7 +320,7 @@ cdef class RecordBuffers:
         return first + n
 
     cdef int join_headers(self, list headers, Py_ssize_t used, Py_ssize_t n) except -1:
-        """Nothing fails from here on but for want of memory for pointers."""
+        """Append headers. Only a lack of memory for pointers can fail here."""
         cdef int64_t size = 0
         if headers is not None:
             for some in headers:
@@ -359,12 +359,12 @@ cdef class RecordBuffers:
         return 0
 
     def taken(self):
-        """Hand over the records, and begin anew with none.
+        """Remove and return all records.
 
         Returns
         -------
         ackcore._records.GatheredRecords or None
-            None if there are none.
+            The records; None if there are none.
         """
         with cython.critical_section(self):
             return self.take()

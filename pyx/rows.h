@@ -1,22 +1,22 @@
-/* rows.h - what a stage does with the rows it emits: hashing their fields, numbering their edges,
- * and fingerprinting what is written.
+/* rows.h - the processing of rows that a stage emits: hashing their fields, numbering their edges,
+ * and fingerprinting written data.
  *
- * Fixed for ever, bit by bit: a checkpoint holds fingerprints, and two tasks of one shuffle, or of
- * two versions, must send one value to one place.  The reference implementation is
- * ackcore/_reference/rows.py; the test vectors are in tests/test_hashes.py, test_runs.py and
+ * No bit of a result may ever change: a checkpoint contains fingerprints, and all tasks of a
+ * shuffle, of any version, must send a value to the same destination.  The reference implementation
+ * is ackcore/_reference/rows.py; the test vectors are in tests/test_hashes.py, test_runs.py and
  * test_fingerprints.py.
  *
- * A row's hash h takes in one column after the other:
+ * Columns are mixed into a row's hash h one after another:
  *
  *     h = (h ^ h >> 32) * NEXT_COLUMN + hash of the value        so h = 0 makes it the value's own
  *
  *     8 bytes or fewer    mix(the sign-extended number ^ VALUE)
  *     16, 32 bytes        the same, and mix(that ^ word) for each further word
  *     any length          x = VALUE + GOLDEN * (length + 1), then x = mix(x ^ word) for each word,
- *                         of which there is one at least; the last is filled up with zeros
+ *                         at least one; the last is padded with zeros
  *     null                NO_VALUE
  *
- * Words are little-endian where bytes are hashed, and the machine's own where numbers are.
+ * Words are little-endian if bytes are hashed, and in native order if numbers are.
  */
 #ifndef ACKCORE_ROWS_H
 #define ACKCORE_ROWS_H
@@ -30,7 +30,7 @@
 #define NEXT_COLUMN 0xd1342543de82ef95ULL
 #define FINGERPRINT 0x3c6ef372fe94f82bULL
 
-/* Eight bytes from anywhere, the first one lowest. */
+/* Eight bytes from any address, the first one lowest. */
 INLINE uint64_t word_at(const uint8_t *bytes) {
     uint64_t word;
     memcpy(&word, bytes, 8);
@@ -46,11 +46,11 @@ INLINE uint64_t fold_value(uint64_t hash, uint64_t value_hash) {
     return (hash ^ (hash >> 32)) * NEXT_COLUMN + value_hash;
 }
 INLINE uint64_t where_valid(uint64_t value_hash, uint8_t valid) {
-    /* A mask, not a branch: nulls come in no order that could be foreseen. */
+    /* A mask, not a branch: nulls are unpredictable. */
     const uint64_t keep = 0 - (uint64_t)(valid != 0);
     return (value_hash & keep) | (NO_VALUE & ~keep);
 }
-/* A number of a column that may start anywhere in memory, hence memcpy. */
+/* A number of a column at any address, hence memcpy. */
 INLINE int64_t number_at(const uint8_t *column, size_t row, const size_t width) {
     int8_t byte;
     int16_t half;
@@ -94,9 +94,9 @@ INLINE void fold_wide(uint64_t *hashes, const uint8_t *column, const size_t word
         hashes[row] = fold_value(hashes[row], valid ? where_valid(hash, valid[row]) : hash);
     }
 }
-/* Take in a column of numbers of 1, 2, 4, 8, 16 or 32 bytes, by a loop for each; `valid` is NULL
- * without nulls.  A function of its own: inlined into another, the loops lie where they fall, which
- * costs up to a tenth. */
+/* Mix in a column of numbers of 1, 2, 4, 8, 16 or 32 bytes, with a loop for each; `valid` is NULL
+ * without nulls.  Not inlined: the loops of an inlined copy may be badly aligned, which costs up to
+ * a tenth. */
 static __attribute__((noinline, unused)) void fold_numbers(uint64_t *hashes, const uint8_t *column,
                                                            size_t width, size_t rows,
                                                            const uint8_t *valid) {
@@ -133,7 +133,7 @@ INLINE uint64_t hash_of_bytes(const uint8_t *bytes, uint64_t length, const uint8
 }
 INLINE size_t bad_offset_of(const void *offsets, const int wide, size_t rows, int64_t size) {
     uint64_t wrong = 0;
-    /* All at once, so that it vectorises; which one it was is found out only if there is one. */
+    /* Check all rows together, which vectorises; search for the bad row only if there is one. */
     for (size_t row = 0; row < rows; row++)
         wrong |= offset_at(offsets, row + 1, wide) < offset_at(offsets, row, wide);
     if (!wrong && offset_at(offsets, 0, wide) >= 0 && offset_at(offsets, rows, wide) <= size)
@@ -145,7 +145,7 @@ INLINE size_t bad_offset_of(const void *offsets, const int wide, size_t rows, in
     }
     return rows;
 }
-/* The first row whose bytes are not a piece of 0..size; the number of rows if there is none. */
+/* The first row whose bytes are not within 0..size; the number of rows if there is none. */
 static inline size_t first_bad_offset(const void *offsets, int wide, size_t rows, int64_t size) {
     return wide ? bad_offset_of(offsets, 1, rows, size) : bad_offset_of(offsets, 0, rows, size);
 }
@@ -158,7 +158,7 @@ INLINE void fold_bytes_at(uint64_t *hashes, const void *offsets, const int wide,
         hashes[row] = fold_value(hashes[row], valid ? where_valid(hash, valid[row]) : hash);
     }
 }
-/* Take in a column of strings. */
+/* Mix in a column of strings. */
 static inline void fold_bytes(uint64_t *hashes, const void *offsets, int wide, const uint8_t *data,
                               size_t size, size_t rows, const uint8_t *valid) {
     if (wide)
@@ -166,8 +166,8 @@ static inline void fold_bytes(uint64_t *hashes, const void *offsets, int wide, c
     else
         fold_bytes_at(hashes, offsets, 0, data, size, rows, valid);
 }
-/* Where rows begin once they are put in order; stops at a row number that is out of range.  Returns
- * that place, or `places`; `total` goes above `most` where there is no room. */
+/* Compute the offsets of rows after reordering; stops at a row number that is out of range.
+ * Returns its place, or `places`; `total` exceeds `most` if the bytes do not fit. */
 INLINE size_t places_of(const void *offsets, const int wide, size_t rows, const uint64_t *order,
                         size_t places, void *out, int64_t most, int64_t *total) {
     int64_t end = 0;
@@ -208,7 +208,7 @@ INLINE void gather_bytes_at(const void *offsets, const int wide, const uint8_t *
             memcpy(out + at, data + start, (size_t)length);
     }
 }
-/* Copy rows in order; `out` has room for AT_ONCE bytes more, of which any may be written. */
+/* Copy rows in order; `out` has AT_ONCE further bytes, which may be overwritten. */
 static inline void gather_bytes(const void *offsets, int wide, const uint8_t *data, int64_t size,
                                 const uint64_t *order, size_t places, const void *to,
                                 uint8_t *out) {
@@ -217,7 +217,7 @@ static inline void gather_bytes(const void *offsets, int wide, const uint8_t *da
     else
         gather_bytes_at(offsets, 0, data, size, order, places, to, out);
 }
-/* A sum over the words, each mixed with its place: steps are independent. */
+/* A sum over the words, each mixed with its place, so that the steps are independent. */
 static inline uint64_t fingerprint_of(const uint8_t *data, uint64_t size, uint64_t seed) {
     const uint64_t key = mix64(seed ^ FINGERPRINT);
     uint64_t total = 0, place = key, word = 0;
@@ -233,8 +233,8 @@ static inline uint64_t fingerprint_of(const uint8_t *data, uint64_t size, uint64
 
 /* ---- edges of emitted rows, and the runs in which they leave ------------------------------- */
 
-/* The common part of the edges of a group: only the ordinal is missing.  Without `parents`,
- * `parent` is that of all. */
+/* The common part of the edges of a group, without the ordinal.  Without `parents`, all groups have
+ * `parent`. */
 static inline void start_edges(const uint64_t *roots, const uint64_t *parents, uint64_t parent,
                                size_t groups, edge_key_t keys, uint64_t *bases) {
     for (size_t group = 0; group < groups; group++) bases[group] = edge_root(roots[group], keys);
@@ -245,13 +245,12 @@ static inline void start_edges(const uint64_t *roots, const uint64_t *parents, u
         for (size_t group = 0; group < groups; group++)
             bases[group] = edge_parent(bases[group], parent, keys);
 }
-/* The edge of each row; stops at a row whose owner is no group and returns its number. */
+/* The edge of each row; stops at a row whose owner is not a group, and returns its number. */
 static inline size_t number_edges(const uint64_t *owners, size_t rows, size_t groups,
                                   edge_key_t keys, const uint64_t *bases, uint64_t *ordinals,
                                   uint64_t *edges, uint64_t *totals, uint64_t *bad_owner) {
     for (size_t row = 0; row < rows; row++) {
-        /* Read once: it is a place in memory, and another thread may write to the caller's column.
-         */
+        /* Read once: it is an index, and another thread may write to the caller's column. */
         const uint64_t group = owners[row];
         if (group >= groups) {
             *bad_owner = group;
@@ -271,9 +270,9 @@ typedef struct {
     int64_t *counts;
 } row_runs_t;
 
-/* The runs of each destination; returns how many there are in all.  Without a branch that data
- * decides: runs are short and of any length.  Each row that comes up gets a 1 in `seen`.
- * `bad_place` is where `order` has no row number, or `rows`. */
+/* The runs of each destination; returns their total number.  Without branches that depend on data,
+ * because runs are short and their lengths unpredictable.  Each row that occurs gets a 1 in `seen`.
+ * `bad_place` is the index in `order` of a bad row number, or `rows`. */
 static inline size_t cut_runs(const uint64_t *owners, const uint64_t *edges, size_t rows,
                               const uint64_t *order, const int64_t *counts, size_t destinations,
                               row_runs_t out, uint8_t *seen, size_t *bad_place) {
@@ -291,7 +290,7 @@ static inline size_t cut_runs(const uint64_t *owners, const uint64_t *edges, siz
             }
             seen[row] = 1;
             const uint64_t owner = owners[row];
-            /* The first row begins a run whatever is in it: it was checked to be a group, but
+            /* The first row always begins a run: its owner was checked to be a group, but
              * another thread may have written to the caller's column since.
              * `same` is 0 or all ones (-1): `runs` grows only for a new run. */
             const uint64_t same = 0 - (uint64_t)((owner == last) & (place != start));

@@ -7,7 +7,7 @@ from rows cimport (
 
 
 cdef cnp.ndarray as_bytes(object data, str name):
-    """The memory of a buffer as an array of bytes."""
+    """Return the memory of a buffer as an array of bytes."""
     if cnp.PyArray_CheckExact(data) and cnp.PyArray_NDIM(data) == 1:
         if cnp.PyArray_ISCARRAY_RO(data) and cnp.PyArray_TYPE(data) == cnp.NPY_UINT8:
             return data
@@ -23,27 +23,27 @@ cdef inline const uint8_t *bytes_at(cnp.ndarray column) noexcept:
 def hash_fixed(hashes, data, width, valid=None):
     """Mix a column of numbers into a running hash per row, in place.
 
-    Equal columns give equal hashes, here and in every version and process.  Numbers of 1, 2
-    and 4 bytes are taken with their sign, so a value hashes alike in any of these widths and 8.
+    Equal columns give equal hashes in every version and process.  Numbers of 1, 2 and 4 bytes are
+    sign-extended, so a value has the same hash in each of these widths and in 8 bytes.
 
     Parameters
     ----------
     hashes : column of int64 or uint64, shape (n,), writable
         Zeros before the first column.
     data : buffer of n * width bytes
-        The numbers, in the machine's byte order; they may start at any address.
+        The numbers, in native byte order, at any address.
     width : int
-        Bytes of a number: 1, 2, 4, 8, 16 or 32.
+        The number of bytes of a number: 1, 2, 4, 8, 16 or 32.
     valid : column of bool or uint8, shape (n,), optional
-        0 where the row is null: it then hashes to a constant, whatever ``data`` holds there.
+        0 for a null row, whose hash is a constant, whatever ``data`` has there.
 
     Raises
     ------
     TypeError
-        If an argument is not of its type.
+        If an argument has another type.
     ValueError
         If ``hashes`` is read-only or a column is not one-dimensional and C-contiguous, if the
-        lengths differ, or if there is no such width.
+        lengths differ, or if ``width`` is another number.
     """
     cdef cnp.ndarray hash_rows = _row_arguments.in_place(hashes, "hashes")
     cdef int64_t w = as_count(width, "width", 1, INT64_MAX)
@@ -62,27 +62,27 @@ def hash_fixed(hashes, data, width, valid=None):
 
 
 def hash_binary(hashes, offsets, data, valid=None):
-    """Mix a column of strings, or of bytes, into a running hash per row, in place.
+    """Mix a column of strings or bytes into a running hash per row, in place.
 
     Parameters
     ----------
     hashes : column of int64 or uint64, shape (n,), writable
         Zeros before the first column.
     offsets : numpy.ndarray of int32 or int64, shape (n + 1,)
-        Row i is ``data[offsets[i]:offsets[i + 1]]``; the hash does not depend on the type.  Must
-        not be written to during the call.
+        Row i is ``data[offsets[i]:offsets[i + 1]]``; the hash does not depend on the type.  No
+        thread may write to it during the call.
     data : buffer
-        The bytes of all rows, and maybe others.
+        The bytes of all rows, possibly with others.
     valid : column of bool or uint8, shape (n,), optional
-        0 where the row is null: it then hashes to the constant of `hash_fixed`.
+        0 for a null row, whose hash is the constant of `hash_fixed`.
 
     Raises
     ------
     TypeError
-        If an argument is not of its type.
+        If an argument has another type.
     ValueError
         If ``hashes`` is read-only or a column is not one-dimensional and C-contiguous, if the
-        lengths differ, or if the offsets fall or leave the data: the message names the row.
+        lengths differ, or if offsets descend or are outside the data: the message names the row.
     """
     cdef cnp.ndarray hash_rows = _row_arguments.in_place(hashes, "hashes")
     cdef size_t n = rows(hash_rows), bad
@@ -104,52 +104,52 @@ def hash_binary(hashes, offsets, data, valid=None):
 
 
 def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=None, ordinals=None):
-    """Give emitted rows their edges, and cut what goes to each destination into runs.
+    """Number the edges of emitted rows, and cut the rows for each destination into runs.
 
     The edge of row i is ``edge_id(key, roots[g], component, parent_edges[g], ordinal)`` for its
-    group ``g = owners[i]``, where the ordinal counts the rows of the group from 0 on, or from
-    where ``ordinals`` has it.  A run is a longest stretch of rows of one group that
-    follow each other on the way to one destination.
+    group ``g = owners[i]``.  The ordinal counts the rows of the group from 0, or from
+    ``ordinals[g]``.  A run is a longest sequence of consecutive rows of one group for one
+    destination.
 
     Parameters
     ----------
     key : int
-        The spout's, of `ackcore.ids.spout_key`: 64 bits in either sign.
+        The spout's key, of `ackcore.ids.spout_key`: 64 bits, signed or not.
     component : str or int
-        The emitting component, as `ackcore.ids.edge_id` takes it.
+        The emitting component, as in `ackcore.ids.edge_id`.
     owners : column of int64 or uint64, shape (m,)
-        The group that each row hangs from, 0..g-1; at most 2**31-1 rows.
+        The group of each row, 0..g-1; at most 2**31-1 rows.
     roots : column of int64 or uint64, shape (g,)
         The root of each group.
     parent_edges : column of int64 or uint64, shape (g,), or int
-        The edge, or the XOR of edges, on which each group came; one integer stands for all.
+        The edge, or the XOR of edges, of each group's input; one integer applies to all.
     order : column of int64, shape (m,), optional
-        Row numbers, destination by destination, as `split_by_shard` gives them.  None: the rows
-        are in that order.
+        Row numbers, destination by destination, as from `split_by_shard`.  None if the rows are in
+        that order.
     counts : column of int64, shape (d,), optional
-        Rows per destination.  None: there is one.
+        The number of rows per destination.  None for a single destination.
     ordinals : column of int64, shape (g,), writable, optional
-        How many rows each group has emitted before, 0..2**62-1; is raised by those of this call.
+        The number of rows that each group emitted before, 0..2**62-1; this call adds its rows.
 
     Returns
     -------
     totals : numpy.ndarray of int64, shape (g,)
         The XOR of all edges of each group.
     run_groups, run_vals : numpy.ndarray of int64, shape (k,)
-        Each run's group and the XOR of its edges.
+        The group of each run, and the XOR of its edges.
     run_rows : numpy.ndarray of int32, shape (k,)
-        How many rows each run has.
+        The number of rows of each run.
     run_counts : numpy.ndarray of int64, shape (d,)
-        Runs per destination.
+        The number of runs per destination.
 
     Raises
     ------
     TypeError
-        If an argument is not of its type.
+        If an argument has another type.
     ValueError
         If a column is not one-dimensional and C-contiguous, if lengths differ, if ``counts`` do
         not add up to m, if ``order`` does not have each row once, or if an owner or an ordinal
-        is out of range: the message names its row.  ``ordinals`` are then as before.
+        is out of range: the message names its row.  ``ordinals`` are then unchanged.
     OverflowError
         If an integer has more than 64 bits.
     """
@@ -174,7 +174,7 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
     if counts is None:
         count_column = np.array([m], np.int64)
     else:
-        # Copied, as these are places in memory: what was checked is what is used.
+        # Copy, because these are indexes into memory: use the values that were checked.
         count_column = np.array(id_column(counts, "counts"), np.int64)
         _row_arguments.check_counts(count_column, m)
     if ordinals is not None:
@@ -240,35 +240,35 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
 
 
 def gather_binary(offsets, data, order):
-    """Put the strings, or bytes, of a column in another order.
+    """Reorder the strings or bytes of a column.
 
-    Several times as fast as Arrow's ``take`` where they are short.
+    For short ones, it is several times as fast as Arrow's ``take``.
 
     Parameters
     ----------
     offsets : numpy.ndarray of int32 or int64, shape (n + 1,)
         Row i is ``data[offsets[i]:offsets[i + 1]]``.
     data : buffer
-        The bytes of all rows, and maybe others.
+        The bytes of all rows, possibly with others.
     order : column of int64, shape (m,)
-        Row numbers, as `split_by_shard` gives them; a row may come up any number of times.
-        Neither this nor ``offsets`` must be written to during the call.
+        Row numbers, as from `split_by_shard`; a row may occur any number of times.  No thread may
+        write to this or to ``offsets`` during the call.
 
     Returns
     -------
     offsets : numpy.ndarray of the type given, shape (m + 1,)
-        From 0 on.
+        The new offsets, from 0.
     data : numpy.ndarray of uint8
-        The bytes of these rows and no others.  The memory behind them, up to a multiple of 64
-        bytes, holds zeros, so padded output is deterministic.
+        The bytes of these rows only.  The memory after them, up to a multiple of 64 bytes, is zero,
+        so padded output is deterministic.
 
     Raises
     ------
     TypeError
-        If an argument is not of its type.
+        If an argument has another type.
     ValueError
-        If a column is not one-dimensional and C-contiguous, if the offsets fall or leave the
-        data, if there is no row of a number in ``order``, or if the bytes are too many for the
+        If a column is not one-dimensional and C-contiguous, if offsets descend or are outside the
+        data, if ``order`` has a number that is not a row's, or if the bytes are too many for the
         offsets' type: the message names the row.
     """
     cdef cnp.ndarray starts = _row_arguments.offset_column(offsets)
@@ -304,19 +304,19 @@ def gather_binary(offsets, data, order):
 
 
 def fingerprint(data, seed=0):
-    """Return 64 bits that tell whether bytes are still the same.
+    """Return a 64-bit fingerprint of bytes, with which a later change of them is detected.
 
-    They change with any byte, with the order and with the length; two unlike pieces of data
-    agree by the odds of 64 bits.  That holds against accidents - a block lost, swapped, cut off
-    or written twice; it is not cryptographic.
+    It depends on every byte, on the order and on the length.  Different data have the same
+    fingerprint with a probability of 2**-64.  It detects accidents: a block lost, swapped, cut off
+    or written twice.  It is not cryptographic.
 
     Parameters
     ----------
     data : buffer
-        Bytes, or any other object with the buffer protocol, C-contiguous.  Numbers count as
-        the bytes they are in memory.
+        Bytes, or another C-contiguous object with the buffer protocol.  Numbers count as their
+        bytes in memory.
     seed : int, default 0
-        64 bits in either sign; another seed gives an unrelated result.
+        64 bits, signed or not; another seed gives an unrelated result.
 
     Returns
     -------
@@ -326,7 +326,7 @@ def fingerprint(data, seed=0):
     Raises
     ------
     TypeError
-        If ``data`` is no buffer, or ``seed`` no integer.
+        If ``data`` is not a buffer, or ``seed`` is not an integer.
     ValueError
         If the buffer is not C-contiguous.
     OverflowError

@@ -1,8 +1,8 @@
 /* table.h - one hash table: hashing, probing, insert, erase, as layout.h describes them.
  *
  * A slot is named by bucket and number.  `match` and `free_` have one bit a slot.  Functions here
- * read every free slot as free and every other one as alive; expiry is ledger.h's.  The caller
- * sees to it that no two live entries have one key, and that the table does not become full.
+ * read every free slot as free and every other one as alive; ledger.h handles expiry.  The caller
+ * ensures that no two live entries have the same key, and that the table does not become full.
  */
 #ifndef ACKCORE_TABLE_H
 #define ACKCORE_TABLE_H
@@ -112,7 +112,7 @@ static void table_erase(table_t *table, seed_t seed, size_t index, unsigned slot
     while (UNLIKELY(table->buckets[index].overflow_count != 0)) {
         size_t other = index, distance = 0;
         uint32_t displaced = 0;  /* slots of `other` whose entries probed past `index` */
-        while (displaced == 0) { /* ends: overflow_count > 0 says that there is one */
+        while (displaced == 0) { /* ends: overflow_count > 0 means that there is one */
             other = next_bucket(table, other);
             distance++;
             ASSERT(distance < table->n_buckets);

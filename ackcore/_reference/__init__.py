@@ -1,7 +1,7 @@
-"""The backend in plain Python: what is correct.
+"""The backend in plain Python, which defines the correct results.
 
-The twin of ``ackcore._native``, which must do exactly the same, only faster: the contract tests
-hold both to SEMANTICS, and the model tests compare them step by step.
+``ackcore._native`` is its faster twin and must return the same results. The contract tests check
+both against SEMANTICS, and the model tests compare them step by step.
 """
 
 from ackcore._reference.ids import (

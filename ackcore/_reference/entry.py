@@ -1,7 +1,7 @@
-"""The entry of one root, and what each message does to it: SEMANTICS 2 and 4, to the letter.
+"""The entry of one root, and the effect of each message on it: SEMANTICS 2 and 4, to the letter.
 
-As Apache Storm 2.x has it in ``org.apache.storm.daemon.Acker`` (its `AckObject`, `execute`);
-merging and deciding are ours.
+Messages follow Apache Storm 2.x, ``org.apache.storm.daemon.Acker`` (its `AckObject`, `execute`).
+Merging and deciding are ackcore's own.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ UNSET = -1  # the task of an entry before its init
 class Pending:
     """One pending root.
 
-    ``turn`` is the ledger's turn in which the entry was last put in the newest bucket; the times
-    are 0 and never shown in a ledger without a clock.
+    ``turn`` is the ledger's turn in which the entry was last put in the newest bucket. In a ledger
+    without a clock, the times are 0 and never returned.
     """
 
     turn: int
@@ -44,7 +44,7 @@ class Pending:
     flags: int = 0
 
     def receive(self, val: int, task: int) -> None:
-        """Fold one message in: ``task`` says which, see `ackcore.Ledger.apply`."""
+        """Fold one message in; ``task`` is its kind, as in `ackcore.Ledger.apply`."""
         if task == FAIL:
             self.flags |= FLAG_FAILED
         elif task == ACK:
@@ -57,7 +57,7 @@ class Pending:
             self.task = task
 
     def apply(self, val: int, task: int) -> Status | None:
-        """Fold one message in, and return the kind of its outcome if it has one."""
+        """Fold one message in; return the kind of its outcome, or None."""
         self.receive(val, task)
         if self.task >= 0:
             if self.val == 0:
@@ -69,7 +69,7 @@ class Pending:
         return None
 
     def merge(self, row: Pending) -> None:
-        """Fold in what other messages of the same root came to."""
+        """Fold another entry of the same root in."""
         self.flags |= row.flags
         if self.inits and row.inits and self.task != row.task:
             self.flags |= FLAG_TASKS_DIFFER
@@ -81,7 +81,7 @@ class Pending:
         self.last_ms = max(self.last_ms, row.last_ms)
 
     def decide(self, deadline: int | None) -> Status:
-        """Return the first line of the table in SEMANTICS 4 that holds."""
+        """Return the status of the first row in the table of SEMANTICS 4 that applies."""
         past = deadline is not None and self.last_ms < deadline
         if self.inits == 0:
             return ORPHAN if past else OPEN

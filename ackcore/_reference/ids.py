@@ -1,9 +1,9 @@
 """Ids, a root or an edge at a time: the twin of pyx/ids.h.
 
-A root id is a keyed bijection of (partition, offset, attempt) and an edge id a keyed hash of its
-position (SEMANTICS 5), both by SplitMix64; a root's acker is found as Storm's fields grouping
-finds it, with Java's ``Long.hashCode`` and ``Math.floorMod``.  Fixed for ever, bit by bit:
-checkpoints hold ids.
+A root id is a keyed bijection of (partition, offset, attempt), and an edge id a keyed hash of its
+position (SEMANTICS 5), both by SplitMix64. The acker of a root is computed as in Storm's fields
+grouping, with Java's ``Long.hashCode`` and ``Math.floorMod``. No bit of an id may ever change,
+because checkpoints contain ids.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _edge(key: int, root: int, component: int, parent_edge: int, ordinal: int) -
 
 
 def _task(root: int, n: int) -> int:
-    # Java's Long.hashCode, 31 added in 32 bits, and floorMod, which is Python's %.
+    # Java's Long.hashCode, plus 31 in 32 bits, and floorMod, which is Python's %.
     code = (root ^ (root & ALL_BITS) >> 32) + 31 & 0xFFFFFFFF
     return ((code ^ 1 << 31) - (1 << 31)) % n
 
@@ -50,7 +50,7 @@ def _same_length(**given: Part) -> None:
 
 
 def _part(value: Any, name: str, bits: int, as_column: Callable[[Any, str], Any]) -> Part:
-    """One integer for all rows, checked; or a column, whose items are yet to be checked."""
+    """Return one checked integer for all rows, or a column whose items are not checked yet."""
     if _id_arguments.is_one_for_all(value):
         return as_count(value, name, 0, 2**bits - 1)
     column: npt.NDArray[Any] = as_column(value, name)
@@ -151,7 +151,7 @@ def acker_task(root_ids: Any, n: int) -> int | Int32s:
 
 
 class IdSource:
-    """Ids for use in one process, each given once; see `ackcore.ids.IdSource`."""
+    """A source of ids for one process, each returned once; see `ackcore.ids.IdSource`."""
 
     __slots__ = ("_given", "_key", "_lock")
 
@@ -162,12 +162,12 @@ class IdSource:
 
     @property
     def key(self) -> int:
-        """The key, signed."""
+        """The key as a signed int."""
         return self._key
 
     @property
     def given(self) -> int:
-        """The number of ids given so far: a copy continues there."""
+        """The number of ids returned so far. A copy continues after them."""
         return self._given
 
     def _take(self, n: int) -> int:
@@ -183,7 +183,7 @@ class IdSource:
     def _id(self, count: int) -> int:
         before, between = subkey(self._key, 6), subkey(self._key, 7)
         x = mix(mix(count ^ before) + between & ALL_BITS)
-        # Count 0, which is never drawn, goes to id 0; so no other count can.
+        # Count 0, which is never used, maps to id 0; the map is a bijection, so no other does.
         return signed(x ^ mix(mix(before) + between & ALL_BITS))
 
     def next(self) -> int:
@@ -203,5 +203,5 @@ class IdSource:
         return IdSource, (self._key, self._given)
 
     def __repr__(self) -> str:
-        # Without the key: it predicts every id to come.
+        # Without the key, from which every later id can be computed.
         return f"IdSource(given={self._given})"

@@ -33,24 +33,24 @@ from ackcore._reference.entry import UNSET, Pending
 
 
 class Ledger:
-    """Pending tuple trees, keyed by root id; see SEMANTICS for what the messages mean.
+    """The pending tuple trees, by root id; SEMANTICS defines the messages.
 
     Parameters
     ----------
     capacity : int, default 1024
-        Entries to make room for up front; a ledger grows when it must.  More than any table
-        holds is a `MemoryError`, as of the native ledger.
+        The number of entries to reserve room for. A ledger grows as needed. A capacity above any
+        table's limit raises `MemoryError`, as in the native ledger.
     buckets : int, default 3
-        Turns (`rotate`) after which an entry expires: 2..126.
+        The number of turns (`rotate`) after which an entry expires: 2..126.
     refresh_on_ack : bool, default False
-        Whether every message moves its entry to the newest bucket, as early Storm did, and
-        not only FAIL and RESET.
+        Whether every message moves its entry to the newest bucket, as in early Storm, and not only
+        FAIL and RESET.
     clock : callable returning int, optional
-        The time in milliseconds, read once a call.  A ledger keeps times if it has one.
+        Returns the time in milliseconds; called once per call. A ledger with a clock keeps times.
     max_entries : int, optional
-        A call that might make more entries raises `LedgerFull` and applies nothing.
+        The limit on entries. A call that might exceed it raises `LedgerFull` and applies nothing.
     seed : int, optional
-        Ignored: a dict has its own.  The native ledger hashes with it.
+        Ignored, because a dict has its own. The native ledger hashes with it.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Ledger:
             capacity, buckets, refresh_on_ack, clock, max_entries, seed
         )
         self._pending: dict[int, Pending] = {}
-        self._left: list[Entry] = []  # what expired at the last turn and was not taken yet
+        self._left: list[Entry] = []  # entries that expired at the last turn and were not taken yet
         self._turn = 0
         self._second_inits = self._orphans = self._expired_untaken = 0
         self._lock = threading.Lock()
 
     @property
     def buckets(self) -> int:
-        """Turns after which an entry expires."""
+        """The number of turns after which an entry expires."""
         return self._options.buckets
 
     @property
@@ -94,12 +94,12 @@ class Ledger:
 
     @property
     def capacity(self) -> int:
-        """Entries that there is room for now."""
+        """The number of entries that there is room for now."""
         return max(self._options.capacity, len(self._pending))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the pending entries take, roughly."""
+        """The approximate memory of the pending entries, in bytes."""
         with self._lock:
             an_entry = sys.getsizeof(Pending(0, 0, 0)) + 3 * sys.getsizeof(2**63)
             return sys.getsizeof(self._pending) + an_entry * len(self._pending)
@@ -112,7 +112,7 @@ class Ledger:
 
     @property
     def tables(self) -> tuple[npt.NDArray[np.uint8], ...]:
-        """The arrays that hold the entries: none here."""
+        """The arrays that hold the entries: always empty in this backend."""
         return ()
 
     # Messages -------------------------------------------------------------------------------
@@ -123,24 +123,24 @@ class Ledger:
         Parameters
         ----------
         root_ids, vals : buffer of int64 or uint64, shape (n,), C-contiguous
-            Parallel columns.  Either dtype is the same 64 bits.
+            Parallel columns. Both dtypes are the same 64 bits.
         tasks : buffer of int32, shape (n,), C-contiguous
-            What each row is: a task >= 0 is an INIT by that spout task, the others are
-            ``ACK``, ``FAIL`` and ``RESET``, of which the last two ignore their val.
+            The kind of each row: a task >= 0 is an INIT by that spout task; otherwise ``ACK``,
+            ``FAIL`` or ``RESET``, of which the last two ignore their val.
 
         Returns
         -------
         Outcomes
-            What came of it, in the order of the rows.
+            The outcomes, in the order of the rows.
 
         Raises
         ------
         TypeError, ValueError
-            If a column or the clock's answer is not what it must be.
+            If a column or the clock's result has a wrong type or value.
         LedgerFull
-            If there might be more than ``max_entries`` entries.
+            If the number of entries might exceed ``max_entries``.
 
-        On any of these, nothing has been applied.
+        If it raises, nothing has been applied.
         """
         ids = _columns.id_column(root_ids, "root_ids")
         xors = _columns.id_column(vals, "vals")
@@ -150,7 +150,7 @@ class Ledger:
         return self._apply_rows(ids.tolist(), xors.tolist(), kinds.tolist())
 
     def init_many(self, root_ids: Any, init_vals: Any, tasks: Any) -> Outcomes:
-        """Apply a batch of INITs; as `apply`, with ``tasks`` >= 0."""
+        """Apply a batch of INITs; see `apply`. ``tasks`` must be >= 0."""
         ids = _columns.id_column(root_ids, "root_ids")
         xors = _columns.id_column(init_vals, "init_vals")
         spouts = _columns.task_column(tasks, "tasks")
@@ -159,24 +159,24 @@ class Ledger:
         return self._apply_rows(ids.tolist(), xors.tolist(), spouts.tolist())
 
     def ack_many(self, root_ids: Any, ack_vals: Any) -> Outcomes:
-        """Apply a batch of ACKs; as `apply`."""
+        """Apply a batch of ACKs; see `apply`."""
         ids = _columns.id_column(root_ids, "root_ids")
         xors = _columns.id_column(ack_vals, "ack_vals")
         rows = _columns.same_length(root_ids=ids, ack_vals=xors)
         return self._apply_rows(ids.tolist(), xors.tolist(), [ACK] * rows)
 
     def fail_many(self, root_ids: Any) -> Outcomes:
-        """Apply a batch of FAILs; as `apply`."""
+        """Apply a batch of FAILs; see `apply`."""
         ids = _columns.id_column(root_ids, "root_ids")
         return self._apply_rows(ids.tolist(), [0] * len(ids), [FAIL] * len(ids))
 
     def reset_timeout_many(self, root_ids: Any) -> Outcomes:
-        """Apply a batch of RESETs; as `apply`."""
+        """Apply a batch of RESETs; see `apply`."""
         ids = _columns.id_column(root_ids, "root_ids")
         return self._apply_rows(ids.tolist(), [0] * len(ids), [RESET] * len(ids))
 
     def init(self, root_id: int, init_val: int, task: int) -> Outcome | None:
-        """Apply one INIT, by spout task ``task``; ids may be signed or not."""
+        """Apply one INIT by the spout task ``task``; ids may be signed or not."""
         root = _columns.as_id(root_id, "root_id")
         val = _columns.as_id(init_val, "init_val")
         return self._apply_one(root, val, _columns.as_task(task, "task"))
@@ -241,9 +241,10 @@ class Ledger:
     # Time -----------------------------------------------------------------------------------
 
     def rotate(self) -> None:
-        """Turn the wheel: entries of the oldest bucket leave, and may be taken by `expired`.
+        """Turn the buckets once: entries of the oldest bucket expire, and `expired` can return
+        them.
 
-        What left at the turn before and was not taken is dropped and counted.
+        Entries that expired at the turn before and were not taken are dropped and counted.
         """
         with self._lock:
             self._expired_untaken += len(self._left)
@@ -259,7 +260,7 @@ class Ledger:
                 del self._pending[root]
 
     def expired(self, limit: int | None = None) -> Entries:
-        """Take what left at the last turn: all that is still there, or up to ``limit`` entries."""
+        """Remove and return entries that expired at the last turn: all, or up to ``limit``."""
         if limit is not None:
             limit = _columns.as_count(limit, "limit", 0)
         with self._lock:
@@ -269,13 +270,13 @@ class Ledger:
     # Folding and settling -------------------------------------------------------------------
 
     def merge(self, entries: Entries) -> None:
-        """Fold another ledger's entries in, and decide nothing.
+        """Fold another ledger's entries in, without decisions.
 
         Parameters
         ----------
         entries : Entries
-            In any order, roots more than once included.  With times if this ledger has a
-            clock, without if not.
+            The entries, in any order; a root may occur several times. They have times if and only
+            if this ledger has a clock.
         """
         rows = _columns.check_entries(entries, self.buckets, self.clock is not None)
         with self._lock:
@@ -287,14 +288,15 @@ class Ledger:
                 self._fold(row.root_id, folded)
 
     def fold(self, root_ids: Any, vals: Any, tasks: Any, times_ms: Any = None) -> None:
-        """Fold a mixed batch of messages in, and decide nothing.
+        """Fold a mixed batch of messages in, without decisions.
 
         Parameters
         ----------
         root_ids, vals, tasks
             As in `apply`.
         times_ms : buffer of int64, shape (n,), C-contiguous, optional
-            When each message was sent; now, if the ledger has a clock and this is not given.
+            The time at which each message was sent. By default, a ledger with a clock uses the
+            clock's time.
         """
         ids = _columns.id_column(root_ids, "root_ids")
         xors = _columns.id_column(vals, "vals")
@@ -328,20 +330,20 @@ class Ledger:
             entry.merge(row)
 
     def settle(self, now_ms: int | None = None, timeout_ms: int | None = None) -> Settled:
-        """Test every entry once, and remove and return those that are decided.
+        """Decide every entry once; remove and return the decided ones.
 
         Parameters
         ----------
         now_ms : int, optional
-            The time, in milliseconds; the clock's by default.  Unused without ``timeout_ms``.
+            The time in milliseconds; the clock's by default. Unused without ``timeout_ms``.
         timeout_ms : int, optional
-            An entry whose last message is longer ago than this is past the time-out; without
-            it none is.  Needs a ledger with a clock.
+            The time-out: an entry whose last message is older has timed out. Without it, no entry
+            has. Needs a ledger with a clock.
 
         Returns
         -------
         Settled
-            The decided roots in any order; the open ones stay.
+            The decided roots in any order; the open ones stay in the ledger.
         """
         deadline = _columns.deadline(now_ms, timeout_ms, self.clock)
         with self._lock:
@@ -364,10 +366,10 @@ class Ledger:
             decided.last_ms,
         )
 
-    # Looking inside, saving, loading --------------------------------------------------------
+    # Inspection, saving, loading ------------------------------------------------------------
 
     def entries(self) -> Entries:
-        """All pending entries, in any order."""
+        """Return all pending entries, in any order."""
         with self._lock:
             return self._entries_of([self._row(root) for root in self._pending])
 

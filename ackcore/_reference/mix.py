@@ -1,7 +1,7 @@
-"""SplitMix64, which ids, hashes of rows and fingerprints draw on: the twin of pyx/mix.h.
+"""SplitMix64, used by ids, hashes of rows and fingerprints: the twin of pyx/mix.h.
 
 Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014), with the
-finaliser that Vigna's splitmix64.c has: Stafford's Mix13.
+finaliser of Vigna's splitmix64.c: Stafford's Mix13.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy.typing as npt
 UInt64s = npt.NDArray[np.uint64]
 
 ALL_BITS = 2**64 - 1
-#: Steps of the golden ratio visit all 64-bit words and keep far apart.
+#: Multiples of the golden ratio visit all 64-bit words, and near ones are far apart.
 GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(x: int) -> int:
-    """Return a word of 64 bits mixed: a bijection in which every bit sways every bit."""
+    """Return a mixed 64-bit word: a bijection in which every input bit affects every output bit."""
     x ^= x >> 30
     x = x * 0xBF58476D1CE4E5B9 & ALL_BITS
     x ^= x >> 27
@@ -26,7 +26,7 @@ def mix(x: int) -> int:
 
 
 def mix_many(words: UInt64s) -> UInt64s:
-    """Return each word of a column mixed, as `mix` does it."""
+    """Return each word of a column mixed by `mix`."""
     words = words ^ (words >> np.uint64(30))
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)
@@ -38,6 +38,6 @@ def mix_many(words: UInt64s) -> UInt64s:
 def subkey(key: int, index: int) -> int:
     """Return the index-th output of SplitMix64 started at ``key``.
 
-    0 to 2 serve root ids, 3 to 5 edges, 6 and 7 sources: two purposes never share one.
+    Root ids use indexes 0 to 2, edges 3 to 5, sources 6 and 7, so no two purposes share an output.
     """
     return mix(key + (index + 1) * GOLDEN & ALL_BITS)

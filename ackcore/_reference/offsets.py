@@ -1,7 +1,7 @@
 """The done offsets of a partition, in plain Python: the twin of pyx/offsets.h.
 
-What is not done is kept in a dict, in the order of the offsets; whatever else is below the position
-is done.  Arguments, results and errors are documented in pyx/offsets.pxi.
+A dict holds the open offsets, in order. All other offsets below the position are done.
+pyx/offsets.pxi documents arguments, results and errors.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ Run = tuple[int, int]
 class OffsetTracker:
     """The done offsets of one partition, in one generation of its assignment.
 
-    The first that is not done is where a reader has to begin again: what may be committed.  See
-    the native class for what each method does; the arguments are
+    The first offset that is not done is the one to commit, because a reader must begin again there.
+    The native class documents each method. The arguments are
 
     Parameters
     ----------
     topic, partition, generation
-        What is tracked: a str, and ints >= 0.
+        The tracked partition and the generation: a str, and ints >= 0.
     base : int
-        The offset that this generation reads first; all below it is done.
+        The offset that this generation reads first; all below it are done.
     """
 
     def __init__(self, topic: str, partition: int, generation: int, base: int) -> None:
         self._key = tracker_key(topic, partition, generation, base)
         self._position = self._done_end = self._key.base
-        # Emitted and not done, in order: the position only grows, so each goes in at the end.
+        # Emitted and not done, in order: the position only grows, so each is appended.
         self._open: OrderedDict[int, None] = OrderedDict()
         # Holes at or above the position, which an earlier generation left.
         self._ahead: list[Run] = []
@@ -57,7 +57,7 @@ class OffsetTracker:
         self._stale = self._below_base = self._not_emitted = self._repeated = 0
         self._lock = threading.Lock()
 
-    # What is tracked, and what came of it ----------------------------------------------------
+    # Properties ------------------------------------------------------------------------------
 
     @property
     def topic(self) -> str:
@@ -71,7 +71,7 @@ class OffsetTracker:
 
     @property
     def generation(self) -> int:
-        """The number of the generation; messages of another change nothing."""
+        """The number of the generation; messages of other generations have no effect."""
         return self._key.generation
 
     @property
@@ -81,12 +81,12 @@ class OffsetTracker:
 
     @property
     def position(self) -> int:
-        """One above the highest offset that was emitted or passed."""
+        """The highest offset that was emitted or passed, plus 1."""
         return self._position
 
     @property
     def committable(self) -> int:
-        """The lowest offset that is not done: what to commit, as Kafka names the next to read."""
+        """The lowest offset that is not done: the one to commit, Kafka's next offset to read."""
         with self._lock:
             return self._committable()
 
@@ -108,7 +108,7 @@ class OffsetTracker:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory, roughly."""
+        """The approximate memory, in bytes."""
         with self._lock:
             an_offset = 2 * sys.getsizeof(2**40)
             sizes = map(sys.getsizeof, (self._open, self._ahead, self._attempts, self._waiting))
@@ -116,7 +116,7 @@ class OffsetTracker:
 
     @property
     def stats(self) -> OffsetStats:
-        """Counts of what changed nothing."""
+        """The counts of offsets in messages that had no effect."""
         with self._lock:
             return self._stats()
 
@@ -133,19 +133,19 @@ class OffsetTracker:
     # Messages --------------------------------------------------------------------------------
 
     def emitted(self, offsets: Any, generation: int | None = None) -> int:
-        """Take in that offsets were read and sent on; return how many are in flight by it."""
+        """Mark offsets as read and sent; return the number of those newly in flight."""
         return self._apply(self._emit, offsets, generation, in_order=True)
 
     def acked(self, offsets: Any, generation: int | None = None) -> int:
-        """Take in that offsets are done; return how many were not before."""
+        """Mark offsets as done; return the number of those that were not done before."""
         return self._apply(self._ack, offsets, generation)
 
     def failed(self, offsets: Any, generation: int | None = None) -> int:
-        """Take in that offsets failed and wait to be emitted again; return how many were not."""
+        """Mark offsets as failed until they are emitted again; return the number of new ones."""
         return self._apply(self._fail, offsets, generation)
 
     def advance(self, position: int, generation: int | None = None) -> None:
-        """Take in that nothing will be emitted below a position that was not yet."""
+        """Mark offsets below a position that were not emitted as done: they will not be."""
         to = as_position(position, "position")
         theirs = None if generation is None else as_generation(generation)
         with self._lock:
@@ -205,7 +205,7 @@ class OffsetTracker:
             del self._attempts[offset]
 
     def _drop_ahead(self) -> None:
-        """Forget the holes that the position has passed."""
+        """Remove the holes that the position has passed."""
         passed = bisect_right(self._ahead, self._position, key=lambda run: run[1])
         del self._ahead[:passed]
         if self._ahead and self._ahead[0][0] < self._position:
@@ -234,19 +234,19 @@ class OffsetTracker:
         return 1
 
     def _is_known(self, offset: int) -> bool:
-        """Whether an ack or a fail is of something that may have been emitted; count it if not."""
+        """Return whether an acked or failed offset may have been emitted; count it if not."""
         self._below_base += offset < self.base
         self._not_emitted += offset >= self._position
         return self.base <= offset < self._position
 
-    # Looking inside, saving and loading ------------------------------------------------------
+    # Inspection, saving and loading ----------------------------------------------------------
 
     @overload
     def is_done(self, offsets: int) -> bool: ...
     @overload
     def is_done(self, offsets: Any) -> npt.NDArray[np.bool_]: ...
     def is_done(self, offsets: Any) -> bool | npt.NDArray[np.bool_]:
-        """Whether an offset, or each of a column, need not be read (again)."""
+        """Return whether an offset, or each of a column, is done and need not be read (again)."""
         if is_one_for_all(offsets):
             offset = as_offset(offsets, "offsets")
             with self._lock:
@@ -263,13 +263,13 @@ class OffsetTracker:
         return offset < self._done_end and not in_hole
 
     def attempt(self, offset: int) -> int:
-        """The number of failures of an offset that is not done; 0 at the first attempt."""
+        """Return the number of failures of an offset that is not done; 0 at the first attempt."""
         offset = as_offset(offset, "offset")
         with self._lock:
             return self._attempts.get(offset, 0)
 
     def holes(self, limit: int | None = None) -> Int64s:
-        """The offsets that are not done below the highest that is, in order."""
+        """Return the offsets that are not done and are below the highest done one, in order."""
         most = None if limit is None else as_count(limit, "limit", 0)
         found: list[int] = []
         with self._lock:
@@ -279,12 +279,12 @@ class OffsetTracker:
         return np.array(found, np.int64)
 
     def _holes(self) -> Iterator[Run]:
-        """The holes as runs, of which no two touch."""
+        """Return the holes as runs with gaps between them."""
         in_flight = ((offset, offset + 1) for offset in self._open if offset < self._done_end)
         return _joined([*in_flight, *self._ahead])
 
     def state(self, limit: int | None = None) -> OffsetState:
-        """The state that the next reader needs, with at most ``limit`` runs of holes."""
+        """Return the state that the next reader needs, with at most ``limit`` runs of holes."""
         most = None if limit is None else as_count(limit, "limit", 0)
         with self._lock:
             return self._state(most)
@@ -310,7 +310,7 @@ class OffsetTracker:
     def from_state(
         cls, topic: str, partition: int, generation: int, state: OffsetState
     ) -> OffsetTracker:
-        """A tracker that goes on where another, of an earlier generation, was saved."""
+        """Make a tracker that continues from the state of one of an earlier generation."""
         checked = check_state(state)
         tracker = cls(topic, partition, generation, checked.committable)
         tracker._load(checked, checked.committable)
@@ -319,7 +319,7 @@ class OffsetTracker:
     def _load(self, state: OffsetState, position: int) -> None:
         runs = list(zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True))
         self._position, self._done_end, self._ahead = position, state.end, runs
-        # Holes below the position are in flight, and so is all from the last that is done on.
+        # Holes below the position are in flight, and so are all offsets after the last done one.
         flying = [(start, min(end, position)) for start, end in runs if start < position]
         for start, end in [*flying, (state.end, position)]:
             self._open.update(dict.fromkeys(range(start, end)))
@@ -345,7 +345,7 @@ class OffsetTracker:
 
 
 def _joined(runs: Iterable[Run]) -> Iterator[Run]:
-    """Runs in order, those that touch made one."""
+    """Yield sorted runs, with adjacent ones joined."""
     last: Run | None = None
     for start, end in runs:
         if last is not None and last[1] == start:

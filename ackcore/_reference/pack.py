@@ -1,9 +1,9 @@
 """The assignment of rows to the shards of a shuffle, in numpy: the twin of pyx/pack.h.
 
-The hash is Jon Maiga's xmxmx with the multiplier of Boost.ContainerHash's ``hash_mix``; a shard
-is its upper half scaled to their number (Lemire, "Fast random integer generation in an interval",
-2019).  Fixed for ever, as there: what one job wrote for a shard another may read.  Arguments,
-results and errors are documented in pyx/pack.pxi.
+The hash is Jon Maiga's xmxmx with the multiplier of Boost.ContainerHash's ``hash_mix``. A shard is
+the upper half of the hash, scaled to the number of shards (Lemire, "Fast random integer generation
+in an interval", 2019). The assignment may never change, because one job may read the shards that
+another wrote. pyx/pack.pxi documents arguments, results and errors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def split_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
 
 
 def _shards(root_ids: Any, n: Any) -> tuple[UInt64s, Int64s, Int64s]:
-    """Each row's hash and shard, and the rows of each shard."""
+    """Return the hash and the shard of each row, and the number of rows of each shard."""
     roots = id_column(root_ids, "root_ids").view(np.uint64)
     shards = as_count(n, "n", 1, MAX_SHARDS)
     mixed = roots ^ (roots >> np.uint64(32))

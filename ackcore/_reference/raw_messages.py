@@ -1,6 +1,6 @@
-"""Messages of librdkafka as they are in C, by ctypes: the twin of raw_messages.pxi.
+"""Messages of librdkafka read from C memory with ctypes: the twin of raw_messages.pxi.
 
-Arguments, results and errors are documented there.
+That file documents arguments, results and errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_MS = 2**31 - 1
 
 
 class _Message(ctypes.Structure):
-    """rd_kafka_message_t."""
+    """The C struct rd_kafka_message_t."""
 
     _fields_ = (
         ("err", ctypes.c_int),
@@ -41,7 +41,7 @@ _HEADER = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, ctypes.c_size_t, _POINTER, _P
 
 
 class RawMessages:
-    """Messages of a queue of librdkafka, so many at a time, where that has them."""
+    """The messages of one call to a queue of librdkafka, in librdkafka's memory."""
 
     def __init__(self, functions: Sequence[int], queue: int) -> None:
         *found, self._queue = addresses(functions, queue)
@@ -53,7 +53,7 @@ class RawMessages:
         self._messages: list[int] = []
 
     def consume(self, most: int, timeout_s: float) -> None:
-        """Let go of the messages there are, and wait for so many, or for so long."""
+        """Free the held messages; wait for ``most`` new ones, or for ``timeout_s``."""
         wanted = as_count(most, "most", 1, 1 << 24)
         self.clear()
         room = (ctypes.c_void_p * wanted)()
@@ -62,7 +62,7 @@ class RawMessages:
         self._messages = [one for one in room[: max(found, 0)] if one is not None]
 
     def clear(self) -> None:
-        """Let go of the messages there are."""
+        """Free the held messages."""
         messages, self._messages = self._messages, []
         for one in messages:
             self._destroy(one)

@@ -1,6 +1,7 @@
-"""The messages of Kafka's client as columns, by Python's own lists: the twin of record_buffers.pxi.
+"""The messages of a Kafka client as columns, built from Python lists: the twin of
+record_buffers.pxi.
 
-Arguments, results and errors are documented there.
+That file documents arguments, results and errors.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from ackcore._columns import as_count
 from ackcore._records import UNREADABLE_HEADERS, BinaryColumn, GatheredRecords
 from ackcore._reference.raw_messages import RawMessages
 
-#: More would have no offsets in 32 bits.
+#: More bytes do not fit 32-bit offsets.
 _MOST_BYTES = 2**31 - 1
 
 
 class RecordBuffers:
-    """Records of one partition, gathered from messages into columns."""
+    """Records of one partition, collected from messages into columns."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = as_count(most_bytes, "most_bytes", 0, _MOST_BYTES)
@@ -35,18 +36,18 @@ class RecordBuffers:
 
     @property
     def rows(self) -> int:
-        """Records that were added and not taken yet."""
+        """The number of records that were added and not taken yet."""
         return len(self._offsets)
 
     @property
     def bytes(self) -> int:
-        """Bytes of their keys, values and headers; of a header's name its characters count."""
+        """The bytes of their keys, values and headers; header names count in characters."""
         return self._key_bytes + self._value_bytes + self._header_bytes
 
     def add(
         self, messages: Sequence[Any] | RawMessages, first: int = 0, stop: int = 2**63 - 1
     ) -> int:
-        """Add the records that messages are, from a place on."""
+        """Add the records from ``messages[first]`` on; return the index after the last."""
         found = []
         key_bytes, value_bytes = self._key_bytes, self._value_bytes
         for place in range(first, len(messages)):
@@ -75,7 +76,7 @@ class RecordBuffers:
         return first + len(found)
 
     def taken(self) -> GatheredRecords | None:
-        """Hand over the records, and begin anew with none."""
+        """Remove and return all records; None if there are none."""
         if not self._offsets:
             return None
         timed = np.array([kind != 0 for kind, _ in self._timestamps], np.uint8)
@@ -94,7 +95,7 @@ class RecordBuffers:
 def _headers(message: Any) -> Any:
     try:
         return message.headers() or None
-    except (SystemError, UnicodeDecodeError):  # CPython makes the first of it
+    except (SystemError, UnicodeDecodeError):  # CPython raises SystemError for it
         return UNREADABLE_HEADERS
 
 

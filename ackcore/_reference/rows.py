@@ -1,9 +1,10 @@
-"""The handling of rows that a stage emits, in numpy: the twin of pyx/rows.h.
+"""The processing of rows that a stage emits, in numpy: the twin of pyx/rows.h.
 
-Values are hashed by SplitMix64's finaliser, word by word, and columns folded into a row's hash by
-a multiplier (pyx/rows.h draws the scheme).  A fingerprint is a sum of mixed words, each offset by
-its place.  Fixed for ever, bit by bit: checkpoints hold fingerprints, and one value goes to one
-place in every task and version.  Arguments, results and errors are documented in pyx/rows.pxi.
+SplitMix64's finaliser hashes values word by word, and a multiplier folds columns into a row's hash
+(pyx/rows.h shows the formula). A fingerprint is a sum of mixed words, each offset by its position.
+No bit of a result may ever change, because checkpoints contain fingerprints, and every task and
+version must send a value to the same destination. pyx/rows.pxi documents arguments, results and
+errors.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _VALUE = 0x2545F4914F6CDD1D
 _NO_VALUE = 0x6A09E667F3BCC909
 _NEXT_COLUMN = 0xD1342543DE82EF95
 _FINGERPRINT = 0x3C6EF372FE94F82B
-#: Words of a fingerprint that are mixed at once: what fits a cache.
+#: The number of words of a fingerprint that are mixed at once, which fit in a cache.
 _WORDS = 1 << 15
 
 
 def fold_values(hashes: Int64s, value_hashes: npt.NDArray[Any], valid: Any = None) -> None:
-    """Mix values, each already hashed on its own, into a running hash per row, in place.
+    """Mix the hashes of values into a running hash per row, in place.
 
-    What `hash_fixed` and `hash_binary` put on zeros are such hashes.
+    `hash_fixed` and `hash_binary` make such hashes if they start at zeros.
     """
     running = hashes.view(_U64)
     value_hashes = value_hashes.view(_U64)
@@ -53,7 +54,7 @@ def hash_fixed(hashes: Any, data: Any, width: int, valid: Any = None) -> None:
         _row_arguments.refuse_size(len(memory), len(hashes), width)
     valid = _row_arguments.valid_column(valid, len(hashes))
     if width <= 8:
-        # A copy each, as the bytes may start at any address.
+        # Copy, because the bytes may start at any address.
         numbers = memory.view(f"i{width}").astype(np.int64).reshape(-1, 1)
     else:
         numbers = memory.view(np.int64).copy().reshape(-1, width // 8)
@@ -64,7 +65,7 @@ def hash_fixed(hashes: Any, data: Any, width: int, valid: Any = None) -> None:
 
 
 def hash_binary(hashes: Any, offsets: Any, data: Any, valid: Any = None) -> None:
-    """Mix a column of strings, or of bytes, into a running hash per row, in place."""
+    """Mix a column of strings or bytes into a running hash per row, in place."""
     hashes = _row_arguments.in_place(hashes, "hashes")
     offsets = _row_arguments.offset_column(offsets, len(hashes))
     memory = _row_arguments.bytes_of(data, "data")
@@ -77,8 +78,8 @@ def hash_binary(hashes: Any, offsets: Any, data: Any, valid: Any = None) -> None
     x = _U64(_VALUE) + _U64(GOLDEN) * (lengths.view(_U64) + _U64(1))
     rows = np.arange(len(hashes))
     places = np.arange(8)
-    done = 0  # bytes of each row
-    # Word after word, of the rows that have so many; what is beyond a row's end counts as zeros.
+    done = 0  # bytes hashed of each row
+    # Hash word after word, while rows have further words; bytes beyond a row's end are zeros.
     while len(rows):
         here = (starts[rows] + done)[:, None] + places
         within = places < (lengths[rows] - done)[:, None]
@@ -99,7 +100,7 @@ def pack_runs(
     counts: Any = None,
     ordinals: Any = None,
 ) -> tuple[Int64s, Int64s, Int64s, Int32s, Int64s]:
-    """Give emitted rows their edges, and cut what goes to each destination into runs."""
+    """Number the edges of emitted rows, and cut the rows for each destination into runs."""
     key = as_id(key, "key")
     component = _id_arguments.component_key(component)
     owners = id_column(owners, "owners")
@@ -135,8 +136,8 @@ def pack_runs(
     if (np.bincount(order, minlength=rows) != 1).any():
         _row_arguments.refuse_order(rows=rows)
 
-    # A row's ordinal in its group: its place among all rows sorted by group, less the place where
-    # its group begins there.
+    # A row's ordinal in its group: its index among all rows sorted by group, less the index at
+    # which its group begins.
     group_sizes = np.bincount(owners, minlength=groups).astype(np.int64, copy=False)
     by_group = np.argsort(owners, kind="stable")
     begins = np.cumsum(group_sizes) - group_sizes
@@ -155,7 +156,7 @@ def pack_runs(
     begins_run = np.ones(rows, np.bool_)
     begins_run[1:] = (owners[1:] != owners[:-1]) | (destination[1:] != destination[:-1])
     starts = np.flatnonzero(begins_run)
-    # reduceat takes no empty columns.
+    # reduceat does not accept empty columns.
     run_vals = np.bitwise_xor.reduceat(edges, starts) if rows else edges
     run_rows = np.diff(starts, append=rows).astype(np.int32)
     run_counts = np.bincount(destination[starts], minlength=len(counts))
@@ -171,7 +172,7 @@ def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:
 def _edges(
     key: int, component: int, roots: Int64s, parents: Int64s, owners: Int64s, ordinals: Int64s
 ) -> Int64s:
-    """The edges of rows, as `ids.edge_ids` derives them; ``roots`` and ``parents`` by group."""
+    """Return the edges of rows, as in `ids.edge_ids`; ``roots`` and ``parents`` are by group."""
     component_key = subkey((component ^ key) & ALL_BITS, 4)
     x = mix_many(roots.view(_U64) ^ _U64(subkey(key, 3)))
     x = mix_many((x + parents.view(_U64)) ^ _U64(component_key))
@@ -181,7 +182,7 @@ def _edges(
 
 
 def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any], UInt8s]:
-    """Put the strings, or bytes, of a column in another order."""
+    """Reorder the strings or bytes of a column."""
     offsets = _row_arguments.offset_column(offsets)
     memory = _row_arguments.bytes_of(data, "data")
     order = id_column(order, "order")
@@ -198,15 +199,15 @@ def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any]
     total = int(ends[-1])
     if total > np.iinfo(offsets.dtype).max:
         _row_arguments.refuse_gathered()
-    # Zeros behind the bytes, as the compiled twin leaves them.
+    # Zeros after the bytes, as in the compiled twin.
     gathered = np.zeros((total + 16 + 63) // 64 * 64, np.uint8)
-    shifts = starts - ends[:-1]  # from where a row's bytes go to where they come from
+    shifts = starts - ends[:-1]  # from the new to the old index of a row's bytes
     gathered[:total] = memory[np.arange(total) + np.repeat(shifts, lengths)]
     return ends.astype(offsets.dtype), gathered[:total]
 
 
 def fingerprint(data: Any, seed: int = 0) -> int:
-    """Return a 64-bit fingerprint of bytes, by which a later change of them is found."""
+    """Return a 64-bit fingerprint of bytes, with which a later change of them is detected."""
     memory = _row_arguments.bytes_of(data, "data")
     seed = as_id(seed, "seed")
     size = len(memory)

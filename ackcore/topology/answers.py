@@ -1,16 +1,15 @@
 """The answers to a bolt's calls by input, so that each call is made and paid for once.
 
-A bolt with ``journal = True`` calls something outside with each of its inputs.  What a call came
-to, the rows that were emitted for the input or the reason why it failed, is written to a journal
-as soon as it is known; where the same input comes again, because Spark runs a task twice or a run
-is repeated, it is taken from there and no call is made.
+A bolt with ``journal = True`` calls an outside service once per input. The result of a call is the
+rows emitted for the input, or the reason of its failure. It is written to a journal when the call
+returns. If the same input comes again, because Spark runs a task twice or repeats a run, its answer
+is read from the journal and no call is made.
 
-An input is known again by its stable id, its attempt, where it comes from, and its values: where a
-source gives other rows in its place the next time, they are other inputs, and never get an answer
-that is not theirs.
+An input is identified by its stable id, attempt, component, stream and values. If a source delivers
+other rows in a later run, these are other inputs, and never get the answer of an earlier one.
 
-Whatever a bolt emits leaves by the journal, also the first time: so it is the same to the byte
-whichever of two tasks made the call.
+All emissions of the bolt are read from the journal, the first time too. They are therefore the same
+to the byte, whichever of two tasks made the call.
 """
 
 from __future__ import annotations
@@ -34,22 +33,23 @@ from ackcore.topology.row_conversion import Row, RowSchema
 from ackcore.topology.tuples import Anchors, Emission, Reason, Tuple
 
 _EMITTED, _FAILED = 0, 1
-_HEAD = struct.Struct("<BxxxI")  # which of the two, and how many streams
-_STREAM = struct.Struct("<II")  # the stream's place among the declared ones, bytes of its rows
+_HEAD = struct.Struct("<BxxxI")  # the kind of answer, the number of streams
+_STREAM = struct.Struct("<II")  # the stream's index, the number of bytes of its rows
 
 
 class Answer(NamedTuple):
-    """The result of a call: a batch for each stream that it emitted to, or a reason."""
+    """The result of a call: a batch for each stream that the call emitted to, or a reason."""
 
     batches: Mapping[str, pa.RecordBatch]
     reason: Reason | None
 
 
 class _Seen:
-    """Integers of 64 bits that were added, in little more than 8 bytes each.
+    """A set of 64-bit integers that takes little more than 8 bytes for each.
 
-    A set takes 70 to 80, and there is one for each input until the micro-batch ends.  The last ones
-    are in a set; when they are a part of all, they are merged into a sorted column.
+    A Python set takes 70 to 80 bytes, and there is one integer for each input until the micro-batch
+    ends. The latest integers are in a Python set. When they are more than 1/16 of the others, they
+    are merged into a sorted column.
     """
 
     _FEW = 1 << 14
@@ -59,7 +59,7 @@ class _Seen:
         self._sorted = array("Q")
 
     def add(self, value: int) -> bool:
-        """Add one; return whether it is new."""
+        """Add an integer; return whether it is new."""
         column = self._sorted
         at = bisect_left(column, value)
         if value in self._last or (at < len(column) and column[at] == value):
@@ -75,18 +75,19 @@ class _Seen:
 
 
 class Answers:
-    """The answers of one bolt in one task, whichever instances of the bolt make the calls.
+    """The answers of one bolt in one task, for all instances of the bolt that make calls.
 
-    Threads may share one, but for `key_of` and `settled`.
+    Several threads may share one, except for `key_of` and `settled`.
 
     Parameters
     ----------
     component : str
         The bolt's name.
     schemas : mapping of str to pyarrow.Schema
-        What it may emit.
+        The schema of each stream that the bolt emits.
     journal : Answered
-        Of a place of the bolt's own, and of `context_of` the same arguments.
+        The journal in a directory of the bolt's own, with the context that `context_of` returns for
+        the same arguments.
     """
 
     def __init__(self, component: str, schemas: Mapping[str, pa.Schema], journal: Answered) -> None:
@@ -96,13 +97,13 @@ class Answers:
         }
         self._names = tuple(schemas)
         self._journal = journal
-        # Inputs that are alike in all are told apart by their number; it does not matter which has
-        # which.  Their first eight bytes are enough to tell that most are the first.
+        # Equal inputs are numbered; it does not matter which has which number.  The first eight
+        # bytes of a key suffice to see that most inputs are not repeated.
         self._seen = _Seen()
         self._repeats = Counter[bytes]()
 
     def key_of(self, one: Tuple) -> bytes:
-        """Return the key of an input, which is to be asked for once."""
+        """Return the key of an input. Call it once per input: a second call returns another key."""
         origin = (one.component, one.stream, one.stable_id, one.attempt)
         text = f"{origin!r}{one.values!r}".encode("utf-8", "surrogatepass")
         key = _digest(text)
@@ -112,20 +113,20 @@ class Answers:
         return _digest(key + self._repeats[key].to_bytes(8, "little"))
 
     def known(self, key: bytes) -> bool:
-        """Whether a call with this input was made and its answer is there."""
+        """Return whether the journal has an answer for this input."""
         return self._journal.get(key) is not None
 
     def emitted(self, key: bytes, rows: Mapping[str, Sequence[Row]], reasons: Reasons) -> None:
-        """Write down the rows that a call emitted; what does not fit its schema is a failure.
+        """Write the rows that a call emitted; if they do not fit their schema, write a failure.
 
         Parameters
         ----------
         key : bytes
-            Of the input.
+            The key of the input.
         rows : mapping of str to sequence of tuple
-            By stream, as `RowSchema.row` returns them.
+            The rows of each stream, as `RowSchema.row` returns them.
         reasons : Reasons
-            Of the component.
+            The reasons of the component.
         """
         parts = []
         try:
@@ -146,7 +147,7 @@ class Answers:
         self._journal.append(key, answer)
 
     def failed(self, key: bytes, reason: Reason) -> None:
-        """Write down why a call failed."""
+        """Write the reason of a failed call."""
         self._journal.append(key, _HEAD.pack(_FAILED, 0) + reason.encode().encode())
 
     def settled(
@@ -157,19 +158,19 @@ class Answers:
         Parameters
         ----------
         inputs : sequence of (bytes, int)
-            Keys and handles of inputs, in order.  Each key is known.
+            Keys and handles of inputs, in order. Each key has an answer.
 
         Returns
         -------
         emissions : list of Emission
-            What came of them, in the order of the inputs.
+            The emissions, in the order of the inputs.
         failures : dict of int to Reason
-            By handle.
+            The reasons of the failed inputs, by handle.
 
         Raises
         ------
         RuntimeError
-            If an answer is not there any more, or is damaged.
+            If an answer is missing or damaged.
         OSError
             If the journal cannot be written.
         """
@@ -207,16 +208,16 @@ class Answers:
 
 
 def context_of(key: int, component: str, schemas: Mapping[str, pa.Schema]) -> bytes:
-    """Return what the answers of a bolt are to.
+    """Return a digest of a micro-batch, a bolt and its schemas; other digests have other answers.
 
     Parameters
     ----------
     key : int
-        The micro-batch's, of 64 bits.
+        The key of the micro-batch, of 64 bits.
     component : str
         The bolt's name.
     schemas : mapping of str to pyarrow.Schema
-        What it may emit.
+        The schema of each stream that the bolt emits.
     """
     text = f"{key:x}/{component}/".encode()
     for name, schema in schemas.items():

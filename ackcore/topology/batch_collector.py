@@ -1,7 +1,7 @@
 """The collector of bolts that receive an Arrow batch at a time.
 
-Columns may come as Arrow, numpy, pandas or Python has them; here they become what the stream
-declares, and parents the anchors of rows.
+Columns may be Arrow, numpy, pandas or Python objects. The collector converts them to the schema of
+the stream, and parents to the anchors of rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ackcore.topology.tuples import Anchors, Identity, Reason
 
 _NOT_GIVEN: Any = object()
 
-#: What one emit leaves: the stream, the rows, and what they hang from.
+#: The result of one emit: the stream, the rows, and their anchors.
 Piece: TypeAlias = tuple[str, pa.RecordBatch, Anchors]
 
 
@@ -34,15 +34,15 @@ class BatchCollector:
     Parameters
     ----------
     reasons : Reasons
-        Of the component.
+        The reasons of the component.
     schemas : mapping of str to pyarrow.Schema
-        What it may emit.
+        The schema of each stream that the bolt emits.
     first_row, rows : int
-        Rows that the call may name are 0 up to ``rows``; row 0 has the handle ``first_row``.
+        The call may refer to rows 0 up to ``rows``; row 0 has the handle ``first_row``.
     component, stream : str
-        Where the batch comes from.
+        The source of the batch.
     identity : Identity, optional
-        Of the batch's rows.
+        The records of the batch's rows.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class BatchCollector:
                 self._failures.setdefault(handle, reason)
 
     def _close(self) -> tuple[list[Piece], dict[int, Reason]]:
-        """Take no more calls, and return what was emitted and failed."""
+        """Refuse further calls, and return the emissions and failures."""
         with self._lock:
             self._closed = True
             return self._emitted, self._failures
@@ -133,7 +133,7 @@ class BatchCollector:
             )
 
     def _anchors(self, parents: Any, rows: int) -> Anchors:
-        """Return the anchors that parents are."""
+        """Convert parents to anchors."""
         if parents is None:
             return Anchors(np.empty(0, np.int64), np.zeros(rows + 1, np.int64))
         if isinstance(parents, pa.ChunkedArray):
@@ -171,7 +171,7 @@ class BatchCollector:
 
 
 def _is_lists(parents: Any) -> bool:
-    """Whether parents are a sequence of sequences, as Python or numpy has them."""
+    """Return whether parents are a Python or numpy sequence of sequences."""
     if isinstance(parents, np.ndarray):
         return parents.dtype == object and parents.ndim == 1 and _is_lists(parents.tolist())
     if not isinstance(parents, list | tuple):
@@ -193,13 +193,13 @@ def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
     TypeError
         If they are not a column of integers.
     ValueError
-        If there are nulls, or one of them is not the number of a row.
+        If the column has a null, or a number that is not the number of a row.
     """
     if isinstance(column, pa.Array | pa.ChunkedArray):
         if column.null_count:
             raise ValueError(f"{name} must not hold nulls, got {column.null_count} of them")
         column = column.to_numpy() if isinstance(column, pa.ChunkedArray) else _as_numpy(column)
-    if isinstance(column, range):  # numpy would go through it number by number
+    if isinstance(column, range):  # numpy would convert it number by number
         column = np.arange(column.start, column.stop, column.step)
     numbers = np.asarray(column)
     if numbers.ndim == 1 and not len(numbers):
@@ -224,12 +224,12 @@ def _as_numpy(column: pa.Array) -> Any:
 
 
 def conform(columns: Any, schema: pa.Schema, title: str) -> pa.RecordBatch:
-    """Return columns as a batch of exactly a schema.
+    """Convert columns to a batch with exactly the given schema.
 
     Raises
     ------
     TypeError, ValueError
-        If they do not fit.
+        If the columns do not fit the schema.
     """
     names = schema.names
     if isinstance(columns, pa.RecordBatch | pa.Table):
@@ -277,7 +277,7 @@ def _by_name(columns: Mapping[Any, Any], names: Sequence[str], title: str) -> li
 
 
 def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
-    """Return a column as an array of a field's type, on memory that no caller can write."""
+    """Convert a column to an array of a field's type, in memory that the caller cannot write."""
     is_row = as_mapping(column) is not None
     if is_row or isinstance(column, str | bytes | Set) or not hasattr(column, "__len__"):
         way_out = "a list holds columns, not rows" if is_row else "repeat a value once per row"
@@ -288,8 +288,8 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
         if isinstance(column, pa.Array | pa.ChunkedArray):
             array = column if column.type == field.type else cast(column, field.type)
         elif _is_typed(column):
-            # Arrow may lay its array over the memory of a numpy array or a pandas Series, which
-            # the bolt may fill again for its next emit.
+            # Arrow may use the memory of a numpy array or a pandas Series without a copy, and
+            # the bolt may overwrite it for its next emit.
             array = pa.array(column.copy() if hasattr(column, "copy") else column)
             array = array if array.type == field.type else cast(array, field.type)
         else:
@@ -311,7 +311,7 @@ def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
 
 
 def _is_typed(column: Any) -> bool:
-    """Whether a column that is none of Arrow's has a type of its own: numpy's, pandas'."""
+    """Return whether a column that is not Arrow's has a type of its own, as in numpy and pandas."""
     dtype = getattr(column, "dtype", None)
     # Objects are Python values, as in a list.
     return hasattr(column, "__arrow_c_array__") or str(dtype) not in ("None", "object")

@@ -1,7 +1,8 @@
-"""Runs bolts that take an Arrow batch at a time.
+"""The executor of bolts that receive an Arrow batch at a time.
 
-A batch that raises is bisected to the failing rows: k of n cost some 2 k log2(n / k) calls.  What a
-raising call emitted or failed is dropped, so the emissions of every other row come from one call.
+A batch that raises is bisected to the failing rows: k of n cost some 2 k log2(n / k) calls. The
+emissions and failures of a raising call are dropped, so the emissions of every other row come from
+one call.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised
 
 
 class BatchExecutor:
-    """Runs one task of a `BatchBolt`; see `ackcore.topology.executors.Executor`."""
+    """The executor of one task of a `BatchBolt`; see `ackcore.topology.executors.Executor`."""
 
     def __init__(self, component: BatchBolt, context: Context, reasons: Reasons) -> None:
         self.component = component
@@ -40,7 +41,7 @@ class BatchExecutor:
         self._prepared = False
         self._broken: Reason | None = None
         self._flushed = False
-        # A bolt that flushes may have kept something of each row: none is done before.
+        # A bolt with a flush may have kept data of each row, so no row is done before it.
         self._until_flush = overrides_flush(component, BatchBolt)
         self._failed: set[int] = set()
 
@@ -62,7 +63,7 @@ class BatchExecutor:
         emitted: list[Piece] = []
         failures: dict[int, Reason] = {}
         calls, types = 0, Counter[str]()
-        # No function that calls itself: it would keep the batch until Python looks for cycles.
+        # Not recursive: a recursive closure would keep the batch until Python collects cycles.
         spans = [(0, rows)]
         while spans:
             start, stop = spans.pop()
@@ -121,15 +122,16 @@ class BatchExecutor:
         return self._results(emitted, failures)
 
     def cleanup(self) -> None:
-        """Let the bolt clean up."""
+        """Call the bolt's ``cleanup``, if the bolt was prepared."""
         if self._prepared and not self._broken:
             cleaned_up(self.component.cleanup, self.reasons.component)
         self._prepared = False
 
     def _without_gone(self, piece: Piece, failures: dict[int, Reason]) -> Piece:
-        """Drop the rows that hang from a row which failed before, and fail what else they do.
+        """Drop emitted rows with an anchor that failed in an earlier call, and fail their other
+        anchors.
 
-        The engine has forgotten that row, and no sink would get what hangs from it.
+        The engine has dropped that anchor, and no sink would receive the emitted rows.
         """
         stream, batch, (handles, offsets) = piece
         gone = np.isin(handles, np.array(sorted(self._failed), np.int64))
@@ -160,13 +162,13 @@ class BatchExecutor:
     def _call(
         self, call: Callable[[], object], out: BatchCollector, columns: Sequence[str] = ()
     ) -> Reason | None:
-        """Call the bolt; return the reason of its failure, after which ``out`` is void."""
+        """Call the bolt; return the reason if it raises. The contents of ``out`` are then void."""
         try:
             refuse_returned(call(), "out.emit(...)")
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # SystemExit as well: a bolt that exits must not take its worker along.
+            # SystemExit as well: a bolt that exits must not end its worker.
             out._close()
             reason = self.reasons.of(error)
             batch = f"the batch of {out.component}'s stream {out.stream!r}"

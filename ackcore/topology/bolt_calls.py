@@ -13,14 +13,16 @@ from ackcore.topology.tuples import Failure, Reason
 
 log = logging.getLogger("ackcore")
 
-#: What a call returns that has not run yet.
+#: Types of returned objects that have not run yet.
 NOT_RUN = (GeneratorType, CoroutineType, AsyncGeneratorType)
 
 
 def refuse_returned(result: object, emit: str) -> None:
-    """Raise `TypeError` for what a method returns: its inputs would be acked, and it be lost.
+    """Raise `TypeError` if a method returned a value, which would be lost while its inputs are
+    acked.
 
-    A generator or a coroutine has not even run.  ``emit`` is what to call instead.
+    A returned generator or coroutine has not even run. ``emit`` is the call that the error
+    suggests.
     """
     if isinstance(result, NOT_RUN):
         raise TypeError(
@@ -34,28 +36,28 @@ def refuse_returned(result: object, emit: str) -> None:
 
 
 def failures_of(failures: Mapping[int, Reason]) -> list[Failure]:
-    """Return failures by handle as columns."""
+    """Convert failures by handle to columns."""
     if not failures:
         return []
     reasons = list(failures.values())
     if all(reason is reasons[0] for reason in reasons):
-        # What fails in columns fails for one reason: it need not be encoded for each row.
+        # Rows that fail in columns share one reason, which is then encoded once.
         reasons = reasons[:1]
     return [Failure(np.array(list(failures), np.int64), reasons)]
 
 
 def overrides_flush(component: object, base: type) -> bool:
-    """Whether a bolt has a flush of its own."""
+    """Return whether a bolt defines ``flush``."""
     return type(component).flush is not base.flush or "flush" in vars(component)  # type: ignore[attr-defined]
 
 
 def journaled(component: Component) -> BasicBolt | AsyncBolt:
-    """Return a bolt that says ``journal = True``, if its shape can have a journal.
+    """Return a bolt that has ``journal = True``, if its shape allows a journal.
 
     Raises
     ------
     TypeError
-        If it cannot, or ``journal`` is no bool.
+        If its shape does not, or ``journal`` is not a bool.
     """
     made = type(component).__name__
     if not isinstance(component.journal, bool):
@@ -81,7 +83,7 @@ def journaled(component: Component) -> BasicBolt | AsyncBolt:
 
 
 def cleaned_up(cleanup: Callable[[], object], name: str) -> None:
-    """Call a bolt's cleanup; what it raises is logged, for no record hangs from it any more."""
+    """Call a bolt's ``cleanup`` and log an exception, because no record depends on it any more."""
     try:
         cleanup()
     except KeyboardInterrupt:

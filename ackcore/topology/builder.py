@@ -1,4 +1,4 @@
-"""Declaring a topology: components and what each reads, then one check of the whole."""
+"""The declaration of a topology: components and their inputs, then one check of the whole."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
 from ackcore.topology.parts import BoltSpec, Input, Parts, Sink, Spout, kind_of
 from ackcore.topology.settings import Settings, check_keywords
 
-#: What tells a Kafka record from all others, and all columns that Spark's Kafka source has.
+#: The columns that identify a Kafka record, and all columns of Spark's Kafka source.
 _KAFKA_ID = validation.KAFKA_ID
 _KAFKA = {*_KAFKA_ID, "key", "value", "timestamp", "timestampType"}
 _KAFKA_OPTIONAL = {"headers"}
 
-#: Packages whose frames and tables have ``columns`` as well, and are not Spark's.
+#: Packages whose frames and tables also have ``columns``, but are not Spark's.
 _NOT_SPARK = {"pandas", "polars", "pyarrow"}
 
 
@@ -85,7 +85,7 @@ class Topology(Parts):
         return replace(self, spouts={name: self.spouts[name] for name in spouts})
 
     def explain(self) -> str:
-        """Return a drawing: stages, streams, groupings, what is shuffled, and settings."""
+        """Return a drawing of the topology: stages, streams, groupings, shuffles and settings."""
         return explain(self, self.fingerprint, self.settings)
 
 
@@ -132,9 +132,10 @@ class BoltDeclarer:
 
 
 class TopologyBuilder:
-    """Collects declarations in any order; `build` checks them and returns a `Topology`.
+    """The collection of a topology's declarations, in any order.
 
-    An argument of a wrong type raises at once; all other mistakes raise in `build`.
+    `build` checks them and returns a `Topology`. An argument of a wrong type raises at once; all
+    other mistakes raise in `build`.
     """
 
     def __init__(self) -> None:
@@ -192,7 +193,7 @@ class TopologyBuilder:
             if kind_of(source) == "kafka":
                 ids, unique = _KAFKA_ID, True
             elif {*_KAFKA_ID, "value"} <= set(fields):
-                # With columns taken away or added it may have been exploded, and is checked.
+                # If columns were removed or added, rows may be duplicated (explode): check the ids.
                 ids, unique = _KAFKA_ID, unique or set(fields) - _KAFKA_OPTIONAL == _KAFKA
         if commit_group is not None and getattr(type(commit_group), "commits_to", None) is None:
             raise TypeError(
@@ -403,7 +404,10 @@ def _refuse_foreign(source: Any, name: str) -> None:
 
 
 def _isolated(isolate: Any, writer: Any, sink: str) -> tuple[tuple[type[BaseException], ...], bool]:
-    """Return over which errors of a sink to bisect, and whether one tells by itself."""
+    """Return the classes of errors over which to bisect, and whether one such error suffices.
+
+    True for `isolate` means all errors, and needs proof that another part could be written.
+    """
     if isinstance(isolate, bool):
         errors: tuple[type[BaseException], ...] = (BaseException,) if isolate else ()
     else:

@@ -1,7 +1,7 @@
-"""Runs bolts that have many tuples out at once: in an event loop, or in threads.
+"""The executor of bolts with many inputs in flight, in an event loop or in threads.
 
-All that was handed in with a batch is done when `process` returns, so that what it returns depends
-on the rows and on what the bolt does with them, and not on which answer was faster.
+All inputs of a batch are done when `process` returns. The results therefore depend on the rows and
+on the bolt, and not on which call ended first.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from ackcore.topology.tuples import Emission, Origin, Reason, Results, Tuple
 
 
 class CallInput:
-    """A tuple that is out, and what its execute emitted."""
+    """An input in flight, and the rows that its execute emitted."""
 
     __slots__ = ("emitted", "stopped", "tuple")
 
     def __init__(self, tuple: Tuple) -> None:
         self.tuple = tuple
         self.emitted: Emitted = {}
-        # Of an execute in a thread: no coroutine can hand it on.
+        # StopIteration of an execute in a thread: a coroutine cannot raise it.
         self.stopped: StopIteration | None = None
 
 
 class CallExecutor(RowExecutor):
-    """Runs one task of an `AsyncBolt`, or of a `Bolt` or a `BasicBolt` with several threads.
+    """The executor of one task of an `AsyncBolt`, or of a `Bolt` or `BasicBolt` with several
+    threads.
 
     See `ackcore.topology.executors.Executor`.
 
     Parameters
     ----------
     component, context, reasons
-        As of a `RowExecutor`.
+        The same as for a `RowExecutor`.
     settings : CallSettings
-        Of the bolt's calls.
+        The settings of the bolt's calls.
     progressed : callable
-        Called whenever an input is done.
+        Called after each input.
     """
 
     def __init__(
@@ -59,15 +60,15 @@ class CallExecutor(RowExecutor):
         super().__init__(component, context, reasons)
         self._settings = settings
         self._progressed = progressed
-        #: What makes its calls.
+        #: Makes the object that runs the calls.
         self.make_calls: Callable[..., Calls[CallInput, None]] = Calls
         self._calls: Calls[CallInput, None] | None = None
-        self._trips = 0  # of its breakers, that were told
+        self._trips = 0  # trips of its breakers that were reported
         if isinstance(component, Bolt):
             self.collector._keep_apart()
 
     def cleanup(self) -> None:
-        """Let the bolt clean up, and end its event loop or threads."""
+        """Call the bolt's ``cleanup``, and end its event loop or threads."""
         calls = self._calls
         self._calls = None
         if calls is None:
@@ -84,7 +85,7 @@ class CallExecutor(RowExecutor):
             calls.close()
 
     def abandon(self) -> None:
-        """End its event loop or threads as the end of their process would, without cleanup."""
+        """End the event loop or threads without ``cleanup``, as the end of the process would."""
         if self._calls is not None:
             self._calls.close()
         self._calls = None
@@ -111,7 +112,7 @@ class CallExecutor(RowExecutor):
         return self.make_calls(function, self._settings)
 
     def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
-        """Execute all rows, and make Arrow of what they emit as it comes."""
+        """Execute all rows, and convert their emissions to Arrow after each slice."""
         if not batch.num_rows:
             return
         assert self._calls is not None
@@ -133,7 +134,7 @@ class CallExecutor(RowExecutor):
         done = 0
         with closing(self._calls.run(pulled)) as run:
             while True:
-                # Nothing else is in the `try`: what this executor raises itself ends the task.
+                # Only the call is in the `try`: an exception of this executor itself ends the task.
                 try:
                     outcome = next(run, None)
                 except KeyboardInterrupt:
@@ -141,7 +142,7 @@ class CallExecutor(RowExecutor):
                 except BaseException as error:
                     if not_made:
                         raise  # rows that were never pulled would count as done
-                    # None that execute raised: of a limit of the user's, or a signal's handler.
+                    # Not from execute, but from a limit of the user's or a signal handler.
                     self._fail_rest(out, pulled, error)
                     break
                 if outcome is None:
@@ -155,7 +156,7 @@ class CallExecutor(RowExecutor):
         self.collector._convert()
 
     def _end(self, input: CallInput, error: BaseException | None) -> None:
-        """An execute has ended, and so have those of the inputs before."""
+        """Take the emissions of an ended execute; all earlier inputs have ended."""
         collector = self.collector
         if isinstance(self.component, Bolt):
             collector._take_in(input.emitted)
@@ -170,19 +171,19 @@ class CallExecutor(RowExecutor):
     def _fail_rest(
         self, out: deque[CallInput], pulled: Iterator[CallInput], error: BaseException
     ) -> None:
-        """Fail what was cut off."""
+        """Fail the inputs in flight and those not yet called."""
         for input in out:
             self.collector._raised(input.tuple, error)
         out.clear()
         for input in pulled:
             self.collector._raised(input.tuple, error)
         if isinstance(self.component, AsyncBolt):
-            # What it prepared was the loop's that is closed.
+            # The objects it prepared belong to the loop that is now closed.
             self._broken = self.reasons.of(error)
         else:
             self._calls = self._made_calls()
 
-    # ------------------------------------------------------------------- what the calls are of
+    # ------------------------------------------------------------------------------- the calls
 
     async def _await_execute(self, input: CallInput, endpoint: object = None) -> None:
         execute: Callable[[Tuple, CallCollector], Awaitable[object]] = self.component.execute  # type: ignore[assignment]
@@ -221,8 +222,8 @@ class CallExecutor(RowExecutor):
     def _results(
         self, emissions: list[Emission], failures: dict[int, Reason], still_open: int
     ) -> Results:
-        # Of rows that Python cannot show the failures come when they are pulled, which may be
-        # earlier or later beside those that their neighbours raise.
+        # Rows without a Python value fail when they are pulled, which may be before or after
+        # their neighbours raise.  Sort, so that the order is deterministic.
         results = super()._results(emissions, dict(sorted(failures.items())), still_open)
         told, self._trips = self._trips, self._calls.counts.trips if self._calls else 0
         return results._replace(breaker_trips=max(0, self._trips - told))

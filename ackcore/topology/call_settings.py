@@ -1,4 +1,4 @@
-"""A bolt's call options, as the settings of `ackcore.calls`."""
+"""Conversion of a bolt's call options to `ackcore.calls.CallSettings`."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ _NAMES = (
 def call_settings(
     bolt: Component, tasks: int = 1, reject: Iterable[type[Exception] | str] = ()
 ) -> CallSettings | None:
-    """Return the settings of a bolt's calls in one task; None if it makes one after the other.
+    """Return the settings of a bolt's calls in one task; None for a bolt with one call at a time.
 
     Parameters
     ----------
     bolt : Component
+        The bolt.
     tasks : int, default 1
-        How many share its rate.
+        The number of tasks that share the bolt's rate.
     reject : iterable of exception class or str
-        What is final, beside what the bolt rejects.
+        The exceptions that are final, in addition to the bolt's own `reject`.
 
     Raises
     ------
     TypeError, ValueError
-        If one of them is of another type, or out of range.
+        If an option has another type or is out of range.
     """
     if isinstance(bolt, Bolt | BasicBolt):
         threads = as_count(bolt.threads, "threads", 1, MAX_THREADS)
         if threads == 1:
             return None
-        # What it raises is all the same to the threads: it waits, and is tried again, elsewhere.
+        # Threads treat all exceptions alike: waiting and retrying happen elsewhere.
         return CallSettings(max_concurrency=threads, breaker_failures=None, wait_in_task_s=0)
     if not isinstance(bolt, AsyncBolt):
         return None
@@ -61,7 +62,7 @@ def call_settings(
 
 
 def _plain(bolt: AsyncBolt, name: str) -> Any:
-    """Return an attribute; of a function in the class, such as a lambda, not its method."""
+    """Return an attribute of a bolt; a function without parameters, such as a lambda, unbound."""
     value = getattr(bolt, name)
     if inspect.ismethod(value) and not inspect.signature(value.__func__).parameters:
         return value.__func__

@@ -363,7 +363,7 @@ class AsyncBolt(Component):
         """
 
     async def execute(self, tuple: Tuple, collector: AsyncCollector) -> None:
-        """Work on one tuple; raising fails it, and drops what it emitted.
+        """Process one tuple. An exception fails it, and drops the tuples it emitted.
 
         An input that waits in its task is executed again, with a new collector.
         """

@@ -1,7 +1,7 @@
-"""A topology as an SVG: components from left to right, and what they read of one another.
+"""An SVG drawing of a topology: components from left to right, joined by the streams they read.
 
-It is drawn from `Topology.structure`, which a checkpoint has as well, so no topology need be made.
-Colours follow the viewer's scheme, light or dark; names are escaped, whatever is in them.
+The input is `Topology.structure`, which a checkpoint has as well, so no topology need be built. The
+colours follow the viewer's light or dark scheme. All names are escaped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ackcore.topology.components import DEFAULT_STREAM
 
 _HIGH, _GAP_Y, _GAP_X, _MARGIN = 44, 26, 150, 14
 _CHAR, _SMALL_CHAR = 8.2, 6.6
-#: Longer names are cut; their tooltip has them whole.
+#: Longer names are cut; the tooltip has the full name.
 _LONGEST = 26
 
 _STYLE = """
@@ -60,14 +60,14 @@ def draw(
     Parameters
     ----------
     structure : mapping
-        `Topology.structure`, perhaps read back from JSON.
+        `Topology.structure`, possibly read from JSON.
     counts : mapping, optional
-        How many tuples were emitted, by component and stream: they are shown on the edges.
+        The number of emitted tuples, by component and stream, shown on the edges.
 
     Returns
     -------
     str
-        One ``svg`` element, with its own style, to stand in a page or in a file.
+        One ``svg`` element with its own style, for a page or a file.
     """
     edges = list(_edges(structure))
     columns = _columns(structure, edges)
@@ -84,7 +84,7 @@ def draw(
     ]
     arrows = [_arrow(edge, boxes, counts or {}) for edge in edges]
     parts += [arrow for arrow, _ in arrows]
-    parts += [label for _, label in arrows]  # no line goes through one
+    parts += [label for _, label in arrows]  # after the arrows, so that none crosses a label
     parts += [_node(box) for box in boxes.values()]
     return "".join([*parts, "</svg>"])
 
@@ -102,10 +102,10 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
 
 
 def _columns(structure: Mapping[str, Any], edges: list[_Edge]) -> dict[str, int]:
-    """Return in which column each component is: behind all that it reads."""
+    """Return the column of each component, which is to the right of all components it reads."""
     column = dict.fromkeys([*structure["spouts"], *structure["bolts"]], 0)
     column |= {edge.target: 0 for edge in edges}
-    for _ in range(len(column)):  # a topology has no ring
+    for _ in range(len(column)):  # a topology has no cycle
         for edge in edges:
             column[edge.target] = max(column[edge.target], column.get(edge.source, 0) + 1)
     return column
@@ -149,7 +149,7 @@ def _node(box: _Box) -> str:
 def _arrow(
     edge: _Edge, boxes: Mapping[str, _Box], counts: Mapping[str, Mapping[str, int]]
 ) -> tuple[str, str]:
-    """Return the line of an edge, and what stands at it."""
+    """Return the line of an edge, and its label."""
     start, end = boxes[edge.source], boxes[edge.target]
     x1, y1 = start.x + start.width, start.y + _HIGH / 2
     x2, y2 = end.x - 2, end.y + _HIGH / 2

@@ -1,6 +1,6 @@
-"""The emission checks that bolts of all shapes share.
+"""Joining of emissions, and the error for an undeclared stream, for all shapes of bolts.
 
-Pieces of emissions are joined into few: what comes after a bolt works by the batch.
+Small emissions are joined into few large ones, because later steps work by the batch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ackcore.arrow import offsets_of
 from ackcore.topology._words import near_miss
 from ackcore.topology.tuples import Anchors, Emission
 
-#: Bytes that are joined at most: an Arrow array of text has room for 2 GiB.
+#: The maximum number of joined bytes: an Arrow array of text holds up to 2 GiB.
 JOIN_BYTES = 1 << 30
 
 
 def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> list[Emission]:
-    """Join what was emitted to one stream into as few emissions as there can be, in order."""
+    """Join the emissions to one stream, in order, into as few as possible."""
     emissions: list[Emission] = []
     starts, room = [0], JOIN_BYTES
     for index, (batch, _) in enumerate(pieces):
@@ -33,7 +33,7 @@ def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> lis
         if len(group) > 1:
             try:
                 batch = pa.concat_batches([batch for batch, _ in group])
-            except pa.ArrowException:  # dictionaries that have no room for one another
+            except pa.ArrowException:  # dictionaries that do not fit into one
                 emissions += [Emission(stream, *piece) for piece in group]
                 continue
             group = [(batch, join_anchors([anchors for _, anchors in group]))]
@@ -42,7 +42,7 @@ def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> lis
 
 
 def join_anchors(parts: Sequence[Anchors]) -> Anchors:
-    """Return the anchors of several emissions, one after another, as those of one."""
+    """Join the anchors of several emissions into those of one."""
     handles = np.concatenate([part.handles for part in parts])
     if all(part.offsets is None for part in parts):
         return Anchors(handles, None)

@@ -1,4 +1,4 @@
-"""The exceptions that send a record to the dead letters: lists of classes, or of their names."""
+"""The exceptions that make a record a dead letter: lists of classes, or of their names."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ackcore.calls import Reject, Retry
 
 
 def exception_classes(given: Any, title: str) -> tuple[type[Exception], ...]:
-    """Return a list of exception classes or of their names as classes.
+    """Convert a list of exception classes, or of their names, to classes.
 
     Parameters
     ----------
     given : iterable of exception class or str
         A name is a builtin's, ``"ValueError"``, or ``"package.module.Class"``.
     title : str
-        What an error calls it.
+        The name of the argument in errors.
 
     Raises
     ------
     TypeError
-        If it is no such list.
+        If it is not such a list.
     ValueError
-        If it names what cannot be found, or is no class derived from Exception.
+        If a name cannot be found, or an item is not a class derived from Exception.
     """
     if isinstance(given, (str, type)) or not isinstance(given, Iterable):
         raise TypeError(
@@ -38,14 +38,14 @@ def exception_classes(given: Any, title: str) -> tuple[type[Exception], ...]:
 def contradictions(
     bolt: str, reject: Iterable[type[Exception]], retry_on: Iterable[type[Exception]]
 ) -> Iterator[str]:
-    """Yield which exceptions a bolt asks to retry though they are rejected first.
+    """Yield an error for each exception in a bolt's `retry_on` that is rejected first.
 
     Parameters
     ----------
     bolt : str
-        Its name.
+        The bolt's name.
     reject, retry_on : iterable of exception class
-        All that is rejected there, by the topology's settings as well, and what is retried.
+        The exceptions rejected by the bolt or by the topology's settings, and those retried.
     """
     first: tuple[type[Exception], ...] = (Reject, *reject)
     for kind in retry_on:
@@ -60,14 +60,14 @@ def contradictions(
 
 
 class FinalErrors:
-    """Tells the exceptions that are final from those after which a record is tried again.
+    """The final exceptions, after which a record is not retried; test one with ``in``.
 
     Parameters
     ----------
     reject : tuple of exception class
-        Final beside `Reject`, their subclasses as well.
+        The final exceptions besides `Reject`; their subclasses are final too.
     retry_on : tuple of exception class, optional
-        If given, all others are final, but for `Retry`.
+        If given, all other exceptions are final, except `Retry`.
     """
 
     def __init__(

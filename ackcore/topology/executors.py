@@ -1,7 +1,7 @@
-"""Runs one task of a bolt, whichever shape it has: what an engine calls.
+"""Executors, which run one task of a bolt of any shape, and which the engine calls.
 
-Whatever a bolt does, every row that was handed to its executor is, when ``flush()`` has returned,
-either acked (it is in no failure) or failed (it is in exactly one).
+When ``flush()`` has returned, every row that was passed to its executor is either acked (it is in
+no failure) or failed (it is in exactly one), whatever the bolt does.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ from ackcore.topology.tuples import Identity, Results
 class Executor(Protocol):
     """One task of a bolt.
 
-    Rows get consecutive handles, from 0, in the order in which they are handed in.  What is
-    returned is deterministic given the rows and what the bolt does with them, as long as the bolt
-    starts no threads.
+    Rows get consecutive handles, from 0, in the order in which they are passed in. Results are
+    deterministic given the rows and the bolt's behaviour, as long as the bolt starts no threads.
 
-    Only `KeyboardInterrupt` comes out of these methods; whatever else a bolt raises fails rows.
+    These methods raise only `KeyboardInterrupt`; any other exception of a bolt fails rows.
     """
 
     @property
     def ignored(self) -> int:
-        """Calls that came too late to change anything."""
+        """The number of calls that came too late to have an effect."""
 
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
@@ -55,8 +54,9 @@ class Executor(Protocol):
         source, stream : str
             The component and its stream that the batch comes from.
         batch : pyarrow.RecordBatch
+            The rows.
         identity : Identity, optional
-            Which records the rows are, if the bolt has ``needs_identity``.
+            The records of the rows, if the bolt has ``needs_identity``.
 
         Raises
         ------
@@ -65,7 +65,7 @@ class Executor(Protocol):
         """
 
     def flush(self) -> Results:
-        """Flush the bolt; what is neither acked nor failed then fails.
+        """Flush the bolt; then fail all inputs that are neither acked nor failed.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class Executor(Protocol):
         """
 
     def cleanup(self) -> None:
-        """Let the bolt clean up, if it was prepared; what it raises is logged."""
+        """Call the bolt's ``cleanup``, if the bolt was prepared, and log an exception."""
 
 
 def executor_for(
@@ -97,27 +97,27 @@ def executor_for(
     name : str
         The bolt's name in its topology.
     component : Bolt, BasicBolt, AsyncBolt or BatchBolt
-        The bolt: an instance of this task's own.
+        The bolt; this task must have an instance of its own.
     task : int, default 0
-        Which of the bolt's tasks it is.
+        The number of the task.
     batch_id : int, optional
-        Number of the micro-batch.
+        The number of the micro-batch.
     reject : iterable of exception class or str
-        Exceptions, or their names, that go to the dead letters at once, beside `Reject` and those
-        of the bolt.
+        The exceptions, or their names, that make a record a dead letter at once, in addition to
+        `Reject` and the bolt's own.
     answers : Answers, optional
-        Where a bolt that says ``journal = True`` writes down what its calls came to, and finds it;
-        without, it calls anew.
+        The journaled answers to the calls of a bolt with ``journal = True``. Without it, the bolt
+        makes every call.
     tasks : int, default 1
-        How many of its tasks may have rows at once: they share an `AsyncBolt`'s rate.
+        The number of the bolt's tasks that may run at once and share an `AsyncBolt`'s rate.
     progressed : callable, optional
-        Called whenever something is done within one call of the executor, if the bolt has several
-        inputs out at once.
+        Called after each input, within a call of the executor, if the bolt has several inputs in
+        flight.
 
     Raises
     ------
     TypeError, ValueError
-        If the component is no bolt, or its methods or outputs cannot be run.
+        If the component is not a bolt, or its methods or outputs cannot be run.
     """
     refuse_unrunnable(component)
     assert isinstance(component, Bolt | BasicBolt | AsyncBolt | BatchBolt)

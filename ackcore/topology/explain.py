@@ -1,6 +1,6 @@
-"""A topology, drawn: stages from top to bottom, and what crosses between them.
+"""A text drawing of a topology: stages from top to bottom, and the streams between them.
 
-A single line is a tuple that stays in its task, a double one is a tuple that is shuffled.
+A single line is a stream within a task, a double line a stream that is shuffled.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ackcore.topology.stage_layout import Layout, Subscription
 
 _WIDTH = 100
 _RULE = 78
-#: Characters of a writer's own repr that there is room for.
+#: The maximum number of characters of a writer's repr.
 _WRITER = 72
-#: Shown though they are the defaults: what a reader of failures asks first.
+#: Shown even if they have their defaults: readers of failures need them first.
 _ALWAYS = ("max_attempts", "backoff_ms", "max_backoff_ms")
 
 
@@ -71,7 +71,7 @@ def _summary(parts: Parts, layout: Layout) -> str:
 
 
 def _settings(settings: Settings) -> str:
-    """The retries' settings, and those that are not the defaults."""
+    """Return the retry settings, and the other settings that differ from their defaults."""
     default, shown = Settings(), []
     for name in Settings.names():
         value: Any = getattr(settings, name)
@@ -108,7 +108,7 @@ def _bolt(bolt: BoltSpec, parts: Parts, layout: Layout) -> list[str]:
 
 
 def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
-    """Draw streams, and below each its readers."""
+    """Draw streams, each with its readers below it."""
     for at, (stream, readers) in enumerate(branches):
         last = at == len(branches) - 1
         yield f"{'└' if last else '├'}─ {stream}"
@@ -130,7 +130,10 @@ def _reader(sub: Subscription) -> str:
 
 
 def _stays(sub: Subscription) -> str:
-    """A tuple that crosses only because the bolt is further on goes to the task of its number."""
+    """Return a note for a stream that is shuffled without being spread.
+
+    Its bolt is in a later stage; each tuple goes to the task with the number of its own.
+    """
     return "" if sub.spreads else ", partition by partition"
 
 
@@ -143,12 +146,14 @@ def _sink(sink: Sink) -> str:
 
 
 def _writer(writer: Any) -> str:
-    """A function's name, or what an object calls itself, unless that is long or an address."""
+    """Return a function's name or an object's repr; the class name if the repr is long or an
+    address.
+    """
     if hasattr(writer, "__name__"):
         return str(writer.__name__)
     try:
         shown = repr(writer)
-    except Exception:  # it is the user's, and a drawing can do without
+    except Exception:  # the repr is user code, and a drawing can do without it
         shown = ""
     fits = 0 < len(shown) <= _WRITER and shown.isprintable() and " at 0x" not in shown
     return shown if fits else type(writer).__name__
@@ -190,7 +195,7 @@ def _rule(word: str) -> str:
 
 
 def _fields(fields: Sequence[str]) -> str:
-    """``(word, n)``; as many as fit in a line."""
+    """Return ``(word, n)``, with as many fields as fit in a line."""
     room = _WIDTH - 24
     shown = list(fields)
     while len(shown) > 1 and len(", ".join(shown)) > room:

@@ -12,30 +12,31 @@ from ackcore.topology._words import listed, nearest
 from ackcore.topology.exception_classes import FinalErrors, exception_classes
 from ackcore.topology.tuples import Reason
 
-#: How Arrow says that a batch, or a table, has no such column.
+#: Arrow's message for a column that a batch or a table does not have.
 _NO_COLUMN = re.compile(
     r"""(?:Field|Column) (["']?)(?P<name>.*)\1 (?:does not exist in schema|not found)"""
 )
-#: No wait is longer.
+#: The longest wait.
 MAX_AFTER_MS = int(MAX_AFTER_S * 1000)
 
 
 class Reasons:
-    """Makes the reasons of one component.
+    """The conversion of exceptions and texts to the reasons of one component.
 
     Parameters
     ----------
     component : str
-        Name of the component, which its reasons carry.
+        The name of the component, which its reasons carry.
     reject : iterable of exception class or str
-        What goes to the dead letters at once, beside `Reject`; subclasses are meant too.
+        The exceptions that make a record a dead letter at once, besides `Reject`; their subclasses
+        too.
     retry_on : iterable of exception class or str, optional
-        If given, all other exceptions go there too, but for `Retry`.
+        If given, all other exceptions make it a dead letter too, except `Retry`.
 
     Raises
     ------
     TypeError, ValueError
-        As `exception_classes`.
+        If `exception_classes` refuses a list.
     """
 
     def __init__(
@@ -51,17 +52,17 @@ class Reasons:
         )
 
     def of(self, reason: BaseException | Reason | str | None) -> Reason:
-        """Return the reason that an exception, a text, or nothing at all stands for.
+        """Convert an exception, a text or None to a reason.
 
         Raises
         ------
         TypeError
-            If it is something else.
+            If it is another object.
         """
         if isinstance(reason, BaseException):
             return self._of_error(reason)
         if isinstance(reason, Reason):
-            # As its fields may be anything, they are made into what can be written down.
+            # A user may put anything into its fields: convert them to values that can be stored.
             text = Reason.of(str(reason.component), str(reason.message), bool(reason.final))
             return text._replace(
                 type=Reason.of("", str(reason.type)).message,
@@ -85,31 +86,31 @@ class Reasons:
         if made.final or not isinstance(error, Retry):
             return made
         after_s = error.asked_s or 0.0
-        # Up, since it is due no earlier than was asked for.
+        # Round up, so that the retry is not due earlier than requested.
         return made._replace(
             after_ms=math.ceil(after_s * 1000), counts=not isinstance(error, Unavailable)
         )
 
 
 def missing_column(error: BaseException, columns: Sequence[str], batch: str) -> str | None:
-    """Return what to add to the message about a column that a bolt asked for and its batch has not.
+    """Return a hint for the error of a bolt that read a column its batch does not have.
 
-    Arrow names the column alone, and a row that was made a dict only its key, which is told from a
-    key of the bolt's own by its likeness to a column.
+    Arrow's message has only the column's name. A row that became a dict raises only the key, which
+    is taken for a column if it is similar to one.
 
     Parameters
     ----------
     error : BaseException
-        What the bolt raised.
+        The exception that the bolt raised.
     columns : sequence of str
-        Those of the batch; none if the bolt was not called with one.
+        The columns of the batch; empty if the bolt was not called with one.
     batch : str
-        How to call the batch.
+        The name of the batch in the hint.
 
     Returns
     -------
     str or None
-        The columns, and which one may be meant; None if it raised something else.
+        The columns, and a suggestion; None for any other error.
     """
     said = error.args[0] if isinstance(error, KeyError) and len(error.args) == 1 else None
     if not isinstance(said, str) or not columns:

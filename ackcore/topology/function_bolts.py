@@ -1,4 +1,4 @@
-"""Bolts that call a function, and emit its answers behind the columns of their inputs."""
+"""Bolts that call a function, and emit its answers after the columns of their inputs."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class _Calling(Component):
     function : callable
         See `ackcore.topology.functions.kind_of`.
     answers : pyarrow.Schema
-        What it answers.
+        The schema of the function's answers.
     kept : pyarrow.Schema
-        The columns of the inputs, which are emitted in front of the answers; may be none.
+        The columns of the inputs that are emitted in front of the answers; may be empty.
     settings : CallSettings
-        How it is called.
+        The settings of the calls.
     journal, retry_on, reject
         See `Component`.
     """
@@ -62,10 +62,10 @@ class _Calling(Component):
 
 
 class RowFunction(_Calling, AsyncBolt):
-    """Calls a function of a row, plain or async; parameters as of `_Calling`.
+    """A bolt that calls a function, plain or async, with each row; parameters as of `_Calling`.
 
-    By all tasks together as the settings say; a plain function in threads, as many as there are
-    calls at once.
+    The settings are limits for all tasks together. A plain function runs in threads, one for each
+    concurrent call.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class RowFunction(_Calling, AsyncBolt):
         self.wait_in_task_s = settings.wait_in_task_s
 
     async def prepare(self, context: Context) -> None:  # type: ignore[override]
-        """Enter the function, if it is a context manager, and get ready to call it."""
+        """Enter the function, if it is a context manager, and create its threads."""
         function = self._function
         self._answers = Answers(self._schema)
         self._threads: CallThreads | None = None
         self._call = function
         if not is_async(function):
-            # Threads are started as calls come, so there are no more of them than calls at once.
+            # Threads are started on demand, so there is at most one per concurrent call.
             self._threads = CallThreads(function, MAX_THREADS, "ackcore-call")
             self._call = self._threads.call
         if hasattr(type(function), "__aenter__"):
@@ -103,7 +103,7 @@ class RowFunction(_Calling, AsyncBolt):
         collector.emit((*tuple.values, *self._answers.row(answer)))
 
     async def cleanup(self) -> None:  # type: ignore[override]
-        """Leave the function."""
+        """Exit the function, if it is a context manager."""
         function = self._function
         if self._threads is not None:
             self._threads.close()
@@ -114,24 +114,24 @@ class RowFunction(_Calling, AsyncBolt):
 
 
 class BatchFunction(_Calling, BatchBolt):
-    """Calls a function of batches; parameters as of `_Calling`, without a journal.
+    """A bolt that calls a function with each batch; parameters as of `_Calling`, without a journal.
 
-    What it raises is put down to the call if it is `Retry`, a time-out or one of
-    ``settings.retry_on``: then all rows of the batch fail.  Anything else is put down to a row, and
-    the batch is bisected to those that raise by themselves.
+    `Retry`, a time-out or an exception in ``settings.retry_on`` is a failure of the call, and fails
+    all rows of the batch. Any other exception is a failure of a row, and the batch is bisected to
+    the rows that raise by themselves.
 
     Attributes
     ----------
     attempts : dict of int to int, optional
-        If it is set, by the task's number of a row that failed: how many calls were made with it,
-        the last time that it was called.
+        If set, the number of calls made with each failed row, the last time that it was called, by
+        the task's number of the row.
     """
 
     attempts: dict[int, int] | None = None
     _calls: Calls[pa.RecordBatch, Any] | None = None
 
     def prepare(self, context: Context) -> None:
-        """Get ready to call."""
+        """Enter the function, if it is a context manager."""
         self._calls = Calls(self._function, self._settings)
         list(self._calls.run(()))  # enters a function that is a context manager
 
@@ -158,7 +158,7 @@ class BatchFunction(_Calling, BatchBolt):
         out.fail(rows, error)
 
     def cleanup(self) -> None:
-        """Let go of what calling took."""
+        """Release the resources of the calls."""
         if self._calls is not None:
             self._calls.close()
 

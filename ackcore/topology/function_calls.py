@@ -1,4 +1,4 @@
-"""Calls of a function with the rows of batches, one by one: many at once, answered in order."""
+"""Calls of a function with each row of batches: many at once, with results in order."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ackcore.topology.row_conversion import Row, rows_of
 from ackcore.topology.row_executor import SLICE_ROWS
 from ackcore.topology.tuples import Origin, Tuple
 
-#: Rows, in their order, and what was answered to them.
+#: The numbers of rows, in order, and their answers.
 Piece = tuple[Int64s, pa.RecordBatch]
 
 
 class Failed(NamedTuple):
-    """Why a row has no answer, and how many calls were made with it."""
+    """The error of a row without an answer, and the number of calls made with it."""
 
     error: BaseException
     attempts: int
@@ -34,11 +34,11 @@ class Answered(NamedTuple):
     Attributes
     ----------
     batch : pyarrow.RecordBatch
-        The rows as they came.
+        The rows as they were passed in.
     pieces : list of (numpy.ndarray of int64, pyarrow.RecordBatch)
-        Numbers of rows, from 0 and in order, and what was answered to them.
+        The numbers of the answered rows, from 0 and in order, and their answers.
     failed : dict of int to Failed
-        By row: all others.
+        All other rows, by number.
     """
 
     batch: pa.RecordBatch
@@ -47,20 +47,20 @@ class Answered(NamedTuple):
 
 
 class RowCalls:
-    """Calls a function with each row; to be prepared before and cleaned up after.
+    """The calls of a function with each row. Call `prepare` before and `cleanup` after.
 
     Parameters
     ----------
     function : callable
-        Of a row, plain or async.
+        A function of a row, plain or async.
     answers : pyarrow.Schema
-        What it answers.
+        The schema of its answers.
     settings : CallSettings
-        How it is called.
+        The settings of the calls.
     source : str
-        What the rows come from, for messages.
+        The name of the rows' source in messages.
     as_seen : callable, optional
-        Returns a batch as the function is to see its rows; by default as it is.
+        Converts a batch to the one whose rows the function receives; by default they are the same.
     """
 
     def __init__(
@@ -77,35 +77,35 @@ class RowCalls:
         self._as_seen = as_seen
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Answered]:
-        """Call the function with what comes; yields all of it, in slices and in order.
+        """Call the function with each row of the batches; yield all outcomes in slices, in order.
 
-        No more is read ahead than calls are made at once, or buffered, and a slice.
+        It reads ahead no more rows than one slice and those that are in a call or buffered.
 
         Raises
         ------
         Exception
-            What the batches raise, once all before was yielded.
+            The exception of the batches, after the outcomes of all earlier rows.
         """
         pending: deque[_Slice] = deque()
         for outcome in self._calls.run(self._tuples(batches, pending)):
             next(each for each in pending if each.is_open).take(outcome, self._answers)
             while pending and not pending[0].is_open:
                 yield pending.popleft().answered(self._answers)
-        for each in pending:  # whose rows are none to call with
+        for each in pending:  # slices whose rows all failed before a call
             yield each.answered(self._answers)
 
     def prepare(self) -> None:
-        """Enter the function, if it is a context manager: raises what that raises."""
+        """Enter the function, if it is a context manager, and raise its exceptions."""
         for _ in self._calls.run(()):
             pass
 
     def cleanup(self) -> None:
-        """Let go of what calling took, and leave the function."""
+        """Release the resources of the calls, and exit the function."""
         self._calls.close()
 
     def _tuples(self, batches: Iterable[pa.RecordBatch], pending: deque[_Slice]) -> Iterator[Tuple]:
         for batch in batches:
-            # Few rows at a time are Python objects, beside those that are called with.
+            # Convert few rows to Python objects at a time.
             for start in range(0, len(batch), SLICE_ROWS):
                 part = batch.slice(start, SLICE_ROWS)
                 seen = self._as_seen(part)
@@ -120,7 +120,7 @@ class RowCalls:
 
 
 class _Slice:
-    """Rows that the function is called with, and what has come of them so far."""
+    """Rows that the function is called with, and their outcomes so far."""
 
     def __init__(self, batch: pa.RecordBatch, called: list[int], failed: dict[int, Failed]) -> None:
         self._batch = batch
@@ -137,7 +137,7 @@ class _Slice:
         return self._taken < len(self._called)
 
     def take(self, outcome: Outcome[Any], answers: Answers) -> None:
-        """Take the outcome of the next call."""
+        """Store the outcome of the next call."""
         row, error = self._called[self._taken], outcome.error
         self._taken += 1
         if error is None:
@@ -154,7 +154,7 @@ class _Slice:
         self._failed[row] = Failed(error, outcome.attempts)
 
     def answered(self, answers: Answers) -> Answered:
-        """Return what came of all rows."""
+        """Return the outcomes of all rows."""
         batches, misfits = answers.batches(self._values)
         rows = np.array(self._rows, np.int64)
         for at, error in misfits:

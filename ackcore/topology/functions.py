@@ -1,8 +1,8 @@
-"""Functions in place of bolts: their arguments, and the conversion of their answers.
+"""Functions that take the place of a bolt: their arguments, and the conversion of their answers.
 
-A function of a row receives the `Tuple` that a bolt's ``execute`` receives; a function of batches
-receives the `pyarrow.RecordBatch` of ``process``.  Both return what a bolt would emit.  So a bolt
-can call the same function: ``collector.emit((*tuple, fn(tuple)))``.
+A function of a row receives a `Tuple`, as a bolt's ``execute`` does. A function of batches receives
+a `pyarrow.RecordBatch`, as ``process`` does. Both return the values that a bolt would emit. You can
+therefore use a function in a bolt unchanged: ``collector.emit((*tuple, fn(tuple)))``.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.row_conversion import Misfit, Row, RowSchema
 from ackcore.topology.validation import refused_call
 
-#: Names of types that hold many rows and are not what is handed to a function of batches.
+#: Names of types that hold many rows, but are not the type that functions of batches receive.
 _OTHER_BATCHES = frozenset({"Table", "DataFrame", "Series", "Array", "ChunkedArray", "ndarray"})
 _BATCH = "RecordBatch"
-#: What messages call the outputs of a function.
+#: The name of the outputs of a function in messages.
 TITLE = "outputs"
 
 
 class Kind(enum.Enum):
-    """Kinds of functions: by row, async by row, by batch; and how each is called."""
+    """The kind of a function: of a row, plain or async, or of batches."""
 
     ROW = "a function of a row"
     ASYNC = "an async function of a row"
@@ -42,21 +42,21 @@ class Kind(enum.Enum):
 def kind_of(function: Any, name: str = "fn") -> Kind:
     """Return the kind of a function.
 
-    One of batches says so: its first parameter is annotated as a `pyarrow.RecordBatch`.  Any other
-    is one of rows, whatever it says.
+    It is a function of batches if its first parameter is annotated as a `pyarrow.RecordBatch`, and
+    otherwise a function of rows.
 
     Parameters
     ----------
     function : callable
         A function, a `functools.partial` or an object with a ``__call__``.
     name : str, default "fn"
-        What messages call it.
+        The name of the function in messages.
 
     Raises
     ------
     TypeError
-        If it cannot be called with one argument, if calling it would not run it, or if it is
-        annotated to take tables of another kind.
+        If it cannot be called with one argument, if a call would not run it, or if it is annotated
+        to take tables of another kind.
     """
     if isinstance(function, type):
         raise TypeError(
@@ -97,7 +97,7 @@ def kind_of(function: Any, name: str = "fn") -> Kind:
 
 
 def _called(function: Any) -> Any:
-    """Return the function that a call runs, beneath partials and objects that can be called."""
+    """Return the function beneath partials and callable objects."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function):
@@ -106,18 +106,18 @@ def _called(function: Any) -> Any:
 
 
 def _annotation(function: Any) -> str | None:
-    """Return the name of the type that a function's first parameter is annotated as."""
+    """Return the name of the annotated type of a function's first parameter."""
     try:
-        # Of what it wraps, if it does: a decorator hands on what it is given.
+        # Follow a decorator to the wrapped function: it usually passes its arguments on.
         first = next(iter(inspect.signature(function).parameters.values()), None)
-    except (TypeError, ValueError):  # of many a builtin
+    except (TypeError, ValueError):  # many builtins have no signature
         return None
     if first is None or first.annotation is first.empty:
         return None
     annotated = first.annotation
     if not isinstance(annotated, str):
         return getattr(annotated, "__name__", None)
-    # As `from __future__ import annotations` leaves it; what it names need not be there to ask.
+    # `from __future__ import annotations` leaves a text, and its name need not be importable.
     return annotated.strip("'\" ").rpartition(".")[2]
 
 
@@ -127,7 +127,7 @@ class Answers:
     Parameters
     ----------
     schema : pyarrow.Schema
-        The outputs.
+        The schema of the answers.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -136,20 +136,20 @@ class Answers:
         self._single = len(schema) == 1
 
     def row(self, answer: Any) -> Row:
-        """Return the values of an answer, which later changes of it do not reach.
+        """Return the values of an answer; later changes of the answer do not affect them.
 
         Parameters
         ----------
         answer : tuple, list, dict or value
-            Values in the order of the schema, or by its names, as a dict, a Row, a namedtuple, a
-            dataclass or a pydantic object has them. If the schema has one field, also the value of
-            that field by itself, unless it is a tuple, a list or a dict; a named object is the
-            value by itself if the field is a struct whose name the object does not have.
+            The values in the order of the schema, or by name in a dict, a Row, a namedtuple, a
+            dataclass or a pydantic object. If the schema has one field, also the bare value of that
+            field, unless it is a tuple, a list or a dict. An object with names is the bare value if
+            the field is a struct whose name the object does not have.
 
         Raises
         ------
         TypeError, ValueError
-            If it does not fit the schema.
+            If the answer does not fit the schema.
         """
         if isinstance(answer, NOT_RUN):
             raise _not_run(answer)
@@ -165,7 +165,7 @@ class Answers:
         return self._rows.row(answer)
 
     def _lacks_tuple(self, answer: Any) -> bool:
-        """Whether an answer is a value of the only field that was taken for a row of values."""
+        """Return whether an answer is a bare list or dict for the only field, not a row of one."""
         (field,) = self._rows.schema
         if isinstance(answer, Mapping):
             nested = pa.types.is_struct(field.type) or pa.types.is_map(field.type)
@@ -175,7 +175,7 @@ class Answers:
         return is_list and not (len(answer) == 1 and isinstance(answer[0], items))
 
     def _is_value(self, answer: Any) -> bool:
-        """Whether an answer is the value of the only field."""
+        """Return whether an answer is the value of the only field."""
         if type(answer) in (list, tuple) or isinstance(answer, Mapping):
             return False
         named = as_mapping(answer)
@@ -187,15 +187,15 @@ class Answers:
 
 
 def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """Return what a function of batches answers as a batch of a schema.
+    """Convert the answer of a function of batches to a batch of a schema.
 
     Parameters
     ----------
     answer : RecordBatch, Table, mapping, list of columns, or column
-        The returned columns, in a form that `BatchOutput.emit` takes. If the schema has one field,
-        a single column of Arrow, numpy or pandas will do.
+        The value that the function returned: columns as for `BatchOutput.emit`, or, if the schema
+        has one field, a bare Arrow, numpy or pandas column.
     schema : pyarrow.Schema
-        The outputs.
+        The schema of the answers.
     rows : int
         The number of rows that the function received.
 
@@ -225,5 +225,5 @@ def _not_run(answer: object) -> TypeError:
     )
 
 
-#: A function of one argument, as all three kinds are.
+#: A function of one argument; all three kinds are.
 Function = Callable[[Any], Any]

@@ -1,10 +1,9 @@
-"""Groupings: which task of a bolt a tuple goes to.
+"""Groupings: the assignment of tuples to the tasks of a bolt.
 
-They are Storm's, with one difference that Spark makes.  Spark has cut the source into partitions
-before a topology sees it, so there is a spread of tuples over tasks to begin with, and staying
-where it is costs a tuple nothing.  Hence *shuffle* moves tuples only to a bolt that was given a
-parallelism of its own, and *local-or-shuffle* never does; the others always do, since where a
-tuple goes is then the point of them.
+They are Storm's, with one difference. Spark cuts the source into partitions before a topology reads
+it, so tuples are already spread over tasks, and a tuple that stays in its task costs nothing. Hence
+*shuffle* moves tuples only to a bolt with a parallelism of its own, and *local-or-shuffle* never
+moves them. The other groupings always do, because they prescribe a task.
 """
 
 from __future__ import annotations
@@ -24,46 +23,52 @@ class Grouping:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The fields that decide where a tuple goes; most groupings look at none."""
+        """The fields that decide the task of a tuple; empty for most groupings."""
         return ()
 
     def moves(self, parallelism: int | None) -> bool:
-        """Whether tuples may leave the task they are in, for a bolt of that parallelism."""
+        """Return whether tuples may leave their task, if the bolt has the given parallelism."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(Grouping):
-    """Spread tuples evenly over the bolt's tasks; left where they are if it has no parallelism."""
+    """The grouping that spreads tuples evenly over the bolt's tasks.
+
+    It leaves tuples in their tasks if the bolt has no parallelism of its own.
+    """
 
     name = "shuffle"
 
     def moves(self, parallelism: int | None) -> bool:
-        """Only where a parallelism says that the spread is to be another than the source's."""
+        """Return whether the bolt has a parallelism of its own."""
         return parallelism is not None
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOrShuffle(Grouping):
-    """Leave tuples in the task they are in."""
+    """The grouping that leaves each tuple in its task."""
 
     name = "local_or_shuffle"
 
     def moves(self, parallelism: int | None) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class All(Grouping):
-    """Send a copy of each tuple to every task; its tree closes when all copies are acked."""
+    """The grouping that sends a copy of each tuple to every task.
+
+    The tuple's tree completes when all copies are acked.
+    """
 
     name = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Global(Grouping):
-    """Send all tuples to one and the same task."""
+    """The grouping that sends all tuples to one task."""
 
     name = "global"
 
@@ -77,22 +82,22 @@ class _Keyed(Grouping):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The fields it was given."""
+        """The fields of the grouping."""
         return self.fields
 
 
 @dataclass(frozen=True, slots=True)
 class Fields(_Keyed):
-    """Send tuples that agree in these fields to one task."""
+    """The grouping that sends tuples with equal values of some fields to the same task."""
 
     name = "fields"
 
 
 @dataclass(frozen=True, slots=True)
 class PartialKey(_Keyed):
-    """Send tuples that agree in these fields to one of two tasks, so that a hot key is halved.
+    """The grouping that sends tuples with equal values of some fields to one of two tasks.
 
-    Whoever reads the bolt must add up two partial results for each key.
+    It halves a hot key. The reader of the bolt must add up two partial results for each key.
     """
 
     name = "partial_key"

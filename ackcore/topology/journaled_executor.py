@@ -1,4 +1,4 @@
-"""Runs bolts whose calls are made once: one after the other, or many at once."""
+"""Executors of bolts whose calls are made once: one call at a time, or many at once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ackcore.topology.tuples import ACKED, OPEN, Identity, Origin, Reason, Resul
 
 
 class _Journaled(RowExecutor):
-    """The common part of both executors: only inputs without an answer are executed, and all
-    answers are emitted alike.
+    """The common part of both executors: it executes only inputs without an answer, and emits all
+    answers in the same way.
 
-    The bolt is prepared before its first call, and not at all if the answers are all known.  What
-    its ``prepare`` raises is no answer: each of its inputs of which none is known fails with it.
+    The bolt is prepared before its first call, and not at all if all answers are in the journal. An
+    exception of ``prepare`` is no answer: all inputs without an answer fail with it.
     """
 
     _answers: Answers
@@ -31,7 +31,7 @@ class _Journaled(RowExecutor):
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on those rows of a batch to which no answer is known.
+        """Run the bolt on the rows of a batch that have no answer.
 
         Raises
         ------
@@ -56,7 +56,7 @@ class _Journaled(RowExecutor):
                 failures = {one._handle: self._broken for some in self._asked for one in some}
             else:
                 self._run_all(origin, batch, first)
-        # Where a thread of the bolt emitted too late, its input fails whatever was written down.
+        # If a thread of the bolt emitted too late, the input fails even if it has an answer.
         _, others, _ = self.collector._end_window(self._seen)
         failures |= others
         inputs += [
@@ -69,13 +69,13 @@ class _Journaled(RowExecutor):
         return self._results(emissions, dict(sorted({**failed, **failures}.items())), 0)
 
     def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
-        """Return what is to be executed of this batch."""
+        """Return the inputs of this batch that are to be executed."""
         return self._asked
 
     def _unanswered(
         self, slices: Iterator[list[Tuple]], inputs: list[tuple[bytes, int]]
     ) -> Iterator[list[Tuple]]:
-        """Yield the inputs to which no answer is known; the others are added to ``inputs``."""
+        """Yield the inputs without an answer; add the others to ``inputs``."""
         for tuples in slices:
             some = []
             for one in tuples:
@@ -89,14 +89,17 @@ class _Journaled(RowExecutor):
                 yield some
 
     def _ack(self, one: Tuple) -> None:
-        """Take nothing more of an input, whose answer is written down."""
+        """Ack an input whose answer is written, so that it takes no more emissions."""
         with self.collector._lock:
             if one._state == OPEN:
                 one._state = ACKED
 
 
 class JournaledExecutor(_Journaled):
-    """Runs one task of a `BasicBolt` with ``journal = True``; see `ackcore.topology.executors`."""
+    """The executor of one task of a `BasicBolt` with ``journal = True``.
+
+    See `ackcore.topology.executors.Executor`.
+    """
 
     def __init__(
         self, component: BasicBolt, context: Context, reasons: Reasons, answers: Answers
@@ -116,9 +119,9 @@ class JournaledExecutor(_Journaled):
 
 
 class JournaledCallExecutor(_Journaled, CallExecutor):
-    """The same of an `AsyncBolt`, or of a `BasicBolt` with several threads.
+    """The same for an `AsyncBolt`, or for a `BasicBolt` with several threads.
 
-    An answer is written down as soon as its call returns, whichever inputs come before it.
+    An answer is written when its call returns, whether or not earlier inputs are done.
     """
 
     def __init__(
@@ -151,14 +154,14 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         try:
             self._answers.emitted(self._keys[input.tuple._handle], rows, self.reasons)
         except OSError as error:
-            # The journal's failure, and not the call's, within which this runs.
+            # A failure of the journal, not of the call that this runs in.
             self._unwritten = self._unwritten or error
 
     def _end(self, input: CallInput, error: BaseException | None) -> None:
         if self._unwritten is not None:
             raise self._unwritten
         if error is not None:
-            # If it has returned after all, it has its answer already.
+            # If the call did return, the journal has its answer already, and keeps the first.
             key = self._keys[input.tuple._handle]
             self._answers.failed(key, self.reasons.of(error))
         self._ack(input.tuple)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Each costs some statements within a transaction, or some calls of the sink.
+#: Each refused row costs some statements in a transaction, or some calls of the sink.
 MAX_REFUSED = 10_000
 
 

@@ -1,6 +1,6 @@
 """The parts of a topology: spouts, bolts and sinks, and the streams between them.
 
-Nothing here checks anything: the builder does, before it makes any of these.
+This module checks nothing; the builder checks all arguments before it makes a part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ackcore.topology.max_refused import MAX_REFUSED
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A stream that a bolt reads, and how its tuples are dealt out to the bolt's tasks."""
+    """A stream that a bolt reads, and the grouping of its tuples."""
 
     component: str
     stream: str
@@ -30,26 +30,26 @@ class Input:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spout:
-    """The source of records.  Its only stream is ``"default"``.
+    """A source of records. Its only stream is ``"default"``.
 
     Parameters
     ----------
     name : str
-        Of the component.
+        The name of the component.
     source : DataFrame or KafkaSpout
-        The records.  Only the names of its columns are used in this package.
+        The records. This package uses only the names of its columns.
     fields : tuple of str
         The names of its columns.
     message_id : tuple of str
-        The columns that tell one record from another; empty if ids are stamped.
+        The columns that identify a record; empty if ackcore numbers the records.
     tracked : bool
         Whether its records are retried until they are ACKED or DEAD.
     unique : bool
-        Whether `message_id` is known to be unique, so that nothing need check it.
+        Whether `message_id` is known to be unique, so that it is not checked.
     group : KafkaGroup or None
-        Who is told which offsets are done, if the source is Spark's own for Kafka.
+        The consumer group whose offsets are committed, for Spark's own Kafka source.
     ordered_by : tuple of str
-        The columns of a key of which no record overtakes an earlier one; empty for none.
+        The columns of a key. No record overtakes an earlier one with the same key. Empty for none.
     """
 
     name: str
@@ -68,28 +68,28 @@ class Spout:
 
 
 def kind_of(source: Any) -> str | None:
-    """Return what a source is if tasks read it by themselves, None for a DataFrame."""
-    # A DataFrame has each of its columns for an attribute, and its class has not.
+    """Return the kind of a source that tasks read themselves, or None for a DataFrame."""
+    # Ask the class: a DataFrame has an attribute for each column, its class has not.
     kind: str | None = getattr(type(source), "source_kind", None)
     return kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoltSpec:
-    """A bolt, what it reads, and what it emits.
+    """A bolt, its inputs, and its output streams.
 
     Parameters
     ----------
     name : str
-        Of the component.
+        The name of the component.
     component : Component
         The bolt itself.
     schemas : mapping from str to pyarrow.Schema
-        Of each stream that it emits.
+        The schema of each stream that it emits.
     parallelism : int or None
-        How many tasks it was asked to have.
+        The requested number of tasks.
     inputs : tuple of Input
-        What it reads, as declared.
+        Its inputs, as declared.
     """
 
     name: str
@@ -101,11 +101,11 @@ class BoltSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sink:
-    """A writer, and the stream that it is given.
+    """A writer, and the stream that it writes.
 
-    ``isolate`` has the classes of errors over which a batch is bisected, and ``isolate_alone`` says
-    whether a row is refused though nothing else could be written; ``max_refused`` is how many rows
-    of a micro-batch are looked for so.
+    ``isolate`` has the classes of errors over which a batch is bisected. ``isolate_alone`` is
+    whether a row is refused even if no other part of the batch could be written. ``max_refused`` is
+    the limit on refused rows of a micro-batch.
     """
 
     name: str
@@ -142,8 +142,8 @@ class Parts:
         """The parts that a checkpoint depends on, as plain JSON: names, fields, types and
         groupings.
 
-        In it are neither code nor sources nor writers, no parallelism and no settings: those may
-        change from one start to the next.  Nor does the order of declarations count.
+        It contains no code, sources, writers, parallelism or settings, because these may change
+        between two starts. The order of declarations does not matter either.
         """
         return {
             "spouts": {
@@ -174,23 +174,23 @@ class Parts:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of `structure`, in hex: the same in every process."""
+        """A hash of `structure`, in hex; the same in every process."""
         text = json.dumps(self.structure, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
-    """Tell two structures apart, in words.
+    """Describe the differences between two structures.
 
     Parameters
     ----------
     old, new : mapping
-        The `Parts.structure` of each, perhaps read back from JSON.
+        The `Parts.structure` of each, possibly read from JSON.
 
     Returns
     -------
     tuple of str
-        One for each component and sink that is not the same: ``"bolt 'count' is new"``,
+        One for each component and sink that differs: ``"bolt 'count' is new"``,
         ``"spout 'lines' differs in its fields: ['line'] before, ['line', 'at'] now"``.
     """
     found = []

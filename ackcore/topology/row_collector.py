@@ -1,19 +1,20 @@
 """The collector of bolts that receive a tuple at a time.
 
-A tuple's state says what became of it; it changes under the collector's lock only.
+A tuple has a state, which changes only under the collector's lock.
 
     OPEN ──ack──► ACKED ──(raise, fail, late emit: in the same window)──► FAILED
       └─fail, raise──► FAILED
     OPEN ──its batch ends──► HELD ──ack, fail──► ...
 
-A *window* is what one `Results` covers: from the end of one ``process()`` to the end of the next.
-Until its window ends an ack can be taken back, as it has not been returned yet.  So a row that
-Arrow cannot convert, which shows at the window's end, fails its anchors though they were acked.
-An emitted row is in the window of its own emit, so none of its anchors was acked in an earlier
-one; and a tuple that failed in an earlier one is in no later result: the engine has dropped it.
+A *window* is the time that one `Results` covers: from the end of one ``process()`` to the end of
+the next. Until its window ends, an ack has not been returned and can be revoked. A row that Arrow
+cannot convert is found when the window ends, and then fails its anchors although they were acked.
+An emitted row belongs to the window of its emit, so none of its anchors was acked in an earlier
+one. A tuple that failed in an earlier window is in no later result, because the engine has dropped
+it.
 
-What is emitted is kept as pairs of (values, anchors): one append, which neither another thread nor
-the handler of a signal (an alarm that raises `TimeoutError`) can find half done.
+Emissions are stored as pairs of (values, anchors). One append stores a pair, so neither another
+thread nor a signal handler (an alarm that raises `TimeoutError`) can find it half done.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ackcore.topology.tuples import (
 
 
 class _Stream(RowSchema):
-    """A stream of a bolt, and what was emitted to it."""
+    """A stream of a bolt, and the rows emitted to it."""
 
     def __init__(self, component: str, stream: str, schema: pa.Schema) -> None:
         super().__init__(component, stream, schema)
@@ -51,21 +52,21 @@ class _Stream(RowSchema):
         self.pieces: list[tuple[pa.RecordBatch, Anchors]] = []
 
 
-#: What a call emitted, by stream: rows, and what each hangs from.
+#: The emissions of a call, by stream: rows and their anchors.
 Emitted = dict[_Stream, list[tuple[Row, Tuple | tuple[Tuple, ...]]]]
 
 
 class RowCollector:
-    """The `Collector` of one task, and what the task's executor takes from it.
+    """The `Collector` of one task, and the methods with which its executor takes the results.
 
     Parameters
     ----------
     reasons : Reasons
-        Of the component.
+        The reasons of the component.
     schemas : mapping of str to pyarrow.Schema
-        What it may emit.
+        The schema of each stream that the bolt emits.
     basic : bool
-        Whether what a tuple emitted goes with it when it fails.
+        Whether the emissions of a tuple are dropped when the tuple fails.
     """
 
     def __init__(self, reasons: Reasons, schemas: Mapping[str, pa.Schema], basic: bool) -> None:
@@ -78,16 +79,16 @@ class RowCollector:
         # Reentrant: the garbage collector may run a finalizer that acks while we hold it.
         self._lock = threading.RLock()
         self._closed = False
-        self._first = 0  # handle of the window's first new row
+        self._first = 0  # the handle of the window's first new row
         self._held: dict[int, Tuple] = {}
-        self._late: dict[int, Tuple] = {}  # held ones that were acked in this window
+        self._late: dict[int, Tuple] = {}  # held tuples that were acked in this window
         self._failures: dict[int, Reason] = {}
         self._of_thread: threading.local | None = None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a collector lives in its task; take it from self.collector there")
 
-    # -- what a bolt calls -------------------------------------------------------------------
+    # -- called by a bolt ---------------------------------------------------------------------
 
     def emit(
         self,
@@ -114,10 +115,10 @@ class RowCollector:
     def _fitting(
         self, values: Sequence[Any] | Mapping[str, Any], stream: str
     ) -> tuple[_Stream, Row]:
-        """Return the stream of a name, and values as a row of it."""
+        """Return the stream with a name, and the values as a row of it."""
         out = self._streams.get(stream)
         if out is None:
-            # The values first: of a BasicBolt's emit(1, "y") both are values, and none a stream.
+            # Check the values first: in emit(1, "y") of a BasicBolt, "y" is probably a value.
             if not isinstance(values, list | tuple | Mapping):
                 raise no_values(values, self._reasons.component)
             raise no_stream(self._reasons.component, stream, self._streams)
@@ -154,7 +155,7 @@ class RowCollector:
                 self.ignored += 1
 
     def _emit_hanging_from(self, out: _Stream, row: Row, anchors: Any) -> None:
-        """Emit from any number of anchors but one."""
+        """Emit a row with no anchor or with several."""
         if anchors is None:
             chain: tuple[Tuple, ...] = ()
         else:
@@ -166,15 +167,15 @@ class RowCollector:
             if type(anchor) is not Tuple:
                 raise _not_a_tuple("anchors", anchor)
         if not chain:
-            # There will be no tuple to fail for it, so that it must fit now.
+            # It has no anchor that could fail later, so it must fit now.
             out.batch([row])
         with self._lock:
             if self._closed:
                 raise self._too_late()
             gone = [anchor for anchor in chain if self._is_gone(anchor)]
             if gone:
-                # No sink would get this row of a failed record; so neither may the others do
-                # without it.
+                # No sink will receive this row, since a record of it failed.  Its other anchors
+                # must fail too, or their records would complete without the row.
                 why = self._reasons.of(f"emitted together with {gone[0]!r}, which failed before")
                 for anchor in chain:
                     self._set_failed(anchor, why)
@@ -184,9 +185,9 @@ class RowCollector:
             rows.append((row, chain[0] if len(chain) == 1 else chain))
 
     def _is_gone(self, anchor: Tuple) -> bool:
-        """Whether an anchor failed in an earlier window.  Under the lock.
+        """Return whether an anchor failed in an earlier window. Call it under the lock.
 
-        Raises if nothing may be emitted with it.
+        Raises if no row may be emitted with this anchor.
         """
         if self._closed or anchor._origin.owner is not self:
             self._refuse(anchor)
@@ -200,7 +201,7 @@ class RowCollector:
                     else "emit first and ack afterwards"
                 )
             )
-            # Its tree would never be complete: in Storm it times out.
+            # Its tree would never complete; in Storm it times out.
             self._set_failed(anchor, self._reasons.of(error))
             raise error
         if anchor._state == FAILED and self._basic:
@@ -228,16 +229,16 @@ class RowCollector:
             "what was open has failed; wait for your threads in flush()"
         )
 
-    # -- what the executor calls -------------------------------------------------------------
+    # -- called by the executor ---------------------------------------------------------------
 
     def _set_failed(self, tuple: Tuple, reason: Reason) -> bool:
-        """Fail a tuple unless that is too late, or done.  Under the lock."""
+        """Fail a tuple, unless it has failed or its ack was returned. Call it under the lock."""
         handle = tuple._handle
         if tuple._state == FAILED:
             return False
         if tuple._state == ACKED and handle < self._first and handle not in self._late:
             return False
-        # First of all the failure: what has one cannot be taken for acked.
+        # Store the failure first: a tuple with a failure cannot be taken for acked.
         self._failures.setdefault(handle, reason)
         tuple._state = FAILED
         self._held.pop(handle, None)
@@ -254,7 +255,9 @@ class RowCollector:
                         out.rows.pop()
 
     def _take(self, tuple: Tuple) -> tuple[dict[str, list[Row]], Reason | None]:
-        """Take what a tuple emitted last of all, and why it failed.  Under the lock."""
+        """Remove the last emissions of a tuple and its failure, and return them. Call it under the
+        lock.
+        """
         rows: dict[str, list[Row]] = {}
         for name, out in self._streams.items():
             start = len(out.rows)
@@ -265,11 +268,11 @@ class RowCollector:
         return rows, self._failures.pop(tuple._handle, None)
 
     def _keep_apart(self) -> None:
-        """From now on keep what is emitted in an execute by `_begin_call` apart."""
+        """From now on, store emissions within `_begin_call` separately for each call."""
         self._of_thread = threading.local()
 
     def _begin_call(self, emitted: Emitted) -> None:
-        """Have what this thread emits appended there, until `_end_call`."""
+        """Append this thread's emissions to ``emitted`` until `_end_call`."""
         assert self._of_thread is not None
         self._of_thread.emitted = emitted
 
@@ -278,26 +281,27 @@ class RowCollector:
         del self._of_thread.emitted
 
     def _rows_of_thread(self, out: _Stream) -> list[tuple[Row, Tuple | tuple[Tuple, ...]]]:
-        """Return the rows that this thread emits to a stream: the stream itself for a thread of the
-        bolt's own."""
+        """Return the list for this thread's emissions to a stream: its call's, or for a thread that
+        the bolt started, the stream's own.
+        """
         emitted: Emitted | None = getattr(self._of_thread, "emitted", None)
         return out.rows if emitted is None else emitted.setdefault(out, [])
 
     def _take_in(self, emitted: Emitted) -> None:
-        """Emit what a call did, in its turn."""
+        """Emit the rows of a call, in the order of the inputs."""
         with self._lock:
             for out, rows in emitted.items():
                 out.rows += rows
 
     def _done(self, tuple: Tuple, emitted: Emitted) -> None:
-        """Ack the input of a call that returned, and emit what it did; unless it failed since."""
+        """Ack the input of a call that returned, and emit its rows, unless the input has failed."""
         with self._lock:
             if tuple._state == OPEN:
                 self._take_in(emitted)
                 tuple._state = ACKED
 
     def _refuse_late(self, tuple: Tuple) -> NoReturn:
-        """Refuse what is emitted when the execute of its input has ended, and fail that."""
+        """Raise for an emit after the execute of its input has ended, and fail the input."""
         with self._lock:
             self._is_gone(tuple)
             error = ValueError(
@@ -308,7 +312,7 @@ class RowCollector:
             raise error
 
     def _hold(self, tuples: Iterable[Tuple]) -> None:
-        """Keep those that are still open."""
+        """Keep the tuples that are still open."""
         with self._lock:
             for one in tuples:
                 if one._state == OPEN:
@@ -316,7 +320,7 @@ class RowCollector:
                     one._state = HELD
 
     def _convert(self) -> None:
-        """Make Arrow of what was emitted so far, and fail the anchors of what cannot be."""
+        """Convert the emissions so far to Arrow, and fail the anchors of rows that do not fit."""
         for out in self._streams.values():
             with self._lock:
                 pairs, out.rows = out.rows, []
@@ -334,14 +338,14 @@ class RowCollector:
                         self._set_failed(anchor, reason)
 
     def _end_window(self, seen: int) -> tuple[list[Emission], dict[int, Reason], int]:
-        """Take what this window brought, and how many tuples are open.
+        """Return the emissions and failures of this window, and the number of open tuples.
 
         ``seen`` is the first handle of the next window.
         """
         self._convert()
         with self._lock:
-            # Once more, for what other threads emitted meanwhile: a tuple that they have acked
-            # since must not leave the window without its rows.
+            # Again, for rows that other threads emitted meanwhile: if they have acked a tuple
+            # since, its rows must be in the same window.
             self._convert()
             emissions: list[Emission] = []
             for name, out in self._streams.items():
@@ -350,15 +354,15 @@ class RowCollector:
             failures, self._failures = self._failures, {}
             self._late = {}
             self._first = seen
-            # Counted here: what is acked from now on is of the next window, which may name it.
+            # Count under the lock: later acks belong to the next window.
             still_open = len(self._held)
         return emissions, failures, still_open
 
     def _close(self, reason: Reason) -> None:
-        """Take no more calls, and fail what is open."""
+        """Refuse further calls, and fail all open tuples."""
         with self._lock:
             self._closed = True
-            # Before all else what cannot be converted: its reason says more than "not acked".
+            # Convert first: the reason of a failed conversion is more useful than "not acked".
             self._convert()
             for one in list(self._held.values()):
                 if one._state == HELD:
@@ -370,7 +374,7 @@ def _anchors_of(pairs: Sequence[tuple[Row, Tuple | tuple[Tuple, ...]]]) -> Ancho
     """Return the anchors of emitted rows as columns."""
     try:
         return Anchors(np.array([anchor._handle for _, anchor in pairs], np.int64), None)  # type: ignore[union-attr]
-    except AttributeError:  # a row that hangs from none or from several: a tuple of them
+    except AttributeError:  # a row with no anchor or with several has a tuple of them
         chains = [(one,) if isinstance(one, Tuple) else one for _, one in pairs]
     handles = [anchor._handle for chain in chains for anchor in chain]
     counts = np.array([len(chain) for chain in chains], np.int64)
@@ -401,7 +405,7 @@ class InputCollector:
 class CallCollector:
     """The collector of a bolt for one of several inputs that are executed at once.
 
-    What it emits is kept apart until its turn comes, in the order of the inputs.
+    Its emissions are stored separately, and emitted in the order of the inputs.
     """
 
     __slots__ = ("_collector", "_emitted", "_input", "endpoint")
@@ -415,7 +419,7 @@ class CallCollector:
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
         """See `BasicCollector.emit`."""
         out, row = self._collector._fitting(values, stream)
-        # A thread that execute started may be here when it returns.
+        # A thread that execute started may be here when execute returns.
         with self._collector._lock:
             emitted = self._emitted
             if emitted is None:
@@ -423,7 +427,7 @@ class CallCollector:
             emitted.setdefault(out, []).append((row, self._input))
 
     def close(self) -> Emitted:
-        """Take nothing more, and return what was emitted."""
+        """Refuse further emissions, and return those so far."""
         with self._collector._lock:
             emitted, self._emitted = self._emitted, None
         return emitted or {}

@@ -1,7 +1,7 @@
-"""Rows of Python values, out of Arrow columns and back into them.
+"""Conversion of Arrow columns to rows of Python values, and back.
 
-A value that will not convert fails its own row only: the batch is bisected to the rows that fail,
-and the others are converted.
+A value that does not convert fails its own row only: the batch is bisected to the failing rows, and
+all others are converted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ackcore.arrow.shown import shown_values
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.tuples import Tuple
 
-#: A row, as it lies between a bolt and Arrow.
+#: A row as a tuple of Python values.
 Row = tuple[Any, ...]
 
-#: Types of values that are immutable, and so need no copy when they are emitted.
+#: Immutable types, whose values need no copy when they are emitted.
 _IMMUTABLE = frozenset(
     {
         type(None),
@@ -42,14 +42,14 @@ _IMMUTABLE = frozenset(
 
 
 class Misfit(NamedTuple):
-    """A row that would not convert, and why."""
+    """A row that does not convert, and the error."""
 
     row: int
     error: BaseException
 
 
 def column_values(column: pa.Array) -> list[Any]:
-    """Return a column as Python values: what ``to_pylist()`` gives, several times as fast."""
+    """Return a column as Python values: the same as ``to_pylist()``, several times as fast."""
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind):
         if not column.null_count:
@@ -70,10 +70,10 @@ def column_values(column: pa.Array) -> list[Any]:
 
 
 def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
-    """Return the rows of a batch, and those that Python cannot show (their values are empty).
+    """Return the rows of a batch, and those that have no Python value (their values are empty).
 
-    A time with nanoseconds, a zone that this machine does not know, text that is not UTF-8: Arrow
-    has columns that Python has no values for.
+    Arrow has values that Python does not: a time with nanoseconds, a time zone that this machine
+    lacks, text that is not UTF-8.
     """
     rows: list[Row] = [()] * batch.num_rows
     misfits: list[Misfit] = []
@@ -102,7 +102,7 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
 def _by_halves(
     convert: Callable[[int, int], None], start: int, stop: int, misfits: list[Misfit]
 ) -> None:
-    """Convert rows; where that raises, each half by itself, down to the rows that will not."""
+    """Convert rows; if that raises, convert each half by itself, down to the failing rows."""
     if start == stop:
         return
     try:
@@ -119,13 +119,14 @@ def _by_halves(
 
 
 class RowSchema:
-    """A stream's schema, as rows are checked and converted by it.
+    """The schema of a stream, with the check and conversion of its rows.
 
     Parameters
     ----------
     component, stream : str
-        What messages call it.
+        The names that messages use.
     schema : pyarrow.Schema
+        The schema.
     """
 
     def __init__(self, component: str, stream: str, schema: pa.Schema) -> None:
@@ -135,17 +136,17 @@ class RowSchema:
         self.width = len(self.names)
         #: Whether a struct may have more names or fewer than its fields: see `array_of`.
         self.projects = False
-        # A list that its bolt goes on filling must not change what was emitted.
+        # If its bolt appends to an emitted list later, the emission must not change.
         self.may_change = not all(_is_plain(field.type) for field in schema)
 
     def row(self, values: Any) -> Row:
-        """Return emitted values as a row that later changes of theirs do not reach.
+        """Return emitted values as a row; later changes of the values do not affect it.
 
         Raises
         ------
         TypeError, ValueError
-            If they are not a sequence of values that fits the schema, nor an object whose names
-            are those of its fields (`ackcore.arrow.as_mapping`).
+            If they are neither a sequence of values that fits the schema, nor an object with the
+            names of its fields (`ackcore.arrow.as_mapping`).
         """
         kind = type(values)
         if kind is tuple or kind is list:  # nearly always
@@ -161,7 +162,7 @@ class RowSchema:
         return tuple(map(_frozen, row)) if self.may_change else row
 
     def misfit(self, row: Sequence[Any]) -> ValueError:
-        """Return the error that a row of another width is."""
+        """Return the error for a row with a wrong number of values."""
         return ValueError(
             f"values must be {self.width} for {self.title}, one of each of "
             f"{', '.join(self.names)}, got {len(row)}"
@@ -183,13 +184,13 @@ class RowSchema:
         return tuple([values[name] for name in self.names])
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
-        """Convert rows.
+        """Convert rows to a batch.
 
         Raises
         ------
         Exception
-            Whatever Arrow raises if a value does not fit, or `ValueError` if it would become
-            another.
+            Arrow's exception if a value does not fit, or `ValueError` if the conversion would
+            change it.
         """
         columns = []
         for field, values in zip(self.schema, _transposed(rows, self.width), strict=True):
@@ -204,13 +205,15 @@ class RowSchema:
                 ) from error
             if column.null_count and not field.nullable:
                 raise ValueError(f"{field.name!r} of {self.title} must not be null, got None")
-            if isinstance(column, pa.ChunkedArray):  # more text than one array has room for
+            if isinstance(column, pa.ChunkedArray):  # more text than one array can hold
                 raise OverflowError(f"{field.name!r} of {self.title} has too much text at once")
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def batches(self, rows: Sequence[Row]) -> tuple[list[tuple[int, pa.RecordBatch]], list[Misfit]]:
-        """Convert rows to batches, each with the row it starts at, and name the rows that fail."""
+        """Convert rows to batches, each with the number of its first row; return the failing rows
+        too.
+        """
         batches: list[tuple[int, pa.RecordBatch]] = []
         misfits: list[Misfit] = []
 
@@ -222,14 +225,14 @@ class RowSchema:
 
 
 def _transposed(rows: Sequence[Row], width: int) -> Iterable[Sequence[Any]]:
-    """Return the columns of rows, each of so many values."""
-    if width <= 2:  # zip makes an iterator of each row first, which costs more than two passes
+    """Return the columns of rows that have ``width`` values each."""
+    if width <= 2:  # zip first makes an iterator per row, which costs more than two passes
         return [[row[at] for row in rows] for at in range(width)]
     return zip(*rows, strict=True)
 
 
 def no_values(values: object, title: str) -> TypeError:
-    """Return the error for what is neither a sequence nor a mapping of values."""
+    """Return the error for an object that is neither a sequence nor a mapping of values."""
     if isinstance(values, Tuple):
         way_out = "pass tuple.values to emit it as it is"
     else:
@@ -241,7 +244,7 @@ def no_values(values: object, title: str) -> TypeError:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether the values of a column of this type are immutable in Python."""
+    """Return whether the Python values of a column of this type are immutable."""
     return bool(
         pa.types.is_primitive(kind)
         or pa.types.is_decimal(kind)
@@ -253,7 +256,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """Copy what could be changed after it was emitted."""
+    """Return a copy of a mutable value, which later changes of the value do not affect."""
     kind = type(value)
     if kind in _IMMUTABLE:
         return value

@@ -1,4 +1,4 @@
-"""Runs bolts that take a tuple at a time."""
+"""The executor of bolts that receive a tuple at a time."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ from ackcore.topology.tuples import (
 
 log = logging.getLogger("ackcore")
 
-#: Rows that become Python objects at a time.  Few, for what they and their emissions allocate is
-#: freed again before the garbage collector has gone through it often: 8,192 take twice as long.
+#: Rows that become Python objects at a time.  Small slices are freed before the garbage collector
+#: has scanned them often; 8,192 rows take twice as long.
 SLICE_ROWS = 512
 
 
 class RowExecutor:
-    """Runs one task of a `Bolt` or a `BasicBolt`; see `ackcore.topology.executors.Executor`."""
+    """The executor of one task of a `Bolt` or `BasicBolt`.
+
+    See `ackcore.topology.executors.Executor`.
+    """
 
     def __init__(
         self, component: Bolt | BasicBolt | AsyncBolt, context: Context, reasons: Reasons
@@ -56,7 +59,7 @@ class RowExecutor:
         self._prepared = False
         self._broken: Reason | None = None
         self._flushed = False
-        # A BasicBolt that flushes may have kept something of each input: none is done before.
+        # A BasicBolt with a flush may have kept data of each input, so none is done before it.
         self._until_flush = isinstance(component, BasicBolt) and overrides_flush(
             component, BasicBolt
         )
@@ -64,7 +67,7 @@ class RowExecutor:
 
     @property
     def ignored(self) -> int:
-        """Calls that came too late to change anything."""
+        """The number of calls that came too late to have an effect."""
         return self.collector.ignored
 
     def process(
@@ -86,7 +89,7 @@ class RowExecutor:
         return self._results(*self.collector._end_window(self._seen))
 
     def flush(self) -> Results:
-        """Flush the bolt; what is open then fails."""
+        """Flush the bolt; then fail all open inputs."""
         if self._flushed:
             raise RuntimeError(f"{self.reasons.component} was flushed before")
         self._flushed = True
@@ -116,7 +119,7 @@ class RowExecutor:
         return self._results(emissions, failures, 0)
 
     def cleanup(self) -> None:
-        """Let the bolt clean up."""
+        """Call the bolt's ``cleanup``, if the bolt was prepared."""
         if self._prepared and not self._broken:
             cleaned_up(self.component.cleanup, self.reasons.component)
         self._prepared = False
@@ -138,18 +141,18 @@ class RowExecutor:
         self.component.prepare(self.context)
 
     def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
-        """Execute all rows, and make Arrow of what they emit, slice by slice."""
+        """Execute all rows, and convert their emissions to Arrow, slice by slice."""
         for todo in self._slices(origin, batch, first):
             if isinstance(self.component, BasicBolt):
                 self._execute_basic(self.component, todo)
             else:
                 assert isinstance(self.component, Bolt)
                 self._execute(self.component, todo)
-                self.collector._hold(todo)  # of a BasicBolt none is open
+                self.collector._hold(todo)  # a BasicBolt leaves none open
             self.collector._convert()
 
     def _slices(self, origin: Origin, batch: pa.RecordBatch, first: int) -> Iterator[list[Tuple]]:
-        """Make tuples of rows, slice by slice, and fail those that Python cannot show."""
+        """Yield tuples for the rows, slice by slice, and fail rows that have no Python value."""
         for start in range(0, batch.num_rows, SLICE_ROWS):
             rows, misfits = rows_of(batch.slice(start, SLICE_ROWS))
             handles = range(first + start, first + start + len(rows))
@@ -170,7 +173,7 @@ class RowExecutor:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                # SystemExit as well: a bolt that exits must not take its worker along.
+                # SystemExit as well: a bolt that exits must not end its worker.
                 self.collector._raised(one, error)
 
     def _execute_basic(self, bolt: BasicBolt, tuples: list[Tuple]) -> None:

@@ -1,12 +1,12 @@
 """The settings of a topology: retries, sinks and sizes, in one typed object.
 
-From the code that builds the topology, or from a TOML file and the environment:
+They come from the code that builds the topology, or from a TOML file and the environment:
 
     Settings(max_attempts=3)
     Settings.load("topology.toml")      # the table [ackcore], then ACKCORE_MAX_ATTEMPTS and so on
 
-What is not known is an error that says what was probably meant: a setting that silently does
-nothing is found when the records are gone.
+An unknown setting is an error with a suggestion. If it were ignored, nobody would notice before
+records are gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ackcore.topology._words import near_miss, numbered
 from ackcore.topology.exception_classes import exception_classes
 
 _PREFIX = "ACKCORE_"
-#: Variables of that prefix that the package reads elsewhere.
+#: Variables with that prefix that the package reads elsewhere.
 _NOT_SETTINGS = frozenset(
     {"ACKCORE_BACKEND", "ACKCORE_CPU", "ACKCORE_FAILPOINTS", "ACKCORE_UI_TOKEN"}
 )
@@ -31,7 +31,7 @@ _NOT_SETTINGS = frozenset(
 MAX_ATTEMPTS = 60
 #: A root id has 16 bits for the partition.
 MAX_PARALLELISM = 1 << 16
-#: No wait is longer than a year, so that no sum of them leaves 64 bits.
+#: No wait is longer than a year, so that sums of waits fit in 64 bits.
 MAX_WAIT_MS = 366 * 24 * 3600 * 1000
 
 
@@ -97,9 +97,9 @@ class Settings:
         at most half of the time. The driver holds the ids and reasons of those that fail again,
         and their payloads if they are few.
     max_dead_window : int, optional
-        The number of records that ended last (ACKED or DEAD) among which ``max_dead`` and
-        ``max_dead_ratio`` of `start` are judged, so that a long good past excuses nothing: those of
-        the last micro-batches that have so many together. None for all since the start.
+        The number of latest ended records (ACKED or DEAD) to which ``max_dead`` and
+        ``max_dead_ratio`` of `start` apply: those of the last micro-batches that together have at
+        least this number. Earlier records do not count. None for all records since the start.
     parallelism : int, optional
         The number of tasks behind every exchange; None for the session's default.
     chunk_rows : int, default 65536
@@ -120,7 +120,7 @@ class Settings:
     bolt_call_timeout_s : int, optional
         The time limit of one call of a bolt; None for no limit. A call is a batch of about
         `chunk_rows` rows (with `prepare`, at the first), one record while records are isolated, or
-        a flush. At the limit the process is killed, and the record is searched like one that
+        a flush. At the limit the process is killed, and the record is isolated like one that
         crashes it. A spout's ``deserializer`` has the same limit for each batch it decodes.
 
         In a bolt with several inputs in flight (an `AsyncBolt`, or ``threads``), it limits the time
@@ -142,9 +142,9 @@ class Settings:
     Raises
     ------
     TypeError
-        If a setting is of another type.
+        If a setting has another type.
     ValueError
-        If it is out of range, or `reject` names what is no exception class.
+        If it is out of range, or `reject` has an item that is not an exception class.
     """
 
     max_attempts: int = 5
@@ -191,16 +191,16 @@ class Settings:
     ) -> Settings:
         """Read settings from a TOML file and the environment.
 
-        A keyword counts for more than a variable, a variable for more than the file, and the file
-        for more than the default.
+        A keyword overrides a variable, a variable overrides the file, and the file overrides the
+        default.
 
         Parameters
         ----------
         toml : path, optional
-            A file with a table ``[ackcore]``; its other tables are not looked at.
+            A file with a table ``[ackcore]``. Its other tables are ignored.
         environ : mapping from str to str, optional
-            Where to look for ``ACKCORE_<SETTING>``; None for ``os.environ``.  Several names in
-            ``ACKCORE_REJECT`` are separated by commas.
+            The environment, with variables ``ACKCORE_<SETTING>``; None for ``os.environ``. Commas
+            separate several names in ``ACKCORE_REJECT``.
         **overrides
             Settings as keywords.
 
@@ -211,10 +211,10 @@ class Settings:
         Raises
         ------
         TypeError
-            If a keyword is no setting, or a setting is of another type.
+            If a keyword is not a setting, or a setting has another type.
         ValueError
-            If the file or the environment has a setting that is not known or out of range, or
-            the file is not TOML or has no such table.
+            If the file or the environment has a setting that is unknown or out of range, or the
+            file is not TOML or lacks the table.
         """
         check_keywords(overrides)
         given: dict[str, Any] = {}
@@ -225,7 +225,7 @@ class Settings:
 
 
 def check_keywords(keywords: Iterable[str]) -> None:
-    """Refuse keywords that are no settings."""
+    """Raise `TypeError` for keywords that are not settings."""
     unknown = [
         f"{name!r} is not a setting; {near_miss(name, Settings.names(), 'settings')}"
         for name in keywords
@@ -245,7 +245,7 @@ def _check(title: str, value: Any, allowed: _Range) -> None:
 
 
 def _check_in_place(name: str, value: Any, title: str) -> None:
-    """Check what one source says by itself, so that an error can tell which one it was."""
+    """Check a setting of one source, so that the error can name that source."""
     if name in _RANGES:
         _check(title, value, _RANGES[name])
     else:
@@ -256,7 +256,7 @@ def _from_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             document = tomllib.load(file)
-    except ValueError as error:  # of TOML or of UTF-8
+    except ValueError as error:  # invalid TOML or invalid UTF-8
         raise ValueError(f"{path} is not TOML: {error}") from None
     table = document.get("ackcore")
     if not isinstance(table, dict):

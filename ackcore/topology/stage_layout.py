@@ -1,20 +1,20 @@
 """The layout of a topology: the stage of each bolt, and the exchanges between them.
 
-A DAG becomes a chain.  Spouts are on level 1.  A bolt is on the level of its furthest source, or
-one further on if a grouping moves tuples between the two; all bolts of a level run in one stage,
-a tuple going from one to the next without leaving the task.  Between levels k and k + 1 is one
-exchange, which carries every stream that has somewhere further on to go; one that skips a level
-is handed through unopened.  So nothing is computed twice, and nothing need be kept for a second
-reader.
+A DAG becomes a chain. Spouts are on level 1. A bolt is on the level of its furthest source, or one
+level further if a grouping moves tuples between the two. All bolts of a level run in one stage, and
+tuples pass between them within the task. One exchange joins levels k and k + 1, and carries every
+stream that a later level reads. A stream that skips a level is passed through undecoded. So nothing
+is computed twice, and nothing is stored for a second reader.
 
-What always holds, and is tested on random DAGs:
+These invariants are tested on random DAGs:
 
-- no subscription goes back to an earlier level, and one whose grouping moves goes to a later one;
+- no subscription leads back to an earlier level, and one whose grouping moves tuples leads to a
+  later one;
 - within a level, a bolt comes after the bolts that it reads;
 - each level but the first has a bolt;
-- what needs identity, so does everything upstream of it.
+- if a component needs identity, so does everything upstream of it.
 
-Independent of Spark, and deterministic: the same topology has the same layout everywhere.
+The layout is independent of Spark, and deterministic: a topology has the same layout everywhere.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ackcore.topology.parts import Parts
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One bolt's subscription to one stream: Storm's word for what joins two components.
+    """The subscription of one bolt to one stream (Storm's word).
 
     Parameters
     ----------
     index : int
-        Its number, from 0, in the order of declaration: what a packed tuple is tagged with.
+        Its number, from 0, in the order of declaration. It tags packed tuples.
     source, stream : str
-        What is read.
+        The component and its stream that the bolt reads.
     target : str
-        The bolt that reads it.
+        The bolt.
     grouping : Grouping
-        How tuples are dealt out.
+        The assignment of tuples to tasks.
     parallelism : int or None
-        How many tasks the target was asked to have.
+        The requested number of tasks of the target.
     level_from, level_to : int
         The levels of source and target.
     """
@@ -62,36 +62,37 @@ class Subscription:
     def moves(self) -> bool:
         """Whether tuples pass an exchange.
 
-        They may though the grouping leaves them where they are (`spreads` is false), if the bolt
-        is on a later level for another input's sake.
+        They also do if the grouping leaves them in place (`spreads` is false) and another input
+        puts the bolt on a later level.
         """
         return self.level_to > self.level_from
 
     @property
     def spreads(self) -> bool:
-        """Whether the grouping says where each goes; else each stays in its partition."""
+        """Whether the grouping decides the task of each tuple; else each stays in its partition."""
         return self.grouping.moves(self.parallelism)
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Levels, subscriptions, and what has to be known of rows; light to ship, without components.
+    """Levels, subscriptions and needs of a topology, without its components, so that it is small to
+    send.
 
     Parameters
     ----------
     levels : mapping from str to int
-        The level of each component: 1 reads the source, k + 1 sits behind k exchanges.
+        The level of each component: 1 reads the source, k + 1 is behind k exchanges.
     order : tuple of str
-        The bolts, each after those it reads; of several that might be next, as declared.
+        The bolts, each after those it reads, and otherwise in the order of declaration.
     subscriptions : tuple of Subscription
-        By index.
+        The subscriptions, by index.
     sinks : frozenset of (str, str)
-        The component and stream of those that have a sink.
+        The component and stream of each stream with a sink.
     needs_identity : frozenset of str
-        Components whose rows must be told apart (message id, attempt, stable id): those that look
-        at single tuples, and everything upstream of them, which has to hand it on.
+        The components that need the identity of rows (message id, attempt, stable id): bolts that
+        process single tuples, and everything upstream of them, which must pass it on.
     checks_unique : bool
-        Whether some spout's message ids have to be checked for repetitions.
+        Whether the message ids of a spout must be checked for duplicates.
     """
 
     levels: Mapping[str, int]
@@ -103,7 +104,7 @@ class Layout:
 
     @classmethod
     def of(cls, topology: Parts) -> Layout:
-        """Lay a topology out; it has been built, so it has no cycle."""
+        """Return the layout of a topology, which the builder has checked and which has no cycle."""
         order = _in_order(topology)
         levels = dict.fromkeys(topology.spouts, 1)
         for name in order:
@@ -114,7 +115,7 @@ class Layout:
             )
         inputs = [(bolt.name, each) for bolt in topology.bolts.values() for each in bolt.inputs]
         return cls(
-            # As declared, spouts first: a set's order would differ from process to process.
+            # In the order of declaration, spouts first: a set's order differs between processes.
             levels={name: levels[name] for name in (*topology.spouts, *topology.bolts)},
             order=order,
             subscriptions=tuple(
@@ -150,7 +151,7 @@ class Layout:
 
     @property
     def settles(self) -> bool:
-        """Whether there is a settle stage: without one, each task decides its own records."""
+        """Whether there is a settle stage; without one, each task settles its own records."""
         return self.exchanges > 0 or self.checks_unique
 
     def at(self, level: int) -> tuple[str, ...]:
@@ -158,19 +159,19 @@ class Layout:
         return self._at.get(level, ())
 
     def out(self, component: str, stream: str = DEFAULT_STREAM) -> tuple[Subscription, ...]:
-        """Return the subscriptions that a stream feeds."""
+        """Return the subscriptions to a stream."""
         return self._out.get((component, stream), ())
 
     def into(self, component: str) -> tuple[Subscription, ...]:
-        """Return the subscriptions that feed a bolt."""
+        """Return the subscriptions of a bolt."""
         return self._into.get(component, ())
 
     def crossing(self, level: int) -> tuple[Subscription, ...]:
-        """Return the subscriptions that the exchange behind a level carries, opened or not."""
+        """Return the subscriptions that the exchange behind a level carries, decoded or not."""
         return tuple(sub for sub in self.subscriptions if sub.level_from <= level < sub.level_to)
 
     def sunk(self, component: str, stream: str = DEFAULT_STREAM) -> bool:
-        """Whether a sink reads a stream."""
+        """Return whether a sink reads a stream."""
         return (component, stream) in self.sinks
 
     @cached_property
@@ -197,7 +198,7 @@ class Layout:
 
 
 def _in_order(topology: Parts) -> tuple[str, ...]:
-    """Return the bolts so that each comes after those it reads, and else as declared."""
+    """Return the bolts, each after those it reads, and otherwise in the order of declaration."""
     names = list(topology.bolts)
     number = {name: at for at, name in enumerate(names)}
     waits_for = {
@@ -208,7 +209,7 @@ def _in_order(topology: Parts) -> tuple[str, ...]:
     for name, sources in waits_for.items():
         for source in sources:
             readers[source].append(name)
-    # The least number first, whatever order a set gave its readers in.
+    # A heap yields the lowest number first, whatever the order of the sets is.
     ready = [number[name] for name in names if not waits_for[name]]
     order = []
     while ready:
@@ -222,7 +223,7 @@ def _in_order(topology: Parts) -> tuple[str, ...]:
 
 
 def _upstream(topology: Parts, last_first: Iterable[str]) -> frozenset[str]:
-    """Return the bolts that need identity and all that they hang from, spouts included."""
+    """Return the bolts that need identity and all components upstream of them, with the spouts."""
     found: set[str] = set()
     for name in last_first:
         bolt = topology.bolts[name]

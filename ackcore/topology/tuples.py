@@ -1,7 +1,7 @@
 """The objects passed between an engine and a bolt: tuples, reasons of failures, batches of results.
 
-An engine numbers the rows that it hands to one task of a bolt from 0 upwards; such a number is the
-row's *handle*.  Bolts answer in handles; only the engine has their roots and edges.
+An engine numbers the rows that it passes to one task of a bolt from 0 upwards. This number is the
+row's *handle*. The results of a bolt contain handles; only the engine has their roots and edges.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.topology._words import nearest
 
-#: Characters of a message that a reason keeps: a dead letter is read by people.
+#: The maximum number of characters of a message: people read dead letters.
 MESSAGE_CHARS = 4096
 
-#: Between the parts of an encoded reason; a character that text hardly ever holds.
+#: The separator in an encoded reason, a character that is rare in text.
 UNIT = "\x1f"
-#: Begins an encoded reason that is no attempt.  What is final sorts before what counts, and that
-#: before this: of several reasons for a root the first in this order is kept.
+#: The prefix of an encoded reason that counts no attempt.  Final reasons sort first, then those
+#: that count, then these: of several reasons for a root, the first in this order is kept.
 UNCOUNTED = "~"
-#: How an encoded reason begins: what it is, and the wait in milliseconds if it asks for one.
+#: The start of an encoded reason: its kind, and its delay in milliseconds if it has one.
 _FLAG = re.compile(r"!|[-~](?:[1-9][0-9]{0,17})?")
 
 
 class Reason(NamedTuple):
-    """Why a tuple failed; travels to the dead letter.
+    """The reason why a tuple failed, which is also in the dead letter.
 
     Attributes
     ----------
     component : str
-        Name of the component that failed it.
+        The name of the component that failed it.
     type : str
-        Name of the exception's class, or a word of the engine's: ``"Failed"``, ``"NotAcked"``.
+        The class name of the exception, or a word of the engine's: ``"Failed"``, ``"NotAcked"``.
     message : str
-        The exception's text.
+        The text of the exception.
     final : bool, default False
-        True if it is not to be tried again: it goes straight to the dead letters.
+        Whether the record is a dead letter at once, without a retry.
     after_ms : int, default 0
-        Milliseconds from the failure until its record may be due at the earliest.
+        The shortest delay of the retry, in milliseconds after the failure.
     counts : bool, default True
-        False if it was no attempt at the record: nothing was taken.  A final one counts.
+        Whether the failure counts as an attempt. A final one does.
     """
 
     component: str
@@ -59,9 +59,10 @@ class Reason(NamedTuple):
 
     @classmethod
     def of(cls, component: str, error: BaseException | str, final: bool = False) -> Reason:
-        """Make the reason that an exception, or a bare text, stands for.
+        """Make a reason from an exception or a text.
 
-        The text is cut to `MESSAGE_CHARS`, and what no column of text can hold is replaced.
+        The text is cut to `MESSAGE_CHARS`, and characters that a column of text cannot hold are
+        replaced.
         """
         if isinstance(error, BaseException):
             kind = type(error).__name__
@@ -69,15 +70,15 @@ class Reason(NamedTuple):
                 text = str(error)
             except KeyboardInterrupt:
                 raise
-            except BaseException as broken:  # the user's __str__ is user code like any other
+            except BaseException as broken:  # __str__ is user code
                 text = f"its text is not to be had: __str__ raised {type(broken).__name__}"
         else:
             kind, text = "Failed", error
         return cls(component, _clean(kind), _clean(text[:MESSAGE_CHARS]), final)
 
     def encode(self) -> str:
-        """Return the reason as one text, which `decode` reads."""
-        # Only the last part may hold the separator: decode splits off as many as there must be.
+        """Return the reason as one text, for `decode`."""
+        # Only the last part may contain the separator: decode splits a fixed number of times.
         head = (part.replace(UNIT, " ") for part in (self.component, self.type))
         flag = "!" if self.final else "-" if self.counts else UNCOUNTED
         after = str(self.after_ms) if self.after_ms and not self.final else ""
@@ -85,7 +86,7 @@ class Reason(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> Reason:
-        """Read what `encode` wrote.
+        """Return the reason that `encode` made a text of.
 
         Raises
         ------
@@ -101,7 +102,7 @@ class Reason(NamedTuple):
 
 
 def _clean(text: str) -> str:
-    """Replace lone surrogates: they are in no UTF-8, so no column of text can hold them."""
+    """Replace lone surrogates, which UTF-8 and therefore columns of text cannot hold."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -111,11 +112,11 @@ class Identity(NamedTuple):
     Attributes
     ----------
     message_ids : pyarrow.Array of string, shape (n,)
-        What the source calls the record; null for a row that hangs from no record.
+        The source's id of the record; null for a row without a record.
     attempts : numpy.ndarray of int32, shape (n,)
-        How often the record was tried before: 0 the first time.
+        The number of earlier attempts of the record: 0 at the first.
     stable_ids : numpy.ndarray of int64, shape (n,)
-        The same for the same row in every attempt: a key for upserts.
+        An id that is the same for the same row in every attempt: a key for upserts.
     """
 
     message_ids: pa.Array
@@ -123,13 +124,13 @@ class Identity(NamedTuple):
     stable_ids: Int64s
 
     def part(self, start: int, stop: int) -> Identity:
-        """Return the identity of rows from ``start`` up to ``stop``."""
+        """Return the identity of the rows from ``start`` up to ``stop``."""
         message_ids = self.message_ids.slice(start, stop - start)
         return Identity(message_ids, self.attempts[start:stop], self.stable_ids[start:stop])
 
 
 class Origin:
-    """The fields that the tuples of one batch share; a tuple holds this and its own values."""
+    """The fields that the tuples of one batch share; each tuple refers to it."""
 
     __slots__ = ("_identity", "_message_ids", "component", "fields", "first", "owner", "stream")
 
@@ -151,40 +152,40 @@ class Origin:
         self._message_ids: list[str | None] | None = None
 
     def message_id(self, handle: int) -> str | None:
-        """Message id of the row with this handle."""
+        """Return the message id of the row with this handle."""
         if self._identity is None:
             return None
-        # Most bolts never ask: the column becomes text when the first one does.
+        # Most bolts never read it, so the column is converted to text at the first access.
         if self._message_ids is None:
             self._message_ids = self._identity.message_ids.to_pylist()
         return self._message_ids[handle - self.first]
 
     def attempt(self, handle: int) -> int:
-        """Attempt of the row with this handle."""
+        """Return the number of earlier attempts of the row with this handle."""
         return 0 if self._identity is None else int(self._identity.attempts[handle - self.first])
 
     def stable_id(self, handle: int) -> int | None:
-        """Stable id of the row with this handle."""
+        """Return the stable id of the row with this handle."""
         if self._identity is None:
             return None
         return int(self._identity.stable_ids[handle - self.first])
 
 
-#: What has become of a tuple.  HELD is OPEN in a later batch than the one that brought it.
+#: The states of a tuple.  HELD is OPEN after the end of its batch.
 OPEN, HELD, ACKED, FAILED = range(4)
 
 
 @final
 class Tuple:
-    """One input of a bolt: values by position or by field, and which record they come from.
+    """One input of a bolt: values by position or by field, and the record they come from.
 
-    ``t["word"]``, ``t[0]``, ``len(t)``, ``word, count = t``.  Two tuples are equal only if they are
-    the same one.
+    ``t["word"]``, ``t[0]``, ``len(t)``, ``word, count = t``. Two tuples are equal only if they are
+    the same object.
 
     Attributes
     ----------
     values : tuple
-        Its values, in the order of ``fields``.
+        The values, in the order of ``fields``.
     """
 
     __slots__ = ("_handle", "_origin", "_state", "values")
@@ -197,22 +198,22 @@ class Tuple:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of its values."""
+        """The names of the values."""
         return self._origin.fields
 
     @property
     def component(self) -> str:
-        """Name of the component that emitted it."""
+        """The name of the component that emitted the tuple."""
         return self._origin.component
 
     @property
     def stream(self) -> str:
-        """The stream of that component that it was emitted to."""
+        """The stream of that component."""
         return self._origin.stream
 
     @property
     def message_id(self) -> str | None:
-        """The source's name of the record; None for a tuple without a record."""
+        """The source's id of the record; None for a tuple without a record."""
         return self._origin.message_id(self._handle)
 
     @property
@@ -222,7 +223,7 @@ class Tuple:
 
     @property
     def stable_id(self) -> int | None:
-        """A number of this tuple's own that stays the same across attempts: a key for upserts."""
+        """An id of this tuple that is the same in every attempt: a key for upserts."""
         return self._origin.stable_id(self._handle)
 
     @overload
@@ -258,7 +259,7 @@ class Tuple:
         )
         return f"<Tuple of {self.component}/{self.stream}: {pairs}>"
 
-    # A copy would be acked without the original knowing; there is one of each.
+    # Return the original: a copy would have its own state, which an ack must not change alone.
     def __copy__(self) -> Tuple:
         return self
 
@@ -275,10 +276,10 @@ class Anchors(NamedTuple):
     Attributes
     ----------
     handles : numpy.ndarray of int64
-        Handles of inputs.
+        The handles of inputs.
     offsets : numpy.ndarray of int64, optional
-        None: ``handles`` has exactly one per row.  Else row i hangs from
-        ``handles[offsets[i]:offsets[i + 1]]``: from none (unanchored), one, or several.
+        None if each row has exactly one anchor, ``handles[i]``. Otherwise the anchors of row i are
+        ``handles[offsets[i]:offsets[i + 1]]``: none (unanchored), one, or several.
     """
 
     handles: Int64s
@@ -291,9 +292,11 @@ class Emission(NamedTuple):
     Attributes
     ----------
     stream : str
+        The stream.
     batch : pyarrow.RecordBatch
-        Of exactly the stream's declared schema; never without rows.
+        The rows, at least one, with exactly the stream's schema.
     anchors : Anchors
+        The anchors of the rows.
     """
 
     stream: str
@@ -302,13 +305,14 @@ class Emission(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Inputs that failed; no handle is ever named twice.
+    """Inputs that failed; each handle occurs once.
 
     Attributes
     ----------
     handles : numpy.ndarray of int64
+        The handles of the inputs.
     reasons : list of Reason
-        One per handle, or a single one for them all.
+        One reason per handle, or a single one for all.
     """
 
     handles: Int64s
@@ -317,16 +321,17 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True)
 class Raised:
-    """The exception that a `BatchBolt` raised from ``process``, in a batch that is then bisected.
+    """The counts of exceptions that ``process`` of a `BatchBolt` raised, in batches that were
+    bisected.
 
     Attributes
     ----------
     calls : int
-        That raised.
+        The number of calls that raised.
     rows : int
-        That raised by themselves.
+        The number of rows that raised by themselves.
     types : collections.Counter of str
-        How many of these rows raised which type of exception.
+        The number of these rows by type of exception.
     """
 
     calls: int = 0
@@ -338,39 +343,41 @@ class Raised:
         return Raised(self.calls + other.calls, self.rows + other.rows, types)
 
     def to_json(self) -> list[Any]:
-        """Return what `from_json` reads, with no more than the commonest types.
+        """Return the counts for `from_json`, with the most frequent types only.
 
-        The order is that of the counts and names, and no matter of what came first.
+        The types are sorted by count and name, so the order in which they occurred has no effect.
         """
         pairs = sorted(self.types.items(), key=lambda pair: (-pair[1], pair[0]))
         return [self.calls, self.rows, pairs[:_MOST_TYPES]]
 
     @classmethod
     def from_json(cls, said: list[Any]) -> Raised:
-        """Return what `to_json` wrote."""
+        """Return the counts that `to_json` wrote."""
         calls, rows, pairs = said
         return cls(calls, rows, Counter(dict(pairs)))
 
 
-#: Types of exceptions that a task tells of: a bolt may make new ones as it goes.
+#: The maximum number of exception types that a task reports: a bolt may create new types.
 _MOST_TYPES = 8
 
 
 class Results(NamedTuple):
     """The results of one call of an executor.
 
-    It names no handles but those of the batch it answers and those that were open before it.
+    They refer only to handles of the call's batch and to handles that were open before.
 
     Attributes
     ----------
     emissions : list of Emission
+        The emitted rows.
     failures : list of Failure
+        The failed inputs.
     open : int
-        Handles that are neither acked nor failed so far.
+        The number of handles that are neither acked nor failed so far.
     raised : Raised, optional
-        What a `BatchBolt` raised, if it did.
+        The counts of a `BatchBolt`'s exceptions, if it raised.
     breaker_trips : int, default 0
-        How often a breaker of its calls opened meanwhile.
+        The number of times that a breaker of the bolt's calls opened during the call.
     """
 
     emissions: list[Emission]

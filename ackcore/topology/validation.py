@@ -1,8 +1,8 @@
 """The checks of a topology, and their errors.
 
-Every problem is found before any is reported, so that a topology is mended in one go.  What hangs
-from a mistake is not reported beside it: a stream of a component that is not declared, say, is not
-missed as well.
+All problems are found before any is reported, so that you can correct them together. A consequence
+of another problem is not reported: a stream of an undeclared component, for example, is not also
+reported as missing.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from ackcore.topology.groupings import Fields, PartialKey
 from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
 from ackcore.topology.settings import MAX_PARALLELISM
 
-#: What our own columns begin with, beside a user's.
+#: The prefix of ackcore's own columns.
 RESERVED = "_ackcore_"
 MAX_NAME = 64
-#: What tells a Kafka record from all others.
+#: The columns that identify a Kafka record.
 KAFKA_ID = ("topic", "partition", "offset")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 class _Shape(NamedTuple):
-    """A shape of bolt: which method works, which is another shape's, and how each is called."""
+    """A shape of bolt: its work method, another shape's work method, and their arguments."""
 
     base: type[Component]
     work: str
@@ -55,7 +55,7 @@ class _Shape(NamedTuple):
 
 _ALL = {"prepare": ("context",), "cleanup": ()}
 _WHOSE = "a BatchBolt's"
-#: As an engine tells them apart: a bolt is of the first that it derives from.
+#: A bolt has the first of these shapes that it derives from, as in the engine.
 _SHAPES = (
     _Shape(
         BatchBolt,
@@ -89,16 +89,16 @@ def problems(
     broken: set[str],
     reject: Sequence[type[Exception]] = (),
 ) -> Iterator[str]:
-    """Yield all that is wrong with a topology.
+    """Yield all problems of a topology.
 
     Parameters
     ----------
     spouts, bolts, sinks : sequence
-        As declared; several may have one name.
+        The components as declared; several may have the same name.
     broken : set of str
-        Bolts whose streams are not known, since their outputs were refused.
+        The bolts whose streams are unknown, because their outputs were refused.
     reject : sequence of exception class
-        The setting.
+        The setting ``reject``.
     """
     yield from _names(spouts, bolts, sinks)
     for spout in spouts:
@@ -132,7 +132,7 @@ class _Stream:
 
     def __init__(self, fields: Sequence[str], types: Sequence[pa.DataType] = ()) -> None:
         self.fields = tuple(fields)
-        # Not schema.field(): that finds no field whose name two have, which is refused elsewhere.
+        # Not schema.field(), which fails for duplicate names; these are reported elsewhere.
         self.types = dict(zip(fields, types, strict=False))
 
 
@@ -288,14 +288,14 @@ def _final_errors(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterator
 
 
 def _calls(bolt: BoltSpec) -> Iterator[str]:
-    """Yield the errors of the settings of a bolt that has several inputs out at once."""
+    """Yield the errors in the settings of a bolt with several inputs in flight."""
     component = bolt.component
     if isinstance(component, BatchBolt):
         return
     try:
         settings = call_settings(component)
         if settings is not None:
-            # What a setting makes is looked at here, and not in a task.
+            # Check the object that a setting makes here, not in a task.
             Endpoints(settings, 1, time.monotonic_ns)
     except (TypeError, ValueError) as error:
         yield f"bolt {bolt.name!r}: {error}"
@@ -327,11 +327,14 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
 
 
 def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
-    """Return what a function takes if not these arguments; None as well if it does not say."""
+    """Return a function's signature if it refuses these arguments.
+
+    None if it accepts them, or has no signature that Python can read.
+    """
     try:
-        # Not of what it may wrap: a wrapper is free to take less and to hand on more.
+        # Do not follow a wrapper: it may accept fewer arguments and add others.
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # of many a builtin
+    except (TypeError, ValueError):  # many builtins have no signature
         return None
     try:
         signature.bind(*arguments)
@@ -371,7 +374,10 @@ def _shared(bolts: Sequence[BoltSpec]) -> Iterator[str]:
 def _finder(
     spouts: Sequence[Spout], bolts: Sequence[BoltSpec], broken: set[str]
 ) -> Callable[[str, str, str], _Stream | str | None]:
-    """Return what looks a stream up: it, or what is wrong, or None if that was said already."""
+    """Return a function that finds a stream.
+
+    It returns the stream, or an error, or None if that error was reported already.
+    """
     streams: dict[str, dict[str, _Stream]] = {}
     for spout in spouts:
         streams[spout.name] = {DEFAULT_STREAM: _Stream(spout.fields)}
@@ -469,7 +475,7 @@ def _unread(
     read = {each.component for bolt in bolts for each in bolt.inputs}
     read |= {sink.component for sink in sinks}
     if read - {spout.name for spout in spouts} - {bolt.name for bolt in bolts}:
-        return  # what reads an undeclared component may have meant any of them
+        return  # the reader of an undeclared component may have meant any of them
     for spout in spouts:
         if spout.name not in read:
             yield (
@@ -487,7 +493,7 @@ def _circle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         circle: list[str] = error.args[1][:-1]
-        # From the one that was declared first, wherever the search happened to begin.
+        # Start at the bolt that was declared first, so that the text is deterministic.
         at = circle.index(min(circle, key=list(graph).index))
         shown = " -> ".join([*circle[at:], *circle[: at + 1]])
         yield (
@@ -498,5 +504,5 @@ def _circle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
 
 
 def _words(component: str, stream: str) -> str:
-    """A stream, as errors call it."""
+    """Return the name of a stream in errors."""
     return f"{component!r}" if stream == DEFAULT_STREAM else f"stream {stream!r} of {component!r}"
