@@ -1,4 +1,4 @@
-"""A sink that is a table of PostgreSQL: each micro-batch once, in a transaction with its number."""
+"""A sink that writes each micro-batch into a PostgreSQL table, in one transaction."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def to_postgres(
 
 
 def _load(module: str) -> ModuleType:
-    """Return one of the modules that need psycopg, which only those have who use PostgreSQL."""
+    """Import and return a module that needs psycopg."""
     try:
         return importlib.import_module(f"ackcore.spark.sinks.{module}")
     except ModuleNotFoundError as error:
@@ -166,12 +166,12 @@ class PostgresSink:
         ------
         SinkUnavailable, psycopg.Error
             If the database fails, or the table is gone or lacks a column. Nothing is written then,
-            or perhaps everything if the connection broke during the commit; the next call finds
-            out.
+            except that all rows may be written if the connection broke during the commit: the next
+            call checks.
         TooManyRefused
             If more than `max_refused` rows are refused. Nothing is written then.
         CheckpointForeign
-            If this micro-batch was written with other rows, or a later one was.
+            If this micro-batch was written with other rows, or a later one was written.
         CheckpointInUse
             If another driver has taken over.
         """
@@ -200,7 +200,7 @@ class PostgresSink:
         self._live.close()
 
     def _named(self, sink: str) -> contextlib.AbstractContextManager[None]:
-        """Raise with the sink's name what the database does not let it do."""
+        """Raise errors that no row has caused as `SinkUnavailable` with the sink's name."""
         named: contextlib.AbstractContextManager[None] = _catalog().named(
             sink, self.table, self._where
         )
