@@ -121,10 +121,8 @@ class Listeners:
             )
         if books is not None:
             self._tell_start([listener], books)
-        self._all = [
-            *self._all,
-            listener,
-        ]  # a new list: threads may iterate over the old one
+        # A new list, because other threads may iterate over the old one.
+        self._all = [*self._all, listener]
 
     def started(self, topology: Topology, books: Books) -> None:
         """Call the listeners at the start."""

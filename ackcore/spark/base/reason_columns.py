@@ -1,4 +1,4 @@
-"""Columns of encoded reasons, read and written without a Python object for each of them."""
+"""Columns of encoded reasons, processed without a Python object for each reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ackcore.topology.tuples import UNCOUNTED, UNIT
 
 Bools = npt.NDArray[np.bool_]
 
-#: Why records died, and how many of each reason.
+#: The reasons of dead records, and the number of deaths for each.
 DEATHS = pa.schema(
     [
         ("component", pa.string()),
@@ -31,7 +31,7 @@ _ASKS = f"^[-{UNCOUNTED}](?P<ms>[1-9][0-9]*){UNIT}"
 
 
 class ReasonTexts(NamedTuple):
-    """Different reasons, and which one each row has."""
+    """The distinct reasons of a column, and the index of each row's reason."""
 
     values: pa.Array
     of: Int64s
@@ -40,7 +40,7 @@ class ReasonTexts(NamedTuple):
     def of_column(cls, texts: pa.Array | pa.ChunkedArray) -> ReasonTexts:
         """Return the reasons of a column of texts, or of a dictionary of them."""
         whole = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
-        if isinstance(whole, pa.ChunkedArray):  # as some versions have it where there is no chunk
+        if isinstance(whole, pa.ChunkedArray):  # some versions return this without chunks
             whole = pa.array([], whole.type)
         if not pa.types.is_dictionary(whole.type):
             whole = whole.dictionary_encode()
@@ -51,20 +51,20 @@ class ReasonTexts(NamedTuple):
         return ReasonTexts(self.values, self.of[rows])
 
     def final(self) -> Bools:
-        """Return which rows' reasons allow of no other attempt."""
+        """Return which rows' reasons rule out another attempt."""
         return self._starting("!")[self.of]
 
     def counts(self) -> Bools:
-        """Return which rows' failures were attempts."""
+        """Return which rows' failures count as attempts."""
         return ~self._starting(UNCOUNTED)[self.of]
 
     def behind(self) -> Bools:
-        """Return which rows only wait behind another of their key."""
+        """Return which rows wait only because an earlier record of their key waits."""
         found: Bools = pc.equal(self.values, BEHIND).to_numpy(zero_copy_only=False)[self.of]
         return found
 
     def after_ms(self) -> Int64s:
-        """Return how long each row's reason asks to wait."""
+        """Return the wait in milliseconds that each row's reason requests; 0 if none."""
         waits = np.zeros(len(self.values), np.int64)
         asking = pc.match_substring_regex(self.values, _ASKS).to_numpy(zero_copy_only=False)
         if asking.any():
@@ -77,9 +77,10 @@ class ReasonTexts(NamedTuple):
         return self.values.take(pa.array(self.of))
 
     def kept(self, counts: Bools) -> pa.Array:
-        """Return the texts of rows that wait or are dead.
+        """Return the texts to store for rows that wait or are dead.
 
-        The wait is on record as the time; whether it counted, as the reason.
+        The requested wait is left out, since the due time records it.  The flag records ``counts``,
+        whether the failure counted as an attempt.
         """
         rest = pc.replace_substring_regex(self.values, _HEAD, "")
         final = pa.array(self._starting("!"))
@@ -88,7 +89,7 @@ class ReasonTexts(NamedTuple):
         return texts.take(pa.array(self.of + len(self.values) * counts))
 
     def refused(self, most: int) -> pa.Array:
-        """Return the texts of rows for which the waiting store has no room."""
+        """Return the reasons of rows refused by a waiting store that holds ``most`` records."""
         component, kind, message = parts(self.values)
         said = f"{most} records wait already (max_waiting); it failed with "
         message = pc.binary_join_element_wise(said, kind, ": ", message, "")
@@ -108,13 +109,13 @@ def parts(texts: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
 
 
 def encoded(flag: str, component: pa.Array, kind: pa.Array, message: pa.Array) -> pa.Array:
-    """Return reasons as texts, from their parts."""
+    """Return encoded reasons, made from their parts."""
     heads = (pc.replace_substring(part, UNIT, " ") for part in (component, kind))
     return pc.binary_join_element_wise(flag, *heads, message, UNIT)
 
 
 def refused(rows: pa.Table, most: int) -> pa.Table:
-    """Return records for which the waiting store has no room, as dead ones."""
+    """Return records refused by the full waiting store as dead records."""
     texts = ReasonTexts.of_column(rows[REASON]).refused(most)
     for name, column in ((DUE_MS, pa.array(np.zeros(len(rows), np.int64))), (REASON, texts)):
         place = TRACKING.get_field_index(name)

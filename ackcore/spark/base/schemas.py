@@ -1,4 +1,4 @@
-"""Columns: in which records that wait or are dead are tracked, and which Parquet cannot hold."""
+"""The columns that track waiting and dead records, and the types that Parquet cannot hold."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ LAST_MS = "_ackcore_last_ms"
 REASON = "_ackcore_reason"
 REPLAYED = "_ackcore_replayed"
 
-#: What a waiting or dead table has in front of the source's own columns.
+#: The columns before the source's own columns in a table of waiting or dead records.
 TRACKING = pa.schema(
     [
         pa.field(MESSAGE_ID, pa.string(), nullable=False),
-        # Of the next execution, counted from 0; in a table of the dead: executions it had.
+        # The number of the next attempt, from 0; for dead records the number of attempts made.
         pa.field(ATTEMPT, pa.int32(), nullable=False),
-        # 0 in a table of the dead.
+        # 0 for dead records.
         pa.field(DUE_MS, pa.int64(), nullable=False),
         pa.field(FIRST_MS, pa.int64(), nullable=False),
         pa.field(LAST_MS, pa.int64(), nullable=False),
         pa.field(REASON, pa.string(), nullable=False),  # Reason.encode()
-        # How often it was sent again as a dead letter: the books count what was resolved of those,
-        # and `replay` leaves out what dies again and again.
+        # The number of replays as a dead letter.  The books count resolved replays, and `replay`
+        # leaves out records that die repeatedly.
         pa.field(REPLAYED, pa.int32(), nullable=False),
     ]
 )
 
 
-#: Of records of a spout that is ordered: in which order they came.  It is behind the source's
-#: columns, which it is taken for as long as a record waits.
+#: The position in the order of arrival, for records of an ordered spout.  While a record waits,
+#: this is the last column, as if it belonged to the source.
 ORDER = "_ackcore_order"
-#: Those of a micro-batch have it from its number, shifted by so many bits, on: in the lower half
-#: what requests brought, in the upper one what its source gave.
+#: The positions of a micro-batch start at its number, shifted by this many bits.  Records of replay
+#: requests are in the lower half of its range, records of its source in the upper half.
 ORDER_BITS = 32
 
 
 class SinkFile(NamedTuple):
-    """A file that an accepted run left for a sink, under ``State.runs.of(decision)``."""
+    """A file of an accepted run with rows for a sink, under ``State.runs.of(decision)``."""
 
     component: str
     stream: str
@@ -53,7 +53,7 @@ class SinkFile(NamedTuple):
 
 
 def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
-    """Yield the columns that Parquet cannot hold, and why."""
+    """Yield the columns that Parquet cannot hold, each with the reason."""
     for field in schema:
         try:
             pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())

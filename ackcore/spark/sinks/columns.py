@@ -286,7 +286,7 @@ def _unfit(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterat
 
 
 def _part(column: pa.Array, start: int, stop: int) -> pa.Array:
-    """Return a slice of a column without the nested values outside of it, which a cast would read."""
+    """Return a slice of a column without nested values outside of it, which a cast would read."""
     if column.type.num_fields:
         return column.take(pa.array(np.arange(start, stop)))
     return column.slice(start, stop - start)

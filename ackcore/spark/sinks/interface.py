@@ -215,7 +215,7 @@ _NO_END = 1 << _PLACE_BITS
 
 
 def row_numbers(file: int, places: Int64s) -> Int64s:
-    """Return row numbers in the order of the rows, made of the file's number and the places in it."""
+    """Return row numbers in the order of the rows, made of the file's number and their places."""
     return (np.int64(file) << _PLACE_BITS) | places
 
 
