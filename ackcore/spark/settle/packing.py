@@ -38,8 +38,8 @@ TABLES = ((1 << 18, 10), (1 << 22, 60))
 #: The number of chunks that are sent unfolded before folding is tried again.
 UNFOLDED_CHUNKS = 63
 #: Without a fixed order of rows, a table takes all roots, up to 200 MiB.  Beyond that the cuts
-#: depend on the order.  The outcomes are the same; but if the task runs again after the loss of a shuffle
-#: file, Spark finds other bytes, and repeats more stages or aborts the job.
+#: depend on the order.  The outcomes are the same; but if the task runs again after the loss of a
+#: shuffle file, Spark finds other bytes, and repeats more stages or aborts the job.
 HELD_ROOTS = 1 << 22
 
 

@@ -42,8 +42,8 @@ _TASK_BYTES = 256 << 20
 _READ_ROWS = 1 << 16
 #: The maximum number of cores with which each core reads all files.  That costs each further core
 #: 16 ns per row (11 to read, 5 to select its share).  Sending rows costs all cores together 40 ns
-#: per row of the table if a tree's rows are adjacent, 130 if they are scattered, and one more stage.
-#: (Measured with two cores.)
+#: per row of the table if a tree's rows are adjacent, 130 if they are scattered, and one more
+#: stage.  (Measured with two cores.)
 MOST_READERS = 4
 #: The maximum rows of such a share; if each row is its own root, that takes some five passes.
 SHARE_ROWS = 1 << 24
