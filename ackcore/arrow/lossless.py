@@ -317,9 +317,7 @@ def _is_same_struct(value: Any, got: dict[str, Any], arrow_type: pa.DataType) ->
 
 
 def _items(value: Any) -> list[Any] | None:
-    """Return the items of a list, tuple or numpy array; None for other values, such as texts and
-    sets.
-    """
+    """Return the items of a list, tuple or numpy array; None for any other value."""
     if isinstance(value, np.ndarray):
         return list(value)
     return list(value) if isinstance(value, list | tuple) else None

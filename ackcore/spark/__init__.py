@@ -169,9 +169,7 @@ _MODULES = {
 
 
 class _Package(ModuleType):
-    """The class of this package; the function `settle` takes precedence over the subpackage
-    `settle`.
-    """
+    """This package's class; the function `settle` takes precedence over the subpackage."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "functions":

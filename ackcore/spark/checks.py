@@ -262,9 +262,7 @@ def _check_keys(what: str, keys: Sequence[str], schema: pa.Schema) -> None:
 
 
 def arrow_schema(schema: StructType, what: str) -> pa.Schema:
-    """Return a Spark schema as an Arrow schema, or refuse a type that Spark does not pass to
-    Python.
-    """
+    """Return a Spark schema as an Arrow schema; refuse types that Spark does not pass to Python."""
     for field in schema.fields:
         try:
             to_arrow_schema(StructType([field]))
@@ -306,9 +304,7 @@ def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
 
 
 def read_trigger(trigger: str | Mapping[str, Any] | None) -> tuple[bool, dict[str, Any]]:
-    """Return whether the query ends when its sources are read, and the keywords for Spark's
-    trigger().
-    """
+    """Return whether the trigger is ``availableNow``, and the keywords for Spark's trigger()."""
     if trigger is None:
         return False, {}
     if isinstance(trigger, str):

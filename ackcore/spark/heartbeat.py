@@ -61,9 +61,7 @@ class Beats:
 
     @classmethod
     def beside(cls, spark: SparkSession) -> Beats:
-        """Create the directory among the session's temporary files, which the JVM removes at its
-        end.
-        """
+        """Create the directory among the session's temporary files, which the JVM removes."""
         return cls(Path(spark.sparkContext._temp_dir) / (_DIRECTORY + secrets.token_hex(8)))
 
     def advance(self) -> None:

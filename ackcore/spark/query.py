@@ -337,9 +337,7 @@ def run_to_end(
 
 
 def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) -> None:
-    """Wait; on Spark Connect for `ALIVE_S` at most, since its server ends sessions without
-    requests.
-    """
+    """Wait; on Spark Connect for `ALIVE_S` at most, because its server ends idle sessions."""
     wait(min(seconds, ALIVE_S) if is_connect(spark) else seconds)
     keep_alive(spark)
 

@@ -315,9 +315,7 @@ class Stream:
                 self._changed.notify_all()
 
     def _goes_on(self) -> bool:
-        """Start Spark's query unless it runs, and wait for its end; return whether to start it
-        again.
-        """
+        """Start Spark's query unless it runs, and wait for its end; return whether to restart."""
         try:
             if self.spark_query is None:
                 self.spark_query = self._begin()
@@ -382,9 +380,7 @@ class Stream:
         return waits or self._is_behind()
 
     def _is_behind(self) -> bool:
-        """Return whether, with ``availableNow``, Kafka records are left to read and there is room
-        for them.
-        """
+        """Return whether Kafka records are left to read before the end, and there is room."""
         offsets = self._offsets
         if offsets is None or not self._available_now:
             return False
@@ -431,9 +427,7 @@ class Stream:
             raise self.error
 
     def _reaching_ends(self) -> Callable[[], bool] | None:
-        """Return a function that returns whether the present Kafka records are read; None without
-        Kafka.
-        """
+        """Return a check whether the present Kafka records are read; None without Kafka."""
         offsets = self._offsets
         try:
             return None if offsets is None or offsets.is_closed else offsets.reaching_ends()
@@ -515,8 +509,7 @@ class Stream:
 
 
 class _SparkQuery(StreamingQuery):
-    """Spark's query, whose `stop` also stops the `Stream`; otherwise waiting records would restart
-    it.
+    """Spark's query, whose `stop` also stops the `Stream`, which would otherwise restart it.
 
     Parameters
     ----------
@@ -537,8 +530,7 @@ class _SparkQuery(StreamingQuery):
 
 
 def _united(topology: Topology) -> tuple[DataFrame | None, str | None]:
-    """Return the sources as one stream: a single source unchanged, several as one struct column
-    each.
+    """Return the sources as one stream: one source unchanged, several as a struct column each.
 
     Sources that tasks read themselves are left out.
     """

@@ -33,12 +33,11 @@ _ORDERED_NODES = frozenset(
 
 
 def has_fixed_rows(frame: DataFrame) -> bool:
-    """Return whether a source returns the same rows when it is read again, as far as Spark's plan
-    shows.
+    """Return whether a source returns the same rows when it is read again.
 
-    False if it depends on the time or on random numbers.  False if Python code takes part, whose
-    determinism is unknown: functions, data sources, and all RDDs, also that of a list.  False on
-    Spark Connect, which has no plan here.
+    True only if Spark's plan shows it.  False if the source depends on the time or on random
+    numbers. False if Python code takes part, whose determinism is unknown: functions, data sources,
+    and all RDDs, also that of a list.  False on Spark Connect, which has no plan here.
     """
     known = _FIXED_ROWS.get(frame)
     if known is None:

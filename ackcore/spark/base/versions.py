@@ -174,8 +174,7 @@ _LOST = ("variant", "geometry", "geography", "time")
 
 
 def lost_in_arrow(kind: DataType) -> str | None:
-    """Return the name of a type, or of a nested type in it, that Arrow does not preserve; else
-    None.
+    """Return the name of a type, or of one inside it, that Arrow does not preserve; else None.
 
     A user-defined type is treated as its storage type.
     """
@@ -229,18 +228,14 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 
 def arrow_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
-    """Return a function of columns that computes on Arrow arrays, by Spark's `arrow_udf` from 4.1
-    on.
-    """
+    """Return a function of columns that computes on Arrow arrays: `arrow_udf` from 4.1 on."""
     if SPARK >= (4, 1):
         return sql.arrow_udf(compute, returns)  # type: ignore[attr-defined, no-any-return]
     return pandas_udf(compute, returns)
 
 
 def pandas_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
-    """Do the same as `arrow_udf` through pandas, for integers and arrays of them; needed before
-    4.1.
-    """
+    """Do the same as `arrow_udf` through pandas, for integers and arrays of them, before 4.1."""
 
     def on_series(*columns: Any) -> Any:
         return compute(*map(_from_pandas, columns)).to_pandas()

@@ -51,13 +51,13 @@ def combine(events: DataFrame) -> DataFrame:
     -------
     pyspark.sql.DataFrame
         ``root_id, val, task, inits, flags, first_ms, last_ms, reason, reason_ms``. `settle` accepts
-        it in place of events, or as ``open_before``. A root whose events are in several partitions
-        has several rows.
+        it in place of events, or as ``open_before``. A root with events in several partitions has
+        several rows.
 
     Raises
     ------
     TypeError, ValueError
-        As `settle`; rows that `combine` made are refused here.
+        As `settle`; also if the rows come from `combine`.
     """
     columns = check_events(events)
     if columns.folded:

@@ -140,9 +140,7 @@ class Packer:
                 self._chunks_to_ship = UNFOLDED_CHUNKS
 
     def _choose_table(self, events: Events) -> Ledger | None:
-        """Open a ledger of the cheapest size, estimated from the first rows; None if folding costs
-        more.
-        """
+        """Open a ledger of the cheapest size by an estimate; None if folding costs more."""
         likely = LIKELY_ROWS if self._rows is None else self._rows
         estimate = CardinalityEstimate.of_sample(events, self._seed, self._timed)
         if not self._fixed_order:
@@ -239,8 +237,9 @@ class CardinalityEstimate(NamedTuple):
 
     @classmethod
     def from_counts(cls, half: int, first: int, both: int) -> CardinalityEstimate:
-        """Return an estimate from ``first`` roots among ``half`` rows, and ``both`` among twice as
-        many.
+        """Return an estimate from ``first`` roots in ``half`` rows and ``both`` in all rows.
+
+        ``both`` counts the roots in twice as many rows.
         """
         met_again = 2 * first - both
         pool = first * first / met_again if met_again > 0 else math.inf

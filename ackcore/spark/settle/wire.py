@@ -158,12 +158,12 @@ def _padded(size: int) -> int:
 
 
 def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
-    """Return what the blobs of a batch hold, one by one, in place where alignment allows.
+    """Yield the contents of a batch's blobs, without a copy where alignment allows.
 
     Raises
     ------
     ValueError
-        If a blob is not one of this version, or is cut short.
+        If a blob has another version, or is incomplete.
     """
     blobs = batch.column(batch.schema.names.index("blob"))
     if len(blobs) == 0:
@@ -178,7 +178,7 @@ def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
 
 
 def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | pa.Table:
-    """Return what one blob holds; as `unpack`."""
+    """Return the contents of one blob; raises as `unpack` does."""
     if len(blob) < _HEADER.size:
         raise ValueError(
             f"a blob must have a header of {_HEADER.size} bytes, got {len(blob)} bytes"

@@ -65,9 +65,7 @@ def with_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[str
 
 
 def with_fields(what: str, table: str, wanted: pa.Schema, has: pa.Schema) -> None:
-    """Raise ValueError if a table's struct column lacks a field of the stream's: a cast would drop
-    it.
-    """
+    """Raise ValueError if a struct column of a table lacks a field of the stream's column."""
     for column in wanted:
         for name in _lacking(column.name, column.type, has.field(column.name).type):
             raise ValueError(

@@ -312,18 +312,14 @@ class DeltaSink:
         return f"Delta {self._shown}" + "".join(f" at {bare(each)}" for each in endpoints[:1])
 
     def _secrets(self) -> list[str]:
-        """Return the texts that no error may show: logins, parameters, and values of unlisted
-        options.
-        """
+        """Return the texts that errors must not show: logins, parameters, unlisted options."""
         seen = {name for name in self._options if _ENDPOINT.fullmatch(name) or _SHOWN.search(name)}
         hidden = [of for name, of in self._options.items() if name not in seen]
         addresses = [self.path, *(self._options[name] for name in seen)]
         return [*hidden, *chain.from_iterable(map(secrets_of, addresses))]
 
     def _way_out(self, application: str, number: int, last: int) -> str:
-        """Return the instructions to reset a micro-batch's number, or accept it, by an empty
-        commit.
-        """
+        """Return the advice to reset or accept a micro-batch's number by an empty commit."""
         return (
             f"restore the table to the version before micro-batch {number} (RESTORE TABLE); or "
             f"have micro-batches from {number} to {last} written again, whatever of them is in the "

@@ -239,9 +239,7 @@ class IcebergSink:
         return f"{self._name!r}" + (f" at {bare(uri)}" if uri else "")
 
     def _secrets(self) -> list[str]:
-        """Return the texts that no error may show: logins, parameters, and values of unlisted
-        properties.
-        """
+        """Return the texts that errors must not show: logins, parameters, unlisted properties."""
         hidden = [of for name, of in self._properties.items() if name not in _SHOWN]
         return [*hidden, *secrets_of(self._properties.get("uri", ""))]
 

@@ -134,7 +134,7 @@ class Accepted:
         return pa.schema(list(read_schema(file.of_rows()))[:-1])
 
     def fingerprint(self) -> str:
-        """Return a hash of these rows, made from the files' names and sizes, as 16 hex digits."""
+        """Return 16 hex digits that identify these rows, from file names and left-out rows."""
         files = [
             [
                 os.path.basename(file.path),
@@ -271,9 +271,7 @@ def read_with_places(
 def read_with_roots(
     file: AcceptedFile, nonacked: Int64s
 ) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-    """Yield the batches of `read_with_places` with one more column: the root, or roots, of each
-    row.
-    """
+    """Yield the batches of `read_with_places` with one more column: each row's root or roots."""
     start, stop = (0, _NO_END) if file.within is None else file.within
     if start >= stop:
         return

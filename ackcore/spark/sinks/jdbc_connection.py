@@ -43,8 +43,7 @@ _READ_COMMITTED = 2
 
 
 class JdbcError(RuntimeError):
-    """An error of the database, of its JDBC driver, or of the Spark job that fills the staging
-    table.
+    """An error of the database, of its JDBC driver, or of the job that fills the staging table.
 
     Attributes
     ----------
@@ -117,8 +116,12 @@ class Server:
         return text
 
     def told(self, call: Callable[[], T]) -> T:
-        """Call a function and return its result; raise Java's errors as `JdbcError`, without
-        secrets.
+        """Call a function and return its result; raise Java's errors without secrets.
+
+        Raises
+        ------
+        JdbcError
+            If Java or Spark raises.
         """
         try:
             return call()

@@ -169,8 +169,7 @@ class JdbcTransaction:
         )
 
     def _fill(self, own: dict[str, str]) -> dict[str, str]:
-        """Fill the staging table; return the table's quoted column name for each of the stream's
-        columns.
+        """Fill the staging table; return the table's quoted column for each of the stream's.
 
         Rows with text that is not UTF-8 are refused first: Java would replace their characters.
         """

@@ -137,8 +137,9 @@ class Messages:
     def _contents(
         self, number: int, rows: pa.RecordBatch, at: int
     ) -> Iterator[tuple[int, Content]]:
-        """Yield index, key, value and headers of each row with valid text; the sink's headers are
-        added.
+        """Yield number, key, value and headers of each row whose text is valid.
+
+        The headers include the sink's own.
         """
         unfit = self._columns.unfit(rows, self._message_id)
         batch = (BATCH, self._batch)

@@ -55,8 +55,9 @@ def to_postgres(
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another one. Created if it does not exist.
     max_refused : int, default 10_000
-        The number of rows of a micro-batch that may be refused; they are searched for within its
-        transaction. One more ends the query (`TooManyRefused`), and no row of it is written.
+        The maximum number of refused rows per micro-batch, which are searched within the
+        transaction. One more ends the query (`TooManyRefused`), and nothing of the micro-batch is
+        written.
 
     Returns
     -------
@@ -73,11 +74,12 @@ def to_postgres(
 
     Notes
     -----
-    A row that violates a constraint, or whose value does not fit its column, is refused: its record
-    becomes a dead letter with PostgreSQL's error, and the other rows are written. The same applies
-    to a row that a trigger rejects (``P0001``) or fails for, that violates NOT NULL of a domain or
-    of another table, or whose text is invalid for its column's type, provided that other rows can
-    be written. Deferrable constraints are checked at once.
+    A row that violates a constraint, or has a value that does not fit its column, is refused: its
+    record becomes a dead letter with PostgreSQL's error, and the other rows are written.
+
+    If other rows can be written, a row is also refused in these cases: a trigger rejects it
+    (``P0001``) or fails for it; it violates NOT NULL of a domain or of another table; its text is
+    invalid for its column's type. Deferrable constraints are checked at once.
     """
     return PostgresSink(dsn, table, keys=keys, marker=marker, max_refused=max_refused)
 

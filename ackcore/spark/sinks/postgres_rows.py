@@ -121,9 +121,7 @@ class PostgresRows:
         return {**refused, **self._merge_all(rows, sorted(refused))}
 
     def _copy_all(self, copy: str, *, numbered: bool) -> tuple[dict[int, psycopg.Error], int]:
-        """Copy the rows; return the errors of refused rows, by row number, and the total number of
-        rows.
-        """
+        """Copy the rows; return the errors of refused rows, by row number, and the row count."""
         rows = 0
 
         def texts(chunks: Chunks) -> Iterator[Any]:
@@ -193,9 +191,7 @@ class PostgresRows:
         )
 
     def _is_taken(self, write: Callable[[], None]) -> psycopg.Error | None:
-        """Write within a savepoint; return the error if a row was refused, None if all were
-        written.
-        """
+        """Write within a savepoint; return the error if a row was refused, None otherwise."""
         try:
             with self._connection.transaction():
                 write()

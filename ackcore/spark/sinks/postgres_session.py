@@ -160,9 +160,7 @@ def _placed(accepted: Accepted, refused: dict[int, psycopg.Error]) -> list[Refus
 
 
 def _rejects(accepted: Accepted, refused: list[Refused]) -> SinkRejects | None:
-    """Return the refused rows as `SinkRejects`, without the rows that were recorded as refused
-    before.
-    """
+    """Return the refused rows as `SinkRejects`, without those recorded as refused before."""
     known = [file.refused for file in accepted.files]
     new = [one for one in refused if not np.isin(one.place, known[one.file])]
     if not new:
