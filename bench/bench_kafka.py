@@ -24,7 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ackcore.kafka import ClientSettings, Cluster, Consumer, KafkaSpout
+from ackcore.kafka import Consumer, KafkaSpout
+from ackcore.kafka.cluster import Cluster
+from ackcore.kafka.settings import ClientSettings
 from ackcore.offsets import KAFKA_LIMIT
 from ackcore.spark.base.schemas import ATTEMPT, REPLAYED
 from ackcore.spark.kafka.offsets import SpoutOffsets

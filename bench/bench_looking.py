@@ -92,7 +92,7 @@ def write_dead_letters(path: Path, letters: int, batches: int = 20) -> None:
         for number in range(batches):
             n = letters // batches
             reasons = [
-                Reason("split", "ValueError", f"no such line: {row}").encode() for row in range(n)
+                Reason("split", "ValueError", f"no such line: {row}")._asdict() for row in range(n)
             ]
             texts = text[rng.integers(0, len(text), (n, 100))].view("U1000")[:, 0]
             columns = [[f"{number}-{row}" for row in range(n)], *([k] * n for k in (5, 0, 7, 9))]

@@ -30,8 +30,9 @@ import pytest
 from ackcore.retry import Policy
 from ackcore.spark import run_batch, start
 from ackcore.spark.base.reasons import REASON_SCHEMA
-from ackcore.spark.tasks.failed_in_run import FailedInRun
+from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.spark.tasks.failed_writer import FailedInRun
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.source_records import SourceRecords
 from ackcore.topology.executors import executor_for
@@ -337,15 +338,16 @@ def bench_failing_task(quick, rounds, new_path, report_ratio, fate):
     taken = []
     for _ in range(rounds + 1):
         start = time.process_time()
-        writer = FailedInRun(str(new_path()), 0, rules, 100, 0)
+        writer = FailedInRun(str(new_path()), 0, rules, 0)
         for some in given:
             roots = source.roots(0, some.first, size)
             reasons = pa.table([roots, np.zeros(size, np.int64), said], schema=REASON_SCHEMA)
             writer.write(some, roots, [reasons])
-        written = writer.finish([])
+        written, _ = writer.finish([])
         taken.append((time.process_time() - start) / (size * batches) * 1e6)
-        assert sum(file.rows for file in written["files"]) == size * batches
-        assert {file.dead for file in written["files"]} == {fate == "dies"}
+        files = [FailedFile(*file) for file in written["files"]]
+        assert sum(map(len, files)) == size * batches
+        assert {file.dead for file in files} == {fate == "dies"}
     report_ratio(f"a record of 1 kB that {fate}, CPU time of its task", taken[1:], unit="us")
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from ackcore.kafka import ClientSettings, OffsetRange, RangeReader
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.reading import RangeReader
+from ackcore.kafka.settings import ClientSettings
 
 _END = "end"
 #: As Spark wants it, without what it cannot say.

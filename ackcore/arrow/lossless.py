@@ -69,28 +69,30 @@ def array_of(
     Raises
     ------
     ValueError
-        For the first value that would be changed.
-    Exception
-        Arrow's error for a value that it cannot convert.
+        For the first value that does not fit or would be changed.
     """
     types = list(map(type, values))
     usual = types.count(
         _USUAL.get(arrow_type, type)
     )  # counting a type is faster than a set of them
-    if usual == len(types) or usual + types.count(_NONE) == len(types):
-        return pa.array(values, arrow_type)
-    if _holds_struct(arrow_type):
+    is_usual = usual == len(types) or usual + types.count(_NONE) == len(types)
+    if not is_usual and _holds_struct(arrow_type):
         values = [_by_name(value, arrow_type, projects) for value in values]
         types = list(map(type, values))
-    kinds = set(types)
-    kinds.discard(_NONE)
     try:
         column = pa.array(values, arrow_type)
-    except Exception:
-        if not any(_is_missing(value) for value in values):
-            raise
-        values = [None if _is_missing(value) else value for value in values]
-        return array_of(values, arrow_type, projects=projects)
+    except Exception as error:
+        if any(_is_missing(value) for value in values):
+            values = [None if _is_missing(value) else value for value in values]
+            return array_of(values, arrow_type, projects=projects)
+        # The errors of Arrow and Python often do not show the value.
+        if isinstance(error, pa.ArrowException | OverflowError | UnicodeError):
+            raise ValueError(_unfit(values, arrow_type)) from error
+        raise
+    if is_usual:
+        return column
+    kinds = set(types)
+    kinds.discard(_NONE)
     if not _fits(kinds, values, arrow_type):
         back = column.to_pylist()
         if kinds == {datetime.datetime} and back == list(values):  # at the speed of lists
@@ -120,8 +122,8 @@ def as_mapping(value: Any) -> Mapping[Any, Any] | None:
     kind = type(value)
     names: Iterable[str] | None = None
     if isinstance(value, tuple):
-        # A Row has its names in the object, a namedtuple in its class.
-        names = getattr(value, "__fields__", None) or getattr(kind, "_fields", None)
+        # A Row has its names in the object, a namedtuple (or os.stat_result) in its class.
+        names = getattr(value, "__fields__", None) or getattr(kind, "__match_args__", None)
         if names is None:
             return None
         found = dict(zip(names, value, strict=True))
@@ -208,25 +210,63 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
         return pa.chunked_array(chunks, arrow_type)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if pa.types.is_null(column.type):
-        return pa.nulls(len(column), arrow_type)
+    typed = _without_null_types(column.type, arrow_type)
+    if typed != column.type:
+        column = column.cast(typed)
     if not _means_the_same(column.type, arrow_type):
         raise ValueError(f"a value would mean something else as {arrow_type} than as {column.type}")
     try:
         found = column.cast(arrow_type)
-        back = found.cast(column.type)
+        if _are_alike(column, found.cast(column.type)):
+            return found
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
         raise ValueError(str(error)) from error
-    if _are_alike(column, back):
-        return found
+    except pa.ArrowInvalid:
+        pass  # Arrow's error often does not show the value
     row, size = 0, len(column)
-    while size > 1:  # bisect to the first difference
+    while size > 1:  # bisect to the first changed value
         half = size // 2
-        if _are_alike(column.slice(row, half), back.slice(row, half)):
+        if _stays(column.slice(row, half), arrow_type):
             row, half = row + half, size - half
         size = half
-    was, became = (_one_line(one.slice(row, 1).to_string()) for one in (column, found))
-    raise ValueError(f"{was} would become {became} in row {first_row + row}")
+    one = column.slice(row, 1)
+    try:
+        outcome = f"would become {_one_line(one.cast(arrow_type).to_string())}"
+    except pa.ArrowInvalid:
+        outcome = "does not fit"
+    raise ValueError(f"{_one_line(one.to_string())} {outcome} in row {first_row + row}")
+
+
+def _stays(column: pa.Array, arrow_type: pa.DataType) -> bool:
+    """Return whether a cast and the cast back restore a column."""
+    try:
+        return _are_alike(column, column.cast(arrow_type).cast(column.type))
+    except pa.ArrowInvalid:
+        return False
+
+
+def _without_null_types(was: pa.DataType, now: pa.DataType) -> pa.DataType:
+    """Return a type in which parts that have only nulls, or nothing, get the types of another type.
+
+    Arrow infers ``list<null>`` from empty lists, and cannot cast back to it.
+    """
+    kind = pa.types
+    if kind.is_null(was):
+        return now
+    if kind.is_struct(was) and kind.is_struct(now):
+        places = [now.get_field_index(field.name) for field in was]
+        return pa.struct(
+            [
+                field if at < 0 else field.with_type(_without_null_types(field.type, now[at].type))
+                for field, at in zip(was, places, strict=True)
+            ]
+        )
+    if kind.is_map(was) and kind.is_map(now):
+        return pa.map_(was.key_type, _without_null_types(was.item_type, now.item_type))
+    lists = pa.ListType | pa.LargeListType | pa.FixedSizeListType
+    if isinstance(was, pa.ListType) and isinstance(now, lists):
+        return pa.list_(_without_null_types(was.value_type, now.value_type))
+    return was
 
 
 def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
@@ -236,6 +276,8 @@ def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
         return _time(was) == _time(now)
     if kind.is_struct(was) and kind.is_struct(now):
         names = {field.name for field in was} & {field.name for field in now}
+        if any(len(was.get_all_field_indices(name)) > 1 for name in names):
+            raise ValueError(f"fields must have names of their own, got {was}")
         return all(_means_the_same(was.field(name).type, now.field(name).type) for name in names)
     # If only one of them is nested, Arrow raises, because it has no such cast.
     fields = range(min(was.num_fields, now.num_fields))
@@ -343,7 +385,35 @@ def _are_alike(one: pa.Array, other: pa.Array) -> bool:
     return bool(one.equals(other))
 
 
+def _unfit(values: Sequence[Any], arrow_type: pa.DataType) -> str:
+    """Return a message about the first value that Arrow cannot convert."""
+    for row, value in enumerate(values):
+        try:
+            pa.array([value], arrow_type)
+        except Exception:
+            path, value = _to_blame(value, arrow_type)
+            return f"{path}{short_repr(value)} does not fit in row {row}"
+    return "its values do not fit together"
+
+
+def _to_blame(value: Any, arrow_type: pa.DataType) -> tuple[str, Any]:
+    """Return the field of a dict that Arrow cannot convert, with its value; otherwise the value."""
+    if pa.types.is_struct(arrow_type) and isinstance(value, Mapping):
+        for field in arrow_type:
+            try:
+                pa.array([value.get(field.name)], field.type)
+            except Exception:
+                path, inner = _to_blame(value.get(field.name), field.type)
+                return f"field {field.name!r}: {path}", inner
+    return "", value
+
+
 def _became(value: Any, got: Any, arrow_type: pa.DataType, row: int) -> str:
+    if pa.types.is_struct(arrow_type) and isinstance(value, Mapping):
+        for field in arrow_type:
+            was, now = value.get(field.name), got.get(field.name)
+            if not _is_same(was, now, field.type):
+                return f"field {field.name!r}: {_became(was, now, field.type, row)}"
     text = f"{short_repr(value)} would become {short_repr(got)} in row {row}"
     if pa.types.is_floating(arrow_type) and isinstance(value, float):
         return f"{text}; numpy.{np.dtype(arrow_type.to_pandas_dtype()).name}(value) rounds it"

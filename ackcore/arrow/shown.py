@@ -191,10 +191,9 @@ _BYTES = {
 
 
 def as_texts(column: pa.Array) -> pa.Array:
-    """Return a column as text, each value converted by itself.
+    """Return a column as text. The text of a value does not depend on the other values.
 
-    Bytes of text that are not UTF-8 are escaped, and years that Python cannot represent are ISO
-    8601.
+    Bytes that are not UTF-8 are escaped. Dates outside of years 1 to 9999 are ISO 8601.
     """
     kind = column.type
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
@@ -205,7 +204,7 @@ def as_texts(column: pa.Array) -> pa.Array:
 
 
 def text_of(values: list[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
-    """Return bytes as a column of text, without a check that they are UTF-8."""
+    """Return bytes as a column of text, also if they are not UTF-8."""
     kind = pa.string() if kind is None else kind
     return pa.array(values, _BYTES[kind]).cast(
         options=pc.CastOptions(kind, allow_invalid_utf8=True)

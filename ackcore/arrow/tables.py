@@ -163,3 +163,23 @@ def _member(batch: pa.RecordBatch, column: str, name: str) -> pa.Array:
     if column not in batch.schema.names:
         raise TypeError(f"{name} must have a column {column}, got {', '.join(batch.schema.names)}")
     return batch.column(column)
+
+
+def nullable_within(kind: pa.DataType) -> pa.DataType:
+    """Return a type in which everything nested may be null, except the keys of maps."""
+    if pa.types.is_struct(kind):
+        return pa.struct([_nullable(field) for field in kind])
+    if pa.types.is_map(kind):
+        key = kind.key_field.with_type(nullable_within(kind.key_type))
+        return pa.map_(key, _nullable(kind.item_field), kind.keys_sorted)
+    if pa.types.is_list(kind):
+        return pa.list_(_nullable(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_nullable(kind.value_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_nullable(kind.value_field), kind.list_size)
+    return kind
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    return field.with_type(nullable_within(field.type)).with_nullable(True)

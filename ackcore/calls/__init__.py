@@ -1,8 +1,8 @@
-"""Calls to the outside: many at once within one task, and what is to become of each.
+"""Calls to external services: many at once within one task, and the outcome of each.
 
-`Calls` makes them: in a window that follows the service's speed, at a rate, with time-outs, short
-waits and a breaker, and yields their outcomes in the order of the items. `Retry`, `Unavailable` and
-`Reject` are what a call raises to say what is to become of its record.
+`Calls` makes the calls: in a window that adapts to the service's speed, with a rate limit,
+time-outs, short waits and a breaker. It yields the outcomes in the order of the items. A call
+raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retried.
 """
 
 from ackcore.calls.breaker import BreakerState

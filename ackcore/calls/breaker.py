@@ -1,4 +1,4 @@
-"""A circuit breaker: an endpoint that fails again and again is left alone for a while."""
+"""A circuit breaker: an endpoint that fails again and again gets no calls for a while."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 
 
 class BreakerState(enum.Enum):
-    """Where a breaker stands."""
+    """The state of a breaker."""
 
     CLOSED = "closed"  # calls are made
-    OPEN = "open"  # none is, until its time is over
-    HALF_OPEN = "half-open"  # a single one is, on trial
+    OPEN = "open"  # no calls are made until its time is over
+    HALF_OPEN = "half-open"  # a single trial call is made
 
 
 class Breaker:
@@ -19,24 +19,24 @@ class Breaker:
     ::
 
         CLOSED ──n failures in a row──► OPEN ──its time is over, a call is made──► HALF_OPEN
-        HALF_OPEN ──that call goes well──► CLOSED        ──it fails──► OPEN
+        HALF_OPEN ──that call succeeds──► CLOSED        ──it fails──► OPEN
 
-    What calls that were made before it opened bring is not counted while it is open.
+    While it is open, the results of calls that began before do not count.
 
     Parameters
     ----------
     failures : int or None
-        How many in a row open it; None for never.
+        The number of failures in a row that open it; None for never.
     reset_ns : int
-        For how long it stays open, in nanoseconds.
+        The time for which it stays open, in nanoseconds.
 
     Attributes
     ----------
     state : BreakerState
     opened_ns : int or None
-        When it opened first since a call went well.
+        The time at which it first opened since the last success.
     last_error : BaseException or None
-        What made it open.
+        The error that opened it.
 
     Notes
     -----
@@ -54,16 +54,16 @@ class Breaker:
         self.last_error: BaseException | None = None
 
     def probe(self) -> None:
-        """A call is made though it is open: its time is over."""
+        """Record that a trial call begins, because the open time is over."""
         self.state = BreakerState.HALF_OPEN
 
     def succeeded(self, probe: bool) -> bool:
-        """A call was answered; return whether that closed it.
+        """Record that a call was answered. Return whether that closed the breaker.
 
         Parameters
         ----------
         probe : bool
-            Whether it is the one on trial.
+            Whether it is the trial call.
         """
         if self.state is BreakerState.CLOSED:
             self._failures = 0
@@ -76,16 +76,17 @@ class Breaker:
         return True
 
     def failed(self, error: BaseException, now_ns: int, probe: bool) -> int | None:
-        """A call failed; return for how many nanoseconds it is open now, if that opened it.
+        """Record that a call failed. If that opens the breaker, return the open time in
+        nanoseconds.
 
         Parameters
         ----------
         error : BaseException
-            What it failed of.
+            The error of the call.
         now_ns : int
             The time now.
         probe : bool
-            Whether it is the one on trial.
+            Whether it is the trial call.
         """
         if self.state is BreakerState.CLOSED:
             self._failures += 1

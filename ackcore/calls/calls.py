@@ -23,34 +23,34 @@ Item = TypeVar("Item")
 class Calls(Generic[Item, Value]):
     """Calls of one function, many at once, with a window, a rate, time-outs, retries and a breaker.
 
-    To be used by one thread, and in a ``with`` or to be closed.
+    Use it in one thread, and in a ``with``, or close it.
 
     Parameters
     ----------
     function : callable
-        Called with an item; if there are endpoints, with an item and one of them.  A coroutine
-        function is awaited in the event loop of this object, any other called in threads.  What is
-        an (asynchronous) context manager as well is entered before the first call, in that loop,
-        and left by `close`.
+        Called with an item, and with an endpoint if the settings name endpoints. A coroutine
+        function is awaited in the event loop of this object; any other function is called in
+        threads. If the function is also an (asynchronous) context manager, it is entered in that
+        loop before the first call, and left by `close`.
     settings : CallSettings, optional
     clock : callable, optional
-        Nanoseconds as an int; by default `time.monotonic_ns`.
+        Returns the time in nanoseconds, as an int; by default `time.monotonic_ns`.
     selector : selectors.BaseSelector, optional
-        What the event loop waits with.
+        The selector of the event loop.
 
     Raises
     ------
     TypeError
-        If the function cannot be called, or a setting makes what is no limit or chooser.
+        If the function cannot be called, or a setting makes an object that is no limit or chooser.
 
     Notes
     -----
-    The event loop runs in the thread that reads the outcomes, and only while it waits for one: no
-    answer is looked at while the reader has control, or the items are waited for.  That time counts
-    neither for time-outs nor for round trips, as far as calls are out.
+    The event loop runs in the thread that reads the outcomes, and only while that thread waits for
+    an outcome. No answer is handled while the reader has control, or while the items make it wait.
+    While calls are in flight, that time counts neither for time-outs nor for round trips.
 
-    Calls are made by a few coroutines, one after the other: a context variable that the function
-    sets, and does not reset, is seen by later calls.
+    A few coroutines make all calls, each one call after the other. So a context variable that the
+    function sets, and does not reset, is visible to later calls.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Calls(Generic[Item, Value]):
         self._threads: CallThreads | None = None
         most = sys.maxsize
         if not is_async(function):
-            # With more calls out than threads the rest would wait in line, and time out there.
+            # Calls without a free thread would be queued, and time out in the queue.
             most = settings.thread_count()
-            # One that timed out keeps its thread, and what is called in its place has another.
+            # More threads than calls: a call that timed out keeps its thread.
             self._threads = CallThreads(function, MAX_THREADS, "ackcore-call")
         make = function if self._threads is None else self._in_thread
         self._workers = Workers(make, settings, most, clock)
@@ -84,8 +84,8 @@ class Calls(Generic[Item, Value]):
         Parameters
         ----------
         items : iterable
-            Pulled as there is room, and no further ahead of what was yielded than the window and
-            `CallSettings.max_buffered`.
+            The items. They are read as there is room, at most the window and
+            `CallSettings.max_buffered` ahead of the yielded outcomes.
 
         Yields
         ------
@@ -95,21 +95,21 @@ class Calls(Generic[Item, Value]):
         Raises
         ------
         RuntimeError
-            If this was closed, or another run is not over, or an event loop runs in this thread.
+            If this is closed, another run is not over, or an event loop runs in this thread.
         Exception
-            What ``items`` raises, once the outcomes of those before are yielded.
+            An error that ``items`` raises, after the outcomes of earlier items.
 
         Notes
         -----
-        `KeyboardInterrupt` ends all calls at once and passes through.  A run that is given up, as
-        by ``close()`` of the generator, cancels what is out and closes this object.
+        `KeyboardInterrupt` ends all calls at once and passes through. If a run is abandoned, for
+        example by ``close()`` of the generator, its calls are cancelled and this object is closed.
         """
         self._refuse()
         self._running = True
         ended = False
         try:
             self._enter()
-            # What has happened to connections since the last run is to be seen before their use.
+            # Handle events of connections since the last run before the connections are used.
             self._loop.look()
             yield from self._workers.outcomes(self._loop, iter(items))
             ended = True
@@ -119,12 +119,12 @@ class Calls(Generic[Item, Value]):
                 self.close()
 
     def complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run another coroutine in the event loop, between runs, and return what it returns.
+        """Run another coroutine in the event loop, between runs, and return its result.
 
         Raises
         ------
         RuntimeError
-            If this was closed, or a run is not over.
+            If this is closed, or a run is not over.
         """
         try:
             self._refuse()
@@ -134,9 +134,9 @@ class Calls(Generic[Item, Value]):
         return self._loop.complete(coroutine)
 
     def close(self) -> None:
-        """Cancel what is out, leave the function's context, and close the event loop.
+        """Cancel the calls in flight, leave the function's context, and close the event loop.
 
-        Coroutines that are cancelled have two seconds to let go of what they hold.
+        Cancelled coroutines have two seconds to release their resources.
         """
         if self._loop.is_closed():
             return
@@ -158,11 +158,11 @@ class Calls(Generic[Item, Value]):
 
     @property
     def in_flight(self) -> int:
-        """Calls that are out."""
+        """The number of calls in flight."""
         return self._workers.endpoints.in_flight
 
     def state(self) -> list[tuple[ConsumerState, BreakerState]]:
-        """Return how each endpoint does, and where its breaker stands."""
+        """Return the state of each endpoint and of its breaker."""
         return self._workers.endpoints.state()
 
     def __enter__(self) -> Self:

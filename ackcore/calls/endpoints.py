@@ -1,4 +1,4 @@
-"""Where calls go: the windows of the endpoints, and their breakers."""
+"""The endpoints of calls: their windows and breakers."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from ackcore.flow.windows import Windows
 from ackcore.retry import capped_doubling
 
 _S = 1_000_000_000
-#: An endpoint on trial is closed for so long, and opened by the end of that call.
+#: The pause of an endpoint during its trial call.  The end of that call ends the pause.
 _ON_TRIAL_NS = 1 << 62
-#: No endpoint that refuses is paused for less.
+#: The shortest pause after a refusal.
 _SHORTEST_PAUSE_NS = 1_000_000
-#: One that goes on refusing is paused for so long at last, if it asks for less: a Retry-After of 0
+#: The longest pause of an endpoint that refuses repeatedly and requests less: a Retry-After of 0
 #: must not become a busy loop.
 _LONGEST_UNASKED_NS = _S
-#: Windows look that often whether a pause is over.
+#: The interval at which `Windows` ends pauses.
 _LOOK_NS = 2_000_000
-#: An event loop's timer may be early by what its float of seconds leaves out.
+#: An event loop's timer may be early by the rounding error of its seconds.
 _EARLY_NS = 1_000
-#: Errors that say something of an endpoint whatever was asked of it.
+#: Errors that show that an endpoint is down, whatever the request.
 _NO_CONNECTION = (ConnectionError, TimeoutError, socket.gaierror)
 
 
 class Endpoints:
-    """The endpoints of one task's calls; a single one, whose name is None, if none are named.
+    """The endpoints of one task's calls. Without named ones there is a single one, named None.
 
     Parameters
     ----------
     settings : CallSettings
     most : int
-        Calls that may be out in all.
+        The largest number of calls in flight, over all endpoints.
     clock : callable
-        Nanoseconds.
+        Returns the time in nanoseconds.
 
     Attributes
     ----------
     named : bool
-        Whether calls are told which one they go to.
+        Whether the function receives the endpoint.
     trips : int
-        How often a breaker opened.
+        The number of times that a breaker opened.
     lease : callable
-        Returns room as `Windows.lease`, or None.
+        Returns a lease like `Windows.lease`, or None.
     """
 
     def __init__(self, settings: CallSettings, most: int, clock: Callable[[], int]) -> None:
-        # Leases are never left to time out there: they end with their calls.
+        # Leases do not time out there: they end with their calls.
         self._windows = Windows(_made_chooser(settings), most, _ON_TRIAL_NS, clock)
         self._most = most
         self._settings = settings
         self._counts: tuple[type[BaseException], ...] = (*_NO_CONNECTION, *settings.retry_on)
-        #: By endpoint that refuses: how often in a row, since when, and what it said last.
+        #: By refusing endpoint: the refusals in a row, the time of the first, and the last error.
         self._refusals: dict[Hashable, tuple[int, int, Retry]] = {}
         self._breakers: dict[Hashable, Breaker] = {}
         self.named = settings.endpoints is not None
@@ -73,7 +73,7 @@ class Endpoints:
 
     @property
     def in_flight(self) -> int:
-        """Calls that are out."""
+        """The number of calls in flight."""
         return self._windows.in_flight
 
     @property
@@ -87,7 +87,7 @@ class Endpoints:
         return False
 
     def begin(self, lease: Lease, now_ns: int) -> bool:
-        """A call goes out; return whether it is on trial."""
+        """Record that a call begins. Return whether it is a trial."""
         lease.sent_ns = now_ns
         consumer = lease.consumer
         breaker = self._breakers[consumer.name]
@@ -98,7 +98,7 @@ class Endpoints:
         return True
 
     def done(self, lease: Lease, on_trial: bool) -> None:
-        """A call went well."""
+        """Record that a call succeeded."""
         self._windows.done(lease)
         self._answered(lease.consumer, on_trial)
         if self._refusals:
@@ -107,7 +107,7 @@ class Endpoints:
     def failed(
         self, lease: Lease, on_trial: bool, error: BaseException, timed_out: bool, now_ns: int
     ) -> None:
-        """A call raised, or took too long."""
+        """Record that a call raised, or timed out."""
         final = self._settings.is_final(error)
         refused = isinstance(error, Retry) and not final
         counts = isinstance(error, self._counts) and not refused and not final
@@ -119,7 +119,7 @@ class Endpoints:
             self._refused(consumer, error, now_ns)
             return
         if not counts:
-            # The endpoint answered; that it was asked in vain is none of its faults.
+            # The endpoint answered: the error is not its fault.
             self._answered(consumer, on_trial)
             return
         open_ns = self._breakers[consumer.name].failed(error, now_ns, on_trial)
@@ -129,16 +129,16 @@ class Endpoints:
             self._windows.pause(consumer.name, open_ns)
 
     def _refused(self, consumer: Consumer, error: Retry, now_ns: int) -> None:
-        """Pause an endpoint that takes too much for too much: a little, and longer each time.
+        """Pause an endpoint that refuses calls: briefly at first, then longer each time.
 
-        At first for the time in which it serves one, which is when a service that lets so many pass
-        in a second takes the next: by a Retry-After in whole seconds it would idle.  At last for as
-        long as it asks, since one that goes on refusing means it, and for a second at least.
+        The first pause is its service time, after which a service with a rate limit accepts the
+        next call. A Retry-After in whole seconds would leave it idle. The longest pause is the time
+        that it requests, since repeated refusals show that it means it, and at least a second.
         """
         if self._settings.breaker_failures is None:
-            return  # calls are all the same to what does not look after an endpoint
+            return  # without a breaker, endpoints are not paused either
         if not consumer.is_open:
-            return  # it was out already when the one came back that this pause is for
+            return  # it was paused already when this call was answered
         times, since_ns, _ = self._refusals.get(consumer.name, (0, now_ns, error))
         self._refusals[consumer.name] = (times + 1, since_ns, error)
         asked_s = self._settings.breaker_reset_s if error.asked_s is None else error.asked_s
@@ -151,9 +151,9 @@ class Endpoints:
             self._windows.resume(consumer)
 
     def reopen(self, now_ns: int) -> float:
-        """Open those whose pause is over; return when the next one's is, infinity for never.
+        """Open endpoints whose pause is over. Return the end of the next pause; infinity if none.
 
-        A lease does that as well; but while the others are full, none is asked for.
+        A lease does that as well, but none is requested while the other endpoints are full.
         """
         next_ns: float = math.inf
         for consumer in self._consumers:
@@ -166,26 +166,26 @@ class Endpoints:
         return next_ns
 
     def opens(self, now_ns: int, wait_ns: float) -> tuple[int, bool] | None:
-        """Tell when the first opens, and whether that is too late; None if one is open.
+        """Return the time when the first endpoint opens, and whether that is too late.
 
         Parameters
         ----------
         now_ns : int
             The time now.
         wait_ns : float
-            For how long a service that is out is waited for.
+            The longest wait for a service that is down.
 
         Returns
         -------
         tuple of int, bool, or None
-            Nanoseconds on the clock.  None as well while one is on trial: the end of that call is
-            what opens it.
+            Nanoseconds on the clock. None if an endpoint is open, or while one is on trial: the end
+            of the trial call opens it.
 
         Notes
         -----
-        An endpoint that refused once, and serves else, is full, not out: its pause is waited for as
-        room is, whatever ``wait_ns``.  So is one that goes on refusing, for a second: a record that
-        is given back costs more.
+        An endpoint that refused once, and otherwise answers, is full, not down. Its pause does not
+        count against ``wait_ns``, like a wait for room. An endpoint that refuses repeatedly is
+        waited for at least a second: to give the record back costs more.
         """
         for consumer in self._consumers:
             if consumer.is_open:
@@ -205,11 +205,11 @@ class Endpoints:
         opened_ns = self._breakers[name].opened_ns
         if opened_ns is not None:
             return opened_ns
-        # A call that was out went well since: it takes calls, if not at this moment.
+        # The breaker is not open, because a call succeeded since: it accepts calls, if not now.
         return self._refusals[name][1] if name in self._refusals else otherwise
 
     def out(self, after_s: float) -> Unavailable:
-        """Return the error of an item that is not called, since no endpoint answers."""
+        """Return the error of an item that is not called, because no endpoint answers."""
         name = max(self._breakers, key=self._closed_since)
         error = self._breakers[name].last_error
         if error is None and name in self._refusals:
@@ -221,7 +221,7 @@ class Endpoints:
         )
 
     def state(self) -> list[tuple[ConsumerState, BreakerState]]:
-        """Return how each does, and where its breaker stands."""
+        """Return the state of each endpoint and of its breaker."""
         return [(state_of(each), self._breakers[each.name].state) for each in self._consumers]
 
 

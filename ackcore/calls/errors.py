@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: No wait is longer than a year, so that no sum of them leaves 64 bits of milliseconds.
+#: Waits are at most a year, so that sums of them in milliseconds fit in 64 bits.
 MAX_AFTER_S = 366 * 24 * 3600.0
 
 
@@ -43,7 +43,7 @@ class Retry(Exception):
                 f"after_s must be a number of seconds or None, got {type(after_s).__name__} "
                 f"{after_s!r}; float(...) makes one of a header's text"
             )
-        if after_s is not None and after_s == after_s:  # which NaN is not
+        if after_s is not None and after_s == after_s:  # not NaN
             self.after_s = float(min(max(after_s, 0.0), MAX_AFTER_S))
 
     @property

@@ -1,4 +1,4 @@
-"""The event loop of a task's calls: it runs when it is told to, and its time is the calls' own."""
+"""The event loop of a task's calls. It runs only during waits, and uses the clock of the calls."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
-#: Coroutines that are cancelled get so long to let go of what they hold.
+#: Seconds for cancelled coroutines to release their resources.
 _GRACE_S = 2.0
 
 
 class CallLoop(asyncio.SelectorEventLoop):
-    """An event loop that tells the time by a clock which may stand still.
+    """An event loop whose clock may stand still.
 
-    While whoever reads the outcomes has control, the loop does not run: answers arrive, and nobody
-    looks.  By a clock that goes on meanwhile all that is timed, the user's own ``asyncio.timeout``
-    included, would be up at once when it runs again, though its answer is there.
+    The loop does not run while the reader of the outcomes has control. Answers that arrive then are
+    not handled. If the clock went on meanwhile, all time-outs, the user's own ``asyncio.timeout``
+    included, would expire as soon as the loop runs again, although their answers are there.
 
     Parameters
     ----------
     clock : callable
-        Nanoseconds.
+        Returns the time in nanoseconds.
     selector : selectors.BaseSelector, optional
-        What it waits with.
+        The selector of the loop.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class CallLoop(asyncio.SelectorEventLoop):
         return self._clock_ns() / 1e9
 
     def look(self) -> None:
-        """Take in what has arrived, without waiting for anything."""
+        """Handle the events that have arrived, without waiting."""
         self.call_soon(self.stop)
         self.run_forever()
 
     def complete(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
-        """Run until a coroutine is done, and return what it returns."""
+        """Run until a coroutine is done, and return its result."""
         return self.run_until_complete(coroutine)
 
     def cancel_all(self) -> None:
-        """Cancel all that runs, and give it a little time to let go of what it holds."""
+        """Cancel all running tasks, and give them two seconds to release their resources."""
         if _runs_here():
             return  # collected as garbage within another loop: coroutines cannot run
         there = asyncio.all_tasks(self)
@@ -58,10 +58,10 @@ class CallLoop(asyncio.SelectorEventLoop):
             self.run_until_complete(asyncio.wait(there, timeout=_GRACE_S))
         for task in there:
             if task.done() and not task.cancelled():
-                task.exception()  # looked at, so that nobody logs it
+                task.exception()  # retrieve it, so that asyncio does not log it
 
     def end(self) -> None:
-        """Cancel what is left, and close."""
+        """Cancel the remaining tasks, and close the loop."""
         try:
             self.cancel_all()
             if not _runs_here():

@@ -1,4 +1,4 @@
-"""How calls are made: how many at once, how fast, for how long, and what is tried again."""
+"""The settings of calls: concurrency, rate, time-outs and retries."""
 
 from __future__ import annotations
 
@@ -13,58 +13,59 @@ from ackcore.flow import Chooser, DelayTarget, Idlest, Limit
 from ackcore.flow.limits import MAX_LIMIT
 from ackcore.flow.numbers import positive
 
-#: Threads of a plain function whose `max_concurrency` is no number.
+#: The number of threads of a plain function whose `max_concurrency` is no number.
 DEFAULT_THREADS = 32
-#: More would be a mistake: each has a stack of its own.
+#: The largest number of threads.  More would be a mistake: each has its own stack.
 MAX_THREADS = 4096
-#: Rates and times beyond these are taken for mistakes.
+#: Larger rates and times are refused as mistakes.
 _MOST_PER_S, _MOST_S = 1e9, 1e9
 
 
 @dataclass(frozen=True)
 class CallSettings:
-    """The settings of the calls of one task, checked.
+    """The checked settings of the calls of one task.
 
     Parameters
     ----------
     max_concurrency : int or callable, default `DelayTarget`
-        How many calls are made at once, of each endpoint if there are several: a number, or what
-        makes a `Limit` without arguments, such as a class of `ackcore.flow`.
+        The largest number of calls at once, of each endpoint if there are several. A number, or a
+        callable without arguments that makes a `Limit`, such as a class of `ackcore.flow`.
     timeout_s : float, optional
-        Seconds after which a call is cancelled and fails with `TimeoutError`; None for never.  A
+        Seconds after which a call is cancelled and fails with `TimeoutError`; None for never. A
         plain function cannot be cancelled: it keeps its thread until it returns.
     rate_per_s : float, optional
-        Calls begun per second at most, in this task; None for as many as may be made at once.
+        The largest number of calls begun per second in this task; None for no limit.
     endpoints : iterable of hashable, optional
-        What calls go to, each by a window of its own: the function is given one of them as its
-        second argument.  None for a single one, of which it is told nothing.
+        The endpoints of calls, each with its own window. The function receives one as its second
+        argument. None for a single endpoint, which the function does not receive.
     chooser : callable, default `Idlest`
-        Makes the `Chooser` that picks among the endpoints with room, without arguments.
+        Makes the `Chooser` among the endpoints with room, without arguments.
     attempts : int, default 1
-        How often an item is called in the task before its error counts, if that is one of
+        The number of calls of an item in the task before its error counts, if that is one of
         `retry_on`.
     retry_on : exception class, or iterable of them, default ()
-        Errors that may pass.
+        Temporary errors.
     reject : exception class, or iterable of them, default ()
-        Errors that never do, though `retry_on` names a base of theirs; beside `Reject`.
+        Permanent errors, besides `Reject`, even if `retry_on` names a base class.
     wait_in_task_s : float, default 5.0
-        Seconds that an item waits in the task before it is called again, in all; what would have
-        to wait for longer is given back.  So it bounds how often `Retry` is followed in the task.
-        An item that was not called yet waits as well, for an open breaker and for an endpoint that
-        goes on refusing; a single refusal's pause it waits out like a window that is full.
+        The total seconds that an item may wait in the task before it is called again. If it would
+        have to wait longer, it is given back. So this limits the retries after `Retry` in the task.
+        An item that was not called yet also waits, for an open breaker and for an endpoint that
+        refuses repeatedly. The pause after a single refusal does not count.
     backoff_s, max_backoff_s : float, default 0.1, 5.0
-        The longest wait after an item's first failure, and after any; it doubles in between.  How
-        long it is in the end is drawn.
+        The longest wait after an item's first failure, and after any; it doubles in between. The
+        actual wait is random.
     threads : int, optional
-        Threads of a plain function; by default `max_concurrency` if that is a number, else 32.
+        The number of threads for a plain function; by default `max_concurrency` if that is a
+        number, else 32.
     breaker_failures : int, optional, default 10
-        Failures in a row after which an endpoint's breaker opens; None for never.  What counts is
-        what `retry_on` names, a time-out and a connection that fails.  `Retry` pauses an endpoint
-        for a short time, and for longer if it goes on, up to what it asks for.
+        The number of failures in a row that open an endpoint's breaker; None for never. Only errors
+        in `retry_on`, time-outs and failed connections count. `Retry` pauses an endpoint briefly,
+        and longer if it repeats, up to the time that it requests.
     breaker_reset_s : float, default 5.0
         Seconds after which an open breaker lets a single call through.
     max_buffered : int, default 1024
-        Outcomes that may be kept because an earlier one is not there yet.
+        The largest number of outcomes that are kept because an earlier one is not there yet.
 
     Raises
     ------
@@ -126,7 +127,7 @@ class CallSettings:
         object.__setattr__(self, name, value)
 
     def thread_count(self) -> int:
-        """Return how many threads a plain function gets."""
+        """Return the number of threads for a plain function."""
         if self.threads is not None:
             return self.threads
         if isinstance(self.max_concurrency, int):
@@ -134,7 +135,7 @@ class CallSettings:
         return DEFAULT_THREADS
 
     def is_final(self, error: BaseException) -> bool:
-        """Whether an error is one that calling again is no use against."""
+        """Return whether an error is permanent, so that another call would not help."""
         return isinstance(error, (Reject, *self.reject))
 
 
@@ -183,7 +184,7 @@ def _endpoints(given: Any) -> tuple[Hashable, ...] | None:
 
 
 def exception_classes(given: Any, name: str) -> tuple[type[BaseException], ...]:
-    """Return exception classes as a tuple: of a single one, or of an iterable of them.
+    """Return one exception class, or an iterable of them, as a tuple.
 
     Raises
     ------

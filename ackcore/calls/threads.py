@@ -6,13 +6,14 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
 
 def is_async(function: Any) -> bool:
-    """Whether calling something makes a coroutine: of a function, or of an object's call."""
+    """Return whether a call of this function or object returns a coroutine."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -20,59 +21,52 @@ def is_async(function: Any) -> bool:
     )
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
-    """A call, which a thread makes."""
+    """A call that a thread makes."""
 
-    __slots__ = ("answer", "arguments", "began", "is_out", "lost")
-
-    def __init__(
-        self,
-        answer: asyncio.Future[Any],
-        arguments: tuple[Any, ...],
-        began: Callable[[], object] | None,
-    ) -> None:
-        self.answer = answer
-        self.arguments = arguments
-        self.began = began
-        self.is_out = False  # in a thread
-        self.lost = False  # cancelled
+    answer: asyncio.Future[Any]
+    arguments: tuple[Any, ...]
+    began: Callable[[], object] | None
+    is_out: bool = False  # whether it runs in a thread
+    lost: bool = False  # whether it was cancelled
 
 
 class CallThreads:
-    """A function, in threads of its own.
+    """A function, called in its own threads.
 
-    A call that is cancelled before its turn is not made. One that runs goes on, and its thread ends
-    with it; another thread takes its place at once.
+    A call that is cancelled while it is queued is not made. A running call that is cancelled
+    continues, and its thread ends after it. Another thread takes its place at once.
 
     Parameters
     ----------
     function : callable
     threads : int
-        Calls at once; the others wait in order.
+        The number of calls at once. Further calls are queued in order.
     name : str
-        Of the threads, for people.
+        The name of the threads, for display.
     """
 
     def __init__(self, function: Callable[..., Any], threads: int, name: str) -> None:
         self._function = function
         self._threads = threads
         self._name = name
-        self._started = 0  # threads, without those that are lost
+        self._started = 0  # threads, without those whose call was cancelled
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._waiting = 0  # calls that have no answer
-        self._lock = Lock()  # whether a call is out, and whether it is lost, are one decision
+        self._waiting = 0  # calls without an answer yet
+        self._lock = Lock()  # guards each call's is_out and lost together
 
     def call(
         self, *arguments: Any, began: Callable[[], object] | None = None
     ) -> asyncio.Future[Any]:
-        """Call the function, and return what will have its answer; in the event loop.
+        """Call the function, and return a future of its result. Use it in the event loop.
 
         Parameters
         ----------
         *arguments
-            Of the function.
+            The arguments of the function.
         began : callable, optional
-            Called without arguments, in the thread, when the call's turn has come.
+            Called without arguments, in the thread, when the call begins.
         """
         loop = asyncio.get_running_loop()
         call = _Call(loop.create_future(), arguments, began)
@@ -83,16 +77,16 @@ class CallThreads:
         return call.answer
 
     def close(self) -> None:
-        """End the threads, each after what it is at; that is not waited for."""
+        """End each thread after its present call. Does not wait for that."""
         for _ in range(self._started):
             self._calls.put(None)
         self._threads = 0
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start a thread if that is of use."""
+        """Start a thread, if calls are queued and the limit allows it."""
         if self._started < min(self._threads, self._waiting):
             self._started += 1
-            # Not an executor's: the interpreter waits for those when it ends, and one may hang.
+            # Not an executor's: the interpreter's end would wait for its threads, which may hang.
             Thread(target=self._work, args=(loop,), name=self._name, daemon=True).start()
 
     def _ended(
@@ -110,7 +104,7 @@ class CallThreads:
         lost = False
         while not lost and (call := self._calls.get()) is not None:
             with self._lock:
-                if call.lost or call.answer.cancelled():  # before its turn
+                if call.lost or call.answer.cancelled():  # while it was queued
                     continue
                 call.is_out = True
             value: Any = None
@@ -119,7 +113,7 @@ class CallThreads:
                 if call.began is not None:
                     call.began()
                 value = self._function(*call.arguments)
-            except StopIteration as raised:  # which a future does not take
+            except StopIteration as raised:  # a future refuses it
                 error = RuntimeError(f"StopIteration: {raised}")
             except BaseException as raised:
                 error = raised

@@ -1,4 +1,4 @@
-"""A token bucket: so many calls a second, and few at once."""
+"""A token bucket: a rate of calls per second, with a small burst."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ _BURST_S = 0.1
 
 
 class TokenBucket:
-    """Lets calls begin at a rate.
+    """A limit on the rate at which calls begin.
 
-    It holds what a tenth of a second brings, and one call at least, and is empty at first: from
-    then on no more than ``rate_per_s * t`` calls begin within t seconds of it, so that many short
-    tasks in a row do not exceed the rate either.
+    The bucket holds the tokens of a tenth of a second, at least one, and is empty at first. So
+    within its first t seconds at most ``rate_per_s * t`` calls begin, and many short tasks in a row
+    do not exceed the rate either.
 
     Parameters
     ----------
     rate_per_s : float
-        Tokens a second, above 0.
+        Tokens per second, above 0.
     now_ns : int
         The time now, in nanoseconds.
 
     Notes
     -----
-    Kept as the time at which the bucket would be empty again (the generic cell rate algorithm,
-    ITU-T I.371), so that nothing has to be filled up.
+    The state is the time at which the bucket would be empty again (the generic cell rate algorithm,
+    ITU-T I.371), so that no refill is needed.
     """
 
     __slots__ = ("_due_ns", "_interval_ns", "_slack_ns")
@@ -33,10 +33,10 @@ class TokenBucket:
         self._due_ns = now_ns + self._interval_ns + self._slack_ns
 
     def ready_ns(self) -> int:
-        """When the next token is there, if that is in the future."""
-        # Rounded up: a nanosecond before it there is none.
+        """Return the time of the next token, which may be in the past."""
+        # Rounded up: a nanosecond earlier there is no token.
         return int(self._due_ns - self._slack_ns) + 1
 
     def take(self, now_ns: int) -> None:
-        """Take a token, which is there."""
+        """Take a token. The caller has checked `ready_ns`."""
         self._due_ns = max(self._due_ns, float(now_ns)) + self._interval_ns

@@ -1,12 +1,12 @@
 """The coroutines that make the calls, one item after the other.
 
-Workers call the function in place: a call that does not wait costs no task, no future and no timer.
-One that takes a call rouses another, if there may be more to do; that happens when those at work
-wait for answers, so that calls which wait for nothing are all made by one.  A worker that finds
-nothing to do parks.  There are as many as calls were ever out at once.
+A worker awaits the function directly: a call that does not wait needs no task, future or timer. A
+worker that takes a call starts another worker, if there may be more to do. That one runs when the
+others wait for answers, so a single worker makes all calls that do not wait. A worker without work
+is parked. There are as many workers as there were calls at once.
 
-All that is timed has a single timer, set to the earliest of what is due.  Time-outs are found by a
-look at the calls that are out, which is seldom: one that began later times out later.
+One timer serves all waits; it is set to the earliest time. Time-outs are found by a scan of the
+calls in flight. Scans are rare, since calls that began later time out later.
 
 ::
 
@@ -36,17 +36,17 @@ from ackcore.flow.consumers import Consumer, Lease
 from ackcore.retry import capped_doubling
 
 _S = 1_000_000_000
-#: Calls that do not wait give others a turn after so long.
+#: Nanoseconds of calls that do not wait, after which other tasks of the loop run.
 _TURN_NS = 2_000_000
-#: So long after the first outcome is there, those that are there are handed over.
+#: Seconds from the first finished outcome to the delivery of all finished ones.
 _HAND_OVER_S = 0.005
-#: No wait is shorter, so that a service that says "at once" for ever is not called for ever.
+#: The shortest wait, so that a service that requests retries at once is not called for ever.
 _SHORTEST_WAIT_NS = 10_000_000
 _END: Any = object()
 
 
 class _Call:
-    """An item, and what has come of it so far."""
+    """An item, and the state of its calls."""
 
     __slots__ = ("after_s", "avoid", "done", "error", "failures", "item", "made", "value", "waited")
 
@@ -55,7 +55,7 @@ class _Call:
         self.value: Any = None
         self.error: BaseException | None = None
         self.after_s: float | None = None
-        self.avoid: tuple[Consumer, ...] = ()  # where it failed
+        self.avoid: tuple[Consumer, ...] = ()  # the endpoint at which it failed
         self.made = self.failures = 0
         self.waited = 0  # nanoseconds
         self.done = False
@@ -77,18 +77,18 @@ class _Worker:
 
 
 class Workers:
-    """Makes the calls of a task, run by run.
+    """The workers of a task and their calls, in one run after another.
 
     Parameters
     ----------
     function : callable
-        Returns what is awaited.
+        Returns an awaitable.
     settings : CallSettings
     most : int
-        Calls that may be out in all.
+        The largest number of calls in flight.
     clock : callable
-        Nanoseconds.  It stands still, as `now_ns` tells it, while calls are out that are not looked
-        after.
+        Returns the time in nanoseconds. `now_ns` stops this clock while calls are in flight and the
+        loop does not run.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Workers:
         self._workers: list[_Worker] = []
         self._parked: list[_Worker] = []
         self._rousing = False
-        self._takes_turns = False  # a worker lets others have theirs, and goes on then
-        self._last: _Worker | None = None  # whose call began last
+        self._takes_turns = False  # whether a worker yields to other tasks, and continues then
+        self._last: _Worker | None = None  # the worker whose call began last
         self._turned_ns = self.now_ns()
         self._timer: TimerHandle | None = None
         self._timer_ns: float = math.inf
@@ -125,21 +125,21 @@ class Workers:
 
         self._items: Iterator[Any] = iter(())
         self._exhausted = True
-        self._broken: BaseException | None = None  # what the items raised
-        self._next: _Call | None = None  # pulled, and not called yet for want of room
+        self._broken: BaseException | None = None  # the error that the items raised
+        self._next: _Call | None = None  # pulled, and not called yet for lack of room
         self._order: deque[_Call] = deque()  # pulled and not yielded
-        self._unfinished = 0  # of these
+        self._unfinished = 0  # the number of these without an outcome
         self._waits: list[tuple[int, int, _Call]] = []  # a heap by due time
         self._waits_begun = 0
-        # Those whose wait is over, by the endpoint that they avoid.
+        # Calls whose wait is over, by the endpoint that they avoid.
         self._due: dict[tuple[Consumer, ...], deque[tuple[int, int, _Call]]] = {}
 
     def now_ns(self) -> int:
-        """Return the time, which stands still while calls are out and the loop does not run."""
+        """Return the time of a clock that stops while calls are out and the loop does not run."""
         return self._clock() - self._stood_ns
 
     def outcomes(self, loop: CallLoop, items: Iterator[Any]) -> Iterator[Outcome[Any]]:
-        """Make the calls of a run, and yield what came of each; see `Calls.run`."""
+        """Make the calls of a run, and yield the outcome of each; see `Calls.run`."""
         self._loop, self._items, self._exhausted, self.running = loop, items, False, True
         order = self._order
         try:
@@ -167,14 +167,14 @@ class Workers:
     # ------------------------------------------------------------------------------ the workers
 
     def _rouse_soon(self) -> None:
-        """Have one more worker look for something to do, when those at work wait for answers."""
+        """Schedule one more worker. It runs when the active workers wait for answers."""
         if not self._rousing:
             self._rousing = True
             self._loop.call_soon(self._rouse)
 
     def _rouse(self) -> None:
         if self._takes_turns or not self.running:
-            # Its calls do not wait: it has more of them to make, and needs no other.
+            # The calls of that worker do not wait, so it can make the next ones itself.
             self._rousing = False
         elif self._parked:
             self._parked.pop().parked.set_result(None)
@@ -187,7 +187,7 @@ class Workers:
     def _worker_ended(self, task: Task[None]) -> None:
         error = CancelledError() if task.cancelled() else task.exception()
         if self.running:
-            # Neither the function's nor the items': a limit's, say, or our own.
+            # An error neither of the function nor of the items, for example of a limit.
             self._crash = error
             self._loop.stop()
 
@@ -212,7 +212,7 @@ class Workers:
             except KeyboardInterrupt:
                 raise
             except BaseException as raised:
-                # SystemExit as well: a call that exits must not take its process along.
+                # SystemExit as well: a call that exits must not end the process.
                 if not self.running:
                     raise
                 error = raised
@@ -225,17 +225,17 @@ class Workers:
                 self._failed(worker, call, error)
             now = self.now_ns()
             if self._last is not worker:
-                self._turned_ns = now  # others had their turn meanwhile
+                self._turned_ns = now  # other workers ran meanwhile
             elif now - self._turned_ns > _TURN_NS:
                 self._takes_turns = True
                 await sleep(0)
                 self._takes_turns = False
                 self._turned_ns = self.now_ns()
 
-    # ------------------------------------------------------------------------------ what to do
+    # --------------------------------------------------------------------------------- scheduling
 
     def _take(self, worker: _Worker) -> _Call | None:
-        """Find something to do for a worker: a call, and room for it."""
+        """Return the next call for a worker, with a lease; None if there is no work or no room."""
         endpoints, tokens = self.endpoints, self._tokens
         while True:
             now = self.now_ns()
@@ -251,7 +251,7 @@ class Workers:
             else:
                 call, lease = self._lease_again()
                 if lease is None and endpoints.has_room and self._has_next():
-                    # Those that are due avoid what has room.
+                    # The due calls avoid the endpoints with room.
                     call, lease = self._next, endpoints.lease(None)
             assert call is not None
             after_ns = None if lease is not None else self._out_for_ns(now)
@@ -265,7 +265,7 @@ class Workers:
                 break
             assert after_ns is not None
             self._give_back(call, after_ns)
-        # By now, and not by when there was room: the item may have been waited for.
+        # Read the clock again: pulling the item may have taken time.
         now = self.now_ns()
         if tokens is not None:
             tokens.take(now)
@@ -281,7 +281,7 @@ class Workers:
         return call
 
     def _has_more(self, now: int) -> bool:
-        """Whether another worker would find something to do now."""
+        """Return whether another worker would find a call now."""
         again = self._due or (self._waits and self._waits[0][0] <= now)
         if self._next is None and not again and (self._exhausted or self._is_full):
             return False
@@ -291,7 +291,7 @@ class Workers:
         return self.endpoints.has_room
 
     def _end_waits(self, now: int) -> None:
-        """Take in whose wait is over."""
+        """Move calls whose wait is over to those that are due."""
         while self._waits and self._waits[0][0] <= now:
             _, _, call = wait = heapq.heappop(self._waits)
             self._due.setdefault(call.avoid, deque()).append(wait)
@@ -299,10 +299,10 @@ class Workers:
             self._wake_at(self._waits[0][0])
 
     def _lease_again(self) -> tuple[_Call, Lease | None]:
-        """Return who is called again first, of those that are due, and room for it, if any.
+        """Return the due call to repeat first, and a lease for it, or None without room.
 
-        What avoids the same endpoint finds room, or finds none, together; so only the first of each
-        is looked at.
+        Calls that avoid the same endpoint have room, or no room, together. So only the first of
+        each group is tried.
         """
         firsts = sorted(line[0] for line in self._due.values())
         for _, _, call in firsts:
@@ -312,7 +312,7 @@ class Workers:
         return firsts[0][2], None
 
     def _end_due(self, call: _Call) -> None:
-        """The first of a line is called again, or given back."""
+        """Remove the first call of a group, which is repeated or given back."""
         line = self._due[call.avoid]
         line.popleft()
         if not line:
@@ -320,15 +320,15 @@ class Workers:
 
     @property
     def _is_full(self) -> bool:
-        """Whether outcomes must be yielded before more is pulled."""
+        """Whether outcomes must be yielded before more items are pulled."""
         return len(self._order) - self.endpoints.in_flight >= self._settings.max_buffered
 
     def _has_next(self) -> bool:
-        """Whether there is an item that was not called yet, and it may be pulled."""
+        """Return whether there is a new item that may be called."""
         return self._next is not None or self._pull()
 
     def _pull(self) -> bool:
-        """Have the next item called next; whether there is one, and it may be pulled."""
+        """Pull the next item. Return False if there is none, or it may not be pulled yet."""
         if self._exhausted or self._is_full:
             return False
         since = self._clock()
@@ -351,8 +351,8 @@ class Workers:
         return True
 
     def _out_for_ns(self, now: int) -> int | None:
-        """For how long no endpoint can be called, if that is too long to wait for."""
-        # A pause begins a little after what it is for, by the clock.
+        """Return the time until an endpoint opens, if that is too long to wait; else None."""
+        # By the clock, a pause begins a little after the refusal.
         closed = self.endpoints.opens(now, self._wait_ns + _SHORTEST_WAIT_NS)
         if closed is None:
             return None  # a call that ends makes room
@@ -362,13 +362,13 @@ class Workers:
         self._wake_at(opens_ns)
         return None
 
-    # --------------------------------------------------------------------------- what came of it
+    # ---------------------------------------------------------------------------------- outcomes
 
     def _failed(self, worker: _Worker, call: _Call, error: BaseException | None) -> None:
-        """A call raised, or took too long."""
+        """Handle a call that raised, or timed out."""
         timed_out = worker.expired
         if timed_out or isinstance(error, CancelledError):
-            # The cancellation is over, whatever the function made of it.
+            # The cancellation is over, even if the function suppressed it.
             worker.expired = False
             while worker.task.cancelling():
                 worker.task.uncancel()
@@ -390,7 +390,7 @@ class Workers:
             self._finish(call)
             return
         self.counts.waited += 1
-        call.error = error  # should it be the last
+        call.error = error  # in case it is not called again
         call.waited += wait_ns
         call.avoid = (worker.lease.consumer,)
         self._waits_begun += 1
@@ -398,7 +398,7 @@ class Workers:
         self._wake_at(self._waits[0][0])
 
     def _wait_of(self, call: _Call, error: BaseException) -> int | None:
-        """How long a call waits in the task until it is made again; None if it is not."""
+        """Return the wait before a call is repeated in the task; None if it is not repeated."""
         settings = self._settings
         after_s: float | None = None
         if isinstance(error, Retry):
@@ -412,15 +412,15 @@ class Workers:
         base_ns, cap_ns = int(settings.backoff_s * _S), int(settings.max_backoff_s * _S)
         # Full jitter, for the reason that `ackcore.retry` gives.
         backoff_ns = int(capped_doubling(base_ns, call.made, cap_ns) * random.random())
-        # What a service asks for is a lower bound: a Retry-After of 0 must not become a busy loop.
+        # The requested wait is a lower bound: a Retry-After of 0 must not become a busy loop.
         wait_ns = max(backoff_ns, int((after_s or 0.0) * _S), _SHORTEST_WAIT_NS)
         return wait_ns if call.waited + wait_ns <= self._wait_ns else None
 
     def _give_back(self, call: _Call, after_ns: int) -> None:
-        """End a call that is not made, since no endpoint answers.
+        """End a call that is not made, because no endpoint answers.
 
-        One that was made before failed of that.  It counts as an attempt, or an item whose own
-        failures open the breaker would be called for ever.
+        If it was made before, its last error remains, and it counts as an attempt. Otherwise an
+        item whose own failures open the breaker would be called for ever.
         """
         self.counts.given_back += 1
         call.after_s = after_ns / _S
@@ -429,7 +429,7 @@ class Workers:
         self._finish(call)
 
     def _finish(self, call: _Call) -> None:
-        """Have an outcome handed over when its turn comes."""
+        """Store an outcome, and schedule its delivery in order."""
         call.done = True
         call.item, call.avoid = None, ()
         self._unfinished -= 1
@@ -438,13 +438,13 @@ class Workers:
         if self._is_full or (self._exhausted and not self._unfinished):
             self._loop.stop()
         elif self._hand_over is None:
-            # Not one by one: whoever reads them has a cost for each time.
+            # Several at a time: each delivery has a cost for the reader.
             self._hand_over = self._loop.call_later(_HAND_OVER_S, self._loop.stop)
 
     # ------------------------------------------------------------------------------------ timing
 
     def _wake_at(self, at_ns: float) -> None:
-        """Have `_tick` called at a time, or earlier."""
+        """Schedule `_tick` at a time, or keep an earlier one."""
         if at_ns >= self._timer_ns:
             return
         if self._timer is not None:

@@ -16,7 +16,7 @@ import typer
 from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, plain, print_json, table, time_of
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.dead_letters.drop import drop
-from ackcore.spark.dead_letters.files import Letters
+from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import (
     Letter,
     LetterFilter,

@@ -1,8 +1,9 @@
-"""A producer and its consumers: records are sent to the idlest, tracked, sent again, and committed.
+"""A producer and its consumers: records are sent to the idlest consumer, tracked, retried,
+committed.
 
-`ackcore.flow` decides how many records each consumer has, and which gets the next; here is what
-sends them, to functions, coroutines, processes and HTTP endpoints, and remembers how far a source
-is done.
+`ackcore.flow` limits the records of each consumer, and chooses the consumer of the next one.
+This package sends them to functions, coroutines, processes and HTTP endpoints, and stores the
+committed position of a source.
 """
 
 from ackcore.calls import Reject, Retry, Unavailable

@@ -1,6 +1,6 @@
-"""How far a source is done, kept on disk so that a crash resumes there.
+"""The committed position of a source, on disk, so that a run resumes there after a crash.
 
-What is kept is one number, the position to read next: everything before it is done. With 1, 3 and 4
+The file holds one number, the position to read next: everything before it is done. With 1, 3 and 4
 done it is 2, and the ack of 2 moves it to 5.
 """
 
@@ -22,18 +22,18 @@ _VERSION = 1
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is another process's, or not what was written."""
+    """A checkpoint is open in another process, or damaged."""
 
 
 class Prefix:
-    """The first position that is not done, of positions that are done in any order.
+    """The first position that is not done, while positions are done in any order.
 
-    A position costs constant time, and memory only while one before it is open.
+    A position costs constant time, and memory only while one before it is not done.
 
     Parameters
     ----------
     start : int
-        Everything before it is done.
+        The first position. Everything before it is done.
     """
 
     def __init__(self, start: int = 0) -> None:
@@ -41,7 +41,7 @@ class Prefix:
         self.committed = start
 
     def done(self, position: int) -> bool:
-        """Take in that a position is done; whether it was open."""
+        """Record that a position is done. Return False if it was done before."""
         if position < self.committed or position in self._above:
             return False
         self._above.add(position)
@@ -55,20 +55,21 @@ class Prefix:
 
     @property
     def above(self) -> int:
-        """Positions that are done beyond one that is open: done again after a crash."""
+        """The number of done positions behind one that is not done. A crash repeats them."""
         return len(self._above)
 
 
 class Checkpoint:
-    """A committed position in a file, one process's at a time.
+    """A committed position in a file that one process at a time has open.
 
-    It is replaced as a whole: written beside itself, synced, renamed, and its directory synced. So
-    after a crash it is what it was before or after a `commit`, never something else.
+    A commit replaces the whole file: it writes and syncs a new file, renames it, and syncs the
+    directory. So after a crash the file is in the state before or after a `commit`.
 
     Parameters
     ----------
     path : path-like
-        The file; ``<path>.lock`` is locked while this is open, not by forked processes.
+        The file. ``<path>.lock`` is locked while this is open; forked processes do not hold the
+        lock.
 
     Raises
     ------
@@ -120,16 +121,16 @@ class Checkpoint:
         return int(committed)
 
     def commit(self, committed: int) -> None:
-        """Keep the position to read next, durably; one that is lower than before is refused.
+        """Write the position to read next, durably.
 
         Raises
         ------
         ValueError
-            If it is lower than what was committed.
+            If it is lower than the committed one.
         OSError
-            If it cannot be written; what was committed before stays.
+            If it cannot be written; the former position stays committed.
         """
-        # One at a time: a thread's may go on when what waited for it was cancelled.
+        # One at a time: a commit in a thread continues after its waiting task was cancelled.
         with self._committing:
             self._commit(committed)
 
@@ -149,7 +150,7 @@ class Checkpoint:
         self.committed = committed
 
     def close(self) -> None:
-        """Let others open it."""
+        """Release the lock, so that other processes can open the checkpoint."""
         self._lock.close()
 
     def __enter__(self) -> Self:

@@ -10,19 +10,18 @@ from ackcore.calls.threads import CallThreads, is_async
 
 
 class Target:
-    """A consumer.  A subclass says how a record is sent to it, and how one knows that it is
-    done."""
+    """The base class of consumers. A subclass sends a record and waits until it is done."""
 
     async def start(self) -> None:
-        """Make ready; called once, in the dispatcher's loop, before all else."""
+        """Prepare the consumer. Called once, in the dispatcher's loop, before all else."""
 
     async def call(self, item: Any) -> Any:
-        """Have an item processed, and return when it is done.
+        """Process an item, and return when it is done.
 
         Parameters
         ----------
         item : object
-            A record; with ``batch=`` a list of them.
+            A record; with ``batch=`` a list of records.
 
         Returns
         -------
@@ -33,40 +32,40 @@ class Target:
         Raises
         ------
         Unavailable
-            If the consumer takes nothing now: the attempt does not count, the record goes to
-            another, and this one is sent nothing for ``after_s`` seconds, or for a back-off.
+            If the consumer accepts nothing now. The attempt does not count, and the record goes to
+            another consumer. This one gets nothing for ``after_s`` seconds, or for a back-off.
         Reject
-            If no consumer would take the item.
+            If no consumer can process the item.
         Exception
-            Whatever it failed of.
+            Any other failure.
         """
         raise NotImplementedError
 
     async def call_in_turn(self, item: Any, began: Callable[[], object]) -> Any:
-        """Call as `call` does, and call ``began`` when the call begins, from any thread.
+        """Make a `call`, and call ``began`` from any thread when it begins.
 
-        Override it where calls wait for one another: the time-out runs from then on, and a call
-        that did not begin within it is no attempt at the record.
+        Override it if calls are queued. The time-out runs from ``began`` on. A call that does not
+        begin within a time-out is not an attempt at the record.
         """
         began()
         return await self.call(item)
 
     def timed_out(self) -> None:
-        """A call of this took too long, and is cancelled."""
+        """Handle a call that timed out and is cancelled."""
 
     async def close(self) -> None:
-        """Give back what it holds; called once, at the end."""
+        """Release all resources. Called once, at the end."""
 
 
 class Function(Target):
-    """A function, in threads of its own: ``function(record)`` returns when it is done.
+    """A function, called in its own threads: ``function(record)`` returns when the record is done.
 
     Parameters
     ----------
     function : callable
     threads : int, default 1
-        Calls at once. The others wait in order. A thread whose call times out cannot be ended;
-        another takes its place.
+        The number of calls at once. Further calls are queued in order. A thread whose call times
+        out cannot be ended; another takes its place.
     """
 
     def __init__(self, function: Callable[[Any], Any], *, threads: int = 1) -> None:
@@ -84,14 +83,14 @@ class Function(Target):
         return await self._threads.call(item, began=began)
 
     async def close(self) -> None:
-        """See `Target.close`; a call that hangs is not waited for, also not when Python ends."""
+        """See `Target.close`. Does not wait for a call that hangs; nor does the end of Python."""
         self._threads.close()
 
 
 class Coroutine(Target):
-    """A coroutine function: ``await function(record)`` returns when it is done.
+    """A coroutine function: ``await function(record)`` returns when the record is done.
 
-    As many calls run at once as the consumer's window has room for.
+    The consumer's window limits the number of calls at once.
     """
 
     def __init__(self, function: Callable[[Any], Awaitable[Any]]) -> None:
@@ -103,7 +102,7 @@ class Coroutine(Target):
 
 
 def as_target(given: Any, name: Any) -> Target:
-    """Return what was given as a consumer: a `Target`, a coroutine function, or any callable.
+    """Return the target for a consumer: a `Target`, a coroutine function, or another callable.
 
     Raises
     ------

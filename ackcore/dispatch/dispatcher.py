@@ -1,9 +1,9 @@
 """One producer and several consumers: each record is tracked to its end, however often it fails.
 
-*What is promised.*  A record is done when a consumer said so, or `dead` took it. The committed
-position moves over records that are done, and over nothing else; it is what a checkpoint keeps. So
-whatever dies, each record is processed at least once, and again are only those that were done
-beyond the committed position, or in flight, or whose consumer was late to answer.
+*Guarantee.* A record is done when a consumer has acked it, or ``dead`` has stored it. The committed
+position, which the checkpoint stores, moves only past done records. So after any crash each record
+is processed at least once. Only three kinds are processed again: those done beyond the committed
+position, those in flight, and those whose consumer answered too late.
 """
 
 from __future__ import annotations
@@ -30,39 +30,40 @@ from ackcore.dispatch.sources import Reader, Record, Source
 from ackcore.dispatch.trees import Trees
 from ackcore.flow import Batch, Chooser, ConsumerState, Fate, FlowController, Lease, Limit
 from ackcore.flow.numbers import nanoseconds, positive
+from ackcore.flow.windows import Windows
 from ackcore.retry import backoff_ms as backoff_of
 from ackcore.retry import capped_doubling
 
 Dead = Callable[[int, Any, BaseException], Any]
 
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 1_000
-#: Records that are read ahead, so that one whose key waits does not keep all others waiting.
+#: The number of records read ahead, so that a record whose key waits does not block all others.
 _LOOK_AHEAD = 64
-#: Time-outs and pauses are looked after so often.
+#: Seconds between checks of time-outs and pauses.
 _LOOK_S = 0.02
 _MAX_BACKOFF_MS = 366 * 24 * 3_600_000
-#: A consumer on trial gets nothing else; the end of that call ends this.
+#: Pause of a consumer during its trial call.  The end of that call ends the pause.
 _ON_TRIAL_S = 1e9
 
 _log = logging.getLogger(__name__)
 
 
 class RecordDead(Exception):
-    """A record failed for the last time, and there is no ``dead`` to take it."""
+    """A record failed for the last time, and there is no ``dead`` to store it."""
 
 
 class DispatchBooks(NamedTuple):
     """The counts of a run's records: ``read == acked + dead`` at its end."""
 
-    start: int  # position at which it began
-    committed: int  # all before it are done
+    start: int  # the position at which the run began
+    committed: int  # the position before which all records are done
     read: int
     acked: int
     dead: int
-    attempts: int  # records sent, those that were sent again included
+    attempts: int  # records sent, including retries
     failed: int  # attempts that failed
     timed_out: int  # attempts that timed out
-    unavailable: int  # attempts that a consumer did not take, or not begin in time
+    unavailable: int  # attempts that a consumer refused, or did not begin in time
     consumers: list[ConsumerState]
 
 
@@ -71,12 +72,12 @@ class FailedInBatch(Exception):
 
 
 class Dispatcher:
-    """Sends the records of a source to consumers, each to the idlest, until all are done.
+    """A dispatcher of a source's records to consumers, each to the idlest, until all are done.
 
     Parameters
     ----------
     source : sequence, or callable
-        The records. A callable is given a position and returns an iterable, or an asynchronous one,
+        The records. A callable takes a position and returns an iterable, or an asynchronous one,
         of the records from there on. It must return the same records each time, so that a restart
         resumes. A blocking iterable stops the whole dispatcher while it waits for a record. An
         asynchronous one does not; a batch is sent early if its next record takes over 20 ms.
@@ -86,24 +87,25 @@ class Dispatcher:
     limit, chooser, max_pending, clock
         See `FlowController`.
     timeout_s : float, default 30.0
-        Seconds that a call may take. A record that waits as long for a thread or a process goes to
+        The longest call, in seconds. A record that waits as long for a thread or a process goes to
         another consumer, and no attempt is counted.
     key : callable, optional
-        ``key(record)``, for a chooser by key. Not with ``batch``.
+        ``key(record)``, for a chooser by key. Not with ``batch``. A record for which it raises, or
+        returns None or an unhashable key, is dead at once.
     batch : int, default 1
-        Records per call. Above 1, consumers are given lists, and may return a bitmap of the failed
+        Records per call. Above 1, consumers receive lists, and may return a bitmap of the failed
         records.
     max_attempts : int, default 5
-        Times that a record may fail; a consumer that took nothing does not count.
+        The number of failures after which a record is dead; `Unavailable` does not count.
     backoff_ms, max_backoff_ms : int, default 1000, 300_000
         The longest wait of a record after its first failure, and after any; it doubles in between.
-        The actual wait is random, up to that (`ackcore.retry`). `Retry` may ask for more.
+        The actual wait is random, up to that (`ackcore.retry`). `Retry` may set a longer wait.
     breaker_failures : int, optional, default 10
         Failures in a row, of any records, after which a consumer gets no more records; None for no
         limit. A `Reject` and a batch that failed in part do not count.
     breaker_reset_s : float, default 1.0
-        Seconds until such a consumer gets a single call as a trial. A trial that fails, or a call
-        that was running before, counts no attempt, except a trial while no consumer works.
+        Seconds until such a consumer gets a single call as a trial. A failed trial, or a failed
+        call that began before, counts no attempt, except a trial while no consumer works.
     acked : callable, optional
         ``acked(position, record)`` is called once for each record that a consumer has done, for a
         source that commits by itself, such as `ackcore.kafka.Consumer`.
@@ -116,7 +118,7 @@ class Dispatcher:
     checkpoint_s : float, default 1.0
         Seconds between commits. A run also commits at its end.
     max_ahead : int, default 1_000_000
-        Records read beyond the first that is not done.
+        The largest number of records read beyond the first that is not done.
     unavailable_timeout_s : float, default 604_800 (a week)
         Seconds after a record's first `Unavailable` from which further ones count as attempts.
 
@@ -205,12 +207,13 @@ class Dispatcher:
         self._trees = Trees()
         self._prefix = Prefix()
         self._start = 0
-        self._ready: deque[Batch] = deque()  # read, not sent
+        self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
-        self._keeping: set[asyncio.Future[Any]] = set()  # what `dead` awaits
-        self._failures: dict[int, int] = {}  # by position, of those that failed and are not done
-        self._refusals: dict[Hashable, int] = {}  # of a consumer, in a row
-        self._refused_ns: dict[int, int] = {}  # by position, the clock at its first refusal
+        self._keeping: set[asyncio.Future[Any]] = set()  # running coroutines of `dead`
+        self._failures: dict[int, int] = {}  # by position of records that are not done
+        self._refusals: dict[Hashable, int] = {}  # by consumer, in a row
+        self._asked_ns = dict.fromkeys(self._targets, 0)  # the end of each requested pause
+        self._refused_ns: dict[int, int] = {}  # by position, the time of its first refusal
         self._counts = dict.fromkeys(
             ("read", "acked", "dead", "attempts", "failed", "timed_out", "unavailable"), 0
         )
@@ -220,7 +223,7 @@ class Dispatcher:
         self._more = asyncio.Event()
 
     def run(self) -> DispatchBooks:
-        """Run to the end of the source; `run_async` is for a running loop."""
+        """Run to the end of the source. In a running event loop, use `run_async`."""
         return asyncio.run(self.run_async())
 
     async def run_async(self) -> DispatchBooks:
@@ -233,12 +236,12 @@ class Dispatcher:
         Raises
         ------
         RecordDead
-            If a record failed for the last time, and there is no ``dead``. What is done is
+            If a record failed for the last time, and there is no ``dead``. Done records are
             committed.
         CheckpointError
-            If the checkpoint is damaged, or another process's.
+            If the checkpoint is damaged, or open in another process.
         RuntimeError
-            If it ran before: make another.
+            If this dispatcher has run before. Create another one.
         """
         if self._running:
             raise RuntimeError("a dispatcher runs once; make another, which resumes")
@@ -261,12 +264,14 @@ class Dispatcher:
         return self.books()
 
     def stop(self) -> None:
-        """Read nothing more, and end when what was read is done; from the loop's thread."""
+        """Stop reading, and end when the records that were read are done. Call it in the loop's
+        thread.
+        """
         self._stopping = True
         self._more.set()
 
     def books(self) -> DispatchBooks:
-        """Return what became of the records so far."""
+        """Return the counts of the records so far."""
         return DispatchBooks(
             self._start, self._prefix.committed, **self._counts, consumers=self._flow.state()
         )
@@ -314,9 +319,9 @@ class Dispatcher:
             await reader.close()
 
     def _send(self, reader: Reader) -> None:
-        """Send what there is room for; first what failed."""
+        """Send records while consumers have room; retries first."""
         if not self._any_works():
-            # By a record that has not failed it shows whether consumers are broken, or records.
+            # A record that has not failed shows whether the consumers or the records are broken.
             self._send_new(reader)
         while self._flow.requeued and (lease := self._flow.try_again()):
             self._launch(lease)
@@ -329,7 +334,7 @@ class Dispatcher:
                 return
 
     def _read(self, reader: Reader) -> None:
-        """Have as much ready to be sent as may be of use."""
+        """Read records until enough are ready to be sent."""
         wanted = 1 if self._key is None else _LOOK_AHEAD
         while len(self._ready) < wanted and not reader.ended and not self._stopping:
             if reader.position - self._prefix.committed >= self._max_ahead:
@@ -338,23 +343,33 @@ class Dispatcher:
             if not records:
                 return
             self._counts["read"] += len(records)
-            self._ready.append(Batch(records))
+            batch, key = Batch(records), None
+            if self._key is not None:
+                try:
+                    key = self._key(batch[0].value)
+                    Windows.check_key(key)
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # without a key no consumer can get it
+                    self._failures[batch[0].position] = 1
+                    self._keep_dead(batch[0], error)
+                    continue
+            self._ready.append((batch, key))
 
     def _send_ready(self) -> bool:
-        """Send what there is room for of what was read; whether that was anything."""
+        """Send the ready records that a consumer has room for. Return whether any was sent."""
         sent = False
-        passed: deque[Batch] = deque()
+        passed: deque[tuple[Batch, Hashable]] = deque()
         refused: set[Hashable] = set()
         while self._ready:
-            batch = self._ready.popleft()
-            key = None if self._key is None else self._key(batch[0].value)
-            # One whose key was refused may not overtake: its consumer may have got room since.
+            batch, key = self._ready.popleft()
+            # A record must not overtake a refused one of its key: room may have come since.
             lease = None if key in refused else self._flow.try_acquire(batch, key)
             if lease is not None:
                 self._launch(lease)
                 sent = True
                 continue
-            passed.append(batch)
+            passed.append((batch, key))
             if self._key is None:
                 break
             refused.add(key)
@@ -372,10 +387,10 @@ class Dispatcher:
         trees = self._trees.begin(lease.item)
         self._tasks[lease] = asyncio.ensure_future(self._call(lease, trees))
 
-    # What became of it.
+    # Answers.
 
     async def _call(self, lease: Lease, trees: tuple[Int64s, Int64s]) -> None:
-        """One tuple at one consumer."""
+        """Send one tuple to one consumer, and handle the answer."""
         batch: Batch = lease.item
         failed = np.ones(len(batch), np.bool_)
         error: BaseException | None = None
@@ -391,21 +406,21 @@ class Dispatcher:
                 error = FailedInBatch(f"consumer {lease.name!r} failed it and not its whole batch")
         except KeyboardInterrupt:
             raise
-        except BaseException as raised:  # SystemExit, and a panic of an extension, too
+        except BaseException as raised:  # also SystemExit and a panic of an extension
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
                 raise  # it timed out, or the dispatcher ends
             error = raised
         self._tasks.pop(lease, None)
         try:
-            # What timed out is sent again as a whole, so it counts as a whole only.
+            # A tuple that timed out is sent again whole, so only a complete success counts.
             if lease.fate is Fate.OUT or not failed.any():
                 for record in self._trees.ack(batch, *trees, failed):
                     self._done(record, "acked")
                 self._answered(lease, failed, error)
         except KeyboardInterrupt:
             raise
-        except BaseException as raised:  # by `acked` or `dead`
+        except BaseException as raised:  # from `acked` or `dead`
             self._error = self._error or raised
         self._more.set()
 
@@ -419,7 +434,7 @@ class Dispatcher:
             self._failed(lease, failed, error)
 
     def _expire(self) -> None:
-        # Without an await: what has not timed out as a whole may still be acked.
+        # No await in this loop: an answer in between could still ack the lease.
         for lease in self._flow.expire():
             task = self._tasks.pop(lease, None)
             if task is not None:
@@ -430,14 +445,14 @@ class Dispatcher:
             self._failed(lease, np.ones(len(lease.item), np.bool_), error)
 
     def _failed(self, lease: Lease, failed: Any, error: BaseException) -> None:
-        """Send those that failed again, singly if it is their last attempt, or have them kept."""
+        """Handle the failed records of a lease: count and retry them, or store them as dead."""
         timed_out = lease.fate is Fate.REQUEUED
         batch: Batch = lease.item.only(failed)
         n = len(batch)
-        if not timed_out:  # which may be answered yet, until it is sent again
+        if not timed_out:  # a tuple that timed out may be answered until it is sent again
             self._trees.fail(batch)
         elif lease.began_ns is None and lease not in self._trials:
-            self._counts["unavailable"] += n  # it was in line, behind calls that take too long
+            self._counts["unavailable"] += n  # it was queued behind slow calls
             return
         if not isinstance(error, Unavailable):
             self._count_failure(lease, batch, failed, error, timed_out)
@@ -455,7 +470,11 @@ class Dispatcher:
     def _count_failure(
         self, lease: Lease, batch: Batch, failed: Any, error: BaseException, timed_out: bool
     ) -> None:
-        """Count an attempt at each record of a batch, and send it again or have it kept."""
+        """Count an attempt for each record of a batch; retry the batch, or store its records as
+        dead.
+
+        Before their last attempt the records are separated, so that each is tried alone.
+        """
         n = len(batch)
         self._counts["timed_out" if timed_out else "failed"] += n
         rejected = isinstance(error, Reject)
@@ -464,12 +483,12 @@ class Dispatcher:
             self._works(lease)
         else:
             counts = self._breaks(lease, error)
-        # All of a batch failed equally often: those that did not stayed behind.
+        # All records of a batch have the same number of failures: only failed ones are kept in it.
         failures = self._failures.get(batch[0].position, 0) + counts
         for record in batch:
             self._failures[record.position] = failures
         last = counts and (rejected or failures >= self._max_attempts)
-        # One record may be what all failed of.
+        # A single record may have made the whole batch fail.
         splits = n > 1 and not isinstance(error, FailedInBatch)
         splits = splits and counts and (last or failures + 1 == self._max_attempts)
         if not timed_out:
@@ -486,7 +505,7 @@ class Dispatcher:
                 self._flow.delay(each, self._wait_s(each.item[0].position, failures, error))
 
     def _wait_s(self, position: int, failures: int, error: BaseException) -> float:
-        """Return for how long a record waits that failed so often."""
+        """Return the seconds until a record with this number of failures is sent again."""
         base_ms, cap_ms = self._backoff_ms, self._max_backoff_ms
         wait_ms = backoff_of(str(position), max(failures, 1), base_ms=base_ms, cap_ms=cap_ms)
         asked_s = error.asked_s if isinstance(error, Retry) else None
@@ -495,19 +514,19 @@ class Dispatcher:
     # Consumers that fail again and again.
 
     def _any_works(self) -> bool:
-        """Whether the breaker of a consumer is closed."""
+        """Return whether the breaker of any consumer is closed."""
         return any(each.state is BreakerState.CLOSED for each in self._breakers.values())
 
     def _works(self, lease: Lease) -> None:
-        """A consumer has answered."""
+        """Record that a consumer has answered."""
         trial = lease in self._trials
         self._trials.discard(lease)
         if self._breakers[lease.name].succeeded(trial):
-            self._flow.resume(lease.name)
+            self._end_trial(lease.name)
             _log.info("consumer %r of a Dispatcher takes records again", lease.name)
 
     def _breaks(self, lease: Lease, error: BaseException) -> bool:
-        """A consumer has failed; return whether that is an attempt at the record."""
+        """Record that a consumer has failed. Return whether the record's attempt counts."""
         breaker = self._breakers[lease.name]
         trial = lease in self._trials
         self._trials.discard(lease)
@@ -516,7 +535,7 @@ class Dispatcher:
         if open_ns is None:
             return counts
         if trial:
-            self._flow.resume(lease.name)
+            self._end_trial(lease.name)
         else:
             _log.warning(
                 "consumer %r of a Dispatcher failed again and again, at last of %s: %s; it gets "
@@ -528,10 +547,19 @@ class Dispatcher:
         return counts
 
     def _pause(self, name: Hashable, after_s: float | None) -> None:
-        """Send a consumer nothing for a back-off, or for longer if it asks for that."""
+        """Pause a consumer for a back-off, or for the time that it requests if that is longer."""
         refusals = self._refusals[name] = self._refusals.get(name, 0) + 1
         backoff_s = capped_doubling(_FIRST_PAUSE_MS, refusals, _LONGEST_PAUSE_MS) / 1000
-        self._flow.pause(name, max(backoff_s, after_s or 0.0))
+        pause_s = max(backoff_s, after_s or 0.0)
+        self._asked_ns[name] = max(self._asked_ns[name], self._clock() + int(pause_s * 1e9))
+        keys_wait = self._breakers[name].state is BreakerState.CLOSED
+        self._flow.pause(name, pause_s, keys_wait=keys_wait)
+
+    def _end_trial(self, name: Hashable) -> None:
+        """End the pause of a trial, but not before the time that the consumer requested."""
+        self._flow.resume(name)
+        if (left_ns := self._asked_ns[name] - self._clock()) > 0:
+            self._flow.pause(name, left_ns / 1e9)
 
     def _keep_dead(self, record: Record, error: BaseException) -> None:
         if self._dead is None:

@@ -1,4 +1,4 @@
-"""A consumer behind HTTP: a record is a POST, and done when the answer is 2xx."""
+"""A consumer behind HTTP: each record is a POST, and done when the response is 2xx."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from urllib.parse import unquote, urlsplit
 from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch.consumers import Target
 
-#: Answers that say "not now": too many requests, and a server that is down or behind one that is.
+#: Statuses of an outage: too many requests, and a server or a gateway that is down.
 _NOT_NOW = frozenset({429, 502, 503, 504})
-#: Client errors that another attempt may cure: time-out, conflict, too early.
+#: Client errors for which a retry may help: time-out, conflict, too early.
 _TRY_AGAIN = frozenset({408, 409, 425})
 _JSON = b"\r\nContent-Type: application/json"
 _MAX_BODY = 64 << 20
@@ -26,15 +26,15 @@ _LONGEST_S = 86_400.0
 
 
 class Response(NamedTuple):
-    """An answer."""
+    """A response: its status, headers and body."""
 
     status: int
-    headers: Mapping[str, str]  # by lower-case name; of several of one name the last
+    headers: Mapping[str, str]  # by lower-case name; the last one of each name
     body: bytes
 
 
 class HttpError(Exception):
-    """An answer that is no success, or none that HTTP knows."""
+    """A response with an error status, or a broken or invalid response."""
 
 
 class Http(Target):
@@ -42,17 +42,17 @@ class Http(Target):
 
     ======================  =============================================================
     2xx                     done
-    429, 502, 503, 504      `Unavailable`, for as long as ``Retry-After`` asks for
+    429, 502, 503, 504      `Unavailable`, for the time in ``Retry-After``
     408, 409, 425, 5xx      failed
-    any other               `Reject`: no endpoint will take it
+    any other               `Reject`: no endpoint can take the record
     no connection           `Unavailable`
-    none, or a broken one   failed: the record may be what the server died of
+    none, or a broken one   failed: the record may have crashed the server
     ======================  =============================================================
 
-    Informational answers (1xx) are passed over. Connections are kept, as many as there are calls at
-    once. When a kept one ends before an answer begins, the request is sent once more, over a new
-    one: most probably the server had closed it for being idle. A server that had begun with the
-    record gets it twice then.
+    Informational responses (1xx) are skipped. Connections are kept open, as many as there were
+    calls at once. If a kept connection ends before a response begins, the request is sent once
+    more, over a new one: most probably the server had closed it for being idle. If the server had
+    begun with the record, it receives the record twice.
 
     Parameters
     ----------
@@ -60,15 +60,16 @@ class Http(Target):
         ``http://`` or ``https://``. ``user:password@`` in it becomes a header ``Authorization``
         (Basic, UTF-8), and appears in no error.
     headers : mapping, optional
-        Sent with each request. A header that Http also sends by itself is replaced, whatever the
-        case of its letters.
+        Headers of each request. They replace those that Http sends by itself, whatever the case of
+        their letters.
     encode : callable, optional
-        Makes the body, bytes, of an item. By default bytes and str are sent as they are, and
+        Converts an item to the body, as bytes. By default bytes and str are sent unchanged, and
         everything else as JSON, with ``Content-Type: application/json``.
     decode : callable, optional
-        Makes what `Target.call` returns of a `Response`; by default None, that is success.
+        Converts a `Response` to the result of `Target.call`. By default the result is None, which
+        means success.
     ssl_context : ssl.SSLContext, optional
-        For https; by default Python's.
+        The TLS settings for https; by default Python's.
     """
 
     def __init__(
@@ -180,11 +181,11 @@ class Http(Target):
                 response, keep = await _read_response(reader, first)
             except (OSError, EOFError) as error:
                 raise HttpError(f"{self.url} broke off its answer: {error}") from error
-            except ValueError as error:  # a line beyond what a StreamReader takes
+            except ValueError as error:  # also a line beyond the limit of StreamReader
                 raise HttpError(f"{self.url} gave no HTTP/1 answer: {error}") from error
             return response
         finally:
-            # Also if the call was cancelled: the answer to it must not be taken for the next one's.
+            # Close it also after a cancelled call: its response must not answer the next request.
             if keep:
                 self._idle.append((reader, writer))
             else:
@@ -192,7 +193,7 @@ class Http(Target):
 
 
 class _NoAnswer(Exception):
-    """The connection ended before a byte of an answer."""
+    """The connection ended before the first byte of a response."""
 
     def __init__(self, sent_whole: bool) -> None:
         super().__init__()
@@ -200,8 +201,10 @@ class _NoAnswer(Exception):
 
 
 def _is_sent(writer: asyncio.StreamWriter) -> Callable[[], bool]:
-    """Return what tells whether all that was written has gone out, also when the connection ended,
-    which empties the buffer."""
+    """Return a function that returns whether all written bytes were sent.
+
+    It is also right after the connection ended, when the transport's buffer is empty.
+    """
     if not writer.transport.get_write_buffer_size():
         return lambda: True
     writer.transport.set_write_buffer_limits(0)
@@ -286,9 +289,9 @@ def _check_length(length: int) -> None:
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Seconds of a ``Retry-After``, which is a number of them or a date; None if it is neither.
+    """Return the seconds in a ``Retry-After`` header, a number or a date; None if it is neither.
 
-    More than a day is taken as a day: a server whose clock is wrong must not be lost for ever.
+    More than a day counts as a day, so that a server with a wrong clock is not excluded for ever.
     """
     if value is None:
         return None

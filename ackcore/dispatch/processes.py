@@ -1,4 +1,4 @@
-"""A consumer in a process of its own, which may die."""
+"""A consumer in a separate process, which may crash."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ from typing import Any
 from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch.consumers import Target
 
-_LIVES_S = 2.0  # a process that was asked to end is killed after so long
-# What it is sent then. A forked one does not see its pipe close, of which others hold copies.
+_LIVES_S = 2.0  # seconds for a process to end before it is killed
+# The request to end. A forked process does not see its pipe close: others hold copies of it.
 _END = "end"
-# One that is forked while another is being started holds a copy of what the other's end is seen by.
+# One start at a time: a process forked meanwhile would hold a copy of the other's pipe, so that the
+# other's end would not be detected.
 _STARTS = threading.Lock()
-_LOOK_S = 0.2  # a process whose pipe stays open is looked at so often
+_LOOK_S = 0.2  # seconds between checks of a process whose pipe stays open
 
 
 class ProcessDied(Exception):
-    """A consumer's process ended within a call."""
+    """A consumer's process ended during a call."""
 
 
 class Process(Target):
-    """A function in a process of its own, one call after the other.
+    """A function in a separate process, with one call at a time.
 
-    One that dies is started again with the next call; the record that it had has failed, since it
-    may be what it died of. One whose call times out is killed.
+    If the process dies, its record has failed, since it may have caused the crash. The next call
+    starts a new process. If a call times out, the process is killed.
 
     Parameters
     ----------
     function : callable
-        Of a module, so that it can be pickled; what it returns and raises must be so, too.
+        A function of a module, so that it can be pickled. Its results and exceptions must be
+        picklable, too.
     *args
-        Given to it before each record: ``function(*args, record)``.
+        Arguments before each record: ``function(*args, record)``.
     context : str, default "spawn"
-        How processes are started: "spawn", "forkserver" or "fork". Forked ones hold copies of each
-        other's pipes: if this process is killed, they stay.
+        The start method of processes: "spawn", "forkserver" or "fork". Forked processes hold copies
+        of each other's pipes: if this process is killed, they survive.
     """
 
     def __init__(self, function: Callable[..., Any], *args: Any, context: str = "spawn") -> None:
@@ -56,15 +58,15 @@ class Process(Target):
         self._function, self._args = function, args
         self._context: BaseContext = multiprocessing.get_context(context)
         self._pool = ThreadPoolExecutor(1, "ackcore-process")
-        self._starting = threading.Lock()  # between the thread that starts it and those that kill
+        self._starting = threading.Lock()  # for threads that start or kill the process
         self._process: Any = None
         self._pipe: Connection | None = None
         self._closed = False
-        self.starts = 0  #: Processes that were started.
+        self.starts = 0  #: The number of processes started.
 
     @property
     def pid(self) -> int | None:
-        """The process's id, or None while there is none."""
+        """The id of the process; None while there is no process."""
         process = self._process
         return None if process is None else process.pid
 
@@ -82,7 +84,7 @@ class Process(Target):
         return await loop.run_in_executor(self._pool, self._call, item, began)
 
     def timed_out(self) -> None:
-        """See `Target.timed_out`: what hangs is killed."""
+        """See `Target.timed_out`. Kills the process."""
         with self._starting:
             if self._process is not None:
                 self._process.kill()
@@ -114,7 +116,7 @@ class Process(Target):
         assert self._pipe is not None
         try:
             self._pipe.send((item,))
-            # Whoever forks in this program may hold a copy of the pipe, which then stays open.
+            # Another forked process may hold a copy of the pipe, which then stays open.
             while not self._pipe.poll(_LOOK_S):
                 if not self._process.is_alive() and not self._pipe.poll():
                     raise EOFError
@@ -153,28 +155,30 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
         error, answer = None, None
         try:
             answer = function(*args, sent[0])
-        except Exception as raised:
-            error = _told(raised)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as raised:  # a panic of an extension, too
+            error = _described(raised)
         try:
             pipe.send((error, answer))
         except (BrokenPipeError, KeyboardInterrupt):
             return
-        except Exception as unsent:  # what cannot be pickled
+        except Exception as unsent:  # the answer cannot be pickled
             failure = RuntimeError(f"{type(answer).__name__}: {answer} (not sent: {unsent})")
-            pipe.send((_told(failure), None))
+            pipe.send((_described(failure), None))
 
 
-def _told(error: Exception) -> tuple[bytes | None, str, str, float | None]:
-    """Return the pickled error, what names it, its kind and the seconds that it asks for."""
+def _described(error: BaseException) -> tuple[bytes | None, str, str, float | None]:
+    """Return the pickled error (None if it cannot be rebuilt), its text, its kind and its wait."""
     pickled: bytes | None = None
     with suppress(Exception):
         pickled = pickle.dumps(error)
         again = pickle.loads(pickled)
-        # A constructor of one argument is called with the text, and may make another of it.
+        # Unpickling calls the constructor with the text, which may change it.
         if (type(again), str(again)) != (type(error), str(error)):
             pickled = None
     try:
-        # Unavailable adds the seconds to its own text, once.
+        # Without the seconds that str() appends: the new Unavailable appends them again.
         said = Exception.__str__(error) if isinstance(error, Unavailable) else str(error)
         text = f"{type(error).__name__}: {said}"
     except Exception:
@@ -185,7 +189,7 @@ def _told(error: Exception) -> tuple[bytes | None, str, str, float | None]:
 
 
 def _rebuilt(pickled: bytes | None, text: str, kind: str, asked_s: float | None) -> Exception:
-    """Return the error if it can be unpickled, else one of its kind that names it."""
+    """Return the unpickled error, or else an error of the same kind with its name and text."""
     if pickled is not None:
         with suppress(Exception):
             error = pickle.loads(pickled)

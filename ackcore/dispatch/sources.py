@@ -1,4 +1,4 @@
-"""Where records come from, and at which position each stands."""
+"""Reading of a source: its records and their positions."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
-#: A sequence, or ``source(start)``, which gives the records from a position on.
+#: A sequence, or ``source(start)``, which returns the records from a position on.
 Source = Sequence[Any] | Callable[[int], Iterable[Any] | AsyncIterable[Any]]
 
-#: What came of an asynchronous source waits so long for the rest of its batch.
+#: Seconds that records of an asynchronous source wait for the rest of their batch.
 _LINGER_S = 0.02
 
 
 class Record(NamedTuple):
-    """A record and its position: the n-th of its source has n, counted from 0."""
+    """A record and its position in the source, counted from 0."""
 
     position: int
     value: Any
 
 
 class Reader:
-    """Reads a source from a position on.
+    """The reader of a source, from a position on.
 
-    An asynchronous one is awaited in a task of its own, at most one `read` ahead: while it has
-    nothing to give, all else goes on.
+    An asynchronous source is awaited in its own task, at most one `read` ahead, so that nothing
+    else waits for it.
 
     Parameters
     ----------
     source : Source
     start : int
+        The first position.
     wake : callable, optional
-        Called, in the loop, when a `read` that found too few records will find them.
+        Called in the loop when records have come after a `read` that found too few.
 
     Attributes
     ----------
     position : int
-        Of the record to be read next.
+        The position of the next record.
     ended : bool
-        There is none.
+        Whether the source has no more records.
     """
 
     def __init__(
@@ -52,14 +53,14 @@ class Reader:
         self.ended = False
         self._wake = wake
         self._later: AsyncIterator[Any] | None = None
-        self._task: asyncio.Task[None] | None = None  # awaits it
+        self._task: asyncio.Task[None] | None = None  # awaits the source
         self._came: deque[Any] = deque()
-        self._first_s = 0.0  # when the first of these came
+        self._first_s = 0.0  # the time at which the first of these came
         self._wanted = 0
         self._room = asyncio.Event()
         self._now: Iterator[Any] = iter(())
         if not callable(source):
-            # Not a slice, which would copy the rest.
+            # A slice would copy the rest.
             self._now = (source[i] for i in range(start, len(source)))
             return
         given = source(start)
@@ -74,7 +75,7 @@ class Reader:
             )
 
     def read(self, n: int) -> list[Record]:
-        """Return the next n records, or those that are left; an empty list if they have to come."""
+        """Return the next n records, or fewer at the end; an empty list while it waits for more."""
         values = self._read_now(n) if self._later is None else self._read_later(self._later, n)
         start = self.position
         self.position += len(values)
@@ -114,7 +115,7 @@ class Reader:
             self._wake()
 
     async def close(self) -> None:
-        """Let the source go."""
+        """Close the source."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError, Exception):

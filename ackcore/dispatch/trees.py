@@ -1,4 +1,4 @@
-"""The tuple trees of the records that are out: what decides that a record was acked."""
+"""The tuple trees of the records in flight, which decide when a record is acked."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ackcore.ids import IdSource
 
 
 class Trees:
-    """One tree for each attempt at a record: a root, and the edge to the consumer that has it.
+    """One tuple tree for each attempt at a record: a root, and the edge to its consumer.
 
-    As in Storm, a record that is sent again has a new root, and the tree of the attempt before has
-    failed; so an answer that comes for that one completes nothing, whatever the record is by then.
-    Until it is sent again, or given up, an answer that comes late completes its tree.
+    As in Storm, each attempt has a new root, and the tree of the attempt before fails. So a late
+    answer to the former attempt completes nothing. Until the record is sent again or dropped, a
+    late answer still completes its tree.
 
-    The acker's clock stands still: a tree's time is its lease's, which is over when the controller
-    says so, and an acker that forgot a tree before would make an answer in time count for nothing.
+    The acker's clock does not move. A tree ends with its lease, which the controller times out. If
+    the acker expired a tree before, an answer in time would not count.
     """
 
     def __init__(self) -> None:
         self._acker = Acker(clock=lambda: 0)
         self._ids = IdSource(time.time_ns() & (2**63 - 1))
-        self._roots: dict[int, int] = {}  # by position, of the attempt that is out
+        self._roots: dict[int, int] = {}  # by position, of the present attempt
 
     def __len__(self) -> int:
         return len(self._acker)
@@ -36,7 +36,7 @@ class Trees:
     def begin(self, batch: Batch) -> tuple[Int64s, Int64s]:
         """Begin a tree for each record of a batch, and return their roots and edges.
 
-        Those of the attempts before, which might still be answered, fail.
+        The trees of earlier attempts at these records fail.
         """
         n = len(batch)
         self.fail(batch)
@@ -50,14 +50,16 @@ class Trees:
     def ack(
         self, batch: Batch, roots: Int64s, edges: Int64s, failed: npt.NDArray[np.bool_]
     ) -> list[Record]:
-        """Ack the edges of what did not fail, and return the records whose trees that completes.
+        """Ack the edges of the records that did not fail. Return the records whose trees are
+        complete.
 
         Parameters
         ----------
         batch : Batch
         roots, edges : array of int64, shape (n,)
-            Of `begin`, for this batch.
+            The result of `begin` for this batch.
         failed : array of bool, shape (n,)
+            The records that failed.
         """
         current = [self._roots.get(record.position) for record in batch]
         acked = [
@@ -73,7 +75,7 @@ class Trees:
         return done
 
     def fail(self, batch: Batch) -> None:
-        """Fail the trees of records, of those that have one."""
+        """Fail the trees of records. Records without a tree are ignored."""
         roots = [self._roots.pop(record.position, None) for record in batch]
         known = [root for root in roots if root is not None]
         if known:

@@ -1,8 +1,9 @@
-"""Flow control: how many tuples each consumer may have outstanding, and which gets the next.
+"""Flow control: the number of tuples each consumer may have outstanding, and the choice of the
+next.
 
-A law per consumer (`Limit`) follows the round-trip times of its acks, a `Chooser` picks among those
-that have room, and a `FlowController` keeps both, with what failed and is to be sent again. No I/O,
-and no clock but the one that is given.
+Each consumer has a law (`Limit`) that adapts to the round-trip times of its acks. A `Chooser`
+selects among the consumers with room. A `FlowController` combines both, and keeps failed items
+until they are sent again. No I/O; time comes only from the given clock.
 """
 
 from ackcore.flow.batches import Batch

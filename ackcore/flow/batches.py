@@ -1,4 +1,4 @@
-"""Many records in one tuple, of which only those that failed are sent again."""
+"""Tuples of many records, of which only the failed records are sent again."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy.typing as npt
 
 
 class Batch(Sequence[Any]):
-    """The records of one tuple, and where they stood in the tuple that was sent first.
+    """The records of one tuple, and their places in the tuple that was sent first.
 
     A tuple of B records, each of which fails with probability p, fails as a whole with ``1 - (1 -
-    p) ** B``: of 100 records that fail one in a thousand times, almost a tenth of the tuples. So
-    what comes back is a bitmap, and `only` is what it leaves to be sent again.
+    p) ** B``. If records fail one in a thousand times, almost a tenth of the tuples of 100 records
+    fail. So a consumer answers with a bitmap, and `only` returns the records to send again.
 
     Parameters
     ----------
     records : sequence
-        Kept as it is.
+        The records, kept unchanged.
     rows : array of int64, shape (n,), optional
-        The place of each in the tuple that was sent first; by default ``0 .. n - 1``.
+        The place of each record in the tuple that was sent first; by default ``0 .. n - 1``.
 
     Raises
     ------
     ValueError
-        If there are no records, or not a row for each.
+        If there are no records, or not one row for each.
     """
 
     __slots__ = ("records", "rows")
@@ -55,13 +55,14 @@ class Batch(Sequence[Any]):
         return f"Batch({len(self.records)} records)"
 
     def failed(self, bitmap: bytes | npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return what failed, from either form of a bitmap.
+        """Return the failed records, from either form of a bitmap.
 
         Parameters
         ----------
         bitmap : bytes, or array of bool, shape (n,)
-            Row i failed: bit ``i % 8`` of byte ``i // 8`` (`numpy.packbits` with
-            ``bitorder="little"``) of ``ceil(n / 8)`` bytes, the rest of the last one 0; or item i.
+            Record i failed if item i is set. As bytes: bit ``i % 8`` of byte ``i // 8``
+            (`numpy.packbits` with ``bitorder="little"``) of ``ceil(n / 8)`` bytes; further bits of
+            the last byte are 0.
 
         Returns
         -------
@@ -72,7 +73,7 @@ class Batch(Sequence[Any]):
         TypeError
             If it is neither bytes nor boolean.
         ValueError
-            If it is not of this batch's length.
+            If its length is not that of this batch.
         """
         n = len(self.records)
         if isinstance(bitmap, (bytes, bytearray, memoryview)):
@@ -95,12 +96,12 @@ class Batch(Sequence[Any]):
         return found
 
     def only(self, failed: npt.NDArray[np.bool_]) -> Batch:
-        """Return the records that failed; of a list a list, of anything else what ``take`` gives.
+        """Return a batch of the failed records: a list, or the result of ``take`` if they have it.
 
         Parameters
         ----------
         failed : array of bool, shape (n,)
-            Of `failed`; at least one is set.
+            The result of `failed`, with at least one set.
         """
         places = np.flatnonzero(failed)
         take = getattr(self.records, "take", None)
@@ -108,5 +109,5 @@ class Batch(Sequence[Any]):
         return Batch(rest, self.rows[places])
 
     def singles(self) -> list[Batch]:
-        """Return a batch for each record: to find out which of them its consumer fails of."""
+        """Return one batch for each record, to find the record on which its consumer fails."""
         return [self.only(np.arange(len(self)) == i) for i in range(len(self))]

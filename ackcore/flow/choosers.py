@@ -1,9 +1,8 @@
 """The choice of a consumer for the next tuple, among those with room.
 
-A controller tells its chooser which consumers there are and whenever one has changed, and asks it
-for one. A chooser serves one controller, under its lock, and keeps what it needs in lists by slot:
-with a dozen consumers the smallest of a list of floats costs less than any cleverer structure
-would.
+A controller adds consumers to its chooser, reports each change of one, and requests the next one. A
+chooser serves one controller, under its lock, and has lists with an entry per slot: for a dozen
+consumers, the minimum of a list of floats costs less than any other structure.
 """
 
 from __future__ import annotations
@@ -22,21 +21,22 @@ _UNKNOWN_NS = 1e6  # the service time of a consumer that was never acked
 
 
 class Chooser(Protocol):
-    """The choice of a consumer for the next tuple.  Used by one thread at a time."""
+    """The choice of a consumer for the next tuple. One thread at a time uses it."""
 
     @property
     def keyed(self) -> bool:
-        """Whether a tuple's key decides: it must be given, and one tuple of a key is out at
-        most."""
+        """Whether the tuple's key decides. A key is then required, and at most one tuple of a key
+        is outstanding.
+        """
 
     def join(self, consumer: Consumer) -> None:
-        """Take a consumer up, at its slot; `changed` follows."""
+        """Add a consumer at its slot. A call of `changed` follows."""
 
     def leave(self, consumer: Consumer) -> None:
-        """Forget a consumer; its slot may be another's from now on."""
+        """Remove a consumer. Another one may use its slot from now on."""
 
     def changed(self, consumer: Consumer) -> None:
-        """Take in that its limit, its load, its service time or its silence is another now."""
+        """Update the choice after a change of a consumer's limit, load, service time or silence."""
 
     def choose(self, key: Hashable, avoid: tuple[Consumer, ...]) -> Consumer | None:
         """Return a consumer that has room, or None.
@@ -44,15 +44,16 @@ class Chooser(Protocol):
         Parameters
         ----------
         key : hashable
-            The tuple's, or None.
+            The tuple's key, or None.
         avoid : tuple of Consumer
-            Where the tuple failed, the last at the end. None of them is taken while another is
-            open, even if that has no room now; if none is, the first ones may be.
+            The consumers at which the tuple failed, the latest at the end. None of them is chosen
+            while another consumer is open, even if that has no room now. If no other is open, the
+            earliest ones may be chosen.
         """
 
 
 class _ByScore:
-    """The consumer of the lowest score; infinite for those without room."""
+    """The choice of the consumer with the lowest score. Without room the score is infinite."""
 
     keyed: ClassVar[bool] = False
 
@@ -101,7 +102,7 @@ class _ByScore:
         return None if least == _CLOSED else self._consumers[scores.index(least)]
 
     def _avoided(self, avoid: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
-        """Return the last of them, as many as leave another open."""
+        """Return the latest of these consumers, as many as leave another one open."""
         opened = [c for c in self._consumers if c is not None and c.is_open]
         while avoid and all(c in avoid for c in opened):
             avoid = avoid[1:]
@@ -109,19 +110,19 @@ class _ByScore:
 
 
 class Idlest(_ByScore):
-    """The one that is likely to be done first, within reason: the default.
+    """The default: the consumer that is likely to be done first.
 
-    Lowest ``(outstanding + 1) * sqrt(service time)``. Twice the silence of a consumer that should
-    have answered counts as service time; one that has been idle for more than a second counts as
-    1.5 times quicker for each, so that one which was slow, or dead, is tried again. By the service
-    time instead of its root, slow consumers would idle until the queues of the quick ones take as
-    long: hardly better on the whole, and much less fair. Ties are broken at random, once and for
-    all, by a consumer's own part in a million.
+    It has the lowest ``(outstanding + 1) * sqrt(service time)``. Twice the silence of a consumer
+    that should have answered is added to its service time. After more than a second without tuples,
+    a consumer counts as 1.5 times faster for each second, so that one that was slow, or dead, is
+    tried again. With the service time instead of its root, slow consumers would idle until the
+    queues of the fast ones take as long: hardly better in total, and much less fair. Ties are
+    broken by a constant random factor of each consumer, of at most a millionth.
 
     Parameters
     ----------
     seed : int, optional
-        Of the random ties; by default not to be foreseen.
+        The seed of the random factors; by default they are unpredictable.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -143,8 +144,8 @@ class Idlest(_ByScore):
             service = consumer.service
             nanoseconds = service.service_ns
             if not consumer.acked:
-                # All are alike, and a little slow: what is known goes first. One that failed at
-                # once was not quick.
+                # Unknown consumers count as equal and a little slow, so that known ones go first.
+                # A consumer that failed at once is not fast.
                 nanoseconds = max(nanoseconds, _UNKNOWN_NS * service.penalty)
             nanoseconds += consumer.extra_ns
             self._scores[slot] = (out + 1) * sqrt(nanoseconds) * self._shares[slot]
@@ -153,15 +154,14 @@ class Idlest(_ByScore):
 
 
 class ByKey(_ByScore):
-    """Always the same one for a key, and the tuples of a key one after the other.
+    """The same consumer for all tuples of a key, one tuple at a time.
 
-    The consumer is the highest by a hash of key and name (rendezvous hashing: Thaler and
-    Ravishankar, IEEE/ACM ToN 6(1), 1998), so that one that comes or goes moves no keys but its own.
-    Its room is waited for. Since a tuple that fails is sent again, order is kept only with one
-    tuple of a key out at a time: the controller sends the next when the one before was acked or
-    dropped.
+    The consumer has the highest hash of key and name (rendezvous hashing: Thaler and Ravishankar,
+    IEEE/ACM ToN 6(1), 1998). So a consumer that joins or leaves moves no keys but its own. Tuples
+    wait until it has room. Since a failed tuple is sent again, order requires that only one tuple
+    of a key is outstanding: the controller sends the next one after an ack or a drop.
 
-    A key is hashed by its ``repr``, which must be the same whenever the key is equal.
+    A key is hashed by its ``repr``, which must be equal for equal keys.
     """
 
     keyed: ClassVar[bool] = True
@@ -182,7 +182,9 @@ class ByKey(_ByScore):
         self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
 
     def choose(self, key: Hashable, avoid: tuple[Consumer, ...]) -> Consumer | None:
-        """See `Chooser.choose`; a paused consumer's keys wait for it, if its pause says so."""
+        """See `Chooser.choose`. The keys of a paused consumer wait for it, if its pause has
+        ``keys_wait``.
+        """
         avoid = self._avoided(avoid)
         hashed = _hashed(key)
         best, highest = None, -1

@@ -12,39 +12,40 @@ from ackcore.flow.limits import Limit, Pressure
 
 
 class Fate(enum.Enum):
-    """Where a lease stands."""
+    """The state of a lease."""
 
-    OUT = "out"  # sent, and nothing came back
+    OUT = "out"  # sent and not answered
     ACKED = "acked"
     REQUEUED = "requeued"  # failed or timed out; waits for another consumer
-    SENT_AGAIN = "sent again"  # under another lease
-    DROPPED = "dropped"  # failed, and not to be sent again
+    SENT_AGAIN = "sent again"  # with another lease
+    DROPPED = "dropped"  # failed, and not sent again
     GIVEN_BACK = "given back"  # never sent
 
 
 class Lease:
-    """Room for one tuple at one consumer, until it comes back; made by a controller only.
+    """Room for one tuple at one consumer, until it is answered. Only a controller creates leases.
 
     Attributes
     ----------
     item : object
-        What is sent: what `FlowController.acquire` was given, or the rows of it that failed.
+        The item to send: the argument of `FlowController.acquire`, or its failed rows.
     key : hashable or None
-        For a chooser by key.
+        The key, for a chooser by key.
     attempt : int
-        From 0; each time the item is sent again is one more.
+        The number of the attempt, from 0.
     sent_ns : int
-        When, on the controller's clock.
+        The time of sending, on the controller's clock.
     fate : Fate
-        Where it stands.
+        The state of the lease.
     began_ns : int or None
-        When its consumer began with it, if `FlowController.begin` said so.
+        The time at which the consumer began the tuple, if `FlowController.begin` was called.
     failed_at : tuple of Consumer
-        Where the item failed or timed out so far, once each, the last at the end.
+        The consumers at which the item failed or timed out so far, each once, the latest at the
+        end.
     """
 
-    # Neither slots nor a constructor: a controller sets what is not the same for all, which takes
-    # half of the time.
+    # Neither slots nor a constructor: a controller sets only the attributes that differ from these
+    # defaults, which takes half of the time.
     consumer: Consumer
     item: Any
     sent_ns: int
@@ -52,7 +53,7 @@ class Lease:
     attempt = 0
     fate = Fate.OUT
     began_ns: int | None = None
-    due_ns = 0  # of one that waits to be sent again: not before
+    due_ns = 0  # of a re-queued item: the earliest time to send it again
     failed_at: tuple[Consumer, ...] = ()
 
     @property
@@ -70,23 +71,24 @@ class Consumer:
     Attributes
     ----------
     name : hashable
-        What it was added as.
+        The name under which it was added.
     slot : int
-        Its place among the controller's consumers, its own until it leaves.
+        Its place among the controller's consumers, until it leaves.
     limit : Limit
-        How many tuples it may have outstanding.
+        The law of its window.
     service : DelayTarget
-        Its service time; the limit itself where that is one.
+        The estimate of its service time; the same object as ``limit`` if that is a `DelayTarget`.
     out : int
-        Tuples outstanding.
+        The number of outstanding tuples.
     is_open : bool
-        It takes tuples: it has not left and is not paused.
+        Whether it may get tuples: it has not left and is not paused.
     keys_wait : bool
-        While it is paused, its keys wait for it.
+        Whether its keys wait for it while it is paused.
     silence_ns : int
-        Nanoseconds for which nothing came from it, if that is suspiciously long; else 0.
+        Nanoseconds without an answer, if suspiciously long; else 0.
     extra_ns : float
-        What a choice by service time is to add to it: for silence; below 0 for want of tuples.
+        The addition to the service time in a choice: positive for silence, negative after idle
+        time.
     """
 
     __slots__ = (
@@ -122,21 +124,21 @@ class Consumer:
         self.opens_ns = 0
         self.silence_ns = 0
         self.extra_ns = 0.0
-        self.heard_ns = now_ns  # its last ack, or the first tuple sent after it had none
-        self.dropped_ns = now_ns  # when it failed last
-        self.sent: deque[Lease] = deque()  # oldest first; also some that came back since the sweep
+        self.heard_ns = now_ns  # time of its last answer, or of the first tuple sent after idling
+        self.dropped_ns = now_ns  # time of its last failure
+        self.sent: deque[Lease] = deque()  # oldest first; also some answered since the last sweep
         self.acked = self.failed = self.timed_out = 0
         self.last_rtt_ns = 0
         self.last_dropped = False
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes another tuple."""
+        """Whether it may get another tuple."""
         return self.is_open and self.out < self.limit.limit
 
     @property
     def pressure(self) -> Pressure:
-        """How it keeps up, for people: no decision is taken by it."""
+        """The load level, for display only. No decision depends on it."""
         if self.last_dropped:
             return Pressure.BUSY
         threshold = getattr(self.limit, "threshold_ns", None)
@@ -146,16 +148,16 @@ class Consumer:
 
 
 class ConsumerState(NamedTuple):
-    """A consumer at one moment, as `FlowController.state` tells it."""
+    """A snapshot of a consumer, returned by `FlowController.state`."""
 
     name: Hashable
     pressure: Pressure
     in_flight: int  # tuples outstanding
-    limit: int  # tuples that may be
-    is_open: bool  # neither paused nor gone
-    service_ms: float  # estimated service time, failures weighed in; 0.0 before the first sample
-    rtt_ms: float  # round trip of the last tuple that came back
-    silence_ms: float  # if nothing has come for suspiciously long, for how long; else 0.0
+    limit: int  # tuples that may be outstanding
+    is_open: bool  # neither paused nor removed
+    service_ms: float  # estimated service time with its penalty; 0.0 before the first sample
+    rtt_ms: float  # round trip of the last answered tuple
+    silence_ms: float  # time without an answer, if suspiciously long; else 0.0
     acked: int
     failed: int
     timed_out: int

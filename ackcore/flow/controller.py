@@ -1,14 +1,13 @@
-"""Flow control: room at consumers is given out, taken back and learnt from.
+"""Flow control: leases of room at consumers, and limits that adapt to their answers.
 
-A producer acquires room for a tuple, sends it to the consumer that the lease names, and says what
-became of it. Nothing is sent here, and nothing runs by itself: what is due with time (time-outs,
-pauses that end) is looked after in the calls, and in `FlowController.expire`.
+A producer acquires room for a tuple, sends it to the consumer that the lease names, and reports the
+result. This module sends nothing and runs no thread. Time-outs, and pauses that end, are handled
+during calls, and in `FlowController.expire`.
 
-*Costs.*  A sample takes constant time, a choice one look at each consumer. Every 2 ms at most, a
-sweep over the consumers finds those that are silent.
+*Costs.* A sample takes constant time. A choice looks once at each consumer. At most every 2 ms, a
+sweep over the consumers finds the silent ones.
 
-*Threads.*  All methods may be called from any thread. One lock guards all; no callback is made
-under it.
+*Threads.* Any thread may call any method. One lock guards all; no callback runs under it.
 """
 
 from __future__ import annotations
@@ -33,29 +32,29 @@ from ackcore.flow.numbers import nanoseconds
 from ackcore.flow.waiters import FutureWaiter, ThreadWaiter, Waiter
 from ackcore.flow.windows import Windows
 
-#: A waiter looks at the clock again after so many seconds at the latest, and at the earliest.
+#: The longest and the shortest wait, in seconds, before a waiter checks time-outs again.
 _LONGEST_S, _SHORTEST_S = 1.0, 0.001
 
 
 class FlowController:
-    """A window for each consumer, and a choice among those that have room.
+    """A window for each consumer, and a choice among the consumers with room.
 
     Parameters
     ----------
     consumers : iterable of hashable, optional
-        Names of those that are there from the beginning.
+        The names of the first consumers.
     limit : callable, optional
-        Makes a `Limit`, without arguments, for each consumer that comes; by default
+        Makes a `Limit` for each new consumer, without arguments; by default
         ``DelayTarget(clock=clock)``.
     chooser : Chooser, optional
-        By default `Idlest`.  It must serve no other controller.
+        By default `Idlest`. It must serve no other controller.
     max_pending : int, optional
-        Tuples that may be outstanding in all, Storm's ``topology.max.spout.pending``; by default as
-        many as the limits allow.
+        The largest number of outstanding tuples in all, Storm's ``topology.max.spout.pending``; by
+        default only the limits count.
     timeout_s : float, default 30.0
-        A tuple that did not come back within so many seconds has timed out.
+        Seconds after which a tuple without an answer has timed out.
     clock : callable, optional
-        Nanoseconds as an int; by default `time.monotonic_ns`.
+        Returns the time in nanoseconds, as an int; by default `time.monotonic_ns`.
 
     Raises
     ------
@@ -66,10 +65,10 @@ class FlowController:
 
     Notes
     -----
-    An item that fails or times out is kept in the order of failing until `try_again` takes it. It
-    goes to a consumer at which it has not failed; if none of these is open, to the open one at
-    which it failed longest ago. So whatever was acquired is out, waits to be sent again, or came to
-    its end by `ack` or by `fail` with ``again=False``.
+    Items that fail or time out are queued in that order until `try_again` takes them. An item goes
+    to a consumer at which it has not failed. If none of these is open, it goes to the open one at
+    which it failed longest ago. So every acquired item is outstanding, is queued again, or has
+    ended by `ack` or by `fail` with ``again=False``.
     """
 
     def __init__(
@@ -102,23 +101,23 @@ class FlowController:
         self._windows = Windows(self._chooser, pending, timeout_ns, clock)
         self._waiting: deque[Waiter] = deque()
         self._guard = threading.Lock()
-        # In CPython 3.11 `with` takes thrice the time of these, and there are two locks a tuple.
+        # In CPython 3.11 `with` takes three times as long, and each tuple takes the lock twice.
         self._lock, self._unlock = self._guard.acquire, self._guard.release
         self._lease, self._done = self._windows.lease, self._windows.done
         for name in consumers:
             self.add(name)
 
-    # Consumers come and go.
+    # Consumers.
 
     def add(self, name: Hashable) -> None:
-        """Take a consumer up.
+        """Add a consumer.
 
         Raises
         ------
         ValueError
-            If there is one of that name.
+            If there is a consumer of that name.
         TypeError
-            If what the constructor's ``limit`` made is no `Limit`.
+            If the constructor's ``limit`` made an object that is no `Limit`.
         """
         limit = DelayTarget(clock=self._clock) if self._make_limit is None else self._make_limit()
         if not isinstance(limit, Limit):
@@ -131,17 +130,17 @@ class FlowController:
         _wake(woken)
 
     def remove(self, name: Hashable) -> list[Lease]:
-        """Forget a consumer; what it had outstanding is re-queued.
+        """Remove a consumer, and re-queue its outstanding items.
 
         Returns
         -------
         list of Lease
-            What was, oldest first.
+            The leases that were outstanding, oldest first.
 
         Raises
         ------
         KeyError
-            If there is none of that name.
+            If there is no consumer of that name.
         """
         with self._guard:
             taken = self._windows.leave(name)
@@ -150,7 +149,7 @@ class FlowController:
         return taken
 
     def pause(self, name: Hashable, pause_s: float, *, keys_wait: bool = True) -> None:
-        """Send a consumer nothing for a while, as an HTTP server asks for by ``Retry-After``.
+        """Stop sending to a consumer for a while, for example after an HTTP ``Retry-After``.
 
         Parameters
         ----------
@@ -158,13 +157,13 @@ class FlowController:
         pause_s : float
             Seconds, above 0 and at most 1e9.
         keys_wait : bool, default True
-            With a chooser by key, whether the consumer's keys wait for it; False sends them to
+            With a chooser by key: whether the consumer's keys wait for it. False sends them to
             others meanwhile.
 
         Raises
         ------
         KeyError
-            If there is none of that name.
+            If there is no consumer of that name.
         TypeError
             If ``pause_s`` is not a number.
         ValueError
@@ -175,12 +174,12 @@ class FlowController:
             self._windows.pause(name, for_ns, keys_wait)
 
     def resume(self, name: Hashable) -> None:
-        """End a consumer's pause, however long it was to be.
+        """End a consumer's pause at once.
 
         Raises
         ------
         KeyError
-            If there is none of that name.
+            If there is no consumer of that name.
         """
         with self._guard:
             self._windows.resume(self._windows.named(name))
@@ -190,19 +189,19 @@ class FlowController:
     # Room.
 
     def try_acquire(self, item: Any = None, key: Hashable = None) -> Lease | None:
-        """Return room for a tuple, or None if there is none or others wait for it.
+        """Return a lease for a tuple, or None if there is no room or other callers wait for room.
 
         Parameters
         ----------
         item : object, optional
-            What will be sent; it comes back with `expire` and `try_again`.
+            The item to send. `expire` and `try_again` return it in their leases.
         key : hashable, optional
-            For a chooser by key.
+            The key, for a chooser by key.
 
         Raises
         ------
         TypeError
-            If the chooser goes by key, and none was given, or one that has no hash.
+            If the chooser requires a key and it is missing, or has no hash.
         """
         self._lock()
         try:
@@ -214,9 +213,10 @@ class FlowController:
             self._unlock()
 
     def try_again(self) -> Lease | None:
-        """Return room for what was re-queued first, or None: there is no such, or no room for it.
+        """Return a lease for the first re-queued item; None without such an item or without room.
 
-        It goes before those that wait. With a chooser by key, the first that there is room for.
+        It goes before callers that wait for room. With a chooser by key, it takes the first item
+        with room.
         """
         with self._guard:
             return self._windows.lease_again()
@@ -224,19 +224,19 @@ class FlowController:
     def acquire(
         self, item: Any = None, key: Hashable = None, timeout_s: float | None = None
     ) -> Lease:
-        """Wait for room for a tuple; arguments as of `try_acquire`.
+        """Wait for room for a tuple. The other arguments are those of `try_acquire`.
 
         Parameters
         ----------
         timeout_s : float, optional
-            Seconds to wait at most; by default as long as it takes.
+            The longest wait, in seconds; by default no limit.
 
         Raises
         ------
         TimeoutError
-            If there was none in time.
+            If there was no room in time.
         TypeError
-            As `try_acquire`.
+            See `try_acquire`.
         """
         self._check_key(key)
         waiter = ThreadWaiter(item, key)
@@ -254,9 +254,9 @@ class FlowController:
         return waiter.granted()
 
     async def acquire_async(self, item: Any = None, key: Hashable = None) -> Lease:
-        """Wait for room in a coroutine; arguments as of `try_acquire`.
+        """Wait for room in a coroutine. The arguments are those of `try_acquire`.
 
-        It may be cancelled, and be under `asyncio.timeout`: room that came meanwhile is given back.
+        It may be cancelled, and used under `asyncio.timeout`: room granted meanwhile is given back.
         """
         self._check_key(key)
         waiter = FutureWaiter(item, key, asyncio.get_running_loop())
@@ -270,21 +270,21 @@ class FlowController:
             raise
         return waiter.granted()
 
-    # What became of a tuple.
+    # Answers.
 
     def begin(self, lease: Lease) -> None:
-        """Take in that the consumer begins with a tuple only now: its time-out runs from here."""
+        """Record that the consumer begins a tuple only now. Its time-out runs from here."""
         lease.began_ns = self._clock()
 
     def ack(self, lease: Lease) -> bool:
-        """Take in that a tuple is done.
+        """Record that a tuple is done.
 
         Returns
         -------
         bool
-            Whether this ends it. False if it had come back already; or had timed out and was sent
-            again since, so that the other one decides. One that timed out and still waits
-            to be sent again ends here.
+            Whether this ends the item. False if the lease was answered before, or had timed out and
+            was sent again since: then the newer lease decides. If the item timed out and still
+            waits to be sent again, this ends it.
         """
         self._lock()
         try:
@@ -304,28 +304,28 @@ class FlowController:
         again: bool = True,
         dropped: bool = True,
     ) -> bool:
-        """Take in that a tuple failed, and re-queue it.
+        """Record that a tuple failed, and re-queue it.
 
         Parameters
         ----------
         failed : bytes or array of bool, optional
-            Which records of a `Batch` failed, as `Batch.failed`; by default all. The others are
-            done, and ``lease.item`` holds those that failed from now on.
+            The failed records of a `Batch`, see `Batch.failed`; by default all. The others are
+            done, and from now on ``lease.item`` holds the failed ones.
         again : bool, default True
-            False drops it: nothing is re-queued.
+            False drops the item instead.
         dropped : bool, default True
-            False if the failure says nothing of the consumer's load, as a record that no consumer
-            will take. A batch of which some records went well never does.
+            False if the failure does not depend on the consumer's load, for example a record that
+            no consumer can process. A batch of which some records succeeded always counts as False.
 
         Returns
         -------
         bool
-            Whether this took it back; False if it had come back already.
+            Whether the lease was outstanding. False if it was answered before.
 
         Raises
         ------
         TypeError, ValueError
-            As `Batch.failed`, or if the item is no `Batch`; or if no bit is set, which is an `ack`.
+            As in `Batch.failed`; or if the item is no `Batch`, or no bit is set (use `ack`).
         """
         item = lease.item
         if failed is not None:
@@ -347,7 +347,7 @@ class FlowController:
         return taken
 
     def timed_out(self, lease: Lease, *, again: bool = True) -> bool:
-        """See `fail`, for a tuple that its producer has waited for long enough."""
+        """Record that the producer waits no longer for a tuple; see `fail`."""
         with self._guard:
             taken = self._windows.take_back(lease, True, again, timed_out=True)
             woken = self._serve_waiting()
@@ -355,14 +355,14 @@ class FlowController:
         return taken
 
     def give_back(self, lease: Lease) -> bool:
-        """Return room that was not used: nothing was sent, and nothing is learnt.
+        """Return a lease that was not used. The limits do not change.
 
-        An item that was to be sent again is re-queued.
+        If it was for an item to be sent again, the item is re-queued.
 
         Returns
         -------
         bool
-            False if the lease had come back already.
+            False if the lease was answered before.
         """
         with self._guard:
             taken = self._windows.unsend(lease)
@@ -371,24 +371,25 @@ class FlowController:
         return taken
 
     def delay(self, lease: Lease, delay_s: float) -> bool:
-        """Let an item that waits to be sent again wait so many seconds from now.
+        """Delay a re-queued item by seconds from now.
 
-        Its key waits with it. Returns whether it waited; errors as of `pause`.
+        Its key waits with it. Returns whether the item was queued. Errors are those of `pause`.
         """
         for_ns = nanoseconds(delay_s, "delay_s")
         with self._guard:
             return self._windows.delay(lease, for_ns)
 
     def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
-        """Have the parts of an item that waits to be sent again be sent by themselves.
+        """Replace a re-queued item by its parts, which are sent separately.
 
-        Not with a chooser by key. Returns what waits in the item's place; none if it did not wait.
+        Not with a chooser by key. Returns the leases of the parts; an empty list if the item was
+        not queued.
         """
         with self._guard:
             return self._windows.split(lease, items)
 
     def drop(self, lease: Lease) -> bool:
-        """Let an item go that waits to be sent again; return whether it waited."""
+        """Remove a re-queued item. Return whether it was queued."""
         with self._guard:
             waited = self._windows.drop(lease)
             woken = self._serve_waiting()
@@ -396,12 +397,12 @@ class FlowController:
         return waited
 
     def expire(self) -> list[Lease]:
-        """Time out what did not come back in time, end pauses that are over, look for silence.
+        """Time out overdue tuples, end pauses that are over, and detect silent consumers.
 
         Returns
         -------
         list of Lease
-            What timed out, now re-queued; consumer by consumer, oldest first.
+            The leases that timed out, now re-queued; by consumer, oldest first.
         """
         with self._guard:
             expired = self._windows.expire()
@@ -409,32 +410,32 @@ class FlowController:
         _wake(woken)
         return expired
 
-    # Looking inside.
+    # State.
 
     @property
     def in_flight(self) -> int:
-        """Tuples outstanding."""
+        """The number of outstanding tuples."""
         return self._windows.in_flight
 
     @property
     def requeued(self) -> int:
-        """Items that failed or timed out, and wait to be sent again."""
+        """The number of items that failed or timed out and wait to be sent again."""
         return self._windows.requeued
 
     @property
     def late(self) -> int:
-        """Acks and fails of leases that had come back or timed out before."""
+        """The number of acks and fails of leases that were answered or timed out before."""
         return self._windows.late
 
     @property
     def capacity(self) -> int:
-        """Tuples that may be outstanding now."""
+        """The number of tuples that may be outstanding now."""
         with self._guard:
             limits = sum(c.limit.limit for c in self._windows.consumers.values() if c.is_open)
         return limits if self._max_pending is None else min(limits, self._max_pending)
 
     def state(self) -> list[ConsumerState]:
-        """Return the state of each consumer, in the order in which they came."""
+        """Return the state of each consumer, in the order in which they were added."""
         with self._guard:
             return [state_of(consumer) for consumer in self._windows.consumers.values()]
 
@@ -453,7 +454,7 @@ class FlowController:
     # Waiters.
 
     def _check_key(self, key: Hashable) -> None:
-        """Refuse a key here: room for one that waits may be looked for in any thread's call."""
+        """Raise for a bad key in the caller's thread. Any thread may look for room for it later."""
         if self._chooser.keyed:
             Windows.check_key(key)
 
@@ -466,7 +467,7 @@ class FlowController:
         return waiter.lease is not None
 
     def _serve_waiting(self) -> list[Waiter]:
-        """Give room to those that wait for it, in their order; they are to be woken afterwards."""
+        """Grant room to waiters, in order. Return those to wake after the lock is released."""
         woken: list[Waiter] = []
         passed = []
         while self._waiting:

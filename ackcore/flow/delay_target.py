@@ -1,4 +1,4 @@
-"""The default limit: a consumer's service time, times a delay."""
+"""The default limit: a consumer's service rate, times a delay."""
 
 from __future__ import annotations
 
@@ -10,50 +10,52 @@ from ackcore.flow.numbers import milliseconds, positive
 
 
 class DelayTarget:
-    """A window that keeps a consumer's queue at a delay: the default.
+    """The default: a window that keeps a consumer's queue at a delay.
 
-    ``limit = (target + base_rtt) / service``, rounded and within ``2 .. max_limit``: what a
-    consumer serves within the target and within the round trip of an empty queue. So the target is
-    how long a tuple waits at a consumer that has more than enough to do. With fewer than 2 one that
-    is slower than the target would idle between an ack and the next tuple.
+    ``limit = (target + base_rtt) / service``, rounded and within ``2 .. max_limit``: the number of
+    tuples that a consumer serves within the target plus the round trip of an empty queue. So the
+    target is the time that a tuple waits at a fully loaded consumer. With fewer than 2, a consumer
+    slower than the target would idle between an ack and the next tuple.
 
-    ``service`` is the time from one ack to the next, or from send to ack where that is shorter: for
-    a consumer that serves one by one, ``t_ack - max(t_previous_ack, t_sent)`` is what a tuple took
-    without the queue before it; for one that serves n at once, an n-th of it. The estimate is an
-    exponentially weighted mean, the plain mean of the first ``1 / alpha``; after t seconds in which
-    the consumer had nothing to do, a sample weighs ``t / 10`` at least. It does not drift up
-    when several producers queue at a consumer, as estimates from the shortest round trip do.
+    ``service`` is the time from one ack to the next, or from send to ack if that is shorter. For a
+    consumer that serves one tuple at a time, ``t_ack - max(t_previous_ack, t_sent)`` is the time of
+    a tuple without its wait in the queue; for one that serves n at once, an n-th of it. The
+    estimate is an exponentially weighted mean, and the plain mean of the first ``1 / alpha``
+    samples. After t seconds in which the consumer was idle, a sample weighs at least ``t / 10``. It
+    does not drift up when several producers queue at a consumer, as estimates from the shortest
+    round trip do.
 
-    10 s and 50 round trips after ``base_rtt`` was last measured, the limit is 1 until an ack of a
-    tuple that was outstanding alone, which measures it anew.
+    10 s and 50 round trips after ``base_rtt`` was last measured, the limit is 1 until a tuple that
+    was outstanding alone is acked, which measures it anew.
 
-    A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times;
-    each ack takes back one such factor.
+    A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times in
+    total; each ack removes one such factor.
 
     Parameters
     ----------
     target_ms : float, default 50.0
-        The queueing delay to aim at, in milliseconds; 20 for lower latency. A consumer that pauses
-        for no longer than that never runs dry.
+        The target queueing delay, in milliseconds; 20 for lower latency. A consumer that pauses for
+        no longer than that never runs out of tuples.
     initial : int, default 2
         The limit before the first sample.
     max_limit : int, default 1000
         The largest limit.
     alpha : float, default 0.05
-        Weight of a new sample.
+        The weight of a new sample.
     clock : callable, optional
-        Nanoseconds as an int, the controller's; by default `time.monotonic_ns`.
+        The controller's clock: nanoseconds as an int; by default `time.monotonic_ns`.
 
     Attributes
     ----------
     service_ns : float
-        Nanoseconds of service a tuple, failures weighed in; 0.0 before the first sample.
+        The service time of a tuple in nanoseconds, including the penalty; 0.0 before the first
+        sample.
     base_rtt_ns : float
-        The round trip of a tuple that meets no queue: the shortest, and it follows (with ``alpha``)
-        those of tuples that were outstanding alone, so that it can rise again; 0.0 before the
-        first.
+        The round trip of a tuple that meets no queue; 0.0 before the first sample. It is the
+        shortest round trip. It also follows (with ``alpha``) those of tuples that were outstanding
+        alone, so that it can rise again.
     penalty : float
-        The factor of the failures, from 1 to 64.
+        The factor for failures, from 1 to 64.
 
     Notes
     -----
@@ -88,9 +90,9 @@ class DelayTarget:
         alpha: float = 0.05,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        #: Nanoseconds of queueing to aim at.
+        #: The target queueing delay, in nanoseconds.
         self.threshold_ns = milliseconds(target_ms, "target_ms")
-        #: Tuples that may be outstanding.
+        #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)
         self._alpha = positive(alpha, "alpha", 1.0)
         self._clock = clock
@@ -105,10 +107,10 @@ class DelayTarget:
     def on_sample(
         self, rtt_ns: int, in_flight: int, dropped: bool, now_ns: int | None = None
     ) -> None:
-        """Take a sample in, as `Limit.on_sample`; its time may be given."""
+        """Add a sample, see `Limit.on_sample`. ``now_ns`` may give its time."""
         if dropped:
             if not self._mean_ns:
-                self._mean_ns = float(rtt_ns)  # nothing better is known
+                self._mean_ns = float(rtt_ns)  # the only estimate so far
             self.penalty = min(self.penalty * self._FAILURE, self._MOST)
             self.service_ns = self._mean_ns * self.penalty
             self.limit = max(1, self.limit - 1)
@@ -133,7 +135,7 @@ class DelayTarget:
             if idle > self._STALE_NS * weight:
                 weight = min(1.0, idle / self._STALE_NS)
             if in_flight == 1:
-                # It met no queue of ours.
+                # The tuple met no queue of this producer.
                 if now >= self._probe_ns and rtt_ns > target:
                     base = rtt_ns
                 else:
@@ -150,7 +152,8 @@ class DelayTarget:
             mean *= self.penalty
             least = 1
         self.service_ns = mean
-        # Beyond a long pipe the target adds less than half a tuple to few: rounded up, it grows.
+        # With a long round trip and few tuples, the target may add less than half a tuple.  Round
+        # up then, so that the window can grow.
         window = int((target + base) / mean + (1.0 if base > 2 * target else 0.5))
         if window < least:
             window = least

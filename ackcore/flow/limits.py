@@ -1,13 +1,13 @@
-"""How many tuples a consumer may have outstanding: laws that follow the round-trip times of acks.
+"""The number of tuples a consumer may have outstanding: laws that adapt to the round trips of acks.
 
-A limit belongs to one consumer. It is given a sample for each tuple that comes back, and says how
-many may be out. All times are nanoseconds; each sample takes constant time and no memory. The
-default, `DelayTarget`, has a module of its own.
+A limit belongs to one consumer. It receives a sample for each answered tuple, and provides the
+number that may be outstanding. All times are nanoseconds; each sample takes constant time and no
+memory. The default, `DelayTarget`, has a module of its own.
 
 ==============  =======================================================  =======================
-law             follows                                                  where it is from
+law             follows                                                  origin
 ==============  =======================================================  =======================
-`DelayTarget`   service time: what is served within a target delay        BBR, CoDel
+`DelayTarget`   service time: the tuples served within a target delay    BBR, CoDel
 `RttThreshold`  round trip against a threshold, one step up or down      TCP's, without slow start
 `Fixed`         nothing
 ==============  =======================================================  =======================
@@ -21,70 +21,71 @@ from typing import Any, Protocol, runtime_checkable
 from ackcore._columns import as_count
 from ackcore.flow.numbers import milliseconds, positive
 
-#: A limit that nothing bounds would put a whole stream before a consumer that answers at once.
+#: Without this bound, a consumer that answers at once would get a whole stream.
 MAX_LIMIT = 1_000_000
 
 
 def limit_bounds(initial: Any, max_limit: Any) -> tuple[int, int]:
-    """Return the first limit of a law and its largest, if they are in that order.
+    """Return the first limit of a law and its largest, checked.
 
     Raises
     ------
     TypeError
-        If one is no whole number.
+        If one is not an integer.
     ValueError
-        If one is out of range.
+        If one is out of range, or the first is larger than the largest.
     """
     most = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
     return as_count(initial, "initial", 1, most), most
 
 
 class Pressure(enum.Enum):
-    """How a consumer keeps up."""
+    """The load level of a consumer."""
 
     NORMAL = "normal"  # answers within the threshold
-    SLOW = "slow"  # answers, but later, or has been silent for longer than it should
-    BUSY = "busy"  # what came back last had failed or timed out
+    SLOW = "slow"  # answers later, or has been silent for too long
+    BUSY = "busy"  # the last tuple failed or timed out
 
 
 @runtime_checkable
 class Limit(Protocol):
-    """How many tuples one consumer may have outstanding.  Used by one thread at a time."""
+    """The number of tuples that one consumer may have outstanding. One thread at a time uses it."""
 
     @property
     def limit(self) -> int:
-        """Tuples that may be outstanding, at least 1."""
+        """The largest number of outstanding tuples, at least 1."""
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
-        """Take in that a tuple came back.
+        """Adapt to a tuple that was answered.
 
         Parameters
         ----------
         rtt_ns : int
             Nanoseconds since it was sent.
         in_flight : int
-            Tuples that were outstanding at this consumer just before, itself included.
+            The number of tuples outstanding at this consumer just before, including this one.
         dropped : bool
-            It failed or timed out.
+            Whether it failed or timed out.
         """
 
 
 class RttThreshold:
     """A window that grows while round trips are within a threshold, and shrinks beyond it.
 
-    An ack within the threshold is NORMAL and adds ``step / window``, a later one is SLOW and takes
-    as much off: linear in time, a step for each window of acks. A failure or time-out is BUSY and
-    takes 1 off at once (and the tuple goes to another consumer). There is no slow start: it would
-    end in SLOW, and a larger window is not a faster consumer.
+    An ack within the threshold is NORMAL and adds ``step / window``. A later one is SLOW and
+    subtracts as much. So the window changes linearly, by one step for each window of acks. A
+    failure or time-out is BUSY and subtracts 1 at once (and the tuple goes to another consumer).
+    There is no slow start: it would end in SLOW, and a larger window does not make a consumer
+    faster.
 
-    The window grows until round trips are at the threshold: that is the latency under load.
+    The window grows until round trips reach the threshold, which is the latency under load.
 
     Parameters
     ----------
     threshold_ms : float, default 50.0
-        Round trip up to which a consumer counts as NORMAL, in milliseconds.
+        The longest round trip of a NORMAL consumer, in milliseconds.
     step : float, default 1.0
-        Tuples by which a window of acks moves the window.
+        The number of tuples by which a window of acks changes the window.
     initial : int, default 4
         The window before the first sample.
     max_limit : int, default 1000
@@ -113,13 +114,13 @@ class RttThreshold:
     ) -> None:
         self.threshold_ns = milliseconds(threshold_ms, "threshold_ms")
         self._step = positive(step, "step", MAX_LIMIT, "tuples")
-        #: Tuples that may be outstanding.
+        #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)
         self._window = float(self.limit)
         self.pressure = Pressure.NORMAL
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
-        """Take a sample in, as `Limit.on_sample`."""
+        """Add a sample, see `Limit.on_sample`."""
         if dropped:
             self.pressure = Pressure.BUSY
             window = self._window - 1
@@ -134,19 +135,19 @@ class RttThreshold:
 
 
 class Fixed:
-    """A window that stays as it is.
+    """A constant window.
 
     Parameters
     ----------
     limit : int
-        Tuples that may be outstanding.
+        The number of tuples that may be outstanding.
     """
 
     __slots__ = ("limit",)
 
     def __init__(self, limit: int) -> None:
-        #: Tuples that may be outstanding.
+        #: The number of tuples that may be outstanding.
         self.limit = as_count(limit, "limit", 1, MAX_LIMIT)
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
-        """Nothing is learnt."""
+        """Do nothing."""

@@ -12,13 +12,13 @@ def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> f
     Parameters
     ----------
     value : int or float
-        What was given.
+        The value to check.
     name : str
-        The argument's.
+        The name of the argument.
     most : float, default infinity
-        The largest that is taken; infinity itself never is.
+        The largest allowed value. Infinity itself is never allowed.
     unit : str, optional
-        What it counts, for the message.
+        The unit of the value, for the message.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> f
 
 def nanoseconds(value: Any, name: str) -> int:
     """Return a number of seconds above 0 as whole nanoseconds, at least 1; errors as `positive`."""
-    # 1e9 s are 31 years: no product of them leaves what a float holds to the millisecond.
+    # 1e9 s are 31 years: floats of that size are exact to the millisecond.
     return max(1, round(positive(value, name, 1e9, "seconds") * 1e9))
 
 

@@ -11,8 +11,7 @@ from ackcore.flow.consumers import Lease
 
 
 class Waiter:
-    """A wait for room. The controller sets ``lease`` under its lock, and wakes the waiter
-    afterwards."""
+    """A wait for room. The controller sets ``lease`` under its lock, and then wakes the waiter."""
 
     __slots__ = ("item", "key", "lease")
 
@@ -22,17 +21,17 @@ class Waiter:
         self.lease: Lease | None = None
 
     def wake(self) -> None:
-        """Let it go on; from any thread."""
+        """End the wait. Any thread may call it."""
         raise NotImplementedError
 
     def granted(self) -> Lease:
-        """Return the lease that it was woken for."""
+        """Return the granted lease."""
         assert self.lease is not None
         return self.lease
 
 
 class ThreadWaiter(Waiter):
-    """A thread that waits."""
+    """A waiting thread."""
 
     __slots__ = ("_lock",)
 
@@ -46,12 +45,12 @@ class ThreadWaiter(Waiter):
         self._lock.release()
 
     def wait(self, wait_s: float) -> bool:
-        """Wait so many seconds at most, and say whether it was woken."""
+        """Wait up to ``wait_s`` seconds. Return whether the waiter was woken."""
         return self._lock.acquire(timeout=wait_s)
 
 
 class FutureWaiter(Waiter):
-    """A coroutine that waits."""
+    """A waiting coroutine."""
 
     __slots__ = ("_event", "_loop")
 
@@ -63,11 +62,11 @@ class FutureWaiter(Waiter):
     def wake(self) -> None:
         """See `Waiter.wake`."""
         if self._loop.is_closed():
-            return  # and with it the coroutine
+            return  # the coroutine has ended with its loop
         self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, wait_s: float) -> bool:
-        """Wait so many seconds at most, and say whether it was woken."""
+        """Wait up to ``wait_s`` seconds. Return whether the waiter was woken."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._event.wait()

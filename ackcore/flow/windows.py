@@ -1,6 +1,6 @@
-"""The windows of all consumers and what is outstanding in them, for one thread at a time.
+"""The windows of all consumers and their outstanding leases. One thread at a time uses them.
 
-`ackcore.flow.controller` puts a lock around this, and has those that wait for room.
+`ackcore.flow.controller` adds a lock, and the callers that wait for room.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ackcore.flow.delay_target import DelayTarget
 from ackcore.flow.limits import Limit
 
 _SWEEP_NS = 2_000_000
-#: For each second without a tuple, a consumer counts as quicker by a factor.
+#: A consumer counts as faster by this factor for each second without a tuple.
 _IDLE_NS, _IDLE_FACTOR = 1_000_000_000, 1.5
 
 _OUT, _ACKED, _REQUEUED = Fate.OUT, Fate.ACKED, Fate.REQUEUED
@@ -26,18 +26,18 @@ _new = object.__new__
 
 
 class Windows:
-    """Consumers, the leases that are out, and what waits to be sent again.
+    """Consumers, outstanding leases, and items that wait to be sent again.
 
     Parameters
     ----------
     chooser : Chooser
-        Told of each change, asked for each lease.
+        Chooses the consumer of each lease.
     max_pending : int or None
-        Leases that may be out in all.
+        The largest number of outstanding leases in all.
     timeout_ns : int
-        After which a lease has timed out.
+        Nanoseconds after which a lease has timed out.
     clock : callable
-        Nanoseconds.
+        Returns the time in nanoseconds.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Windows:
         self._timeout_ns = timeout_ns
         self._clock = clock
         self._free_slots: list[int] = []
-        self._queue: deque[Lease] = deque()  # re-queued; also some that came to their end since
-        self._delayed: list[tuple[int, int, Lease]] = []  # of these, a heap by due time
+        self._queue: deque[Lease] = deque()  # re-queued; also some that have ended since
+        self._delayed: list[tuple[int, int, Lease]] = []  # delayed ones, a heap by due time
         self._delays = 0
-        self._held: set[Hashable] = set()  # keys with a tuple that is not done, if they decide
+        self._held: set[Hashable] = set()  # with a chooser by key: keys of tuples not done
         self._next_sweep_ns = clock()
         self.consumers: dict[Hashable, Consumer] = {}
         self.in_flight = 0
@@ -64,11 +64,11 @@ class Windows:
         self.late = 0
 
     def join(self, name: Hashable, limit: Limit) -> None:
-        """Take a consumer up."""
+        """Add a consumer."""
         if name in self.consumers:
             raise ValueError(f"there is a consumer {name!r} already; remove it first")
         slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
-        # Whatever the law: the choice goes by the service time.
+        # With any law, the choice needs the service time.
         service = limit if isinstance(limit, DelayTarget) else DelayTarget(clock=self._clock)
         consumer = Consumer(name, slot, limit, service, self._clock())
         self.consumers[name] = consumer
@@ -76,7 +76,7 @@ class Windows:
         self._chooser.changed(consumer)
 
     def leave(self, name: Hashable) -> list[Lease]:
-        """Forget a consumer, and return what it had out, now re-queued."""
+        """Remove a consumer, and return its outstanding leases, now re-queued."""
         consumer = self.named(name)
         del self.consumers[name]
         consumer.is_open = False
@@ -91,7 +91,7 @@ class Windows:
         return taken
 
     def pause(self, name: Hashable, for_ns: int, keys_wait: bool = True) -> None:
-        """Close a consumer for a while."""
+        """Pause a consumer."""
         consumer = self.named(name)
         consumer.is_open = False
         consumer.keys_wait = keys_wait
@@ -99,13 +99,13 @@ class Windows:
         self._chooser.changed(consumer)
 
     def resume(self, consumer: Consumer) -> None:
-        """Open a consumer at once, however long it was to be closed for."""
+        """End a consumer's pause at once."""
         consumer.opens_ns = 0
         consumer.is_open = True
         self._chooser.changed(consumer)
 
     def named(self, name: Hashable) -> Consumer:
-        """Return the consumer of a name."""
+        """Return the consumer of that name."""
         try:
             return self.consumers[name]
         except KeyError:
@@ -115,7 +115,7 @@ class Windows:
     def lease(
         self, item: Any, key: Hashable = None, avoid: tuple[Consumer, ...] = (), attempt: int = 0
     ) -> Lease | None:
-        """Return room, or None if there is none."""
+        """Return a lease, or None if there is no room."""
         now = self._clock()
         if now >= self._next_sweep_ns:
             self._sweep(now)
@@ -152,7 +152,7 @@ class Windows:
 
     @staticmethod
     def check_key(key: Hashable) -> None:
-        """Refuse what a chooser by key cannot go by."""
+        """Raise TypeError for a key that a chooser by key cannot use."""
         if key is None:
             raise TypeError("key must be given, got None: the chooser goes by it")
         try:
@@ -163,7 +163,7 @@ class Windows:
             ) from None
 
     def lease_again(self) -> Lease | None:
-        """Return room for what was re-queued first, or None; by key, for the first with room."""
+        """Return a lease for the first re-queued item, or None; by key, for the first with room."""
         if self.in_flight >= self._max_pending:
             return None
         now = self._clock()
@@ -179,12 +179,12 @@ class Windows:
                 self._delays += 1
                 heappush(self._delayed, (failed.due_ns, self._delays, failed))
                 continue
-            # By name: one that left and came back is the same to its user.
+            # By name: for the user, a consumer that left and returned is the same.
             avoid = tuple(self.consumers.get(each.name, each) for each in failed.failed_at)
             lease = self.lease(failed.item, failed.key, avoid, failed.attempt + 1)
             if lease is None:
                 passed.append(failed)
-                # Not asked of the chooser, for which that would be a turn.
+                # Without the chooser: a choice might change its state.
                 if not self._keyed and not any(c.has_room for c in self.consumers.values()):
                     break  # there is no room for any
             else:
@@ -195,12 +195,12 @@ class Windows:
         return lease
 
     def done(self, lease: Lease) -> bool:
-        """A lease was acked; whether that ends it."""
+        """Record that a lease was acked. Return whether that ends the item."""
         now = self._clock()
         consumer = lease.consumer
         if lease.fate is not _OUT:
             self.late += 1
-            consumer.heard_ns = now  # late or not: the consumer answers
+            consumer.heard_ns = now  # a late answer also ends the silence
             if lease.fate is not _REQUEUED:
                 return False
             self._end_requeued(lease, _ACKED)
@@ -224,7 +224,7 @@ class Windows:
         return True
 
     def take_back(self, lease: Lease, dropped: bool, again: bool, timed_out: bool) -> bool:
-        """A lease failed or timed out; whether it was out."""
+        """Record that a lease failed or timed out. Return whether it was outstanding."""
         if lease.fate is not _OUT:
             self.late += 1
             return False
@@ -252,7 +252,7 @@ class Windows:
         return True
 
     def unsend(self, lease: Lease) -> bool:
-        """A lease was not used; whether it was out."""
+        """Record that a lease was not used. Return whether it was outstanding."""
         if lease.fate is not _OUT:
             return False
         self._one_less(lease.consumer)
@@ -266,14 +266,14 @@ class Windows:
         return True
 
     def delay(self, lease: Lease, for_ns: int) -> bool:
-        """Have what waits to be sent again wait longer; whether it waited."""
+        """Delay a re-queued item. Return whether it was queued."""
         if lease.fate is not _REQUEUED:
             return False
         lease.due_ns = self._clock() + for_ns
         return True
 
     def split(self, lease: Lease, items: Iterable[Any]) -> list[Lease]:
-        """Put others into the place of what waits to be sent again."""
+        """Replace a re-queued item by its parts, and return their leases."""
         if lease.fate is not _REQUEUED:
             return []
         parts = []
@@ -286,14 +286,14 @@ class Windows:
         return parts
 
     def drop(self, lease: Lease) -> bool:
-        """Let go of what waits to be sent again; whether it waited."""
+        """Remove a re-queued item. Return whether it was queued."""
         if lease.fate is not _REQUEUED:
             return False
         self._end_requeued(lease, Fate.DROPPED)
         return True
 
     def expire(self) -> list[Lease]:
-        """Take back what timed out, and see to all else that is due."""
+        """Return the leases that timed out, now re-queued, and update the consumers."""
         now = self._clock()
         expired = []
         for consumer in self.consumers.values():
@@ -303,12 +303,12 @@ class Windows:
                 if self.take_back(lease, dropped=True, again=True, timed_out=True):
                     expired.append(lease)
                 else:
-                    self.late -= 1  # it had come back, in time
+                    self.late -= 1  # it was answered in time
         self._sweep(now)
         return expired
 
     def due_ns(self) -> int | None:
-        """Nanoseconds until something is due that may make room: a time-out, a pause that ends."""
+        """Return the nanoseconds until a time-out or a pause's end may make room; else None."""
         now = self._clock()
         due = []
         for consumer in self.consumers.values():
@@ -343,7 +343,7 @@ class Windows:
         self._held.discard(lease.key)
 
     def _sweep(self, now: int) -> None:
-        """Find the silent, open what was paused, give another try where all had failed."""
+        """Update silence and idle time of each consumer, and end pauses that are over."""
         self._next_sweep_ns = now + _SWEEP_NS
         for consumer in self.consumers.values():
             sent = consumer.sent
@@ -352,14 +352,14 @@ class Windows:
             service = consumer.service
             silence, extra = 0, 0.0
             if consumer.out:
-                # An empty queue's first answer takes a round trip; from then on, a service time.
+                # The first answer of an empty queue takes a round trip, later ones a service time.
                 silent = now - consumer.heard_ns
                 if silent > 4 * service.service_ns + service.base_rtt_ns:
                     silence, extra = silent, 2.0 * silent
             else:
                 idle = now - max(consumer.heard_ns, consumer.dropped_ns)
                 if idle > _IDLE_NS:
-                    # If it is not chosen for what it was, nothing is learnt of what it is.
+                    # A consumer that is never chosen for its old estimate would never be measured.
                     quicker = _IDLE_FACTOR ** -min(idle / _IDLE_NS, 60.0)
                     extra = service.service_ns * (quicker - 1.0)
             if not consumer.is_open and now >= consumer.opens_ns:

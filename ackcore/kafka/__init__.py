@@ -1,11 +1,8 @@
-"""Kafka, by confluent-kafka: ``ackcore[kafka]``.
+"""Kafka, through confluent-kafka: ``ackcore[kafka]``.
 
-`OffsetRange` and `read_range` read a part of a partition into Arrow batches, by position and
-without a group; `Consumer` is a member of a group that commits exactly what is done, and
-`replay_letters` sends its dead letters back; `Cluster`
-knows partitions, where they begin and end, and what a group has committed; `ClientSettings` is how
-a client reaches its brokers.  `KafkaSpout` is a source for a topology on Spark,
-and `KafkaGroup` is told what is done of one of Spark's own.
+`KafkaSpout` is a source for a topology on Spark. `KafkaGroup` is a consumer group whose offsets
+ackcore commits for a stream of Spark's own Kafka source. `Consumer` is a member of a group that
+commits exactly the records that are done, and `replay_letters` sends its dead letters back.
 """
 
 try:
@@ -23,14 +20,9 @@ from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.dead_limit import TooManyDead
 from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange
 from ackcore.kafka.cluster import (
-    Answers,
-    Cluster,
     ClusterFailed,
-    Committed,
-    Partition,
     TopicPartition,
     UnknownTopics,
-    Watermarks,
 )
 from ackcore.kafka.consumer import Consumer, ConsumerStats
 from ackcore.kafka.dead_letters import DeadLetterLoop
@@ -38,19 +30,11 @@ from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTime
 from ackcore.kafka.group import KafkaGroup
 from ackcore.kafka.letter_replay import SentBack, replay_letters
 from ackcore.kafka.producing import DeliveryError
-from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
-from ackcore.kafka.reading import RangeReader, read_range
 from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
-from ackcore.kafka.settings import ClientSettings
 from ackcore.kafka.spout import KafkaSpout
 
 __all__ = [
-    "RECORD_SCHEMA",
-    "Answers",
-    "ClientSettings",
-    "Cluster",
     "ClusterFailed",
-    "Committed",
     "Consumer",
     "ConsumerCounts",
     "ConsumerError",
@@ -62,12 +46,9 @@ __all__ = [
     "KafkaRecord",
     "KafkaSpout",
     "LogTruncated",
-    "OffsetRange",
     "OffsetsLost",
     "OffsetsOutOfRange",
-    "Partition",
     "PartitionStats",
-    "RangeReader",
     "ReadFailed",
     "ReadTimedOut",
     "Reject",
@@ -77,7 +58,5 @@ __all__ = [
     "TopicPartition",
     "Unavailable",
     "UnknownTopics",
-    "Watermarks",
-    "read_range",
     "replay_letters",
 ]

@@ -1,10 +1,13 @@
 """Start positions of the partitions that a consumer is assigned: named, logged decisions.
 
-"group" is where it was committed; "earliest", "latest", "timestamp" and "explicit" are as ``start``
-says, where nothing was, or, with "forced, " before them, whatever was; "topic made anew" is the
-beginning of a topic that has the name of the one that was read, "new partition" that of one which
-came to a topic while it was read: its end, or what is of a time, may be behind its first records.
-"another log" is where ``out_of_range`` says, of one that is shorter than what was done of it.
+- "group": the committed offset.
+- "earliest", "latest", "timestamp", "explicit": the position that ``start`` names, for a partition
+  without a committed offset. With "forced, " before it, also for one that has such an offset.
+- "topic made anew": the beginning of a topic that was deleted and created again since it was read.
+- "new partition": the beginning of a partition that was added while its topic was read. Its end, or
+  the first offset of a time, may be behind its first records.
+- "another log": the position that ``out_of_range`` names, in a log that is shorter than the done
+  offsets.
 """
 
 from __future__ import annotations
@@ -35,14 +38,14 @@ _WAY_OUT = "out_of_range='earliest' or 'latest' reads it from its beginning"
 
 
 class Begun(NamedTuple):
-    """A partition that is assigned, and where it begins."""
+    """The start position of an assigned partition."""
 
     key: Key
     restored: Restored
-    committed: bool  # whether it begins where it was committed, and as it was
+    committed: bool  # whether the committed state is the start
     origin: Origin
     topic_id: str | None
-    near: int | None  # what is below is too far behind; None if nothing is
+    near: int | None  # records below this offset are too far behind; None if none are
 
 
 def begin(
@@ -57,27 +60,31 @@ def begin(
 
     Parameters
     ----------
-    client, settings, partitions
-        Of a consumer, and what is assigned to it.
+    client, settings
+        The client and the settings of a consumer.
+    partitions
+        The partitions that the consumer is assigned.
     ids : mapping from str to str or None
-        The ids of their topics, as far as they are known.
+        The ids of their topics; None if unknown.
     seen : mapping from str to str
-        The ids that topics had when this consumer read them last.
+        The ids that the topics had when this consumer last read them.
     is_new : callable
-        Whether a partition has come to its topic since this consumer began to read that.
+        Returns whether a partition was added to its topic after this consumer began to read the
+        topic.
 
     Raises
     ------
     OffsetsOutOfRange
-        If a topic was made anew, or a partition is too far behind, and that is not to be.
+        If a topic was deleted and created again, or a partition is too far behind, and
+        ``out_of_range`` is "fail".
     ConsumerError
-        If the broker does not say what is asked of it.
+        If the broker does not answer a request.
     """
     log = settings.client.logger(_log)
     found = _committed(client, settings, partitions)
     goes_on = [_goes_on(each, settings, ids.get(each.topic), seen) for each in found]
     new = [each for each, kept in zip(found, goes_on, strict=True) if kept is None]
-    # Before the times: what comes between the two requests may be of that time.
+    # Before the times: a record that is written between the two requests may have that time.
     marks = {_key(each): watermarks(client, each) for each in new}
     times = _of_time(client, settings, list(marks))
     begun = []
@@ -102,10 +109,10 @@ def begin(
         name = settings.force_from_start
         origin = Origin.of(topic_id, name)
         was = Origin.read(restored.deployment)
-        if name is None:  # of a deployment before, which is not to begin anew if it comes back
+        if name is None:  # keep the former name: that deployment must not begin anew if it returns
             origin = origin._replace(name=was.name)
         if topic_id is None and (why == "group" or each.offset < 0):
-            # Nobody says yet whether it is another one.
+            # Whether the topic was created again is not known yet.
             origin = origin._replace(topic=was.topic or Origin.of(seen.get(key[0]), None).topic)
         near = _near(client, settings, each, offset)
         begun.append(Begun(key, restored, why == "group", origin, topic_id, near))
@@ -122,8 +129,7 @@ def _goes_on(
     topic_id: str | None,
     seen: Mapping[str, str],
 ) -> tuple[Restored, str] | None:
-    """Return the committed position of a partition with the reason, or None to begin at
-    ``start``."""
+    """Return the position to continue at, with the reason; None to begin at ``start``."""
     key = _key(found)
     now = Origin.of(topic_id, settings.force_from_start)
     was_seen = Origin.of(seen.get(found.topic), None)
@@ -142,11 +148,11 @@ def _goes_on(
 def _another_log(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, done: int
 ) -> tuple[Restored, str] | None:
-    """Return the start in a log that is shorter than what was done of it; None if it is long
+    """Return the start in a log that is shorter than the done offsets; None if the log is long
     enough.
 
-    Below what is committed the client is refused; above that, it would wait for what comes there,
-    which would be taken for done.
+    The client raises an error below the committed offset. Above it, the client would wait for new
+    records, which would then count as done.
     """
     low, high = watermarks(client, partition)
     if done <= high:
@@ -165,7 +171,9 @@ def _another_log(
 def _near(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, offset: int
 ) -> int | None:
-    """Below which offset a partition is too far behind, if it is."""
+    """Return the offset at ``max_offset_behind`` before the end; None if the start is not before
+    it.
+    """
     most = settings.max_offset_behind
     if most is None:
         return None
@@ -197,7 +205,11 @@ def _committed(
 
 
 def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) -> dict[Key, int]:
-    """Return the first offsets of the time at which to begin, if it is one, where there are any."""
+    """Return the first offset per partition of the time in ``start``; empty if ``start`` is no
+    time.
+
+    Partitions without a record of that time or later are left out.
+    """
     wanted = time_ms(settings.start)
     if wanted is None or not keys:
         return {}

@@ -1,4 +1,4 @@
-"""A consumer's client of confluent-kafka, and its calls: ends of partitions, records."""
+"""The confluent-kafka client of a consumer, and its requests for offsets and records."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 #: Seconds that brokers may take to answer a question of a consumer.
 REQUEST_S = 30.0
 _PAUSE_S = 0.1
-#: A producer does not know them, and says so.
+#: Settings for consumers only: a producer would warn about them.
 _OF_CONSUMERS = (
     *("group.", "session.", "heartbeat.", "max.poll.", "max.partition.fetch.", "fetch."),
     *("queued.", "auto.", "enable.auto.", "enable.partition.", "partition.assignment."),
@@ -31,7 +31,7 @@ _OF_CONSUMERS = (
 
 
 class ConsumerError(RuntimeError):
-    """A consumer has ended, and why."""
+    """The error that ended a consumer."""
 
 
 class OffsetsOutOfRange(ConsumerError):
@@ -39,7 +39,7 @@ class OffsetsOutOfRange(ConsumerError):
 
 
 def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
-    """Return a client; ``on_commit`` is told what became of asynchronous commits.
+    """Return a client; it calls ``on_commit`` with the result of each asynchronous commit.
 
     Raises
     ------
@@ -58,12 +58,12 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
     elif settings.protocol == "cooperative":
         own["partition.assignment.strategy"] = "cooperative-sticky"
     own["on_commit"] = on_commit
-    # librdkafka's own second stalls whoever is faster than it reads ahead.
-    # What a disk or a network has changed would be read as it is.
+    # With librdkafka's default of 1 s, a user that is faster than its read-ahead stalls.
+    # Without check.crcs, data that a disk or a network has damaged would be read.
     defaults: dict[str, Value] = {"fetch.queue.backoff.ms": 10, "check.crcs": True}
     # A pause drops what librdkafka has read ahead, and waits for the fetches under way.
     defaults["queued.min.messages"] = min(settings.limits.held, 100_000)
-    # New partitions, and topics that fit a pattern.
+    # Finds new partitions, and new topics that match a pattern.
     defaults["topic.metadata.refresh.interval.ms"] = round(settings.refresh_s * 1000)
     config = settings.client.client(own, defaults)
     try:
@@ -78,7 +78,7 @@ def _refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError
 
 
 def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:
-    """Return the place of dead letters that the settings name."""
+    """Return the store of dead letters that the settings name; None without one."""
     given, log = settings.dead_letters, settings.client.logger(_log)
     if given is None:
         return None
@@ -94,12 +94,14 @@ def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:
 
 
 def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
-    """Have a client know partitions, which may be new: of itself it asks for them in minutes.
+    """Make a client fetch the metadata of partitions, which may be new.
+
+    Without this call, librdkafka would refresh its metadata only after minutes.
 
     Raises
     ------
     ConsumerError
-        If its brokers do not know them for long.
+        If the brokers still do not list the partitions after 30 s.
     """
     until = time.monotonic() + REQUEST_S
     wanted = set(partitions)
@@ -119,12 +121,12 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
 
 
 def answer_of(ask: Callable[[], _T], what: str) -> _T:
-    """Ask brokers, and again while a leader or a coordinator moves; return their answer.
+    """Send a request, again while a leader or a coordinator moves, and return the brokers' answer.
 
     Raises
     ------
     ConsumerError
-        If they do not answer, with ``what`` was asked.
+        If the brokers do not answer within 30 s. The message names the request by ``what``.
     """
     until = time.monotonic() + REQUEST_S
     while True:
@@ -149,12 +151,12 @@ def without_errors(partitions: list[TopicPartition]) -> list[TopicPartition]:
 
 
 def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
-    """The first offset of a partition, and the one above the last.
+    """Return the first offset of a partition, and the last one plus 1.
 
     Raises
     ------
     ConsumerError
-        If the broker does not say.
+        If the broker does not answer.
     """
     low, high = answer_of(
         lambda: client.get_watermark_offsets(partition, REQUEST_S),
@@ -164,7 +166,7 @@ def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
 
 
 def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
-    """A message as a record, and why it cannot be handed out, if so."""
+    """Return a message as a record, and the failure if its headers cannot be read."""
     kind, timestamp_ms = message.timestamp()
     offset = message.offset()
     assert offset is not None
@@ -172,7 +174,7 @@ def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
     failure = None
     try:
         headers = message.headers() or []  # type: ignore[assignment]
-    except (SystemError, UnicodeDecodeError):  # the first is what confluent-kafka makes of it
+    except (SystemError, UnicodeDecodeError):  # confluent-kafka turns the second into the first
         failure = Failure(UNREADABLE_HEADERS, "the name of a header is not UTF-8")
     record = KafkaRecord(
         *key, offset, message.key(), message.value(), headers, timestamp_ms if kind else None

@@ -1,7 +1,7 @@
-"""The thread that a consumer's client belongs to: it reads, commits, and answers rebalances.
+"""The only thread that uses a consumer's client: it reads, commits, and handles rebalances.
 
-librdkafka's client is for one thread: a commit or a look at the assignment from another one, while
-this is in `consume`, was seen to hang.  All others meet it in `HeldRecords`, under one lock.
+librdkafka's client is not safe across threads: a commit, or a request for the assignment, from
+another thread hung during `consume`. Other threads use `HeldRecords`, under one lock.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from ackcore.kafka.topic_watch import TopicWatch, ids_of
 
 _log = logging.getLogger(__name__)
 
-#: Seconds in which librdkafka sends that a member leaves.  It does not say when it has.
+#: Seconds for librdkafka to send the leave request.  It does not report when it has.
 _LEAVE_S = 0.5
 
 
 class ClientThread:
-    """Reads into `HeldRecords`, and commits what is done of them.
+    """A thread that reads into `HeldRecords` and commits the records that are done.
 
     Parameters
     ----------
     settings : ConsumerSettings
     held : HeldRecords
-        Touched under ``changed`` only.
+        Used under ``changed`` only.
     changed : threading.Condition
-        Told whenever something may be taken, or was answered.
+        Notified when a record may be taken, or was answered.
     consumer : optional
         The first argument of the callbacks of the settings.
     """
@@ -63,6 +63,7 @@ class ClientThread:
         self._log = settings.client.logger(_log)
         self.error: BaseException | None = None
         self.ended = False
+        self.last_refused = False  # whether it is closed and the broker lacks done records
         self.drain_s = settings.drain_s
         self._held = held
         self._changed = changed
@@ -70,11 +71,11 @@ class ClientThread:
         self._incremental = settings.protocol != "eager"
         self._commits = Commits(settings.group_id, held, changed, self._fatal, self._log)
         self._next_commit_ms = 0
-        self._asked = False  # a commit ahead of its time
+        self._asked = False  # whether a commit was requested before its time
         self._dead_letters = dead_letters_of(settings)
         self._client = make_client(settings, self._commits.answered)
         self._topics = TopicWatch(settings, now_ms())
-        #: The ids that topics had when they were read last.
+        #: The ids that topics had when they were last read.
         self._seen: dict[str, str] = {}
         self._reading = PartitionReading(self._client, settings, held, changed, self._topics.ids)
         name = f"ackcore-kafka-{settings.group_id}"
@@ -88,24 +89,24 @@ class ClientThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is a callback, which this thread waits for."""
+        """Whether the caller runs in this thread, that is, in a callback."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """Read nothing more, have what is out answered, commit, and end; does not wait for it."""
+        """Stop reading, drain the records in flight, commit, and end. Does not wait for the end."""
         self._stopping = True
 
     def commit_soon(self) -> None:
-        """Commit in the next turn in which no other commit is under way; does not wait for it."""
+        """Commit in the next turn without another commit under way. Does not wait for it."""
         self._asked = True
 
     def join(self, timeout_s: float) -> None:
-        """Wait for it to have ended."""
+        """Wait for the thread to end, at most ``timeout_s``."""
         self._thread.join(timeout_s)
 
     @property
     def ends(self) -> Mapping[Key, int]:
-        """One above the last offset of each partition, as it was last told."""
+        """The last known end of each partition: its last offset plus 1."""
         return self._reading.ends
 
     # The thread.
@@ -154,6 +155,7 @@ class ClientThread:
             self._drain(keys)
             self._commits.send_last(self._client, keys)
             with self._changed:
+                self.last_refused = bool(self._held.uncommitted())
                 for key in keys:
                     self._held.forget(key)
         finally:
@@ -225,9 +227,12 @@ class ClientThread:
                     self._held.dead(letter)
 
     def _keep_last(self, letters: list[DeadLetter]) -> None:
-        """Keep what is dead before it ends, or a start after the other would meet the same."""
+        """Store dead letters before the consumer ends for too many of them.
+
+        Otherwise each new start would meet the same records.
+        """
         if self._dead_letters is None or not self.drain_s:
-            return  # a letter that is sent and not waited for is one of a record that is read again
+            return  # without a wait, the letter would be stored and its record read again
         until = time.monotonic() + self.drain_s
         self._dead_letters.put(letters, now_ms())
         while True:
@@ -242,7 +247,7 @@ class ClientThread:
     # Assignments.
 
     def _begin(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Take in partitions where they begin; return them with the offsets to read from."""
+        """Add partitions at their start positions; return them with the offsets to read from."""
         dead = self.settings.dead_letters
         if any(each.topic == dead for each in partitions):
             raise ConsumerError(
@@ -254,14 +259,14 @@ class ClientThread:
         begun = begin(self._client, self.settings, partitions, ids, self._seen, is_new)
         self._seen.update({topic: found for topic, found in ids.items() if found is not None})
         self._reading.begin(begun)
-        self._next_commit_ms = 0  # where they begin, if it is not committed
+        self._next_commit_ms = 0  # commit new start positions at once
         keys = [each.key for each in begun]
         if self.settings.on_assign is not None and keys:
             self.settings.on_assign(self._consumer, list(keys))
         return self._reading.positions(keys)
 
     def _see_to_topics(self) -> None:
-        """Notice topics that were made anew and, read by hand, partitions that are new."""
+        """Detect topics that were created again and, with ``tasks``, new partitions."""
         if self._reading.had_error:
             self._topics.soon(now_ms())
             self._reading.had_error = False
@@ -277,12 +282,12 @@ class ClientThread:
         self._seen.update({topic: one for topic, one in ids.items() if one is not None})
 
     def _share(self, partitions: list[Partition]) -> list[Key]:
-        """Return each so-manieth partition of the ordered list."""
+        """Return this task's partitions: task, task + tasks, ... of the ordered list."""
         mine = sorted(partitions)[self.settings.task :: self.settings.tasks]
         return [(one.topic, one.partition) for one in mine]
 
     def _take_by_hand(self, wanted: Iterable[Key]) -> None:
-        """Read those partitions, and no others."""
+        """Assign the wanted partitions, and no others, without the group."""
         wanted = list(wanted)
         with self._changed:
             held = self._held.assigned
@@ -296,12 +301,12 @@ class ClientThread:
             wait_until_known(self._client, [(each.topic, each.partition) for each in new])
             self._begin(new)
         self._client.assign(self._reading.positions(wanted))
-        if new:  # a pause outlasts the assignment that it was made in
+        if new:  # a pause outlasts the assignment in which it was made
             self._client.resume(new)
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         if self._closing:
-            return  # nothing is asked of a client that ends, nor read by it
+            return  # the client is closing: it reads nothing more
         begun = self._begin(partitions)
         if self._incremental:
             client.incremental_assign(begun)
@@ -331,17 +336,17 @@ class ClientThread:
     def _tell_revoked(self, keys: list[Key]) -> None:
         with self._changed:
             held = set(self._held.assigned)
-        keys = [key for key in keys if key in held]  # a client that closes revokes them again
+        keys = [key for key in keys if key in held]  # a closing client revokes them again
         if self.settings.on_revoke is None or not keys:
             return
         try:
             self.settings.on_revoke(self._consumer, keys)
-        except BaseException as error:  # what is done is committed all the same
+        except BaseException as error:  # done records are committed nevertheless
             self._ends_with(error)
             self._stopping = True
 
     def _drain(self, keys: list[Key]) -> None:
-        """Give nothing more of partitions to anyone, and wait for what is out, but not for long."""
+        """Stop delivering records of partitions, and wait up to ``drain_s`` for those in flight."""
         with self._changed:
             self._held.close(keys)
         self._tell_revoked(keys)
@@ -351,7 +356,7 @@ class ClientThread:
                 left = self._held.unanswered(keys)
             if not left:
                 return
-            if time.monotonic() - started >= self.drain_s:  # which `close` may have made shorter
+            if time.monotonic() - started >= self.drain_s:  # `close` may have shortened it
                 self._log.warning(
                     "%d records were not answered in %g s: they are read again by "
                     "whoever has their partitions next",
@@ -361,7 +366,7 @@ class ClientThread:
                 return
             try:
                 self._see_to_records()
-            except Exception as error:  # what is done is committed all the same
+            except Exception as error:  # done records are committed nevertheless
                 self._ends_with(error)
                 self._stopping = True
                 return
@@ -372,16 +377,16 @@ class ClientThread:
     # Commits.
 
     def _commit(self) -> None:
-        """Send what has changed, unless the commits before are not answered yet."""
+        """Send the changed offsets, unless earlier commits are still unanswered."""
         if not self._commits.under_way:
             self._reading.pass_markers()
             self._commits.send(self._client)
 
     def _ends_with(self, error: BaseException) -> None:
-        """Note what it ends with, as it may be shown; the first error counts."""
+        """Store the error that ends the consumer, without secrets. The first error counts."""
         self.error = self.error or redacted_error(error, self.settings.client)
 
     def _fatal(self, error: ConsumerError) -> None:
         self._ends_with(error)
-        self.drain_s = 0.0  # what would be answered is not committed any more
+        self.drain_s = 0.0  # later answers cannot be committed
         self._stopping = True

@@ -1,9 +1,9 @@
 """Requests to a cluster: its partitions, their first and last offsets, a group's offsets.
 
-All is asked for many partitions at once, and answered for each by itself: one that has no leader
-just now keeps none of the others waiting.
+A request covers many partitions at once, and each has its own answer: one without a leader does not
+delay the others.
 
-Of a group's offsets nothing is asked by the admin client, see `committer`.
+Requests about a group's offsets do not use the admin client, see `committer`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from ackcore.retry import capped_doubling
 
 Answer = TypeVar("Answer")
 
-#: For how long a group is asked again whose coordinator moves, or is its first one just now.
+#: Seconds of retries while a group's coordinator moves, or while its first one is elected.
 _MOVES_S = 5.0
 _EARLIEST, _LATEST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-#: Of a consumer's options, these an admin client does not know, or warns about.
+#: Options of a consumer that an admin client refuses, or warns about.
 _CONSUMERS_OWN = re.compile(
     r"isolation\.level|fetch\.|queued\.|check\.crcs|session\.timeout\.ms|heartbeat\.interval\.ms"
     r"|max\.poll|partition\.assignment|group\.|message\.max\.bytes|receive\.message\.max\.bytes"
@@ -59,7 +59,7 @@ class Partition(NamedTuple):
 
     topic: str
     partition: int
-    topic_id: str | None  # None of a cluster that has none (before Kafka 2.8)
+    topic_id: str | None  # None in a cluster without topic ids (before Kafka 2.8)
 
     @property
     def key(self) -> TopicPartition:
@@ -95,9 +95,9 @@ class Committed(NamedTuple):
 class Failure(NamedTuple):
     """The reason why a partition has no answer."""
 
-    code: str  # librdkafka's name, as ``UNKNOWN_MEMBER_ID``
+    code: str  # librdkafka's name, for example ``UNKNOWN_MEMBER_ID``
     text: str
-    retriable: bool  # whether to ask again may help
+    retriable: bool  # whether a retry may succeed
 
 
 class Answers(NamedTuple, Generic[Answer]):
@@ -148,7 +148,7 @@ class Cluster:
     def __init__(self, settings: ClientSettings, *, timeout_s: float = 30.0) -> None:
         self._settings = settings
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
-        #: What the client has met last while it asked.
+        #: The client's last connection error.
         self._causes: deque[str] = deque(maxlen=1)
         made = settings.client({}, {**DEFAULTS, "error_cb": _noting(self._causes)})
         level = str(made.get("isolation.level", "read_committed"))
@@ -158,7 +158,7 @@ class Cluster:
             else IsolationLevel.READ_COMMITTED
         )
         conf = {name: value for name, value in made.items() if not _CONSUMERS_OWN.match(name)}
-        #: By group; one that has not answered is given up, so that no answer comes late.
+        #: By group. A committer with overdue answers is given up, so that no answer comes late.
         self._committers: dict[str, Committer] = {}
         try:
             self._admin = AdminClient(conf)
@@ -262,7 +262,7 @@ class Cluster:
         For a partition without such a record, it is the end.
         """
         keys = _keys(partitions)
-        # The ends first: what comes between the two requests may be of that time.
+        # The ends first: a record that is written between the two requests may have that time.
         ends = self._offsets(keys, _LATEST)
         answers = self._offsets(keys, OffsetSpec.for_timestamp(timestamp_ms))
         some = {key: offset for key, (offset, _) in answers.found.items() if offset >= 0}
@@ -327,8 +327,8 @@ class Cluster:
         offsets : mapping of (topic, partition)
             The next offset to read and its metadata, as `ackcore.offsets.Commit`.
         patience_s : float, default 5
-            The seconds for which a coordinator that moves, or does not answer, is asked again. The
-            call takes at most 3 s more.
+            Seconds of retries while the coordinator moves, or does not answer. The call takes at
+            most 3 s more.
 
         Returns
         -------
@@ -353,7 +353,7 @@ class Cluster:
                     found.update(answers.found)
                     failed.update(answers.failed)
                     continue
-                # librdkafka says it of all, though some may have been taken.
+                # librdkafka reports the error for all, though some may be committed.
                 several = len(keys) > 1 and error.code() in _OF_ONE
                 there = self.committed(group, keys).found if several else {}
                 found.update({key: wanted[key] for key in keys if there.get(key) == wanted[key]})
@@ -384,7 +384,7 @@ class Cluster:
     def _until_it_stays(
         self, ask: Callable[[], Answers[Committed]], patience_s: float = _MOVES_S
     ) -> Answers[Committed]:
-        """Ask of a group, and again for a while if its coordinator moves."""
+        """Send a request about a group, again for ``patience_s`` while its coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
             answers = ask()
@@ -411,7 +411,7 @@ class Cluster:
         results: dict[Any, tuple[Any, Failure | None]] = {}
         for key, future in futures.items():
             try:
-                # The client's own limit comes first.
+                # The client's own time-out is shorter.
                 results[key] = future.result(self._timeout_s + 5.0), None
             except KafkaException as error:
                 results[key] = None, self._failure(error.args[0] if error.args else None)
@@ -425,13 +425,13 @@ class Cluster:
         }
 
     def _cause(self) -> str:
-        """Return what the client has met while it asked, which it says when it is polled."""
+        """Return the client's last connection error, or "". A poll makes the client report it."""
         while self._admin.poll(0):
             pass
         return self._causes.pop() if self._causes else ""
 
     def _with_cause(self, failure: Failure, cause: str) -> Failure:
-        """Return a failure with its cause and the way out, if it is that nobody has answered."""
+        """Return a failure, with the cause and the remedy in its text if no broker has answered."""
         if failure.code not in _UNREACHED:
             return failure
         text = f"{failure.text}, after {cause}" if cause else failure.text
@@ -460,21 +460,23 @@ class Cluster:
 
 
 def _noting(causes: deque[str]) -> Callable[[KafkaError], None]:
-    """Return what notes the errors that a client hears of: no method, which would keep it."""
+    """Return a callback that stores the client's errors. A bound method would keep the client
+    alive.
+    """
 
     def note(error: KafkaError) -> None:
-        # That all are down says less than why one is.
+        # The error of one broker is more specific than "all brokers are down".
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             causes.append(error.str())
 
     return note
 
 
-#: A topic that is not there, or that we are not to know of.
+#: The topic does not exist, or this user may not see it.
 _NOT_THERE = {"UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION"}
-#: Nobody has answered.
+#: No broker has answered.
 _UNREACHED = {"_TIMED_OUT", "_TIMED_OUT_QUEUE", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"}
-#: A group has another coordinator, or its first one just now.
+#: A group's coordinator moves, or its first one is being elected.
 _MOVING = {
     "NOT_COORDINATOR",
     "COORDINATOR_NOT_AVAILABLE",
@@ -483,15 +485,15 @@ _MOVING = {
     "_TIMED_OUT",
     "_WAIT_COORD",
 }
-#: A group's first commit at all may go unanswered, while its coordinator's topic is being made.
+#: Seconds.  A cluster's first commit may stay unanswered while the offsets topic is created.
 _COMMIT_S = 3.0
-#: What is wrong with one partition, and not with its group.
+#: Errors of one partition, and not of its group.
 _OF_ONE = {
     KafkaError.OFFSET_METADATA_TOO_LARGE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
-#: What passes by itself, and confluent-kafka's flag does not say so.
+#: Temporary errors that confluent-kafka does not flag as retriable.
 _RETRIABLE = {
     KafkaError._TIMED_OUT,
     KafkaError._TIMED_OUT_QUEUE,
@@ -505,7 +507,7 @@ _RETRIABLE = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.REBALANCE_IN_PROGRESS,
-    # The group has members just now.
+    # The group has members at present.
     KafkaError.UNKNOWN_MEMBER_ID,
 }
 

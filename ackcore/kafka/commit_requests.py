@@ -1,4 +1,4 @@
-"""The number of partitions' offsets in one commit request."""
+"""The division of a commit into requests that a broker accepts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TypeVar
 
 _Key = TypeVar("_Key", bound=tuple[str, int])
 
-#: A request becomes one batch of records in a topic of Kafka's own, which takes at most 1 MiB by
-#: default, and refuses more as an error that is unknown.
+#: A broker writes a request as one batch of records into its offsets topic.  By default that takes
+#: at most 1 MiB; a larger batch fails with an unknown error.
 _REQUEST_BYTES = 512 << 10
-_RECORD_BYTES = 100  # beside the names and the metadata
+_RECORD_BYTES = 100  # besides the names and the metadata
 
 
 def commit_requests(group: str, metadata: Mapping[_Key, str]) -> Iterator[list[_Key]]:
-    """Yield which partitions go into one request each, by the metadata of each."""
+    """Yield the partitions of each request, given the metadata of each partition."""
     keys: list[_Key] = []
     size = 0
     for key, text in metadata.items():

@@ -1,4 +1,4 @@
-"""A consumer's commits: what is done, in requests that a broker takes, and what it says of them."""
+"""Commits of a consumer: requests with the done offsets, and the broker's answers."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from ackcore.kafka.settings import Log
 
 _log = logging.getLogger(__name__)
 
-#: Seconds in which a last commit is sent again that a group refuses because it rebalances.
+#: Seconds of retries for a last commit that the group refuses during a rebalance.
 _LAST_S = 2.0
 _LOOK_S = 0.01
-#: The client's own thread brings the generation, the epoch or the coordinator that is missing.
+#: Temporary: the client's own thread fetches the new generation, epoch or coordinator.
 _MOVING = PASSING | {
     KafkaError.ILLEGAL_GENERATION,
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.STALE_MEMBER_EPOCH,
 }
-#: The group took this member for dead, or has given its partitions to others.
+#: The group has removed this member, or has assigned its partitions to others.
 _FENCED = frozenset((KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION))
 
 _Refused = list[tuple[KafkaError, PartitionCommit]]
 
 
 class Commits:
-    """Sends what is done, by the client's thread.
+    """The commits of a consumer, sent in the client's thread.
 
     Parameters
     ----------
     group_id : str
     held : HeldRecords
-        Touched under ``changed`` only.
+        Used under ``changed`` only.
     changed : threading.Condition
     fatal : callable
-        Told of an error after which nothing can be committed.
+        Called with an error after which no commit can succeed.
     log : Log, optional
-        Told what was refused.
+        Receives refused commits.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Commits:
 
     @property
     def under_way(self) -> bool:
-        """Whether requests are not answered yet."""
+        """Whether requests are still unanswered."""
         return self._unanswered > 0
 
     def send(self, client: Consumer) -> None:
-        """Send what has changed; `answered` is told what became of each request."""
+        """Send the changed offsets. The client calls `answered` with the result of each request."""
         self._sent = {}
         for some in self._requests(None):
             self._sent.update(_by_key(some))
@@ -83,12 +83,14 @@ class Commits:
                 self._refused([(error.args[0], one) for one in some])
 
     def answered(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Take in the answer to a request."""
+        """Apply the answer to a request."""
         self._unanswered = max(0, self._unanswered - 1)
         self._take_in(error, partitions, self._sent)
 
     def send_last(self, client: Consumer, keys: list[Key]) -> None:
-        """Commit before partitions go, and wait; what is said of their records after is late."""
+        """Commit partitions that are taken away, and wait. Later answers for their records count as
+        stale.
+        """
         until = time.monotonic() + _LAST_S
         with self._changed:
             self._held.seal(keys)
@@ -121,12 +123,14 @@ class Commits:
         partitions: list[TopicPartition],
         sent: Mapping[Key, PartitionCommit],
     ) -> bool:
-        """Take in an answer; whether what was refused may be taken in the form that it has now."""
+        """Apply an answer. Return whether refused commits may succeed with the metadata form chosen
+        now.
+        """
         refused: _Refused = []
         for found in partitions:
             one = sent.get((found.topic, found.partition))
             if one is None or one.commit.offset != found.offset:
-                continue  # of an assignment that is over
+                continue  # from a former assignment
             if (why := error or found.error) is not None:
                 refused.append((why, one))
                 continue
@@ -135,13 +139,15 @@ class Commits:
         return bool(refused) and self._refused(refused)
 
     def _refused(self, refused: _Refused) -> bool:
-        """Commits were not taken; what they said is said again with the next."""
+        """Log refused commits; the next commits repeat their offsets. Return whether the form
+        changed.
+        """
         error = refused[0][0]
         code = KafkaError.OFFSET_METADATA_TOO_LARGE
         too_large = [one.commit.metadata for why, one in refused if why.code() == code]
         with self._changed:
             self._held.counts.rejected += len(refused)
-            # librdkafka may say it of all: the longest was refused in any case.
+            # librdkafka may report the error for all; the longest was certainly refused.
             longest = max(too_large, key=len, default="")
             shorter = self._held.shorten_metadata(longest)
         if is_fatal(error):

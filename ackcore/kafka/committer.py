@@ -1,10 +1,11 @@
-"""Commits of a group's offsets by a consumer without partitions, of no member and no generation.
+"""Commits of a group's offsets by a consumer without partitions, membership or generation.
 
-One request is for all partitions of its group; the broker refuses it while the group has members.
-Not by the admin client: in librdkafka 2.16 what that asks of a group's coordinator ends the process
-when the connection breaks meanwhile, as when the broker is killed (`rd_kafka_admin_coord_request`
-frees what its caller uses), or when a coordinator answers that it is one no more
-(`rd_kafka_handle_OffsetFetch`).  So what was committed is asked for by such a consumer, too.
+One request covers all partitions of a group. The broker refuses it while the group has members. The
+admin client is not used: in librdkafka 2.16 its requests to a group's coordinator crash the process
+in two cases. One is a broken connection, as when the broker is killed
+(`rd_kafka_admin_coord_request` frees memory that its caller uses). The other is a broker that
+answers that it is no longer the coordinator (`rd_kafka_handle_OffsetFetch`). So such a consumer
+also reads the committed offsets.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from ackcore.kafka.settings import ClientSettings
 
-#: Of each client that asks something of a cluster.
+#: Settings of every client that sends requests to a cluster.
 DEFAULTS: dict[str, Any] = {
     "reconnect.backoff.max.ms": 1000,
     "log.connection.close": False,
-    # What goes wrong is in the answers: librdkafka has a line on stderr for each try to connect.
+    # Errors are in the answers.  librdkafka would print a line for each attempt to connect.
     "log_level": 0,
 }
-#: A poll goes on when it has served an answer.
+#: Short, because a poll continues to wait after it has handled an answer.
 _POLL_S = 0.005
-#: What is wrong with a whole request, and its partitions, each with what is wrong with it.
+#: The error of a whole request, and its partitions with their errors.
 CommitAnswer = tuple[KafkaError | None, list[ClientPartition]]
 
 
@@ -37,7 +38,7 @@ class Committer:
     Attributes
     ----------
     owes : int
-        Answers that did not come in time: they must not be taken for those of a later request.
+        The number of overdue answers. They must not be taken for answers to a later request.
     """
 
     def __init__(self, settings: ClientSettings, group: str) -> None:
@@ -45,7 +46,7 @@ class Committer:
         own: dict[str, Any] = {
             "group.id": group,
             "enable.auto.commit": False,
-            # No method: the consumer would be kept by what it keeps.
+            # Not a method: the reference cycle would keep the consumer alive.
             "on_commit": lambda error, partitions: answers.append((error, partitions)),
         }
         self.owes = 0
@@ -54,9 +55,10 @@ class Committer:
         self._consumer = Consumer(settings.client(own, DEFAULTS))
 
     def give_up(self) -> None:
-        """Let go of the client, which waits for what it owes: up to its session's 45 s.
+        """Release the client in a background thread, without waiting.
 
-        A thread waits for it that ends with the process, and nobody waits for that.
+        The client waits up to its session's 45 s for overdue answers. The thread ends with the
+        process.
         """
         box = [self._consumer]
         del self._consumer
@@ -64,10 +66,11 @@ class Committer:
         threading.Thread(target=box.clear, name=name, daemon=True).start()
 
     def _find_coordinator(self, one: ClientPartition, timeout_s: float) -> KafkaError | None:
-        """Return why there is none yet, if so.
+        """Return the error of the coordinator look-up, or None if a coordinator is known.
 
-        librdkafka 2.16 keeps a commit without one for its session's 45 s, and a client that is let
-        go meanwhile as long: a cluster's first, whose topic of offsets is being made meanwhile.
+        Without a coordinator, librdkafka 2.16 keeps a commit, and a client that is released, for
+        its session's 45 s. This happens with a cluster's first commit, while the broker creates the
+        offsets topic.
         """
         if self._has_coordinator:
             return None
@@ -81,7 +84,7 @@ class Committer:
         return answer.error
 
     def commit(self, requests: list[list[ClientPartition]], timeout_s: float) -> list[CommitAnswer]:
-        """Send requests, all before the first answer is waited for, and return their answers."""
+        """Send all requests, then wait for the answers and return them."""
         until = time.monotonic() + timeout_s
         error = self._find_coordinator(requests[0][0], timeout_s) if requests else None
         if error is not None:

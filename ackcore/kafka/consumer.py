@@ -34,7 +34,7 @@ from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, Partitio
 from ackcore.kafka.settings import ClientSettings
 from ackcore.kafka.starts import Start
 
-#: Records that are taken at once for an event loop.
+#: The number of records that are taken at once for an event loop.
 _BATCH = 64
 _LONGEST_WAIT_S = 60.0
 #: Seconds that closing may take after the drain: less than the 30 of a pod that is ended.
@@ -42,12 +42,12 @@ _CLOSE_S = 25.0
 
 
 class ConsumerStats(NamedTuple):
-    """A consumer as it is."""
+    """A snapshot of a consumer's counts and partitions."""
 
     partitions: list[PartitionStats]
     counts: ConsumerCounts
-    oldest_s: float  # how long ago the first record that is not done was read
-    lag: int  # offsets between what is committed and the ends, as far as they are known
+    oldest_s: float  # seconds since the first record that is not done was read
+    lag: int  # offsets between the committed ones and the ends, as far as they are known
 
 
 class Consumer:
@@ -97,24 +97,24 @@ class Consumer:
         dead letter "TooFarBehind" names their offsets. If ``out_of_range`` is "fail", the consumer
         ends instead.
     out_of_range : {"earliest", "latest", "fail"}, optional
-        What to do if the next records were deleted: continue at the first record, or at the end,
-        with a dead letter that names the lost offsets (without ``dead_letters``, a warning), or
-        end with `OffsetsOutOfRange`. The default is ``"earliest"`` with ``dead_letters``, else
-        ``"fail"``. A topic that was deleted and created again is read from its beginning, or, with
-        "fail", also ends the consumer.
+        The handling of deleted next records: continue at the first record, or at the end, with a
+        dead letter that names the lost offsets (without ``dead_letters``, a warning), or end with
+        `OffsetsOutOfRange`. The default is ``"earliest"`` with ``dead_letters``, else ``"fail"``. A
+        topic that was deleted and created again is read from its beginning, or, with "fail", also
+        ends the consumer.
     dead_letters : str or callable, optional
         A topic, which must not match ``topics``, or ``keep(record, failure)``. The callable is run
-        in a thread of its own, and must store the record before it returns.  What cannot be kept is
-        tried again until it is.  By default the consumer ends with `ackcore.dispatch.RecordDead`.
+        in a thread of its own, and must store the record before it returns. A record that cannot be
+        stored is tried again without end. By default the consumer ends with
+        `ackcore.dispatch.RecordDead`.
     max_dead : int, optional
-        The number of records that may die of the last ``max_dead_window`` that were acked or died;
-        one more, and the consumer ends with `TooManyDead`.
+        The largest number of dead records among the last ``max_dead_window`` that were acked or
+        died. With one more, the consumer ends with `TooManyDead`.
     max_dead_ratio : float, optional
-        The share of the same records that may die, from 0 to 1, but never all of them, judged from
-        ten dead records on.
+        The largest share of dead records among the same, from 0 to 1, judged from ten dead records
+        on. Even with 1, not all of them may die.
     max_dead_window : int or None, default 1000
-        The number of records that ended last among which both are judged; None for all since the
-        start.
+        The number of last ended records for both limits; None for all since the start.
     max_attempts : int, default 5
         The number of failures after which a record is dead.
     backoff_ms, max_backoff_ms : int, default 1000, 300000
@@ -158,10 +158,10 @@ class Consumer:
 
     Notes
     -----
-    If a broker does not answer within 30 s what is committed or where a partition begins, the
-    consumer ends with `ConsumerError`. Start it again. The headers make a dead letter larger than
-    its record: if records come near the topic's limit, give the dead-letter topic a larger
-    ``max.message.bytes``.
+    If a broker does not answer a request for committed offsets, or for the bounds of a partition,
+    within 30 s, the consumer ends with `ConsumerError`. Start it again. The headers make a dead
+    letter larger than its record: if records come near the topic's limit, give the dead-letter
+    topic a larger ``max.message.bytes``.
 
     Raises
     ------
@@ -238,7 +238,7 @@ class Consumer:
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
         )
-        # Re-entrant: a signal's handler may call `stop` while its thread is in here.
+        # Re-entrant: a signal handler may call `stop` while its thread holds this lock.
         self._changed = threading.Condition()
         self._pid = os.getpid()
         self._held = HeldRecords(
@@ -276,7 +276,7 @@ class Consumer:
         Raises
         ------
         ConsumerError, TooManyDead, RecordDead, KafkaException
-            What the consumer has ended with.
+            The error that ended the consumer.
         """
         n = as_count(n, "n", 1)
         self._refuse_callbacks("poll")
@@ -300,7 +300,7 @@ class Consumer:
                 self._changed.wait(wait_s)
 
     def __iter__(self) -> Iterator[KafkaRecord]:
-        """Records, until the consumer is stopped."""
+        """Iterate over records until the consumer is stopped."""
         while taken := self.poll():
             yield taken[0]
 
@@ -370,7 +370,7 @@ class Consumer:
     # The consumer.
 
     def _own(self) -> threading.Condition:
-        """Return the lock, or raise RuntimeError in a process that was forked from its own."""
+        """Return the lock. Raise RuntimeError in a process forked from the consumer's."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"this Consumer belongs to process {self._pid}, and this is process {os.getpid()}: "
@@ -387,20 +387,20 @@ class Consumer:
             )
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on at another offset of a partition; for callbacks and any thread.
+        """Continue at another offset of a partition. Callbacks and any thread may call it.
 
-        All below the offset counts as done, and is committed over; all from there on is handed out
-        again, as if it were new, done or not.  `poll` returns nothing else of the partition from
-        now on.  An answer to a record that is out changes nothing, and what waits for another
-        attempt or for its dead letter is dropped.  Where there is no such offset, ``out_of_range``
-        applies.
+        All records below the offset count as done, and their offsets are committed. All records
+        from the offset on are delivered again as new records, done or not. From now on `poll`
+        returns only those of the partition. Answers to its records in flight change nothing, and
+        its waiting retries and unstored dead letters are dropped. If the offset does not exist,
+        ``out_of_range`` applies.
 
         Parameters
         ----------
         topic, partition
-            One that is assigned.
+            An assigned partition.
         offset : int
-            Of the next record to hand out.
+            The offset of the next record to deliver.
 
         Raises
         ------
@@ -417,11 +417,11 @@ class Consumer:
                 )
 
     def commit(self, timeout_s: float = 30.0) -> None:
-        """Commit now, and wait until the broker has what was done before this call.
+        """Commit now, and wait until the broker has all records that were done before this call.
 
-        Records that are not done stay uncommitted, and are handed out again after a restart.
-        A commit that the broker refuses is sent again after ``commit_interval_s``.  A partition
-        that is taken away meanwhile is not waited for: its last commit belongs to the rebalance.
+        Records that are not done stay uncommitted, and are delivered again after a restart. A
+        commit that the broker refuses is sent again after ``commit_interval_s``. The call does not
+        wait for a partition that is taken away meanwhile: its last commit belongs to the rebalance.
 
         Parameters
         ----------
@@ -431,9 +431,10 @@ class Consumer:
         Raises
         ------
         ConsumerError, TooManyDead, RecordDead, KafkaException
-            The error that the consumer has ended with, or that it is closed.
+            The error that ended the consumer. `ConsumerError` also if the consumer is closed and
+            its last commit was refused.
         TimeoutError
-            If the broker has not confirmed the commit in time.  The consumer goes on to commit.
+            If the broker has not confirmed the commit in time. The consumer continues to commit.
         """
         timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         self._refuse_callbacks("commit")
@@ -444,10 +445,10 @@ class Consumer:
             while True:
                 if self._thread.error is not None:
                     raise self._thread.error
+                if self._thread.last_refused:
+                    raise ConsumerError("the consumer is closed, and its last commit was refused")
                 if self._held.are_committed(wanted):
                     return
-                if self._thread.ended:
-                    raise ConsumerError("the consumer is closed, and its last commit was refused")
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(
@@ -463,29 +464,29 @@ class Consumer:
         return self._stopped or self._thread.ended
 
     def stop(self) -> None:
-        """Read nothing more, and end in the background; for any thread, and signal handlers."""
+        """Stop reading, and end in the background. Any thread and signal handlers may call it."""
         with self._own():
             self._stopped = True
             self._thread.stop()
             self._changed.notify_all()
 
     def close(self, drain_s: float | None = None, timeout_s: float = _CLOSE_S) -> None:
-        """Stop, wait until what is out is answered, commit, and leave the group.
+        """Stop, wait until the records in flight are answered, commit, and leave the group.
 
         Parameters
         ----------
         drain_s : float, optional
-            Seconds to wait for answers, if not those of the settings.
+            Seconds to wait for answers, instead of the consumer's ``drain_s``.
         timeout_s : float, default 25.0
-            The longest wait after the drain, in seconds, for brokers that do not answer. A pod that
-            is ended has 30 s by default.
+            The longest wait after the drain, in seconds, for brokers that do not answer. Kubernetes
+            gives a terminated pod 30 s by default.
 
         Raises
         ------
         ConsumerError, TooManyDead, RecordDead, KafkaException
-            What the consumer has ended with, also if `poll` has raised it.
+            The error that ended the consumer, also if `poll` has raised it before.
         TimeoutError
-            If the client does not end in time. It goes on in the background.
+            If the client does not end in time. It continues in the background.
         """
         timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         self._refuse_callbacks("close")
@@ -503,7 +504,7 @@ class Consumer:
             raise self._thread.error
 
     def stats(self) -> ConsumerStats:
-        """Return the consumer as it is."""
+        """Return a snapshot of the consumer's counts and partitions."""
         with self._own():
             ends = self._thread.ends
             partitions = [
@@ -531,5 +532,5 @@ class Consumer:
         if error is None:
             self.close()
             return
-        with suppress(Exception):  # the error that is raised is the first
-            self.close(0.0)  # what failed will not be answered
+        with suppress(Exception):  # the first error is the one to raise
+            self.close(0.0)  # after a failure no more answers come

@@ -1,4 +1,4 @@
-"""The settings of a consumer, checked."""
+"""The checked settings of a consumer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ackcore.retry import Policy
 Protocol = Literal["cooperative", "eager", "consumer"]
 OutOfRange = Literal["earliest", "latest", "fail"]
 OrderedBy = Literal["key", "partition"]
-#: Called with the consumer, and topics and partitions.
+#: Called with the consumer and pairs of topic and partition.
 Rebalanced = Callable[[Any, list[tuple[str, int]]], object]
 KeepDead = str | Callable[[KafkaRecord, Failure], object]
 
@@ -29,9 +29,9 @@ OTHER_TOPIC = (
     "Name another topic, or a pattern that it does not fit: '^orders$' is without orders-dead"
 )
 
-#: librdkafka's default; a member that is not heard of for so long has left its group.
+#: librdkafka's default.  The group removes a member that does not poll for this long.
 _MAX_POLL_MS = 300_000
-#: What a revocation takes beside the drain: a commit, above all.
+#: The time that a revocation takes besides the drain, mainly for a commit.
 _REVOKE_S = 5.0
 
 
@@ -114,7 +114,7 @@ class ConsumerSettings:
             )
 
     def check_drain(self, drain_s: float) -> None:
-        """Refuse a drain for which the group would not wait."""
+        """Raise ValueError for a drain that is longer than the group waits."""
         if drain_s != 0:
             positive(drain_s, "drain_s", unit="seconds")
         most_s = self._max_poll_s() - _REVOKE_S
@@ -130,7 +130,7 @@ class ConsumerSettings:
         try:
             return int(str(given)) / 1000
         except ValueError:
-            return _MAX_POLL_MS / 1000  # librdkafka refuses it in its own words
+            return _MAX_POLL_MS / 1000  # librdkafka refuses the value with its own message
 
     def _check_topics(self) -> None:
         if bool(self.topics) == bool(self.partitions):
@@ -144,7 +144,7 @@ class ConsumerSettings:
                 f"dead_letters must be a topic's name or a callable, got {type(dead).__name__}"
             )
         if isinstance(dead, str):
-            # The producer of dead letters is given them, too; it has no use of its own for this.
+            # The producer of dead letters receives the same options, and does not need this one.
             check_options(self.client, but=["error_cb"])
             check_topic(dead)
             read = {*self.topics, *(topic for topic, _ in self.partitions)}
@@ -157,14 +157,14 @@ class ConsumerSettings:
                 )
 
     def _fits(self, name: str, topic: str) -> bool:
-        """Whether a topic is read by a name, or a pattern as far as Python reads it alike.
+        """Return whether a topic is read by this name or pattern, as far as Python can judge.
 
-        librdkafka's are POSIX's, a broker's (KIP-848) RE2/J's: what none of this sees is refused
-        when the topic is assigned.
+        The syntax of patterns is POSIX's in librdkafka, and RE2/J's in a broker (KIP-848). A topic
+        that Python does not match is refused when it is assigned.
         """
         if not name.startswith("^"):
             return name == topic
-        # A broker has all of a name match, librdkafka any part.
+        # A broker matches whole names, librdkafka any part.
         fits = re.fullmatch if self.protocol == "consumer" and self.tasks is None else re.search
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of [[:alpha:]]
@@ -197,12 +197,12 @@ class ConsumerSettings:
         )
 
     def dead_limit(self) -> DeadLimit:
-        """Return a limit on dead records, which has counted nothing yet."""
+        """Return a new limit on dead records."""
         return DeadLimit(self.max_dead, self.max_dead_ratio, self.max_dead_window)
 
     @property
     def by_hand(self) -> bool:
-        """Whether the partitions are given, and not assigned by the group."""
+        """Whether the user gives the partitions, so that the group assigns none."""
         return bool(self.partitions) or self.tasks is not None
 
     @property
@@ -212,7 +212,7 @@ class ConsumerSettings:
 
 
 def as_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Topics' names; one that begins with ``^`` is a pattern, as librdkafka has it."""
+    """Return topic names, checked. One that begins with ``^`` is a pattern, as in librdkafka."""
     names = (topics,) if isinstance(topics, str) else tuple(topics or ())
     for name in names:
         if not isinstance(name, str) or not name:
@@ -221,7 +221,7 @@ def as_topics(topics: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def as_partitions(partitions: Sequence[tuple[str, int]] | None) -> tuple[tuple[str, int], ...]:
-    """Partitions as pairs of topic and number."""
+    """Return partitions as pairs of topic and number, checked, each once."""
     found = []
     for each in partitions or ():
         match each:

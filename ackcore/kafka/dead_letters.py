@@ -1,7 +1,8 @@
-"""Dead letters of a consumer: kept in a topic, or by a callable, before their offsets are done.
+"""Dead letters of a consumer: stored in a topic, or by a callable, before their offsets are
+committed.
 
-What cannot be kept now is tried again, in ever longer intervals, for as long as it takes; the
-consumer's in-flight limit then pauses its intake.
+A dead letter that cannot be stored is tried again without end, at growing intervals. Meanwhile the
+consumer's in-flight limit pauses reading.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from ackcore.retry import capped_doubling
 
 _log = logging.getLogger(__name__)
 
-#: Headers of a dead letter, behind those that the record came with.
+#: Headers of a dead letter, behind those of its record.
 REASON, TOPIC, PARTITION = "ackcore-reason", "ackcore-topic", "ackcore-partition"
 OFFSET, ATTEMPTS, DEATHS = "ackcore-offset", "ackcore-attempts", "ackcore-deaths"
 TIMESTAMP = "ackcore-timestamp"
-#: What a letter is given anew each time.
+#: Headers that are set anew for each dead letter.
 OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, TIMESTAMP, ATTEMPTS, DEATHS))
-#: In records that a sink of a topology on Spark has sent, and behind `REASON` in its letters.
+#: A header of records that a sink of a topology on Spark has sent; in its letters after `REASON`.
 OF_TOPOLOGY = "ackcore-batch"
-#: A record that died so often goes round in a circle: something sends dead letters back.
+#: A record with more deaths is in a loop: something sends dead letters back.
 MAX_DEATHS = 20
 _REASON_BYTES = 8 << 10
-#: Of numbers up to 2**31.
+#: The number of digits of 2**31.
 _DIGITS = 10
-#: How often it is said that letters are not kept.
+#: The shortest time between warnings that letters are not stored.
 _SAID_MS = 60_000
 _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 100, 10_000
 
@@ -46,11 +47,13 @@ Report = Callable[[DeadLetter, str | None], None]
 
 
 class DeadLetterLoop(RuntimeError):
-    """A record died so often that its dead letters must be coming back by themselves."""
+    """A record has died so often that something must be sending its dead letters back
+    automatically.
+    """
 
 
 def number_in(value: bytes | None) -> int | None:
-    """The number in a header, of those that Kafka counts partitions by; None if it has none."""
+    """Return the number in a header, from 0 to 2**31 - 1; None if it holds no such number."""
     if value is None or not value.isdigit() or len(value) > _DIGITS:
         return None
     number = int(value)
@@ -66,9 +69,9 @@ def deaths(headers: Headers) -> int:
 
 
 def is_of_topology(headers: Headers) -> bool:
-    """Whether a letter is one of a topology on Spark, and not a `Consumer`'s.
+    """Return whether a dead letter was written by a topology on Spark, and not by a `Consumer`.
 
-    Who writes a letter puts his own headers behind those that came with the record.
+    The writer of a dead letter puts its own headers behind those of the record.
     """
     names = [name for name, _ in reversed(headers)]
     if OF_TOPOLOGY not in names or REASON not in names:
@@ -77,23 +80,23 @@ def is_of_topology(headers: Headers) -> bool:
 
 
 def headers_that_came(headers: Headers, ours: Collection[str]) -> Headers:
-    """The headers that a letter's record came with, and how often it has died.
+    """Return the headers of a dead letter's original record, and the header with its deaths.
 
-    ``ours`` are the names that who wrote the letter gives anew each time.
+    ``ours`` are the names of the headers that the letter's writer sets anew each time.
     """
     return [each for each in headers if each[0] not in ours or each[0] == DEATHS]
 
 
 def headers_of(letter: DeadLetter) -> Headers:
-    """The headers of a dead letter: the record's, and why, where and how often it failed.
+    """Return a dead letter's headers: the record's, and those with reason, origin and attempts.
 
-    Its time is one of them: the letter's own must be that of its death, or a broker would delete
-    the letter of an old record at once, since retention goes by the times of records.
+    The record's timestamp is one of them. The letter's own timestamp must be the time of the death:
+    retention goes by timestamps, so a broker would delete the letter of an old record at once.
 
     Raises
     ------
     DeadLetterLoop
-        If it has died too often.
+        If the record has died more than 20 times.
     """
     record, failure = letter.record, letter.failure
     died = deaths(record.headers) + 1
@@ -119,7 +122,7 @@ def headers_of(letter: DeadLetter) -> Headers:
 
 
 def _cut(reason: str) -> bytes:
-    """A reason as a header: without a bound its letter might be more than a broker takes."""
+    """Return a reason as a header, cut so that a broker does not refuse the letter's size."""
     cut = reason[:_REASON_BYTES].encode(errors="backslashreplace")[:_REASON_BYTES]
     return cut.decode(errors="ignore").encode()
 
@@ -128,28 +131,30 @@ class Keeper(Protocol):
     """The interface of a store of dead letters."""
 
     def keep(self, letter: DeadLetter, report: Report) -> None:
-        """Begin to keep one; ``report(letter, None)`` once it is, or with why it cannot be."""
+        """Begin to store a dead letter. Calls ``report(letter, None)`` when it is stored, or
+        ``report(letter, error)`` with the reason why not.
+        """
 
     def turn(self) -> None:
-        """Have reports made."""
+        """Call the reports that are ready."""
 
     def close(self) -> None:
-        """Let go of what it has."""
+        """Release all resources."""
 
 
 class TopicKeeper:
-    """A topic.
+    """A topic that stores dead letters.
 
-    A producer that meets a fatal error, as an idempotent one may, sends nothing more: it is made
-    anew, and what it had not delivered is sent again.
+    After a fatal error, which an idempotent producer may meet, a producer sends nothing more. It is
+    then replaced, and the undelivered letters are sent again.
 
     Parameters
     ----------
     topic : str
     config : dict
-        Of an idempotent producer.
+        The configuration of an idempotent producer.
     log : Log, optional
-        Told when that is made anew.
+        Receives a warning when the producer is replaced.
     """
 
     def __init__(self, topic: str, config: dict[str, Any], log: Log = _log) -> None:
@@ -160,7 +165,7 @@ class TopicKeeper:
         self._fatal: KafkaError | None = None
 
     def keep(self, letter: DeadLetter, report: Report) -> None:
-        """See `Keeper.keep`: kept once the brokers in sync have it."""
+        """See `Keeper.keep`. A letter is stored when all in-sync replicas have it."""
 
         def delivered(error: KafkaError | None, _: object = None) -> None:
             if error is not None:
@@ -192,7 +197,7 @@ class TopicKeeper:
             self._producer.poll(0)
         except KafkaException as error:
             self._note(error.args[0])
-        # All that is under way has to be reported first, as not delivered, to be tried again.
+        # All letters under way must first be reported as undelivered, to be tried again.
         if self._fatal is not None and not self._end():
             self._log.warning(
                 "the producer of dead letters is made anew after: %s", self._fatal.str()
@@ -200,7 +205,7 @@ class TopicKeeper:
             self._producer, self._fatal = Producer(self._config), None
 
     def _end(self) -> int:
-        """Give up what is under way; return how much of it is not reported yet."""
+        """Purge the letters under way; return the number of those without a report yet."""
         with suppress(KafkaException, RuntimeError):
             self._producer.purge()
             return self._producer.flush(1.0)
@@ -212,7 +217,10 @@ class TopicKeeper:
 
 
 class CallableKeeper:
-    """A function, in a thread of its own: ``function(record, failure)`` returns once it is kept."""
+    """A function that stores dead letters in a thread of its own: ``function(record, failure)``.
+
+    A letter is stored when the function returns.
+    """
 
     def __init__(self, function: Callable[[KafkaRecord, Failure], object]) -> None:
         self._function = function
@@ -235,7 +243,7 @@ class CallableKeeper:
             report(letter, None if error is None else f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """See `Keeper.close`; a call that is under way is not waited for."""
+        """See `Keeper.close`. Does not wait for a call that is under way."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
@@ -245,13 +253,13 @@ def _identity(letter: DeadLetter) -> tuple[str, int, int, int]:
 
 
 class DeadLetters:
-    """Dead letters on their way, each until it is kept.
+    """Dead letters under way, each until it is stored.
 
     Parameters
     ----------
     keeper : Keeper
     log : Log, optional
-        Told, once a minute, that letters are not kept, and why.
+        Receives, at most once a minute, a letter that is not stored, with the reason.
     """
 
     def __init__(self, keeper: Keeper, log: Log = _log) -> None:
@@ -268,14 +276,16 @@ class DeadLetters:
         self.under_way = 0
 
     def put(self, letters: list[DeadLetter], now_ms: int) -> None:
-        """Begin to keep some."""
+        """Begin to store dead letters."""
         self._now_ms = now_ms
         for letter in letters:
             self.under_way += 1
             self._keeper.keep(letter, self._report)
 
     def turn(self, now_ms: int, wanted: Callable[[DeadLetter], bool]) -> list[DeadLetter]:
-        """Try again what is due, if it is wanted still, and return what is kept since."""
+        """Retry the letters that are due and still wanted; return the letters stored since the last
+        call.
+        """
         self._now_ms = now_ms
         self._keeper.turn()
         while self._waiting and self._waiting[0][0] <= now_ms:
@@ -313,6 +323,6 @@ class DeadLetters:
         heapq.heappush(self._waiting, (due_ms, self._sequence, letter))
 
     def close(self) -> None:
-        """Let go of all that is not kept; its records are not done."""
+        """Drop all letters that are not stored. Their records are not done."""
         self._closed = True
         self._keeper.close()

@@ -1,4 +1,4 @@
-"""The errors of reading from and asking Kafka. None holds a secret."""
+"""The errors of requests to Kafka and of reading it. None contains a secret."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ackcore.kafka.settings import ClientSettings
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Whether a client has ended with it, which answers and messages of it do not say themselves.
+    """Return whether a client has ended with this error. Answers and messages lack the fatal flag.
 
-    Another process that has its ``group.instance.id`` is such an error, too.
+    The error of a second process with the same ``group.instance.id`` is fatal, too.
     """
     return error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID)
 
 
 class OffsetsLost(RuntimeError):
-    """Offsets that were to be read are not there any more, or not yet again.
+    """Offsets of a range no longer exist in the partition, or do not exist again yet.
 
     Attributes
     ----------
     range : OffsetRange
-        What was still to be read when it was noticed; all before it was read.
+        The part of the range that was not read yet. All before it was read.
     low, high : int
-        The partition has offsets from ``low``, and its next record will get ``high``.  So what is
-        lost is up to ``low``; where ``range.start`` is above ``high``, the partition was truncated
-        or its topic made anew, and ``low`` says nothing.
+        The first offset of the partition, and the offset of its next record. The lost offsets are
+        those below ``low``. If ``range.start`` is above ``high``, the partition was truncated or
+        its topic created again, and ``low`` has no meaning.
     """
 
     def __init__(self, range: OffsetRange, low: int, high: int) -> None:
@@ -48,20 +48,20 @@ class OffsetsLost(RuntimeError):
 
 
 class LogTruncated(RuntimeError):
-    """The log of a partition was truncated below what was to be read, and written anew.
+    """The log of a partition was truncated below the next offset to read, and written again.
 
-    Nothing tells which of its records were read before: this is no `OffsetsLost`, whose offsets up
-    to ``low`` are gone and whose others are as they were.
+    It is not known which of its records were read before. In contrast, after `OffsetsLost` the
+    offsets below ``low`` are gone and all others are unchanged.
 
     Attributes
     ----------
     range : OffsetRange
-        What was still to be read when it was noticed.
+        The part of the range that was not read yet.
     low, high : int
-        The partition has offsets from ``low``, and its next record will get ``high``;
-        ``range.start`` is among them.
+        The first offset of the partition, and the offset of its next record. ``range.start`` is
+        between them.
     cause : str
-        What librdkafka says.
+        librdkafka's message.
     """
 
     def __init__(self, range: OffsetRange, low: int, high: int, cause: str) -> None:
@@ -77,16 +77,16 @@ class LogTruncated(RuntimeError):
 
 
 class ReadTimedOut(TimeoutError):
-    """Nothing of a range has come for too long.
+    """No record of a range has come for too long.
 
     Attributes
     ----------
     range : OffsetRange
-        What is still to be read.
+        The part of the range that was not read yet.
     timeout_s : float
-        For how long nothing came.
+        The time without a record, in seconds.
     cause : str
-        What was heard last of the brokers.
+        The last message about the brokers.
     """
 
     def __init__(self, range: OffsetRange, timeout_s: float, cause: str) -> None:
@@ -103,11 +103,11 @@ class ReadFailed(RuntimeError):
     Attributes
     ----------
     range : OffsetRange
-        What is still to be read.
+        The part of the range that was not read yet.
     code : str
-        librdkafka's name for what is wrong, as ``TOPIC_AUTHORIZATION_FAILED``.
+        librdkafka's name of the error, for example ``TOPIC_AUTHORIZATION_FAILED``.
     cause : str
-        What it says.
+        librdkafka's message.
     """
 
     def __init__(self, range: OffsetRange, code: str, cause: str) -> None:
@@ -124,16 +124,16 @@ def error_text(error: KafkaError) -> str:
 
 
 def exception_text(error: KafkaException) -> str:
-    """The same of an exception of confluent-kafka's."""
+    """Return a confluent-kafka exception's message with the name that its documentation uses."""
     cause = error.args[0] if error.args else None
     return error_text(cause) if isinstance(cause, KafkaError) else str(error)
 
 
 def redacted_error(error: BaseException, settings: ClientSettings) -> BaseException:
-    """Return an error without the secrets of settings: the very same if there are none in it.
+    """Return an error without the secrets of settings: the same object if it contains none.
 
-    Another one is of the same class if that takes a text, without what led to it, as that may have
-    them as well; one of confluent-kafka's keeps its code.
+    Otherwise it is a new error, of the same class if that class takes a text. It has no cause,
+    since the cause may contain secrets as well. An error of confluent-kafka keeps its code.
     """
     shown = [str(error), *(str(each) for each in _chain(error))]
     if all(settings.redacted(text) == text for text in shown):
@@ -152,7 +152,7 @@ def redacted_error(error: BaseException, settings: ClientSettings) -> BaseExcept
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error with its causes, up to a depth."""
+    """Return the causes of an error, in order."""
     found: list[BaseException] = []
     behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while behind is not None and behind not in found:

@@ -1,4 +1,4 @@
-"""`KafkaGroup`: the consumer group that is told what a topology has done of a stream of Spark's."""
+"""`KafkaGroup`: the consumer group whose offsets a topology commits for a stream of Spark's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KafkaGroup:
         If an argument is wrong; it names the argument.
     """
 
-    #: What `TopologyBuilder.spout` knows it by.
+    #: The kind of this group for `TopologyBuilder.spout`.
     commits_to: ClassVar[str] = "kafka"
 
     def __init__(

@@ -16,37 +16,37 @@ from ackcore.kafka.records import Failure, KafkaRecord, PartitionStats
 from ackcore.offsets import Commit
 
 Key = tuple[str, int]
-#: The first offset, and one above the last.
+#: The first offset, and the last one plus 1.
 Run = tuple[int, int]
 
-#: What becomes of a record, in this order; back from WAITING to OUT.
+#: The statuses of a record, in this order; WAITING is followed by OUT again.
 FRESH, OUT, WAITING, DYING = range(4)
 
-#: Why partitions are paused while too many records wait for another attempt.
+#: The cause of a pause while too many records wait for another attempt.
 WAITING_CAUSE = "waiting"
 
-#: Runs of offsets that a dead letter names.
+#: The largest number of runs of offsets that a dead letter names.
 _MOST_NAMED = 20
 
 
 class Limits(NamedTuple):
     """The limits on records and bytes that a consumer holds at a time."""
 
-    in_flight: int = 10_000  # records of a partition: out and dying
+    in_flight: int = 10_000  # records of one partition: out and dying
     in_flight_bytes: int = 16 << 20
-    waiting: int = 10_000  # records of all partitions that wait
+    waiting: int = 10_000  # waiting records of all partitions
     waiting_bytes: int = 64 << 20
-    # Of a partition, fresh ones with the others: a client that is paused more often is slow.
+    # Records of one partition, fresh ones included.  A client with more frequent pauses is slow.
     ahead: int = 1000
 
     @property
     def held(self) -> int:
-        """Records of a partition at which reading stops: fresh, out and dying."""
+        """The number of records of a partition at which reading stops: fresh, out and dying."""
         return max(self.in_flight, self.ahead)
 
 
 class DeadLetter(NamedTuple):
-    """A record that failed for the last time, and is not done before it is kept."""
+    """A record that failed for the last time. It is done when its dead letter is stored."""
 
     record: KafkaRecord
     failure: Failure
@@ -54,7 +54,7 @@ class DeadLetter(NamedTuple):
 
 
 class PartitionCommit(NamedTuple):
-    """The commit of a partition, and the version of the state that it was made from."""
+    """The commit of a partition, and the version of the state from which it was made."""
 
     topic: str
     partition: int
@@ -84,11 +84,11 @@ class Held:
         self.status = FRESH
         self.delivery = 0
         self.due_ms = 0
-        self.in_tracker = True  # whether the tracker takes it for one that is out
-        self.timed_out = False  # it waits, and its last delivery may yet be acked
+        self.in_tracker = True  # whether the tracker counts it as emitted
+        self.timed_out = False  # whether it waits and its last delivery may still be acked
 
     def is_out(self, delivery: int) -> bool:
-        """Whether it is out, in that delivery of it."""
+        """Return whether the record is out, in the given delivery."""
         return self.status == OUT and self.delivery == delivery
 
 
@@ -108,66 +108,69 @@ class HeldPartition:
         self.generation = generation
         self.deployment = deployment
         self.tracker = OffsetTracker.from_state(topic, partition, generation, state)
-        self.held: dict[int, Held] = {}  # in the order of the offsets, as they are read in it
-        # Of dead letters that are not kept yet: what each stands for, by its first offset.
+        self.held: dict[int, Held] = {}  # in order of offset
+        # The lost ranges of dead letters that are not stored yet, by their first offset.
         self.lost: dict[int, list[Run]] = {}
         self.sizes = [0] * 4  # bytes, by status
         self.numbers = [0] * 4
-        # Offsets to hand out, in their order: of new records, and of those that are due again.
+        # Offsets to deliver, in order: of new records, and of due retries.
         self.queues: dict[int, deque[int]] = {FRESH: deque(), WAITING: deque()}
-        # By key, where records are ordered: the one that goes first, and those behind it.
+        # With ordered_by, by key: the offset that is delivered first, and those behind it.
         self.lines: dict[object, deque[int]] = {}
-        self.in_turn: set[int] = set()  # the statuses of which it is to hand out the next one
+        self.in_turn: set[int] = set()  # statuses for which it is queued in HeldRecords._turns
         self.closing = self.sealed = False
         self.gone = False
-        self.sought = False  # the client reads it elsewhere yet
-        self.other_from: int | None = None  # from where its log is another one than was read
-        self.cause = ""  # why it is paused
-        # Where none was committed, a start at the end would be another one after a crash.
+        self.sought = False  # whether the client still reads it at the offset before a seek
+        self.other_from: int | None = None  # the offset from which its log is another one
+        self.cause = ""  # of its pause
+        # An uncommitted start counts as a change: after a crash, "latest" would be another offset.
         self.changes = int(not committed)
         self.committed_changes = 0
         self.committed: int | None = state.committable if committed else None
 
     def hold(self, record: KafkaRecord, size: int, now_ms: int) -> Held:
-        """Take in a record that is not done."""
+        """Add a record that is not done."""
         held = self.held[record.offset] = Held(record, size, now_ms)
         self.count(held, 1)
         return held
 
     def queue(self, offset: int, key: object) -> None:
-        """A new record is next, or behind the records of its key; None is no key."""
+        """Queue a new record, behind the records of its key. ``key`` None means no key."""
         line = self.lines.setdefault(key, deque()) if key is not None else deque()
         line.append(offset)
         if line[0] == offset:
             self.queues[FRESH].append(offset)
 
     def leave(self, offset: int, key: object) -> None:
-        """A record is done, and the next of its key may be handed out."""
+        """Remove a done record from its key's queue, and queue the next record of that key."""
         line = self.lines.get(key)
         if line is None or line[0] != offset:
             return
-        line.popleft()
+        while (
+            line and line[0] not in self.held
+        ):  # records that died when read are done in any order
+            line.popleft()
         if line:
             self.queues[FRESH].appendleft(line[0])
         else:
             del self.lines[key]
 
     def move(self, held: Held, status: int) -> None:
-        """A record comes into another status."""
+        """Change the status of a record."""
         self.count(held, -1)
         held.status = status
         self.count(held, 1)
 
     def count(self, held: Held, by: int) -> None:
-        """A record comes (1) or goes (-1)."""
+        """Add a record to the counts (1), or remove it (-1)."""
         self.numbers[held.status] += by
         self.sizes[held.status] += by * held.size
 
     def has_next(self, status: int, limits: Limits) -> bool:
-        """Whether it may hand out a record of that status."""
+        """Return whether a record of that status may be delivered."""
         if self.closing or not self.queues[status]:
             return False
-        # Those that are dying stop no retries: nothing new has to be held for these.
+        # Dying records do not stop retries, which are held already.
         busy = self.numbers[OUT] + (self.numbers[DYING] if status == FRESH else 0)
         return busy < limits.in_flight
 
@@ -180,10 +183,11 @@ class HeldPartition:
         return None
 
     def not_done(self, stop: int) -> list[Run]:
-        """Return the runs between the position and ``stop`` that were neither read nor done
-        before a restart."""
+        """Return the runs between the position and ``stop`` that were neither read, nor done before
+        a restart.
+        """
         state = self.tracker.state()
-        # Above the last that is done nothing is.
+        # No record above the last done one is done.
         starts = np.append(state.hole_starts, state.end).clip(self.tracker.position, stop)
         ends = np.append(state.hole_ends, stop).clip(self.tracker.position, stop)
         runs = zip(starts.tolist(), ends.tolist(), strict=True)
@@ -202,19 +206,22 @@ class HeldPartition:
 
     @property
     def in_flight(self) -> int:
-        """Records that are neither done nor waiting."""
+        """The number of records that are neither done nor waiting."""
         return self.numbers[FRESH] + self.numbers[OUT] + self.numbers[DYING]
 
     @property
     def in_flight_bytes(self) -> int:
-        """Their bytes."""
+        """The bytes of the records that are neither done nor waiting."""
         return self.sizes[FRESH] + self.sizes[OUT] + self.sizes[DYING]
 
     def cause_of_pause(self, limits: Limits, waiting: int, waiting_bytes: int) -> str:
-        """Why nothing more of it is to be read now, with so much waiting in all; or ""."""
+        """Return the reason to pause the partition, or "".
+
+        ``waiting`` and ``waiting_bytes`` are the waiting records of all partitions.
+        """
         if self.closing:
             return "revoked"
-        # Half of it free again: each pause drops what the client has read ahead.
+        # Resume at half of the limit: each pause drops the records that the client has read ahead.
         part = 2 if self.cause else 1
         if (
             self.in_flight * part >= limits.held
@@ -226,7 +233,7 @@ class HeldPartition:
         return ""
 
     def stats(self, now_ms: int) -> PartitionStats:
-        """The partition as it is; its lag is not known here."""
+        """Return the statistics of the partition, without its lag."""
         first = next(iter(self.held.values()), None)
         return PartitionStats(
             *self.key,
@@ -251,11 +258,11 @@ class TakenAt:
         self._taken: deque[tuple[int, HeldPartition, Held, int]] = deque()
 
     def add(self, now_ms: int, found: HeldPartition, held: Held) -> None:
-        """A record has just been taken."""
+        """Add a record that was taken just now."""
         self._taken.append((now_ms, found, held, held.delivery))
 
     def up_to(self, taken_ms: int) -> Iterator[tuple[HeldPartition, Held]]:
-        """Remove those that were taken by then, and yield what is still out of them."""
+        """Remove the deliveries taken up to that time, and yield those that are still out."""
         while self._taken and (self._taken[0][0] <= taken_ms or not self._is_out(self._taken[0])):
             each = self._taken.popleft()
             if self._is_out(each):
@@ -267,7 +274,7 @@ class TakenAt:
         return found.held.get(held.record.offset) is held and held.is_out(delivery)
 
     def trim(self, n_out: int) -> None:
-        """Forget what is answered behind one that is not, once it is more than what is out."""
+        """Remove answered deliveries once they outnumber the records that are out."""
         if len(self._taken) > 2 * n_out + 64:
             self._taken = deque(each for each in self._taken if self._is_out(each))
 
@@ -276,7 +283,7 @@ class TakenAt:
 
 
 def named_runs(runs: Sequence[Run]) -> str:
-    """Runs of offsets as a text has them, the first of many."""
+    """Return runs of offsets as text. Of many runs, it names only the first ones."""
     some = [f"{start} to {end - 1}" if end - start > 1 else str(start) for start, end in runs]
     if len(some) <= _MOST_NAMED:
         return ", ".join(some)
@@ -285,8 +292,11 @@ def named_runs(runs: Sequence[Run]) -> str:
 
 
 def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
-    """Return a state in which ranges that are lost are not done: the tracker has but the first
-    offset of each for that, and the next start may read them after all."""
+    """Return a state in which lost ranges are not done.
+
+    The tracker holds only the first offset of each. The next start may still be able to read the
+    rest.
+    """
     holes = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
     runs: list[Run] = []
     for start, end in sorted(chain(holes, *lost)):
@@ -294,7 +304,7 @@ def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
             runs[-1] = runs[-1][0], max(end, runs[-1][1])
         else:
             runs.append((start, end))
-    # Above the last that is done nothing is, and that is no hole.
+    # Nothing above the last done offset is done; that is no hole.
     end = state.end
     while runs and runs[-1][1] >= end:
         end = min(end, runs.pop()[0])
@@ -303,7 +313,7 @@ def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
 
 
 def _below(state: OffsetState, offset: int) -> OffsetState:
-    """Return the part of a state below an offset from which the log is another one."""
+    """Return the part of a state below the offset at which another log begins."""
     failed = state.failed < offset
     return _with(state, [[(offset, max(offset + 1, state.end))]])._replace(
         committable=min(state.committable, offset),

@@ -1,11 +1,12 @@
 """The records that a consumer holds, and the state of each. No I/O; time is an argument.
 
-A record that was read is *fresh*, then *out* at whoever took it, and then done, or waiting for its
-next attempt, or dying: on its way to the dead letters.  A record that waits is ahead of all that
-are fresh when it is due.  Only what is done, ACKED or kept as a dead letter, is committed over.
+A record that was read is *fresh*. It is *out* while the user processes it. Then it is done, or
+*waiting* for its next attempt, or *dying*: on its way to the dead letters. When a waiting record is
+due, it goes before all fresh ones. A record is committed only when it is done: acked, or stored as
+a dead letter.
 
-A partition is held for one generation of its assignment.  What is said of a record counts for the
-one delivery that is out, once; all else is counted and changes nothing.
+A partition is held for one generation of its assignment. One answer counts for each delivery that
+is out. All other answers are counted and change nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from ackcore.retry import Policy
 
 LOST_UPSTREAM = Failure("LostUpstream", "were deleted before they were read")
 TOO_FAR_BEHIND = Failure("TooFarBehind", "were passed over, too far behind the end")
-#: How much of a reason is logged.
+#: The number of characters of a reason that are logged.
 _MOST_SAID = 200
 _TIMED_OUT = Failure("TimeoutError", "neither acked nor failed in time")
 
@@ -51,17 +52,17 @@ class HeldRecords:
     ----------
     policy : Policy
     timeout_ms : int or None
-        A record that is out for longer has failed.
+        The time after which a record that is out has failed.
     unavailable_timeout_ms : int
-        Failures that are no attempts count nevertheless, once a record is so old.
+        The age of a record from which on all its failures count as attempts.
     dead_limit : DeadLimit, optional
-        Told how each record ends.
+        Receives the end of each record.
     ordered_by : {"key", "partition"}, optional
-        Of which records the next is handed out only when the one before is done.
+        The records that are delivered one at a time, in order: those of a key, or of a partition.
     wake : callable, optional
-        Called when there may be something to take, or what was waited for was answered.
+        Called when a record may be taken, or an awaited answer has come.
 
-    All times are milliseconds of one clock that never goes back.
+    All times are milliseconds of one monotonic clock.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class HeldRecords:
         self._unavailable_timeout_ms = unavailable_timeout_ms
         self._wake = wake
         self._partitions: dict[Key, HeldPartition] = {}
-        # Partitions that may have a record to hand out, by its status: each gives one in its turn.
+        # Partitions that may have a record to deliver, by status.  They alternate, one record each.
         self._turns: dict[int, deque[HeldPartition]] = {FRESH: deque(), WAITING: deque()}
         self._fresh_is_next = False
-        # A heap, by when they are due.
+        # A heap, ordered by due time.
         self._waiting: list[tuple[int, int, HeldPartition, int]] = []
         self._taken_at = TakenAt()
         self._dying: list[DeadLetter] = []
@@ -92,7 +93,7 @@ class HeldRecords:
         self._metadata = MetadataForm()
         self._last_failure = ""
         self._ordered_by = ordered_by
-        #: The highest of any partition.
+        #: The highest generation of any partition.
         self.generation = 0
         self.dead_limit = dead_limit or DeadLimit()
         self.counts = ConsumerCounts()
@@ -109,18 +110,18 @@ class HeldRecords:
         committed: bool = True,
         deployment: int = 0,
     ) -> None:
-        """Take in a partition, as it was committed.
+        """Add a partition with its committed state.
 
         Parameters
         ----------
         topic, partition, generation
-            No generation of a partition comes twice.
+            The partition. Each of its generations has another number.
         state : OffsetState
-            Where to begin, and what is done above that.
+            The offset to begin at, and the done offsets above it.
         committed : bool, default True
-            Whether the broker has it; if not, it is committed though nothing is done.
+            Whether the broker has this state. If not, it is committed even if no record is done.
         deployment : int, default 0
-            What its commits are of, as in `encode_metadata`.
+            The deployment in the partition's commits, as in `encode_metadata`.
         """
         self.forget((topic, partition))
         self.generation = max(self.generation, generation)
@@ -128,13 +129,13 @@ class HeldRecords:
         self._partitions[found.key] = found
 
     def seek(self, key: Key, offset: int) -> bool:
-        """Have a partition read from an offset, with all below done and nothing else.
+        """Read a partition from another offset: all below it counts as done, and nothing above it.
 
         Returns
         -------
         bool
-            Whether it is held, and not being taken away.  Nothing is taken in of it before
-            `sought` has named it.
+            False if the partition is not held, or is being taken away. Records of the partition are
+            ignored until `sought` has returned it.
         """
         found = self._partitions.get(key)
         if found is None or found.closing:
@@ -146,35 +147,35 @@ class HeldRecords:
         return True
 
     def sought(self) -> dict[Key, int]:
-        """Return where partitions are to be read that were sought in, each once."""
+        """Return the offsets of the partitions that `seek` has moved since the last call."""
         found = {key: each for key, each in self._partitions.items() if each.sought}
         for each in found.values():
             each.sought = False
         return {key: each.tracker.position for key, each in found.items()}
 
     def _reading(self, key: Key) -> HeldPartition | None:
-        """Return a partition if what the client reads of it now counts."""
+        """Return a partition, or None if the records that the client reads of it are ignored."""
         found = self._partitions.get(key)
         return None if found is None or found.closing or found.sought else found
 
     def is_of(self, key: Key, deployment: int) -> None:
-        """Take in what a partition's commits are of, which is committed though nothing is done."""
+        """Set the deployment in a partition's commits; commit it even if no record is done."""
         if (found := self._partitions.get(key)) is not None:
             found.deployment = deployment
             found.changes += 1
 
     def is_another_log(self, key: Key, offset: int, deployment: int) -> None:
-        """Take in that a partition's log is another one from an offset on.
+        """Record that from an offset on the log of a partition is another one than was read.
 
-        What is done of the log that was read is not committed above that, or nobody would read
-        what is there now if this process died before it does.
+        Done offsets of the former log are not committed above that offset. Otherwise nobody would
+        read the new records there if this process died first.
         """
         if (found := self._reading(key)) is not None:
             found.other_from, found.committed = offset, None
             self.is_of(key, deployment)
 
     def close(self, keys: Iterable[Key]) -> None:
-        """Give nothing more of partitions to anyone; what is out may still be answered."""
+        """Stop delivering records of partitions. Records that are out may still be answered."""
         for key in keys:
             if (found := self._partitions.get(key)) is None or found.closing:
                 continue
@@ -186,12 +187,12 @@ class HeldRecords:
             found.lines.clear()
 
     def seal(self, keys: Iterable[Key]) -> None:
-        """Take no answers of partitions any more: what is done of them is being committed."""
+        """Accept no more answers for partitions whose last commit is being made."""
         for found in filter(None, map(self._partitions.get, keys)):
             found.sealed = True
 
     def forget(self, key: Key) -> None:
-        """Let a partition go; what is said of its records from now on is late."""
+        """Remove a partition. Later answers for its records count as stale."""
         found = self._partitions.pop(key, None)
         if found is not None:
             found.gone = True
@@ -204,7 +205,7 @@ class HeldRecords:
             heapq.heapify(self._waiting)
 
     def unanswered(self, keys: Iterable[Key]) -> int:
-        """Count what a drain waits for: records that are out, or on their way to the dead."""
+        """Return the number of records that a drain waits for: those out or dying."""
         found = [self._partitions[key] for key in keys if key in self._partitions]
         return sum(each.numbers[OUT] + each.numbers[DYING] for each in found)
 
@@ -214,12 +215,12 @@ class HeldRecords:
         return list(self._partitions)
 
     def position(self, key: Key) -> int | None:
-        """One above the highest offset that was read of a partition; None if it is not held."""
+        """Return the highest offset read of a partition plus 1; None if it is not held."""
         return None if (found := self._partitions.get(key)) is None else found.tracker.position
 
     def is_idle(self, key: Key) -> bool:
-        """Whether all that was read of a partition is done."""
-        found = self._partitions.get(key)
+        """Return whether all records that were read of a partition are done; False after a seek."""
+        found = self._reading(key)
         return found is not None and not found.tracker.pending
 
     # Records in.
@@ -232,10 +233,11 @@ class HeldRecords:
         now_ms: int,
         unreadable: Mapping[int, Failure] = MappingProxyType({}),
     ) -> int:
-        """Take in records of one partition, in its order; return how many were not done before.
+        """Add records of one partition, in order of offset; return the number that were not done
+        before.
 
-        Their generation, attempt and delivery are set here; ``sizes`` are bytes.
-        What is ``unreadable``, by offset, is dead.  Once too many are, nothing more is taken in.
+        Sets their generation, attempt and delivery. ``sizes`` are bytes. Records whose offset is in
+        ``unreadable`` are dead. Once too many are dead, no more records are added.
         """
         found = self._reading(key)
         if found is None:
@@ -244,11 +246,11 @@ class HeldRecords:
         tracker, n = found.tracker, 0
         for record, size in zip(records, sizes, strict=True):
             if self.dead_limit.excess is not None:
-                # It ends: what is behind is read at the next start, and dies there if it must.
+                # The consumer ends.  The next start reads the remaining records.
                 self.counts.dropped += 1
                 continue
             offset = record.offset
-            if offset in found.held:  # read again, as the client had to go back
+            if offset in found.held:  # read again after the client had to go back
                 continue
             if not tracker.emitted(offset):  # done before a restart
                 self.counts.skipped += 1
@@ -257,15 +259,14 @@ class HeldRecords:
             failures = tracker.attempt(offset)
             record = record._replace(attempt=failures, generation=found.generation)
             held = found.hold(record, size, now_ms)
+            found.queue(offset, self._order_of(record))
             if failures >= self._policy.max_attempts:
-                # Its dead letter was not known to be kept when the last generation ended.
+                # When the last generation ended, its dead letter was not confirmed as stored.
                 failure = Failure("Failed", f"{failures} times before it was assigned anew")
                 self._die(found, held, failure, failures)
             elif offset in unreadable:
                 self.dead_limit.ended(0, 1)
                 self._die(found, held, unreadable[offset], failures + 1)
-            else:
-                found.queue(offset, self._order_of(record))
         found.changes += 1
         self.counts.read += n
         if n:
@@ -275,7 +276,7 @@ class HeldRecords:
     def lose(
         self, key: Key, stop: int, now_ms: int, keep: bool, why: Failure = LOST_UPSTREAM
     ) -> int:
-        """Take in that a partition's records below an offset are not to be read.
+        """Record that the records of a partition below an offset cannot be read.
 
         Parameters
         ----------
@@ -284,14 +285,14 @@ class HeldRecords:
             The first offset that is read.
         now_ms : int
         keep : bool
-            Whether a dead letter is to say so before they are committed over.
+            Whether a dead letter must be stored before these offsets are committed.
         why : Failure
-            Of the dead letter, behind the offsets that it names; by default that they were deleted.
+            The failure in the dead letter, behind the lost offsets. By default: they were deleted.
 
         Returns
         -------
         int
-            Offsets that were lost, or are gaps; 0 if all of them were done.
+            The number of offsets that were lost, or are gaps; 0 if all of them were done.
         """
         found = self._reading(key)
         if found is None or stop <= found.tracker.position:
@@ -311,7 +312,7 @@ class HeldRecords:
         return lost
 
     def advance(self, key: Key, position: int) -> None:
-        """Take in that nothing more will be read below a position: markers, or it is lost."""
+        """Move past offsets that hold transaction markers or lost records."""
         found = self._reading(key)
         if found is not None and position > found.tracker.position:
             found.tracker.advance(position)
@@ -320,20 +321,20 @@ class HeldRecords:
     def _order_of(self, record: KafkaRecord) -> object:
         if self._ordered_by == "key":
             return record.key
-        return self._ordered_by  # one line of a partition, or none
+        return self._ordered_by  # one queue per partition, or no order
 
     # Records out.
 
     def take(self, n: int, now_ms: int) -> list[KafkaRecord]:
-        """Return up to n records to be processed: those due again first, every other one a new one.
+        """Return up to n records to be processed: due retries first, alternating with new records.
 
-        Of each partition no more are out than its limit; the partitions take turns.
-        Were those due again to go first without a limit, records that fail again and again would
-        keep new ones out as soon as the process can do no more than them.
+        No partition has more records out than its limit, and the partitions alternate. Without the
+        alternation, records that fail again and again would block new records as soon as they fill
+        the capacity of the process.
         """
         taken: list[KafkaRecord] = []
         if self.dead_limit.excess is not None:
-            return taken  # it ends, and has letters to keep
+            return taken  # the consumer ends, and stores its dead letters
         while len(taken) < n:
             self._queue_due(now_ms)
             first, second = (FRESH, WAITING) if self._fresh_is_next else (WAITING, FRESH)
@@ -377,7 +378,7 @@ class HeldRecords:
                 turns.append(found)
 
     def _moved(self, found: HeldPartition) -> None:
-        """A record of a partition has come, or gone from one status to another."""
+        """Queue the partition for delivery after a record was added or changed its status."""
         self._give_turns(found)
         self._wake()
 
@@ -391,7 +392,9 @@ class HeldRecords:
         return held.record
 
     def give_back(self, records: Iterable[KafkaRecord]) -> None:
-        """Take back records that nobody has looked at; they are the next of their partitions."""
+        """Put back records that were taken and not used; they are the next ones of their
+        partitions.
+        """
         for record in reversed(list(records)):
             found = self._of(record)
             held = None if found is None else found.held.get(record.offset)
@@ -406,7 +409,7 @@ class HeldRecords:
             self._moved(found)
 
     def due_in_ms(self, now_ms: int) -> int | None:
-        """Milliseconds until there may be something to take; None if that is not known."""
+        """Return the milliseconds until a record may be taken; None if that is not known."""
         if self.dead_limit.excess is not None:
             return None
         if any(
@@ -445,19 +448,19 @@ class HeldRecords:
         ----------
         record : KafkaRecord
         failure : Failure
-            Why.
+            The reason.
         now_ms : int
         final : bool, default False
-            There is to be no other attempt.
+            Whether the record is dead at once.
         counts : bool, default True
-            Whether it was an attempt.
+            Whether the failure counts as an attempt.
         after_ms : int, default 0
-            It waits for so long at least.
+            The shortest wait before the next attempt.
         """
         found, held = self._answered(record)
         if found is None or held is None:
             return False
-        if held.status == WAITING:  # it timed out, and was known to have failed by that
+        if held.status == WAITING:  # it timed out, which already counted as a failure
             self.counts.late += 1
             return False
         self.counts.failed += 1
@@ -465,7 +468,9 @@ class HeldRecords:
         return True
 
     def expire(self, now_ms: int) -> int:
-        """Fail what has been out for too long; an ack counts until it is taken again."""
+        """Fail the deliveries that have timed out. An ack still counts until the record is taken
+        again.
+        """
         if self._timeout_ms is None:
             return 0
         n = 0
@@ -478,6 +483,11 @@ class HeldRecords:
         return n
 
     def _of(self, record: KafkaRecord) -> HeldPartition | None:
+        if not isinstance(record, KafkaRecord):
+            raise TypeError(
+                f"record must be a KafkaRecord that this consumer delivered, got "
+                f"{type(record).__name__} {record!r}"
+            )
         found = self._partitions.get((record.topic, record.partition))
         if found is None or found.sealed or found.generation != record.generation:
             self.counts.stale += 1
@@ -549,12 +559,14 @@ class HeldRecords:
     # Dead letters.
 
     def dying(self) -> list[DeadLetter]:
-        """Return those that are to be kept, each once."""
+        """Return the dead letters that are to be stored, each once."""
         letters, self._dying = self._dying, []
         return [letter for letter in letters if self.is_dying(letter)]
 
     def is_dying(self, letter: DeadLetter) -> bool:
-        """Whether a dead letter is still to be kept here: its partition was not taken away."""
+        """Return whether a dead letter is still to be stored, because its partition was not taken
+        away.
+        """
         record = letter.record
         found = self._partitions.get((record.topic, record.partition))
         return (
@@ -564,7 +576,7 @@ class HeldRecords:
         )
 
     def dead(self, letter: DeadLetter) -> bool:
-        """Take in that a dead letter is kept, for good; whether its record was still held."""
+        """Record that a dead letter is stored. Return whether its record was still held."""
         if not self.is_dying(letter):
             return False
         topic, partition, offset, *_ = letter.record
@@ -590,7 +602,10 @@ class HeldRecords:
         }
 
     def are_committed(self, changes: Mapping[Key, tuple[int, int]]) -> bool:
-        """Whether no partition of `uncommitted` still lacks a commit; one taken away does not."""
+        """Return whether all changes returned by `uncommitted` are committed.
+
+        Partitions that were taken away meanwhile are ignored.
+        """
         return not any(
             (found := self._partitions.get(key)) is not None
             and found.generation == generation
@@ -615,7 +630,7 @@ class HeldRecords:
     # How much may be read.
 
     def room(self) -> int:
-        """See `pauses.room`."""
+        """Return the number of records that may be read at once; see `pauses.room`."""
         return room(self._partitions, self._limits)
 
     def pauses(self) -> tuple[list[Key], list[Key]]:
@@ -623,8 +638,9 @@ class HeldRecords:
         return change_pauses(self._partitions, self._limits)
 
     def stopped_by_waiting(self) -> str:
-        """Return the reason why reading is paused, with the last record's failure; empty if it
-        is not."""
+        """Return the reason why waiting records pause reading, with the last failure; "" if they do
+        not.
+        """
         told = stopped_by_waiting(self._partitions, self._limits)
         return told and f"{told}; the last one failed of {self._last_failure}"
 

@@ -1,9 +1,9 @@
-"""A consumer's dead letters back to the topics that their records came from.
+"""Replay of a consumer's dead letters into the topics that their records came from.
 
-Of each partition of the dead-letter topic a transactional id of its own knows which letter was sent
-last: it is committed in one transaction with what was sent, so that a letter is sent once, whoever
-dies when, and who runs at the same time is shut out.  The topic's id is noted with it: brokers are
-to forget what a group has committed of a topic that is deleted, but do so later, or not at all.
+Each partition of the dead-letter topic has a transactional id. The offset of the last letter sent
+is committed in the same transaction as the records. So each letter is sent once, whichever process
+dies at any time, and a call that runs at the same time is fenced. The commit also holds the topic's
+id: brokers delete the committed offsets of a deleted topic late, or not at all.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ackcore._columns import as_count
+from ackcore.arrow.shown import shown_rows
 from ackcore.kafka.cluster import Cluster, ClusterFailed
 from ackcore.kafka.dead_letters import (
     ATTEMPTS,
@@ -40,11 +41,11 @@ from ackcore.kafka.starts import check_zone, time_ms
 
 _log = logging.getLogger(__name__)
 
-#: As brokers take it.
+#: The topic names that brokers accept.
 _NAME_OF_TOPIC = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,249}")
 
-#: What was sent later than so long ago brokers remember, as their defaults are: a week, and for
-#: clocks that differ an hour less.
+#: The time for which brokers, by their defaults, keep the offset of the last letter sent: a week,
+#: minus an hour for clocks that differ.
 _REMEMBERED_MS = (7 * 24 - 1) * 3_600_000
 
 
@@ -72,14 +73,14 @@ class _Letter(NamedTuple):
 
 
 class _Targets:
-    """The partitions that there are of topics which letters came from."""
+    """The partition counts of the topics that letters came from."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._counts: dict[str, int] = {}
 
     def missing(self, letter: _Letter) -> str | None:
-        """Return what is missing for a letter to be sent, None if nothing is."""
+        """Return the reason why a letter's topic or partition is missing; None if it exists."""
         topic = letter.topic
         if topic not in self._counts:
             self._counts[topic] = len(self._cluster.partitions([topic], missing_ok=True))
@@ -103,40 +104,41 @@ def replay_letters(
 ) -> SentBack:
     """Send the dead letters of a `Consumer` back to the topics that their records came from.
 
-    Value, key and headers are as they came, the partition is the one that it was; how often the
-    record has died is in the header ``ackcore-deaths``, from which a `Consumer` counts on.  All
-    letters are sent that are in the topic now and were not sent before, each once for readers of
-    what is committed (``isolation.level=read_committed``, librdkafka's default), whatever dies
-    when.  They stay where they are.
+    Value, key, headers and partition are those of the original record. The header
+    ``ackcore-deaths`` holds the number of times that the record has died, and a `Consumer`
+    continues to count from it. A call sends all letters that are in the topic now and were not sent
+    before. Readers of committed records (``isolation.level=read_committed``, librdkafka's default)
+    receive each once, even if a process dies. The letters stay in their topic.
 
-    Brokers forget what was sent when no call has been for ``offsets.retention.minutes``, a week by
-    default, while a topic keeps its letters until their segment is full or ``segment.ms`` old,
-    whatever its ``retention.ms``.  So where they have nothing on record of a partition, letters of
-    more than a week may have been sent before, and only ``since`` says that they were not.
+    Brokers forget the letters that were sent after ``offsets.retention.minutes`` (a week by
+    default) without a call. A topic keeps its letters until their segment is full or ``segment.ms``
+    old, whatever its ``retention.ms``. So if the brokers have no entry for a partition, letters
+    older than a week may have been sent before, and ``since`` is required.
 
-    What stands for no record is left: ranges that were deleted or passed over ("LostUpstream",
-    "TooFarBehind").  So is a record whose headers could not be read, since they are not in its
-    letter; a letter that a topology on Spark has sent (`ackcore.spark.replay` sends those);
-    and whatever else is in the topic.
+    The call leaves messages that represent no record: ranges that were deleted or skipped
+    ("LostUpstream", "TooFarBehind"). It also leaves records with unreadable headers, since their
+    letters lack those headers, letters of a topology on Spark (`ackcore.spark.replay` sends them),
+    and any other message.
 
     Parameters
     ----------
     topic : str
-        What the consumer has as ``dead_letters``.
+        The topic that the consumer has as ``dead_letters``.
     bootstrap_servers : str
-        ``host:port`` of brokers, with commas between them.
+        ``host:port`` of brokers, separated by commas.
     max_deaths : int, default 20
-        A record that has died so often is left for good, whatever a later call says: so what sends
-        letters back by itself ends.
+        The number of deaths after which a record is left for good, whatever a later call sets. It
+        ends automatic loops.
     since : datetime, optional
-        With its zone: letters from before are left.  Must be given where brokers may have
-        forgotten what was sent, also to send all: ``datetime(1970, 1, 1, tzinfo=timezone.utc)``;
-        if their ``offsets.retention.minutes`` is less than a week; and where the topic was made
-        anew, by its id (brokers before Kafka 2.8 tell none), or a partition ends before the letter
-        that was sent last, so that its log was truncated, or is another.
+        A time with its zone; earlier letters are left. To send all, give ``datetime(1970, 1, 1,
+        tzinfo=timezone.utc)``. It is required in four cases: brokers may have forgotten the sent
+        letters; their ``offsets.retention.minutes`` is less than a week; the topic was created
+        again, by its id (brokers before Kafka 2.8 have none); or a partition ends before the letter
+        that was sent last, so that its log was truncated or is another one.
     options : mapping, optional
-        More of librdkafka's settings.  The user writes to the topics that letters came from, under
-        transactional ids that begin with ``ackcore-``, and reads in groups that do.
+        Further librdkafka settings. The user must be allowed to write to the topics that letters
+        came from, with transactional ids that begin with ``ackcore-``, and to read in groups that
+        begin with it.
 
     Returns
     -------
@@ -145,11 +147,11 @@ def replay_letters(
     Raises
     ------
     TypeError, ValueError
-        If an argument is of another type, an option is set here, or ``since`` must be given; what
-        was sent of other partitions is on record then.
+        If an argument has another type, an option is set here, or ``since`` is required. The
+        letters sent from other partitions are committed then.
     DeliveryError
-        If a letter was not delivered; those before it may have been.  One whose topic or partition
-        is gone is named, and those before it in its partition were sent.
+        If a letter was not delivered; letters before it may have been. If its topic or partition is
+        missing, the message names it, and the letters before it in its partition were sent.
     UnknownTopics, ClusterFailed, OffsetsLost, ReadTimedOut, ReadFailed
         If the topic cannot be read.
     """
@@ -161,7 +163,7 @@ def replay_letters(
     sent = left = 0
     with Cluster(settings) as cluster, RangeReader(settings) as reader:
         targets = _Targets(cluster)
-        # First: what is read of one that is made anew from now on is noted as the former one's.
+        # Read the id first: if the topic is created again from now on, the next call detects it.
         topic_id = next((one.topic_id for one in cluster.partitions([topic])), None)
         for key, (low, high) in cluster.bounds_of(topic).items():
             partition = key.partition
@@ -173,7 +175,7 @@ def replay_letters(
                 note = topic_id or of
                 is_other_topic = of not in ("", note)
                 if done >= high and not is_other_topic:
-                    # Another call may have sent since; from here on none does.
+                    # Another call may have sent since.  It is fenced from now on.
                     low, high = cluster.bounds_of(topic)[key]
                 is_other_log = is_other_topic or done >= high
                 if is_other_log and from_ms is None and low < high:
@@ -190,7 +192,7 @@ def replay_letters(
                 elif last is None and low < high:
                     _refuse_forgotten(cluster, topic, partition, low)
                 for batch in reader.read(OffsetRange(topic, partition, start, high)):
-                    messages = batch.to_pylist()
+                    messages = shown_rows(batch)  # a producer may set any timestamp
                     letters = [_to_send(one, max_deaths) for one in messages]
                     at, missing = _first_missing(letters, targets)
                     if at:
@@ -200,7 +202,7 @@ def replay_letters(
                     if missing is not None:
                         raise _not_sent(topic, messages[at], missing)
                 if transactions.last == last and last is not None:
-                    # Nothing new; once more, or brokers would forget it in time.
+                    # Nothing new: commit the mark again, or brokers would forget it.
                     transactions.begin()
                     transactions.prepare(Mark(high - 1 if is_other_log else done, note))
                     transactions.commit()
@@ -221,7 +223,7 @@ def _ms_of(since: datetime) -> int | None:
 
 
 def _since(cluster: Cluster, topic: str, partition: int, ms: int) -> int:
-    """Return the first offset whose letter is of a time or later; the end if there is none."""
+    """Return the offset of the first letter of a time or later; the end if there is none."""
     answers = cluster.offsets_for_time([(topic, partition)], ms)
     for key, failure in answers.failed.items():
         raise ClusterFailed(f"which letters of {key} are of a time is not known: {failure.text}")
@@ -230,7 +232,7 @@ def _since(cluster: Cluster, topic: str, partition: int, ms: int) -> int:
 
 
 def _refuse_forgotten(cluster: Cluster, topic: str, partition: int, low: int) -> None:
-    """Raise ValueError if letters of a partition are old enough that brokers may have forgotten."""
+    """Raise ValueError if letters are so old that brokers may have forgotten which were sent."""
     ms = time.time_ns() // 1_000_000 - _REMEMBERED_MS
     if low < _since(cluster, topic, partition, ms):
         raise _since_missing(
@@ -248,18 +250,18 @@ def _since_missing(why: str) -> ValueError:
 
 
 def _name(topic: str, partition: int) -> str:
-    # A name of a topic is as long as that of a group may be.
+    # Hashed, because the name of a topic may be as long as a group's name at most.
     return f"ackcore-letters-{hashlib.sha256(topic.encode()).hexdigest()[:32]}-{partition}"
 
 
 def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
-    """Return the letter that a message is, None if it is to be left."""
+    """Return the letter in a message; None if it is to be left."""
     letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
     return letter if letter is not None and letter.deaths < most else None
 
 
 def _first_missing(letters: Sequence[_Letter | None], targets: _Targets) -> tuple[int, str | None]:
-    """Return how many letters can be sent before the first that cannot, and why that cannot."""
+    """Return the number of letters before the first that cannot be sent, and why it cannot."""
     for at, letter in enumerate(letters):
         why = None if letter is None else targets.missing(letter)
         if why is not None:
@@ -282,7 +284,7 @@ def _send(
     letters: Sequence[_Letter | None],
     note: str,
 ) -> None:
-    """Send what is to be sent of messages, in one transaction."""
+    """Send the letters of messages in one transaction."""
     deliveries = transactions.begin()
     for message, letter in zip(messages, letters, strict=True):
         if letter is not None:
@@ -294,15 +296,15 @@ def _send(
 
 
 def _letter(headers: Headers) -> _Letter | None:
-    """Return what a message stands for, by its headers; None if that is no record to be sent."""
+    """Return the letter that a message's headers describe; None if it is no record to send."""
     told = dict(headers)
     if not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
         return None
-    if is_of_topology(headers):  # which `ackcore.spark.replay` sends back
+    if is_of_topology(headers):  # `ackcore.spark.replay` sends these back
         return None
     partition, attempts = (number_in(told[name]) for name in (PARTITION, ATTEMPTS))
     kind, _, _ = (told[REASON] or b"").partition(b": ")
-    # No attempt: it is of a range.
+    # Without attempts the letter represents a range.
     if partition is None or not attempts:
         return None
     if kind == UNREADABLE_HEADERS.encode():

@@ -1,4 +1,4 @@
-"""Rows as messages: which columns are key, value and headers, and in which form."""
+"""Conversion of rows to messages: the columns of key, value and headers, and their formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class MessageColumns(NamedTuple):
     key : str or None
         A column of text or bytes; no keys if None.
     value : str or None
-        A column of text or bytes, as they are, or a struct, as JSON; the whole row as JSON if None.
+        A column of text or bytes, sent unchanged, or a struct, sent as JSON; the whole row as JSON
+        if None.
     headers : str or None
         A list of structs of key and value, or a map; text or bytes.
     """
@@ -33,21 +34,21 @@ class MessageColumns(NamedTuple):
     headers: str | None = None
 
     def check(self, what: str, schema: pa.Schema) -> None:
-        """Refuse columns that cannot be what they are to be.
+        """Raise if columns are missing or have an unsuitable type.
 
         Parameters
         ----------
         what : str
-            Begins messages.
+            The beginning of error messages.
         schema : pyarrow.Schema
-            The rows'.
+            The schema of the rows.
 
         Raises
         ------
         ValueError
-            If a column is not there.
+            If a column is missing.
         TypeError
-            If it is of a type that Kafka has no bytes for.
+            If a column has a type that has no form as bytes for Kafka.
         """
         for argument, name in zip(self._fields, self, strict=True):
             if name is not None and schema.get_all_field_indices(name) == []:
@@ -90,14 +91,14 @@ class MessageColumns(NamedTuple):
         return [schema.field(self.value)] if pa.types.is_struct(kind) else []
 
     def unfit(self, batch: pa.RecordBatch, *more: str | None) -> dict[int, str]:
-        """Return the places of rows with text that is not UTF-8 in a column that is sent, and why.
+        """Return the positions of rows that would send text that is not UTF-8, with the reasons.
 
         Parameters
         ----------
         batch : pyarrow.RecordBatch
             The rows.
         *more : str or None
-            Columns that are sent beside key, value and headers.
+            Columns that are sent besides key, value and headers.
         """
         names = batch.schema.names if self.value is None else (self.value,)
         found: dict[int, str] = {}
@@ -108,9 +109,10 @@ class MessageColumns(NamedTuple):
         return found
 
     def contents(self, batch: pa.RecordBatch) -> Iterator[Content]:
-        """Yield what is in the message of each row; the lists of headers are the caller's.
+        """Yield key, value and headers of each row's message. The caller may change the header
+        lists.
 
-        Text that is not UTF-8 is sent as it is in a key or a value, and escaped elsewhere.
+        Text that is not UTF-8 is sent unchanged in a key or a value, and escaped elsewhere.
         """
         n, schema = len(batch), batch.schema
         keys = [None] * n if self.key is None else _as_it_is(batch.column(self.key))
@@ -146,7 +148,7 @@ def _as_it_is(column: pa.Array) -> list[bytes | str | None]:
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:
-    """Whether Kafka has bytes for a type as it is."""
+    """Return whether values of a type are sent to Kafka unchanged."""
     is_ = pa.types
     tests = (is_.is_string, is_.is_large_string, is_.is_binary, is_.is_large_binary)
     return any(test(kind) for test in tests) or is_.is_fixed_size_binary(kind)
@@ -156,7 +158,7 @@ _Read = Callable[[Any], list[tuple[str, bytes | None]]]
 
 
 def _headers_of(kind: pa.DataType) -> _Read | None:
-    """Return what makes headers of a column's values; None if nothing can."""
+    """Return the function that converts a column's values to headers; None for another type."""
     is_ = pa.types
     if is_.is_map(kind):
         fits = is_.is_string(kind.key_type) and is_text_or_bytes(kind.item_type)

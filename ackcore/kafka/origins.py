@@ -1,11 +1,11 @@
 """The topic and deployment of a commit: 64 bits in its metadata.
 
-A topic that was made anew has the name and partitions of the one before, and a commit that crossed
-its deletion stands beside an offset of the new one.  So the metadata says which topic, by its id;
-and whose it is: of a `Consumer`, for which ``force_from_start`` the partition has begun, of a
-topology on Spark its checkpoint.  Of 64 bits 24 tell these from all that others commit, 20 are of
-the topic's id and 20 of the name: two topics, or names, are taken for one with odds of one in a
-million.
+A topic that was created again has the name and partitions of the former one, and a late commit for
+the former topic may be stored for the new one. So the metadata holds the topic's id and the
+deployment. The deployment of a `Consumer` is the ``force_from_start`` for which the partition has
+begun. That of a topology on Spark is its checkpoint. Of the 64 bits, 24 mark commits of ackcore, 20
+are from the topic's id and 20 from the deployment's name. Two topics, or names, are confused with
+odds of one in a million.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import NamedTuple
 
-#: Of the topic, and of the name; the 24 above them tell these commits from others.
+#: Bits of the topic, and of the name.  The 24 bits above them mark commits of ackcore.
 _BITS = 20
 _MASK = (1 << _BITS) - 1
 _TAG = int.from_bytes(b"acc")
@@ -27,14 +27,14 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, topic_id: str | None, name: str | None) -> Origin:
-        """Return that of a topic's id and a deployment's name."""
+        """Return the origin of a topic's id and a deployment's name."""
         return cls(_bits(topic_id), _bits(name))
 
     @classmethod
     def read(cls, deployment: int | None) -> Origin:
-        """Take a commit's deployment apart; nothing is known of one that is not an origin's.
+        """Return the origin in a commit's deployment; an unknown one (0, 0) if it holds none.
 
-        Checkpoints have committed their keys alone, once, and no topic with them.
+        A deployment without the mark of 24 bits holds no origin.
         """
         if deployment is None or deployment % 2**64 >> 2 * _BITS != _TAG:
             return cls(0, 0)
@@ -46,7 +46,7 @@ class Origin(NamedTuple):
         return (_TAG << 2 * _BITS) + (self.topic << _BITS) + self.name
 
     def is_other_topic(self, now: Origin) -> bool:
-        """Whether it is of another topic than the one that is there now, as far as is known."""
+        """Return whether both topics are known and differ."""
         return bool(self.topic and now.topic) and self.topic != now.topic
 
 

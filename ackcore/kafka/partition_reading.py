@@ -24,26 +24,26 @@ from ackcore.retry import capped_doubling
 
 _log = logging.getLogger(__name__)
 
-#: Most records that are read at once, so that an answer waits for milliseconds only.
+#: The largest number of records read at once, so that an answer waits for milliseconds only.
 _BATCH = 500
-#: How long one look lasts: at the broker, and at the answers where a partition is paused.
+#: The longest wait for a record, in seconds: normally, and while dead letters or pauses need work.
 _LOOK_S, SHORT_LOOK_S = 0.1, 0.01
-#: How long a partition is left alone that is in range, and was refused as out of it.
+#: The wait, in milliseconds, after a broker refused a position that is in range.
 _FIRST_RESET_MS, _LONGEST_RESET_MS = 20, 5_000
 
-#: How often it is said that waiting records stop intake.
+#: The time between warnings that waiting records stop reading.
 _SAY_MS = 60_000
 
-#: To librdkafka an offset is of no leader's epoch.
+#: librdkafka's value for an offset without a leader epoch.
 _NO_EPOCH = -1
-#: How long leaders may take to say whether a log is what it was.
+#: Seconds for leaders to answer whether a log was truncated.
 _ASK_S = 10.0
 
-#: What the client cannot read: it says so once, and goes on behind it.
+#: Errors of unreadable data.  The client reports each once and skips the data.
 _UNREADABLE = frozenset(
     {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED}
 )
-#: Nothing gets better by itself.
+#: Errors that are permanent.
 _FINAL = frozenset(
     (
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -55,22 +55,22 @@ _FINAL = frozenset(
 
 
 def now_ms() -> int:
-    """A clock that never goes back."""
+    """Return the time of a monotonic clock, in milliseconds."""
     return time.monotonic_ns() // 1_000_000
 
 
 class PartitionReading:
-    """Reads partitions into `HeldRecords`; all of it is called by the client's thread.
+    """The reading of partitions into `HeldRecords`. The client's thread makes all calls.
 
     Parameters
     ----------
     client : Consumer
     settings : ConsumerSettings
     held : HeldRecords
-        Touched under ``changed`` only.
+        Used under ``changed`` only.
     changed : threading.Condition
     topic_ids : callable
-        Given topics, asks for their ids, and waits for the answer.
+        Takes topics, requests their ids, and waits for the answer.
     """
 
     def __init__(
@@ -87,34 +87,35 @@ class PartitionReading:
         self._held = held
         self._changed = changed
         self._topic_ids = topic_ids
-        #: One above the last offset of a partition, as it was last told.
+        #: The last known end of each partition: its last offset plus 1.
         self.ends: dict[Key, int] = {}
-        #: Whether there was an error that may be of a topic which is gone.
+        #: Whether an error occurred that may come from a deleted topic.
         self.had_error = False
         self._incremental = settings.protocol != "eager" and not settings.by_hand
         self._paused = 0
         self._say_ms = 0
         self._begun: dict[Key, Begun] = {}
         self._assigned_now: set[Key] = set()
-        self._unpositioned: set[Key] = set()  # whose position may be of the assignment before
-        # Partitions that were refused as out of range: how often in a row, when they are read
-        # again, and those whose log is another one, and from where it is read.
+        # Partitions whose position in the client may be from the assignment before.
+        self._unpositioned: set[Key] = set()
+        # Partitions after an offset out of range: the number of refusals in a row, the time of the
+        # next read, and the start in the new log, if it is another one.
         self._resets: dict[Key, int] = {}
         self._read_again: dict[Key, int] = {}
         self._other_logs: dict[Key, int] = {}
-        #: Of the leader that wrote the last record that was read.
+        #: The epochs of the leaders that wrote the last records read.
         self._epochs: dict[Key, int] = {}
 
     # Partitions.
 
     def begin(self, begun: Iterable[Begun]) -> None:
-        """Take in partitions where they begin; they are to be assigned at their positions."""
+        """Add partitions at their start positions. The caller assigns them at `positions`."""
         with self._changed:
             generation = self._next_generation()
             for each in begun:
                 self._begun[each.key] = each
                 self._assigned_now.add(each.key)
-                # Who committed may have a clock that is ahead.
+                # The process that committed may have a clock that is ahead.
                 number = max(generation, (each.restored.generation or 0) + 1)
                 self._held.assign(
                     *each.key,
@@ -130,18 +131,18 @@ class PartitionReading:
                     self._held.lose(each.key, each.near, now_ms(), keep, TOO_FAR_BEHIND)
 
     def positions(self, keys: Iterable[Key]) -> list[TopicPartition]:
-        """Return partitions that are held, to be assigned where they are read next."""
+        """Return the held ones of these partitions, with the offsets to assign them at."""
         with self._changed:
             found = [(key, self._held.position(key)) for key in keys]
         self._unpositioned.update(key for key, _ in found)
         return [self._at(key, offset) for key, offset in found if offset is not None]
 
     def _at(self, key: Key, offset: int) -> TopicPartition:
-        """Return the position to seek, with the epoch that makes brokers refuse another log."""
+        """Return a position, with the epoch that makes brokers refuse it in another log."""
         return TopicPartition(*key, offset, leader_epoch=self._epochs.get(key, _NO_EPOCH))
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Let partitions go."""
+        """Remove partitions."""
         with self._changed:
             for key in keys:
                 self._held.forget(key)
@@ -155,16 +156,16 @@ class PartitionReading:
             known.pop(key, None)
 
     def _next_generation(self) -> int:
-        # Of the clock: what is late may come from the process before this one.
+        # From the clock: a late commit may come from the process before this one.
         return max(self._held.generation + 1, time.time_ns() // 1_000_000)
 
     def learn_ids(self, ids: Mapping[str, str | None]) -> None:
-        """Take in the ids that topics have now: where one is another, it was made anew.
+        """Store the present ids of topics. A topic with another id was created again.
 
         Raises
         ------
         OffsetsOutOfRange
-            If that is not to be.
+            If a topic was created again, and ``out_of_range`` is "fail".
         """
         for key, begun in list(self._begun.items()):
             now = ids.get(key[0])
@@ -182,14 +183,15 @@ class PartitionReading:
                     f"{what}; out_of_range='earliest' or 'latest' reads it from its beginning"
                 )
             self._log.warning("%s, and it is read from 0", what)
-            # What comes under offsets of before is left, to be read when those are done with.
+            # Records that come now are ignored, and read again when the former ones are done.
             self._is_another_log(key, 0)
             self._client.pause([TopicPartition(*key)])
 
     def _is_another_log(self, key: Key, offset: int, epoch: int | None = None) -> None:
-        """Have a partition read from an offset once all that was read of it is done.
+        """Plan to read a partition from an offset once all records read of it are done.
 
-        With an epoch, of whose leader all below is, it is refused if it is another log by then.
+        Give ``epoch`` if all records below the offset are of that leader. The broker then refuses
+        the offset if the log has changed by then.
         """
         self._other_logs[key] = offset
         if epoch is None:
@@ -200,11 +202,11 @@ class PartitionReading:
     # Reading.
 
     def pause_and_resume(self) -> None:
-        """Have the client read of what there is room for."""
+        """Pause partitions that have reached a limit, and resume those below it."""
         with self._changed:
             pause, resume = self._held.pauses()
             self._paused = self._held.paused
-            # Records in flight may have paused it, which have failed since and wait.
+            # A pause for records in flight may continue because these have failed and wait.
             is_time = self._paused and now_ms() >= self._say_ms
             stopped = self._held.stopped_by_waiting() if is_time else ""
         if stopped:
@@ -217,24 +219,24 @@ class PartitionReading:
             self._fetch_now(resume)
 
     def _fetch_now(self, keys: Iterable[Key]) -> None:
-        """Have partitions that were resumed fetched now: librdkafka does it up to 1 s later.
+        """Make librdkafka fetch resumed partitions now, instead of up to 1 s later.
 
-        Its broker's thread sleeps, and of all calls on a partition only a seek wakes it.
+        Its broker thread sleeps, and of all calls for a partition only a seek wakes it.
         """
         with self._changed:
             found = {key: self._held.position(key) for key in keys}
         for key, offset in found.items():
             if offset is not None and key not in self._other_logs and key not in self._read_again:
-                with suppress(KafkaException):  # one that is just being assigned, or in error
+                with suppress(KafkaException):  # the partition is being assigned, or in error
                     self._client.seek(self._at(key, offset))
 
     def read(self, *, busy: bool) -> None:
-        """Read what there is, or wait for it; not for long if there is something else to do."""
+        """Read the available records, or wait for the first: briefly if ``busy`` or paused."""
         with self._changed:
             room = self._held.room()
         self._assigned_now.clear()
         wait_s = SHORT_LOOK_S if busy or self._paused else _LOOK_S
-        # `consume` waits for all that it is asked for, or its time: one first, then the rest.
+        # `consume` would wait for all n messages or its time-out: poll one, then take the rest.
         first = self._client.poll(wait_s)
         if first is None:
             return
@@ -249,18 +251,18 @@ class PartitionReading:
                 if error.code() in _UNREADABLE:
                     damaged.add(_key(message))
             elif not damaged or _key(message) not in damaged:
-                # Behind a hole that is none, what comes would make it one that is done.
+                # Records after damaged data would make the skipped offsets count as done.
                 read[_key(message)].append(message)
         for key, some in read.items():
             if key in self._assigned_now:
-                # They may be of the assignment before, and are further on: gaps count as done.
+                # They may be from the assignment before, with a gap that would count as done.
                 with self._changed:
                     position = self._held.position(key)
                 if position is not None:
                     self._read_from({key: position})
             elif key not in self._other_logs:
                 self._take_in(key, some)
-        # Behind the records that came before them: a partition is read on from the last of those.
+        # After the records: reading continues at the last record before the error.
         for message, error in errors:
             self._read_error(message, error)
 
@@ -281,7 +283,7 @@ class PartitionReading:
             self._held.read(key, records, sizes, now_ms(), unreadable)
 
     def _read_from(self, offsets: Mapping[Key, int]) -> None:
-        """Read partitions from offsets: assigned anew, as one in error cannot be sought in."""
+        """Read partitions from offsets. Assigns them anew, since a seek fails after an error."""
         self._unpositioned.update(offsets)
         begun = [self._at(key, offset) for key, offset in offsets.items()]
         if self._incremental:
@@ -313,17 +315,17 @@ class PartitionReading:
             self._log.warning("Kafka says: %s", error.str())
 
     def _out_of_range(self, key: Key) -> None:
-        """Go on: the client reads nothing more of a partition after this error."""
+        """Handle an offset out of range, after which the client stops reading the partition."""
         with self._changed:
             position = self._held.position(key)
         if position is None or key in self._other_logs:
-            return  # of an assignment that is over, or will be
+            return  # from an assignment that is over, or will be
         low, self.ends[key] = watermarks(self._client, TopicPartition(*key))
         high = self.ends[key]
         policy = self._settings.on_out_of_range
         name = f"{key[0]}-{key[1]}"
         if low <= position <= high and not self._is_truncated(key, low, position):
-            if position == low:  # whatever was below is gone: all that is there is read
+            if position == low:  # no record below is left to compare epochs with
                 self._epochs.pop(key, None)
             self._resets[key] = times = self._resets.get(key, 0) + 1
             wait_ms = capped_doubling(_FIRST_RESET_MS, times, _LONGEST_RESET_MS)
@@ -350,7 +352,7 @@ class PartitionReading:
             )
         target = low if policy == "earliest" else high
         if position > high:
-            # Not the log that was read: it was made anew, or lost its end.
+            # It is another log: the topic was created again, or the log lost its end.
             self._log.warning("%s: it is another log, and read from %d", what, target)
             self._is_another_log(key, target)
             return
@@ -362,12 +364,12 @@ class PartitionReading:
         self._read_from({key: target})
 
     def _is_truncated(self, key: Key, low: int, position: int) -> bool:
-        """Whether the log of a partition is another one below a position; it is read anew then.
+        """Return whether the log below a position was truncated. If so, plan to read it again.
 
         Raises
         ------
         OffsetsOutOfRange
-            If that is not to be.
+            If the log was truncated, and ``out_of_range`` is "fail".
         """
         epoch, name = self._epochs.get(key), f"{key[0]}-{key[1]}"
         if epoch is None:
@@ -376,7 +378,7 @@ class PartitionReading:
             other = truncated_at(self._settings.client, key, low, position, epoch, _ASK_S)
         except ConnectionError as error:
             self._log.warning("%s", error)
-            return False  # it is refused again
+            return False  # the broker will refuse the position again
         if other is None:
             return False
         what = f"{name} was read up to {position}, and its log was truncated at {other}"
@@ -390,19 +392,20 @@ class PartitionReading:
         return True
 
     def _end_before_another_log(self, key: Key, low: int, high: int) -> None:
-        """Commit what is done of a log that has become shorter below where it is another one.
+        """Commit the done offsets only up to the place where a shorter log differs from the one
+        read.
 
-        It may have become longer again when the next start looks.
+        At the next start the log may be long enough again to hide the difference.
         """
         epoch = self._epochs.get(key)
         if epoch is None or self._begun[key].topic_id is None:
-            return  # where that is nobody knows, or whether it is a topic that was made anew
+            return  # without an epoch or a topic id the place is unknown
         with suppress(ConnectionError):
             other = truncated_at(self._settings.client, key, low, high, epoch, _ASK_S)
             self._is_another_log(key, high if other is None else other)
 
     def go_on(self) -> None:
-        """Read on where a partition was sought in, was refused a while ago, or is another log."""
+        """Resume partitions after a seek, a refusal, or the last done record of a former log."""
         with self._changed:
             sought = self._held.sought()
             for key in sought:
@@ -421,7 +424,7 @@ class PartitionReading:
         for key, target in list(self._other_logs.items()):
             with self._changed:
                 if not self._held.is_idle(key):
-                    continue  # the log before has those no more, so they are done first
+                    continue  # the records of the former log must be done first
                 state = decode_metadata(*key, target, None).state
                 self._held.assign(
                     *key,
@@ -442,10 +445,10 @@ class PartitionReading:
         if idle:
             for found in self._client.position([TopicPartition(*key) for key in idle]):
                 key = (found.topic, found.partition)
-                if found.offset < 0:  # none yet: what comes is of this assignment
+                if found.offset < 0:  # no position yet: the next one is from this assignment
                     self._unpositioned.discard(key)
                 elif found.error is None and key not in self._unpositioned:
-                    if found.leader_epoch is not None:  # of a marker, perhaps
+                    if found.leader_epoch is not None:  # perhaps a marker's epoch
                         self._epochs[key] = found.leader_epoch
                     with self._changed:
                         self._held.advance(key, found.offset)

@@ -8,10 +8,10 @@ from ackcore.kafka.held_partition import WAITING, WAITING_CAUSE, HeldPartition, 
 
 
 def room(partitions: Mapping[Key, HeldPartition], limits: Limits) -> int:
-    """Records that may be read at once, whatever partition they are of; 0 if all are paused.
+    """Return the number of records that may be read at once, of any partition; 0 if all are paused.
 
-    An eighth of the limit in any case, or one that is nearly full would make all reads small:
-    so much more than the limit there may be.
+    It is at least an eighth of the limit, so that a nearly full partition does not make all reads
+    small. A partition may exceed its limit by that number.
     """
     limit = limits.held
     free = [limit - each.in_flight for each in partitions.values() if not each.cause]
@@ -21,7 +21,7 @@ def room(partitions: Mapping[Key, HeldPartition], limits: Limits) -> int:
 def change_pauses(
     partitions: Mapping[Key, HeldPartition], limits: Limits
 ) -> tuple[list[Key], list[Key]]:
-    """Give each partition its cause of a pause; return which are paused now, and which resumed."""
+    """Set each partition's cause of a pause. Return the partitions to pause and those to resume."""
     waiting = sum(each.numbers[WAITING] for each in partitions.values())
     waiting_bytes = sum(each.sizes[WAITING] for each in partitions.values())
     pause: list[Key] = []
@@ -35,7 +35,7 @@ def change_pauses(
 
 
 def stopped_by_waiting(partitions: Mapping[Key, HeldPartition], limits: Limits) -> str:
-    """Say what stops intake if it is records that wait for another attempt; "" if it is not."""
+    """Return a message if records that wait for a retry stop reading; else ""."""
     stopped = sum(each.cause == WAITING_CAUSE for each in partitions.values())
     if not stopped:
         return ""

@@ -1,7 +1,7 @@
-"""Messages out: every report of a delivery looked at, and transactions that carry a number.
+"""Delivery of messages with a check of every failure report, and numbered transactions.
 
-Producers here are idempotent and wait for all replicas that are in sync.  None outlives an error:
-who meets one closes it, and begins anew with another.
+The producers are idempotent and wait for all in-sync replicas. After an error, the caller closes
+the producer and starts with a new one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from confluent_kafka import (
 from ackcore.kafka.errors import error_text
 from ackcore.kafka.settings import ClientSettings
 
-#: Settings without which a delivery would be none.
+#: Settings that a guaranteed delivery requires.
 _OURS = {
     "acks": "a message is delivered when all replicas in sync have it",
     "request.required.acks": "a message is delivered when all replicas in sync have it",
@@ -36,28 +36,28 @@ _OURS = {
     "error_cb": "what it hears goes into errors",
 }
 
-#: What a message carries beside key and value.
+#: The headers of a message.
 Headers = Iterable[tuple[str, bytes | None]]
 
-#: How large a message may be, unless the options say otherwise: the most that librdkafka allows,
-#: whose default of 1 MB refuses what a topic would take.  The topic's own limit is what counts.
+#: The largest message, unless the options set it: librdkafka's maximum, so that only the topic's
+#: limit counts.  librdkafka's default of 1 MB refuses messages that a topic may accept.
 SIZES: dict[str, Any] = {"message.max.bytes": 1_000_000_000}
 
-#: How long a message may be on its way, unless the options say otherwise; in milliseconds.
+#: The longest time for a delivery, unless the options set it; in milliseconds.
 _TIMEOUT_MS = 60_000
-#: For so long brokers are waited for where nothing is sent yet.
+#: Seconds to wait for a broker before anything is sent.
 _REACH_S = 10.0
-#: How long a transaction may be open, unless the options say otherwise: Kafka's default of a
-#: minute is short for a micro-batch, and its bound of a quarter of an hour would hold up readers.
+#: The longest transaction, unless the options set it.  Kafka's default of a minute is short for a
+#: micro-batch; its maximum of a quarter of an hour would delay readers.
 _TRANSACTION_MS = 300_000
-#: How long one look lasts: between them Python sees to its signals.
+#: The longest single wait, in seconds.  Between waits Python handles signals.
 _SLICE_S = 0.2
-#: How long what may be tried again at once is left alone.
+#: The wait before a retry, in seconds.
 _PAUSE_S = 0.1
-#: The time-out of a call that may ignore it, and how long after that it is waited for.
+#: The time-out of a call that may ignore it, and the additional wait; in seconds.
 _APART_S = 30.0
 _OVERDUE_S = 5.0
-#: After so many messages reports of failures are looked for.
+#: The number of messages between checks for failures.
 _EVERY = 1000
 
 _SHUT_OUT = (
@@ -99,14 +99,14 @@ _WAYS_OUT = {
 
 
 def check_options(settings: ClientSettings, *, but: Collection[str] = ()) -> None:
-    """Raise ValueError for an option that a producer here has its own value for, but for some."""
+    """Raise ValueError for an option that a producer here sets itself, except those in ``but``."""
     for name, why in _OURS.items():
         if name in settings.options and name not in but:
             raise ValueError(f"options must not have {name!r}: {why}")
 
 
 def check_topic(topic: str) -> None:
-    """Refuse what is not the name of a topic."""
+    """Raise TypeError or ValueError if a topic's name is no text, or empty."""
     if not isinstance(topic, str):
         raise TypeError(f"topic must be a str, got {type(topic).__name__}")
     if not topic:
@@ -114,12 +114,12 @@ def check_topic(topic: str) -> None:
 
 
 def way_out(error: KafkaError) -> str:
-    """Return what to do about an error, as the end of a sentence; "" if that is not known."""
+    """Return the remedy for an error, as the end of a sentence; "" if none is known."""
     found = _WAYS_OUT.get(error.code())
     return f"; {found}" if found else ""
 
 
-#: Errors of a coordinator or a leader that moves or has just begun; librdkafka hands them out here.
+#: Temporary errors while a coordinator or a leader moves or starts, which librdkafka reports here.
 PASSING = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -138,15 +138,16 @@ PASSING = {
 
 
 class Undelivered(NamedTuple):
-    """A message that its topic does not take, or that came in one request with such.
+    """A message that its topic refuses, or that shared a request with such a message.
 
     Attributes
     ----------
     why : {"size", "no key", "beside"}
-        Of "size", it or its request is too large.  "beside": another of the request is invalid.
+        "size": the message or its request is too large. "no key": the topic requires a key.
+        "beside": another record of the request is invalid.
     key, value : bytes or None
     said : str
-        The error, with the way out.
+        The error, with the remedy.
     """
 
     why: Literal["size", "no key", "beside"]
@@ -164,37 +165,36 @@ def _why(error: KafkaError, key: bytes | None) -> Literal["size", "no key", "bes
         return "size"
     if error.code() not in (KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD):
         return None
-    # Of a request in which one record is invalid, librdkafka says so of all.
+    # If one record of a request is invalid, librdkafka reports the error for all its records.
     return "no key" if error.code() == KafkaError.INVALID_RECORD and key is None else "beside"
 
 
 class DeliveryError(RuntimeError):
-    """Kafka did not take what was sent; the message names the topic and the reason."""
+    """Kafka did not take a message. The error names the topic and the reason."""
 
 
 class Deliveries:
-    """Messages on their way to topics; for one thread at a time.
+    """A producer and its messages under way. One thread at a time may use it.
 
     Parameters
     ----------
     settings : ClientSettings
-        How the brokers are reached.
+        The connection to the brokers.
     transactional_id : str, optional
-        What tells this producer from all others, if its messages go in transactions.
+        The transactional id, if the messages are sent in transactions.
 
     Raises
     ------
     ValueError
-        If an option is one that is set here.
+        If an option is set here.
     DeliveryError
         If librdkafka refuses the settings.
 
     Attributes
     ----------
     on_undelivered : callable or None
-        Given a message that is larger than its topic takes or has no key in a topic that asks for
-        one, or that is in one request with such, returns whether it deals with that: it is no
-        failure then, but of a transaction, which it ends.  None by default.
+        Called with each `Undelivered` message; None by default. It returns whether it handles the
+        message. A handled message is no failure, except in a transaction, which it ends.
     """
 
     def __init__(self, settings: ClientSettings, *, transactional_id: str | None = None) -> None:
@@ -206,8 +206,8 @@ class Deliveries:
         self._cause = ""
         self.on_undelivered: Callable[[Undelivered], bool] | None = None
         self._ends_of_one = transactional_id is not None
-        # Of what was delivered nothing is reported one by one, which would take as long as sending:
-        # what has left librdkafka's queue and was not reported was delivered.
+        # Only failures are reported: reports of successes would take as long as sending.  A message
+        # that has left librdkafka's queue without a report was delivered.
         own: dict[str, Any] = {
             "acks": "all",
             "enable.idempotence": True,
@@ -216,7 +216,7 @@ class Deliveries:
             "error_cb": self._on_error,
         }
         defaults = dict(SIZES)
-        if "delivery.timeout.ms" not in settings.options:  # the same by another name
+        if "delivery.timeout.ms" not in settings.options:  # another name of the same setting
             defaults["message.timeout.ms"] = _TIMEOUT_MS
         if transactional_id is not None:
             own["transactional.id"] = transactional_id
@@ -236,12 +236,12 @@ class Deliveries:
         return self._producer
 
     def reach(self, topic: str) -> None:
-        """Ask brokers for a topic, whether or not it is there.
+        """Request a topic's metadata, to see that a broker answers. The topic need not exist.
 
         Raises
         ------
         DeliveryError
-            If none answers.
+            If no broker answers within 10 s.
         """
         try:
             self.producer.list_topics(topic, timeout=_REACH_S)
@@ -257,23 +257,23 @@ class Deliveries:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> None:
-        """Hand over a message; it is delivered once `flush` has returned.
+        """Queue a message; it is delivered once `flush` has returned.
 
         Parameters
         ----------
         topic : str
-            Where it goes.
+            The topic.
         value, key : bytes, str or None
-            Text goes as UTF-8.
+            The value and the key; text is sent as UTF-8.
         headers : iterable of (str, bytes or None), optional
-            In this order.
+            The headers, in order.
         partition : int, optional
-            By the key if not given.
+            The partition. By default the key determines it.
 
         Raises
         ------
         DeliveryError
-            If one sent before was not delivered, or this one cannot be.
+            If an earlier message was not delivered, or this one cannot be.
         """
         self._sent += 1
         if self._sent % _EVERY == 0:
@@ -293,30 +293,30 @@ class Deliveries:
                 return
 
     def flush(self) -> None:
-        """Wait until all that was sent is delivered.
+        """Wait until all messages are delivered.
 
         Raises
         ------
         DeliveryError
-            If one was not.
+            If one was not delivered.
         """
         while self._serve(self.producer.flush, _SLICE_S):
             self._look(0)
         self._look(0)
 
     def close(self, *, in_transaction: bool = False) -> None:
-        """Give up what is not delivered; once more does no harm.
+        """Drop undelivered messages and close the producer. A second call does nothing.
 
         Parameters
         ----------
         in_transaction : bool, default False
-            Whether a transaction may be open: ``Producer.close`` would abort it, and wait for
-            brokers that are away for as long as they are.
+            Whether a transaction may be open. ``Producer.close`` would abort it, and wait without
+            limit for brokers that are away.
         """
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        # SystemError: what close() makes of a producer that was shut out by another one.
+        # SystemError: close() raises it after another producer has fenced this one.
         with contextlib.suppress(KafkaException, RuntimeError, SystemError):
             producer.purge()
             if not in_transaction:
@@ -325,12 +325,12 @@ class Deliveries:
     def call(
         self, what: str, function: Callable[..., object], *args: object, timeout_s: float = 1.0
     ) -> None:
-        """Call a function of the producer's with a time-out as its last argument, until it is done.
+        """Call a function of the producer with a time-out as its last argument, until it succeeds.
 
         Raises
         ------
         DeliveryError
-            If it fails for good, or goes on failing; ``what`` says what it was to do.
+            If it fails for good, or still fails after 60 s. ``what`` begins the message.
         """
         until = time.monotonic() + _TIMEOUT_MS / 1000
         while True:
@@ -341,18 +341,18 @@ class Deliveries:
                 reason = error.args[0]
                 if not reason.retriable() or time.monotonic() > until:
                     raise DeliveryError(f"{what}: {self._told(reason)}") from None
-            time.sleep(_PAUSE_S)  # some say so without having waited
+            time.sleep(_PAUSE_S)  # some calls fail without having waited
 
     def call_apart(self, what: str, function: Callable[..., object], *args: object) -> None:
-        """Make a `call` in a thread of its own, for a function that may never return.
+        """Make a `call` in a separate thread, for a function that may never return.
 
-        A producer that is left in it is given up, and never closed, which would wait for it; the
-        next one with its transactional id shuts it out.
+        If the function does not return, its producer is abandoned. It is never closed, since that
+        would wait for the function. The next producer with its transactional id fences it.
 
         Raises
         ------
         DeliveryError
-            Also if the function has not returned long after its time-out.
+            Also if the function has not returned 5 s after its time-out of 30 s.
         """
         raised: list[BaseException] = []
         done = threading.Event()
@@ -390,7 +390,7 @@ class Deliveries:
         if self._first is None:
             return
         topic, error = self._first
-        # What follows the first failure was given up with it, or waits behind it.
+        # The messages after the first failure failed with it, or wait behind it.
         failed = self._failures[topic]
         raise DeliveryError(
             f"topic {topic!r} did not take {failed} of {self._sent} messages that were sent: "
@@ -400,7 +400,7 @@ class Deliveries:
     def _serve(self, function: Callable[[float], int], wait_s: float) -> int:
         try:
             return function(wait_s)
-        except KafkaException as error:  # that of a producer that can do no more
+        except KafkaException as error:  # a fatal error
             raise DeliveryError(f"the producer has ended: {self._told(error.args[0])}") from None
 
     def _on_failure(self, error: KafkaError | None, message: Message) -> None:
@@ -417,12 +417,12 @@ class Deliveries:
         self._first = self._first or (topic, error)
 
     def _on_error(self, error: KafkaError) -> None:
-        # That all are down says less than why one is.
+        # The error of one broker is more specific than "all brokers are down".
         if error.code() != KafkaError._ALL_BROKERS_DOWN or not self._cause:
             self._cause = error.str()
 
     def _told(self, error: KafkaError) -> str:
-        """Return what an error says, what librdkafka met before, and the way out."""
+        """Return an error's message, with librdkafka's last connection error and the remedy."""
         told = error_text(error)
         if self._cause and self._cause != error.str():
             told += f", after {self._cause}"
@@ -430,14 +430,14 @@ class Deliveries:
 
 
 class Mark(NamedTuple):
-    """The last transaction under a transactional id that was committed.
+    """The last committed transaction of a transactional id.
 
     Attributes
     ----------
     number : int
-        Which one.
+        The number of the transaction.
     note : str
-        What was noted with it.
+        The note that was committed with it.
     """
 
     number: int
@@ -445,25 +445,26 @@ class Mark(NamedTuple):
 
 
 class Transactions:
-    """Transactions with a number each, of which the last one committed is known to who comes next.
+    """Numbered transactions; a new producer with the same id reads the number of the last one.
 
     The number and a note are committed with the messages, as offset and metadata of partition 0 of
-    ``topic`` in a consumer group that is named as the transactional id and has no members.  Whoever
-    begins with the same id ends what others of that id have begun, and knows what they committed.
+    ``topic``. Their consumer group has the name of the transactional id and no members. A new
+    producer with the same id ends the open transactions of earlier ones, and reads the last
+    committed mark.
 
     Parameters
     ----------
     settings : ClientSettings
-        How the brokers are reached.
+        The connection to the brokers.
     transactional_id : str
-        The one at work under this id shuts out all that were before.
+        The transactional id. A new producer with it fences all earlier ones.
     topic : str
-        Where the messages go.
+        The topic of the messages.
 
     Raises
     ------
     DeliveryError
-        If it cannot begin.
+        If the transactions cannot be initialized.
     """
 
     def __init__(self, settings: ClientSettings, transactional_id: str, topic: str) -> None:
@@ -475,15 +476,15 @@ class Transactions:
         consumer: Consumer | None = None
         try:
             self._call("could not begin", self._producer.init_transactions)
-            # Behind the call above all that was begun before is committed or aborted, so that what
-            # this reads does not change any more.
+            # After the call above all earlier transactions are committed or aborted, so the offset
+            # that this reads does not change any more.
             consumer = Consumer(
                 settings.client(
                     {
                         "group.id": transactional_id,
                         "enable.auto.commit": False,
                         "isolation.level": "read_committed",
-                        "log_level": 3,  # it would warn of options that are for the producer
+                        "log_level": 3,  # it would warn about options for the producer
                     }
                 )
             )
@@ -499,13 +500,13 @@ class Transactions:
         finally:
             if consumer is not None:
                 consumer.close()
-        #: What was committed last; None if nothing is known of it.
+        #: The last committed mark; None if there is none.
         self.last: Mark | None = None
-        if found.offset >= 0:  # 0: as somebody has it who wants micro-batch 0 to be sent
+        if found.offset >= 0:  # 0: a user has reset it so that micro-batch 0 is sent
             self.last = Mark(found.offset - 1, found.metadata or "")
 
     def _committed(self, consumer: Consumer) -> TopicPartition:
-        """Return what the group has committed, as soon as its coordinator tells."""
+        """Return the group's committed offset; retry while its coordinator moves."""
         until = time.monotonic() + _TIMEOUT_MS / 1000
         while True:
             try:
@@ -527,9 +528,9 @@ class Transactions:
         self._deliveries.call(f"{self._of}: {what}", function, *args)
 
     def is_sound(self) -> bool:
-        """Whether no error was met so far.
+        """Return whether no error has occurred so far.
 
-        If one was, librdkafka may wait for ever for a group's coordinator that has been away.
+        After an error, librdkafka may wait for ever for a group's coordinator that was away.
         """
         with contextlib.suppress(DeliveryError):
             self._deliveries._look(0)
@@ -537,7 +538,7 @@ class Transactions:
         return False
 
     def begin(self) -> Deliveries:
-        """Begin one, and return what its messages are sent by."""
+        """Begin a transaction, and return the deliveries for its messages."""
         try:
             self._producer.begin_transaction()
         except KafkaException as error:
@@ -547,27 +548,27 @@ class Transactions:
         return self._deliveries
 
     def prepare(self, mark: Mark) -> None:
-        """Deliver what was sent, and put a mark beside it."""
+        """Deliver the messages, and add a mark to the transaction."""
         self._deliveries.flush()
         place = TopicPartition(self._topic, 0, mark.number + 1, metadata=mark.note)
         send = self._producer.send_offsets_to_transaction
-        # Where the group's coordinator is away it ignores its time-out, and one that is short
-        # makes of a coordinator that moves the transaction's end.
+        # The call ignores its time-out while the group's coordinator is away.  A short time-out
+        # would end the transaction whenever a coordinator moves.
         what = f"{self._of}: no mark of {mark.number}"
         self._deliveries.call_apart(what, send, [place], self._group)
         self._marked = mark
 
     def commit(self) -> None:
-        """Make messages and mark visible, all or, if this raises, perhaps."""
+        """Make messages and mark visible, all at once. After an error they may be visible."""
         self._call("the end of one is not known", self._producer.commit_transaction)
         self._open = False
         self.last = self._marked
 
     def close(self) -> None:
-        """Abort what is open, as far as can be; once more does no harm."""
+        """Abort an open transaction, if brokers answer, and close. A second call does nothing."""
         in_transaction, self._open = self._open, False
         if in_transaction:
-            # Else readers of what is committed would wait until the transaction times out.
+            # Else readers of committed records would wait until the transaction times out.
             with contextlib.suppress(KafkaException, RuntimeError):
                 self._producer.abort_transaction(2.0)
                 in_transaction = False

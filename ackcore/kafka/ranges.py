@@ -1,4 +1,4 @@
-"""Ranges of offsets: all that is known of records before they are read."""
+"""Ranges of offsets, which name records before they are read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-#: A record as it is read, in columns.  ``timestamp`` is null where the topic keeps none; a header's
-#: value may be null, and so may ``headers`` where a record has none.
+#: The columns of a record.  ``timestamp`` is null if the topic stores none.  ``headers`` may be
+#: null if a record has none, and so may a header's value.
 RECORD_SCHEMA = pa.schema(
     [
         pa.field("key", pa.binary()),

@@ -1,9 +1,9 @@
-"""A consumer that makes no object of a message: librdkafka's own, the one confluent-kafka brings.
+"""A consumer that creates no Python object per message. It uses confluent-kafka's librdkafka.
 
-confluent-kafka's has a Python object for each message, which costs more than all else that is done
-to it, and no call for many of them.  The library that it has loaded is called here by its public
-functions, which ctypes finds in it, with the same settings.  What needs callbacks is left to
-confluent-kafka: `raw_consumer` says where.
+confluent-kafka creates a Python object for each message, which costs more than all other
+processing, and it has no call for many messages. This module calls the public functions of the
+librdkafka that confluent-kafka has loaded, by ctypes, with the same settings. Callbacks need
+confluent-kafka itself: see `raw_consumer`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 else:
     RawMessages = kafka_implementation().RawMessages
 
-_CONSUMER = 1  # of rd_kafka_type_t
-_OK = 0  # of rd_kafka_conf_res_t, and of rd_kafka_resp_err_t
+_CONSUMER = 1  # in rd_kafka_type_t
+_OK = 0  # in rd_kafka_conf_res_t and rd_kafka_resp_err_t
 _NO_CONSUMER_CLOSE = 8  # for rd_kafka_destroy_flags
 _TEXT_BYTES = 512
 _PLUGINS = "plugin.library.paths"
 
 _P, _INT, _STR, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t
 _ERROR_CB = ctypes.CFUNCTYPE(None, _P, _INT, _STR, _P)
-#: What is called, with what it returns and takes.
+#: The functions called, with the types of result and arguments.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "conf_new": (_P,),
     "conf_destroy": (None, _P),
@@ -58,7 +58,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "assign": (_INT, _P, _P),
     "destroy_flags": (None, _P, _INT),
 }
-#: What `RawMessages` calls, in its order.
+#: The functions that `RawMessages` calls, in its order.
 _OF_MESSAGES = (
     "consume_batch_queue",
     "message_destroy",
@@ -69,10 +69,11 @@ _OF_MESSAGES = (
 
 
 class _Library:
-    """The functions of the librdkafka that is loaded, by their names without ``rd_kafka_``."""
+    """The functions of the loaded librdkafka, by their names without ``rd_kafka_``."""
 
     def __init__(self) -> None:
-        # A name is looked for in what a library needs, too: where librdkafka lies, is the wheel's.
+        # The loader also searches the libraries that this one needs, so librdkafka's path, which
+        # depends on the wheel, is not needed.
         loaded = ctypes.CDLL(cimpl.__file__)
         for name, (result, *arguments) in _FUNCTIONS.items():
             function = getattr(loaded, f"rd_kafka_{name}")
@@ -82,12 +83,12 @@ class _Library:
         self.of_messages = [each.value or 0 for each in found]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        raise AttributeError(name)  # for type checkers: what there is, is set
+        raise AttributeError(name)  # for type checkers: the functions are instance attributes
 
 
 @cache
 def _library() -> _Library | None:
-    """Return it, None where it cannot be called: linked in and hidden, or on another system."""
+    """Return the library; None if its functions are hidden, or on another system."""
     try:
         return _Library()
     except (AttributeError, OSError):
@@ -97,23 +98,23 @@ def _library() -> _Library | None:
 def raw_consumer(
     conf: Mapping[str, Any], heard: Callable[[KafkaError], None]
 ) -> RawConsumer | None:
-    """Return a consumer of these settings, None where one of confluent-kafka's is to be had.
+    """Return a consumer with these settings; None if confluent-kafka's own must be used.
 
-    That is where a setting is no text or number (callbacks and loggers are its own), where a token
-    may be fetched for SASL, as it has ways of its own, in the backend in Python, which is slower at
-    it, and where librdkafka cannot be called.
+    That is so if a setting is neither text nor number (callbacks and loggers belong to
+    confluent-kafka), if SASL may fetch a token (confluent-kafka does it its own way), in the Python
+    backend, which is slower with this consumer, and if librdkafka cannot be called.
 
     Parameters
     ----------
     conf : mapping
-        As confluent-kafka's, without ``error_cb``.
+        The settings, in confluent-kafka's form, without ``error_cb``.
     heard : callable
-        Called with each error of the client itself, while messages are waited for.
+        Called with each error of the client itself, during a wait for messages.
 
     Raises
     ------
     KafkaException
-        If librdkafka refuses the settings; with a `KafkaError`.
+        If librdkafka refuses the settings; it holds a `KafkaError`.
     """
     plain = all(type(value) in (str, int, float, bool) for value in conf.values())
     mechanisms = (str(conf.get(name, "")).upper() for name in ("sasl.mechanism", "sasl.mechanisms"))
@@ -124,10 +125,10 @@ def raw_consumer(
 
 
 class RawConsumer:
-    """The calls of confluent-kafka's consumer that a reader of ranges makes; see `raw_consumer`.
+    """The part of confluent-kafka's consumer that `RangeReader` needs; see `raw_consumer`.
 
-    It is used by one thread at a time, and closed by `close`, or when it goes.  A process that was
-    forked from its own has none of its threads: there it is closed, and nothing is let go.
+    One thread at a time may use it. `close`, or its deletion, closes it. In a forked process it
+    counts as closed, and releases nothing, since its threads exist only in the parent.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class RawConsumer:
         self._library, self._conf, self._heard = library, conf, heard
         self._pid = os.getpid()
 
-        # Called by whoever takes messages; it is kept for as long as the client is.
+        # Runs in the thread that takes messages.  It must live as long as the client.
         self._on_error: Any = _ERROR_CB(self._hear)
         self._client = self._made(conf)
         library.poll_set_consumer(self._client)
@@ -147,7 +148,7 @@ class RawConsumer:
     def _made(self, conf: Mapping[str, Any]) -> int:
         library, text = self._library, ctypes.create_string_buffer(_TEXT_BYTES)
         settings = library.conf_new()
-        # What plugins add to the settings is unknown before they are loaded.
+        # Plugins first: librdkafka knows their settings only after it has loaded them.
         for name, value in sorted(conf.items(), key=lambda one: one[0] != _PLUGINS):
             said = str(value).lower() if isinstance(value, bool) else str(value)
             arguments = name.encode(), said.encode(), text, _TEXT_BYTES
@@ -175,9 +176,9 @@ class RawConsumer:
         Raises
         ------
         KafkaException
-            If that is refused.
+            If librdkafka refuses the assignment.
         RuntimeError
-            If it is closed.
+            If the consumer is closed.
         """
         self._check_open()
         library, wanted = self._library, list(partitions)
@@ -194,15 +195,16 @@ class RawConsumer:
             raise KafkaException(KafkaError(code))
 
     def unassign(self) -> None:
-        """Read nothing any more; what was read is let go."""
+        """Stop reading, and release the messages."""
         self._messages.clear()
         if self._is_open:  # an iterator may outlast its reader
             self._library.assign(self._client, None)
 
     def consume(self, most: int, timeout_s: float) -> RawMessages:
-        """Return so many messages, or those that come in so long; they last until the next call.
+        """Return up to ``most`` messages that come within ``timeout_s``. The next call releases
+        them.
 
-        Raises RuntimeError if it is closed.
+        Raises RuntimeError if the consumer is closed.
         """
         self._check_open()
         self._messages.consume(most, timeout_s)
@@ -213,7 +215,7 @@ class RawConsumer:
         return self._client is not None and os.getpid() == self._pid
 
     def _check_open(self) -> None:
-        # To librdkafka it would be an address, of nothing.
+        # librdkafka would use the client as a pointer to released memory.
         if not self._is_open:
             raise RuntimeError(
                 "the consumer is closed, or of the process this one was forked from; "
@@ -221,12 +223,12 @@ class RawConsumer:
             )
 
     def list_topics(self, topic: str, timeout: float) -> Any:
-        """Return what confluent-kafka's consumer does: one that is made for it, as it is rare."""
+        """Return the answer of a confluent-kafka consumer, created for this rare call."""
         with self._asking() as client:
             return client.list_topics(topic, timeout=timeout)
 
     def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> Any:
-        """Return what confluent-kafka's consumer does, like `list_topics`."""
+        """Return the answer of a confluent-kafka consumer, like `list_topics`."""
         with self._asking() as client:
             return client.get_watermark_offsets(partition, timeout=timeout)
 
@@ -234,7 +236,7 @@ class RawConsumer:
         return closing(Consumer({**self._conf, "error_cb": self._heard}))
 
     def close(self) -> None:
-        """Leave the brokers."""
+        """Close the connections."""
         is_open, client = self._is_open, self._client
         self._client = None
         if is_open:
@@ -242,14 +244,14 @@ class RawConsumer:
             self._library.queue_destroy(self._queue)
             # There is no group to leave.
             self._library.destroy_flags(client, _NO_CONSUMER_CLOSE)
-            self._on_error = None  # which refers to this
+            self._on_error = None  # it refers to this object
 
     def __del__(self) -> None:
         self.close()
 
 
 def event_error(event: Message | RawMessage) -> KafkaError:
-    """Return what is wrong with what is no record, whoever's message it is."""
+    """Return the error in a message that is no record, of either consumer."""
     error = event.error()
     assert error is not None
     return error if isinstance(error, KafkaError) else KafkaError(*error)

@@ -1,9 +1,8 @@
-"""Reads ranges of offsets into Arrow batches: by position, without a group, each to its very end.
+"""Reading of offset ranges into Arrow batches: by position, without a group, each to its very end.
 
-A range ends where a record at or above its ``stop`` is seen, or where the reader's position has
-come there with nothing left to see: offsets that compaction took away and markers of transactions
-are passed over.  What was deleted is an error, `OffsetsLost`; so is what librdkafka cannot read and
-would skip, `ReadFailed`.
+A range ends at a record at or above its ``stop``, or when the reader's position reaches ``stop``:
+the position moves past compacted offsets and transaction markers. Deleted offsets raise
+`OffsetsLost`. Data that librdkafka cannot read, and would skip, raise `ReadFailed`.
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ from ackcore.kafka.settings import ClientSettings
 if TYPE_CHECKING:
     from ackcore._reference import RawMessages
 
-#: Bytes of a batch.
+#: The default size of a batch, in bytes.
 BATCH_BYTES = 1 << 20
-#: More would not fit in one Arrow array, which has 2 GiB at most.
+#: An Arrow array has 2 GiB at most.
 _MOST_BATCH_BYTES = 1 << 30
 
-#: A call that waits for messages waits until it has all that it has asked for, or for so long.
-#: Where offsets are missing at the end of a range it asks for more than there are.
+#: A call for n messages waits until it has all n, or for this time, in seconds.
+#: If offsets are missing at the end of a range, n is larger than the number of messages.
 _POLL_S = 0.02
-#: Messages are objects that the garbage collector looks for cycles among, whenever there are 700
-#: more than when it last did: of a thousand at a time each costs twice as much.
+#: The garbage collector searches messages for cycles whenever there are 700 new ones.  With a
+#: thousand at a time each message costs twice as much.
 _MOST_MESSAGES = 500
-#: After so long a silence a broker is asked for its cause.
+#: Seconds without a message after which the reader requests the cause from a broker.
 _ASK_AFTER_S = 1.0
-#: What waiting does not change; of all else a client says, much is over when it is said.  What it
-#: cannot read (`_BAD_MSG`; `_NOT_IMPLEMENTED` is an unknown magic byte) it says once and skips.
+#: Permanent errors.  Most other errors of a client are over when it reports them.  It reports
+#: unreadable data (`_BAD_MSG`; `_NOT_IMPLEMENTED` is an unknown magic byte) once and skips them.
 _REFUSALS = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -71,7 +70,7 @@ _REFUSALS = {
 }
 
 _OWN: dict[str, Any] = {
-    # confluent-kafka asks for a group; without subscribing nor committing it is never heard of.
+    # confluent-kafka requires a group.  Without subscriptions and commits, brokers never see it.
     "group.id": "ackcore",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -79,16 +78,16 @@ _OWN: dict[str, Any] = {
     "auto.offset.reset": "error",
 }
 _DEFAULTS: dict[str, Any] = {
-    # What waits to be read stays in the processor's caches, in memory that was used before: of the
-    # default, 100,000 records, the client's thread takes new pages for each.
+    # So few queued records stay in the processor's caches, in reused memory.  With the default of
+    # 100,000 records, the client's thread allocates new pages for each.
     "queued.min.messages": 10_000,
-    # The default of a second stalls a reader at a tenth of its speed, whenever its queue was full;
-    # and 10,000 records may be read in less than 10 ms.
+    # The default of 1 s after a full queue slows a reader to a tenth of its speed: 10,000 records
+    # may be read in less than 10 ms.
     "fetch.queue.backoff.ms": 2,
-    # What is read was there when the range was made: nothing is waited for but the last position.
+    # The records exist when the range is made: the only wait is for the last position.
     "fetch.wait.max.ms": 10,
     "log.connection.close": False,
-    # What a disk or a network has changed would be read as it is.
+    # Without it, data that a disk or a network has damaged would be read.
     "check.crcs": True,
 }
 
@@ -129,11 +128,11 @@ class RangeReader:
         self._batch_rows = (
             sys.maxsize if batch_rows is None else as_count(batch_rows, "batch_rows", 1)
         )
-        self._rows_left = self._batch_rows  # until a batch ends
+        self._rows_left = self._batch_rows  # rows until a batch ends
         self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
         self._heard = ""
         self._reading: OffsetRange | None = None
-        #: Of the two below; a signal's handler may close a reader that is in use beneath it.
+        #: Guards the two flags below.  Re-entrant: a signal handler may close a reader in use.
         self._lock = threading.RLock()
         self._is_in_use = self._is_closed = False
         theirs = settings.options.get("error_cb")
@@ -170,7 +169,7 @@ class RangeReader:
             If the brokers refuse, or send unreadable data. The records before it were yielded.
         """
         if range_.start < 0:
-            # To librdkafka -1 is the end and -2 the beginning.
+            # librdkafka uses -1 for the end and -2 for the beginning.
             raise ValueError(
                 f"range_.start must be an offset, 0 or above, got {range_.start}; "
                 "Cluster.watermarks says where a partition begins and ends"
@@ -203,7 +202,7 @@ class RangeReader:
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Keep the consumer from being closed by others: its messages lie in its memory."""
+        """Prevent other threads from closing the consumer, whose memory holds the messages."""
         with self._lock:
             self._is_in_use = True
         try:
@@ -228,20 +227,20 @@ class RangeReader:
                 self._consumer.unassign()
 
     def _batches(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
-        rest, size = range_, 200.0  # bytes of a record, as far as is known
+        rest, size = range_, 200.0  # estimated bytes of a record
         columns = RecordColumns(range_.topic, range_.partition)
         messages: list[Message] | RawMessages = []
-        place = 0  # among them; what is before it was taken in
+        place = 0  # index of the first message that was not handled
         last, asked = time.monotonic(), False
         while rest.size:
             self._check_open()
-            if place >= len(messages):  # those of a consumer that was closed are gone
+            if place >= len(messages):  # also after the consumer was closed
                 room = (self._batch_bytes - columns.bytes) / size
                 n = min(rest.size, self._rows_left, max(1, min(int(room), _MOST_MESSAGES)))
-                messages = []  # the next ones lie where these did
+                messages = []  # the next ones reuse the memory of these
                 messages, place = self._consumer.consume(n, _POLL_S), 0
             before, had, failure, is_full = rest, columns.bytes, None, False
-            # In order: records behind an event say nothing of what the event stands for.
+            # In order: records after an event must not hide it.
             first, place = place, columns.add(messages, place, rest.stop)
             if place > first:
                 self._rows_left -= place - first
@@ -263,21 +262,21 @@ class RangeReader:
                 failure = ReadTimedOut(rest, self._timeout_s, text)
             elif silent_s > _ASK_AFTER_S and not asked:
                 asked, failure = True, self._refused(rest)
-            # Small ones are put together, but do not wait for what is slow to come.
+            # Small batches are combined, but not while records come slowly.
             over = failure is not None or not messages or not rest.size or not self._rows_left
             if columns.rows and (over or is_full or columns.bytes >= self._batch_bytes / 2):
                 self._rows_left = self._rows_left or self._batch_rows
                 batch = columns.taken()
                 yield batch
                 del batch  # its memory may be the next one's
-                last = time.monotonic()  # whoever has the batch takes his time
+                last = time.monotonic()  # the user's time with the batch does not count
             if failure is not None:
                 raise failure
 
     def _take(
         self, event: Message | RawMessage, rest: OffsetRange
     ) -> tuple[OffsetRange, Exception | None]:
-        """Take in what is no record."""
+        """Handle an event; return the rest of the range, and an exception if reading must end."""
         error = event_error(event)
         if error.code() == KafkaError._PARTITION_EOF:
             position = event.offset() or 0
@@ -287,12 +286,12 @@ class RangeReader:
             return rest, self._lost(rest, error)
         if error.fatal() or error.code() in _REFUSALS:
             return rest, ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
-        # The client goes on by itself; if that does not help, time is up one day.
+        # The client retries by itself; if that does not help, ReadTimedOut follows.
         self._heard = error_text(error)
         return rest, None
 
     def _refused(self, rest: OffsetRange) -> Exception | None:
-        """Ask why nothing comes: what is said of a topic reaches no consumer of its partitions."""
+        """Return the error of the topic, if any. Brokers do not send it to a consumer."""
         try:
             topics = self._consumer.list_topics(rest.topic, timeout=_ASK_AFTER_S).topics
         except KafkaException as failed:
@@ -304,10 +303,10 @@ class RangeReader:
         return ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
 
     def _lost(self, rest: OffsetRange, why: KafkaError) -> Exception:
-        """Tell apart why the brokers do not have the next offset."""
+        """Return the exception for a next offset that the brokers do not have."""
         partition = TopicPartition(rest.topic, rest.partition)
         try:
-            # None if time is up, whatever its stub says.
+            # None after the time-out, though its stub does not allow None.
             found: Any = self._consumer.get_watermark_offsets(partition, timeout=self._timeout_s)
         except KafkaException as error:
             text = self._settings.redacted(exception_text(error))

@@ -21,15 +21,15 @@ else:
 
 _HEADERS = RECORD_SCHEMA.field("headers").type
 _TIMESTAMP = RECORD_SCHEMA.field("timestamp").type
-#: Bytes of a value, beside its own: where it begins.
+#: Bytes of the offset that a column stores per value.
 _OFFSET_BYTES = 4
 
 
 class RecordColumns:
-    """The columns of records that were read of one partition and not handed out yet.
+    """The columns of records that were read of one partition and not yielded yet.
 
-    Of messages nothing is kept but what they hold: what becomes of theirs is that the next ones
-    lie in it, while it is in the processor's caches.
+    They hold copies of the messages' contents. So the next messages reuse the memory of these while
+    it is in the processor's caches.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class RecordColumns:
         self._topic = pa.scalar(topic, pa.string())
         self._partition = pa.scalar(partition, pa.int32())
         self._buffers = RecordBuffers()
-        #: Of topic and partition, for as many rows as the last batch had.
+        #: The columns of topic and partition, with as many rows as the last batch.
         self._constants = self._constant(0)
 
     @property
@@ -55,18 +55,18 @@ class RecordColumns:
         return self._buffers.bytes + 2 * _OFFSET_BYTES * self._buffers.rows
 
     def add(self, messages: list[Message] | RawMessages, first: int, stop: int) -> int:
-        """Append the records of messages from a place on, up to an event or an offset.
+        """Append the records of messages from index ``first`` on, up to an event or an offset.
 
         Returns
         -------
         int
-            The place of the first one that was not: an event, a record at or above ``stop``, or one
-            that does not fit in a batch with those before it.
+            The index of the first message that was not added: an event, a record at or above
+            ``stop``, or one that does not fit in a batch with those before it.
         """
         return self._buffers.add(messages, first, stop)
 
     def taken(self) -> pa.RecordBatch | None:
-        """Return them as one batch; None if there are none."""
+        """Return the buffered rows as one batch, and clear them; None if there are none."""
         found = self._buffers.taken()
         if found is None:
             return None

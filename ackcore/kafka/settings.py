@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 else:
     _Adapter = LoggerAdapter
 
-#: Settings that say what ackcore promises, and how else to have what they are for.
+#: Settings that ackcore's guarantees fix, with the reason or the alternative.
 _OURS = {
     "bootstrap.servers": "it is the argument bootstrap_servers",
     "metadata.broker.list": "it is the argument bootstrap_servers",
@@ -22,7 +22,7 @@ _OURS = {
     "enable.partition.eof": "it says where a range ends",
     "test.mock.num.brokers": "brokers are at bootstrap_servers",
 }
-#: Of the settings for security those that may be shown; all others of them are taken for secrets.
+#: Security settings that may be shown.  All other security settings count as secrets.
 _SHOWN = {
     "sasl.mechanism",
     "sasl.mechanisms",
@@ -36,10 +36,10 @@ _SHOWN = {
 }
 _SECURITY = ("sasl.", "ssl.")
 _SECRET_WORDS = ("password", "secret", "token", "credential", "jaas", "private", "passphrase")
-#: In place of a secret.
+#: The text in place of a secret.
 _REDACTED = "[redacted]"
 
-#: What messages are logged by.
+#: The types of loggers.
 Log = Logger | _Adapter
 Value = str | int | float | bool | Callable[..., Any] | Log
 
@@ -98,7 +98,7 @@ class ClientSettings:
         return RedactedLog(logger, self)
 
     def _secrets(self) -> set[str]:
-        # Most numbers are times and sizes, and would be cut out of whatever has the same digits.
+        # Most numbers are times and sizes.  They would be removed from any text with these digits.
         return {
             str(value)
             for name, value in self.options.items()
@@ -132,7 +132,7 @@ class RedactedLog(_Adapter):
         """Format and log a message. An argument may contain a secret."""
         text = str(msg) % args if args else str(msg)
         if level == WARNING and text.endswith(": retrying"):
-            level = INFO  # librdkafka waits for a coordinator that loads: normal as a client starts
+            level = INFO  # at its start a client normally waits for a coordinator that loads
         if self.isEnabledFor(level):
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
             self.logger.log(level, "%s", self._settings.redacted(text), **kwargs)

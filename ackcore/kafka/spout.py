@@ -1,4 +1,4 @@
-"""`KafkaSpout`: which records a topology on Spark reads from Kafka, and how."""
+"""`KafkaSpout`: a Kafka source for a topology on Spark."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import pyarrow as pa
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from ackcore._columns import as_count
+from ackcore.arrow import nullable_within, short_repr
+from ackcore.calls.threads import is_async
 from ackcore.flow.numbers import positive
 from ackcore.kafka.ranges import RECORD_SCHEMA
 from ackcore.kafka.settings import ClientSettings
 from ackcore.kafka.starts import Start, as_start
 
-#: What `KafkaSpout.start` may be beside a time and offsets.
+#: The values of `KafkaSpout.start` besides a time and offsets.
 STARTS = ("group", "earliest", "latest")
-#: What may become of records that were lost upstream, or are too far behind.
+#: The values of `KafkaSpout.lost`.
 POLICIES = ("dead-letter", "refuse")
 
 
@@ -71,7 +73,8 @@ class KafkaSpout:
         The seconds for which a micro-batch waits for a planned topic, or planned offsets, that do
         not exist at present; then the query ends with an error. It waits for brokers without limit.
     deserializer : callable, optional
-        Converts the bytes of a value, for instance ``json.loads``. A deserializer of
+        A plain function that converts the bytes of a value, for instance ``json.loads``. Its
+        result is copied, so it may reuse one object. A deserializer of
         confluent-kafka also receives its ``SerializationContext``. If it raises, the record fails,
         and its dead letter has the original bytes. Nulls stay null. If it has a method ``prepare``,
         each task calls that first: create the client of a schema registry there, which cannot be
@@ -90,7 +93,7 @@ class KafkaSpout:
     """
 
     source_kind: ClassVar[str] = "kafka"
-    #: As they are read, and as they are kept.
+    #: The columns of the records, both as read and in the state.
     schema: ClassVar[pa.Schema] = RECORD_SCHEMA
 
     def __init__(
@@ -148,7 +151,7 @@ class KafkaSpout:
         return self.schema.set(place, pa.field("value", self.value_type))
 
     def reads(self, topic: str) -> bool:
-        """Whether a topic of that name is read, once it exists."""
+        """Return whether a topic of that name is read, once it exists."""
         if self.topics is not None:
             return topic in self.topics
         return re.fullmatch(self.pattern or "", topic) is not None
@@ -191,7 +194,7 @@ def _topics(topics: Any, pattern: Any) -> tuple[str, ...] | None:
 
 def _start(start: Any, group_id: str | None) -> Start:
     found = as_start(start, STARTS)
-    # Without a group there is nothing that it could have committed.
+    # Without a group there are no committed offsets to begin at.
     return "earliest" if found == "group" and group_id is None else found
 
 
@@ -205,9 +208,14 @@ def _deserializer(deserializer: Any, value_type: Any) -> tuple[Any, Any]:
         return None, None
     if not callable(deserializer):
         raise TypeError(f"deserializer must be callable, got {type(deserializer).__name__}")
+    if is_async(deserializer):
+        raise TypeError(
+            f"deserializer must be a plain function, got an async one, {short_repr(deserializer)}; "
+            "decode in an AsyncBolt"
+        )
     if not isinstance(value_type, pa.DataType):
         raise TypeError(
             f"value_type must be a pyarrow.DataType, got {type(value_type).__name__}; "
             "pa.string() is one"
         )
-    return deserializer, value_type
+    return deserializer, nullable_within(value_type)

@@ -1,4 +1,4 @@
-"""The start of a partition as a user gives it: by name, by time, or by offset."""
+"""The start of a partition as the user gives it: by name, by time, or by offset."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Start = str | datetime | Mapping[tuple[str, int], int]
 
 
 def as_start(start: Any, names: tuple[str, ...]) -> Start:
-    """Return a start, checked; offsets are copied.
+    """Return a checked start; offsets are copied.
 
     Raises
     ------
     TypeError
-        If offsets are no whole numbers by (topic, partition).
+        If offsets are not integers by (topic, partition).
     ValueError
         If it is none of the names, a time without a zone, or an offset below 0.
     """
@@ -44,7 +44,7 @@ def as_start(start: Any, names: tuple[str, ...]) -> Start:
 
 
 def check_zone(time: datetime, name: str) -> None:
-    """Refuse a time without its zone."""
+    """Raise ValueError for a time without a zone."""
     if time.tzinfo is None:
         raise ValueError(
             f"{name} must be a time with its zone, got {time!r} without one; "
@@ -55,18 +55,18 @@ def check_zone(time: datetime, name: str) -> None:
 def first_offset(
     start: Start, key: tuple[str, int], low: int, high: int, of_time: int | None
 ) -> tuple[int, str]:
-    """Return where a partition begins, in range or not, and the decision's name.
+    """Return the start offset of a partition, in range or not, and the decision's name.
 
     Parameters
     ----------
     start : Start
-        What was asked for; by offsets, a partition that has none begins at its earliest record.
+        The requested start. With offsets, a partition without one begins at its earliest record.
     key : (str, int)
         Topic and partition.
     low, high : int
-        Its first offset, and its end.
+        The first offset of the partition, and its end.
     of_time : int or None
-        The first offset of the time that was asked for; None if there is no record of it or later.
+        The first offset of the requested time; None if no record has that time or a later one.
     """
     if isinstance(start, Mapping):
         offset = start.get(key)
@@ -77,8 +77,8 @@ def first_offset(
 
 
 def time_ms(start: Start) -> int | None:
-    """Milliseconds since 1970 of a time that was asked for; None if it is none."""
+    """Return the requested time in milliseconds since 1970; None if the start is not a time."""
     if not isinstance(start, datetime):
         return None
-    # No record is of a time before, and to Kafka -1 is the end of a partition.
+    # No record has a time below 0, and Kafka uses -1 for the end of a partition.
     return max(0, round(start.timestamp() * 1000))

@@ -1,6 +1,6 @@
-"""The list of topics and partitions, refreshed by threads that nothing waits for.
+"""The list of topics and partitions, refreshed in background threads.
 
-A consumer's own client does not tell the ids of topics, nor what changes while it is not a member.
+A consumer's own client does not provide topic ids, nor changes outside a group membership.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ackcore.kafka.consumer_settings import ConsumerSettings
 
 _log = logging.getLogger(__name__)
 
-#: Asked for at once, it is not asked more often than so.
+#: The shortest time between look-ups, in milliseconds.
 _SOON_MS = 500
 
 
 class TopicWatch:
-    """Asks a cluster for topics.
+    """A periodic look-up of topics and their partitions.
 
     Parameters
     ----------
     settings : ConsumerSettings
-        What is read, and how often it is looked for.
+        The topics, and the interval of look-ups.
     now_ms : int
-        Of a clock that never goes back, as all times here.
+        The time of a monotonic clock, as all times here.
     """
 
     def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
@@ -40,7 +40,7 @@ class TopicWatch:
         self._cluster = Cluster(settings.client)
         self._one_at_a_time = threading.Lock()
         self._asked: Future[list[Partition]] | None = None
-        #: How many partitions each topic had, and its id, when it was asked for first; its id now.
+        #: The number of partitions and the id of each topic at its first look-up; its present id.
         self._first: dict[str, tuple[int, str | None]] = {}
         self._now: dict[str, str | None] = {}
         self._complained = False
@@ -48,33 +48,33 @@ class TopicWatch:
         patterns = [name for name in settings.topics if name.startswith("^")]
         self._names = names
         self._all = settings.tasks is not None
-        # librdkafka looks for a pattern anywhere in a name.
+        # librdkafka searches for a pattern anywhere in a name.
         self._pattern = "|".join(f".*(?:{each}).*" for each in patterns)
 
     def subscribed(self) -> list[Partition]:
-        """Return all partitions of the topics that are read, in order.
+        """Return all partitions of the subscribed topics, in order.
 
         Raises
         ------
         ConsumerError
-            If nobody says, or a topic that is named is not there.
+            If no broker answers, or a named topic does not exist.
         """
         return self._answer(lambda: self._subscribed(missing_ok=False))
 
     def ids(self, topics: Iterable[str]) -> dict[str, str | None]:
-        """Return the ids of topics, as far as they are there.
+        """Return the ids of those topics that exist.
 
         Raises
         ------
         ConsumerError
-            If nobody says.
+            If no broker answers.
         """
         return ids_of(self._answer(lambda: self._of(topics)))
 
     def is_new(self, key: tuple[str, int]) -> bool:
-        """Whether a partition was not there yet when its topic was asked for first.
+        """Return whether a partition did not exist at the first look-up of its topic.
 
-        No partition was of one that was made anew since.
+        All partitions of a topic that was created again since then are new.
         """
         topic, partition = key
         now = self._now.get(topic)
@@ -102,7 +102,7 @@ class TopicWatch:
                 except BaseException as error:
                     future.set_exception(error)
 
-        # A pool's thread would hold up the end of the process for as long as brokers are away.
+        # A pool's thread would block the end of the process for as long as brokers are away.
         threading.Thread(target=run, name="ackcore-kafka-topics", daemon=True).start()
         return future
 
@@ -117,13 +117,13 @@ class TopicWatch:
         return self._cluster.partitions(topics, missing_ok=True)
 
     def soon(self, now_ms: int) -> None:
-        """Have it asked at once: a topic may be gone."""
+        """Schedule the next look-up at once, because a topic may be gone."""
         self._next_ms = min(self._next_ms, max(now_ms, self._last_ms + _SOON_MS))
 
     def look(self, topics: Collection[str], now_ms: int) -> list[Partition] | None:
-        """Return an answer that has come; ask again, if that is due, and do not wait for it.
+        """Return an answer that has come, or None; start a look-up if one is due. Does not wait.
 
-        Where partitions are read by `tasks`, it is of all that are read, else of these topics.
+        With ``tasks`` the answer covers all subscribed topics, else the given ones.
         """
         found = None
         if self._asked is not None and self._asked.done():
@@ -144,7 +144,7 @@ class TopicWatch:
         return found
 
     def close(self) -> None:
-        """Let go of the cluster."""
+        """Close the connection to the cluster."""
         with suppress(AttributeError):  # closed before
             self._cluster.close()
 

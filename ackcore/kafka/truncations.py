@@ -1,8 +1,8 @@
 """Detection of truncated logs, by the epochs of a partition's leaders.
 
-A leader that was not in sync may be elected, or a broker's disk be lost: the end of the log is gone
-then, and what is written from there on has offsets that others had.  Only brokers can tell, who
-know at which offset the epoch of each leader ended.
+If a leader out of sync is elected, or a broker's disk is lost, the end of the log is lost. New
+records then reuse offsets of lost ones. Only brokers can detect this: they store the offset at
+which the epoch of each leader ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OWN: dict[str, Value] = {
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
-    # Without it one is asked whether there is a record that may be read.
+    # With "read_committed" the answer would depend on whether a record may be read.
     "isolation.level": "read_uncommitted",
 }
 _DEFAULTS: dict[str, Value] = {
@@ -38,38 +38,38 @@ def truncated_at(
     epoch: int,
     timeout_s: float = 30.0,
 ) -> int | None:
-    """Return from which offset on a log is another one than when a leader of an epoch had it.
+    """Return the offset from which on a log differs from the one that a leader of an epoch had.
 
     Parameters
     ----------
     settings : ClientSettings
-        How the brokers are reached.
+        The connection to the brokers.
     partition : (str, int)
         Topic and partition.
     low : int
-        Its first offset.
+        The first offset of the partition.
     position : int
-        Up to where it was read, within the partition now.
+        The next offset to read. It must be in the partition's present range.
     epoch : int
-        Of the leader that had it then, or of a later one.
+        The epoch of the leader that wrote the records below ``position``, or a later one.
     timeout_s : float
-        For how long the brokers are asked.
+        The longest time for all requests, in seconds.
 
     Returns
     -------
     int or None
-        At least ``low``; None if all below ``position`` is what it was.
+        At least ``low``; None if the log below ``position`` is unchanged.
 
     Raises
     ------
     ConnectionError
-        If the brokers do not say in time.
+        If the brokers do not answer in time.
     """
     until = time.monotonic() + timeout_s
 
     def is_same(offset: int) -> bool:
         where = TopicPartition(*partition, offset, leader_epoch=epoch)
-        # One for each question: a client that knows an offset of the partition asks no leader.
+        # A new client per request: one that already has an offset of the partition sends none.
         consumer = Consumer(settings.client(_OWN, _DEFAULTS))
         try:
             return _is_same(consumer, where, until)
@@ -86,7 +86,7 @@ def truncated_at(
 
 
 def _is_same(consumer: Consumer, where: TopicPartition, until: float) -> bool:
-    """Whether the brokers have what is below an offset as the leader of its epoch had it."""
+    """Return whether the brokers' log below an offset is the one that its epoch's leader had."""
     consumer.assign([where])
     while time.monotonic() < until:
         message = consumer.poll(_POLL_S)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from ackcore.calls import CallSettings
 from ackcore.calls.settings import exception_classes
@@ -152,7 +152,6 @@ def attempt(
     )
     refuse_unpicklable("fn", fn, WHERE)
     check_workers(frame.sparkSession)
-    nullable = [StructField(each.name, each.dataType, True, each.metadata) for each in columns]
     error = from_arrow_schema(pa.schema([pa.field(ERROR_COLUMN, ERROR)]))
-    result = StructType([*frame.schema.fields, *nullable, *error.fields])
+    result = StructType([*frame.schema.fields, *columns, *error.fields])
     return plainly_named(frame).mapInArrow(run, result)

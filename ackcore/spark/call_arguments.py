@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from ackcore import _columns
 from ackcore.flow import DelayTarget, Limit
@@ -39,7 +39,26 @@ def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]
         raise TypeError(f"outputs must be {_FORMS}, got {type(outputs).__name__} {outputs!r}")
     if not columns.fields:
         raise ValueError(f"outputs must have a column at least, got none; give {_FORMS}")
-    return columns, arrow_schema(columns, "outputs")
+    return _nullable_within(columns), arrow_schema(columns, "outputs")
+
+
+def _nullable_within(kind: Any) -> Any:
+    """Return a Spark type with all nested types nullable, like `ackcore.arrow.nullable_within`.
+
+    If a type is declared not nullable, Spark reads a null as 0.
+    """
+    if isinstance(kind, StructType):
+        return StructType(
+            [
+                StructField(field.name, _nullable_within(field.dataType), True, field.metadata)
+                for field in kind
+            ]
+        )
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable_within(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_nullable_within(kind.keyType), _nullable_within(kind.valueType))
+    return kind
 
 
 def _from_arrow(outputs: pa.Schema) -> StructType:

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from ackcore.arrow import hash_columns
+from ackcore.arrow import hash_columns, nullable_within
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import unfit_for_parquet
@@ -292,10 +292,10 @@ def kept_schema(schema: StructType, what: str) -> pa.Schema:
 def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
     """Check the inputs that a bolt declares against the types of a spout's source."""
     _check_keys(f"grouping of bolt {bolt.name!r}", each.grouping.keys, schema)
-    wanted = {field.name: field.type for field in bolt.component.inputs or ()}
+    wanted = {field.name: nullable_within(field.type) for field in bolt.component.inputs or ()}
     for field in schema:
-        asked = wanted.get(field.name, field.type)
-        if asked != field.type:
+        asked = wanted.get(field.name, nullable_within(field.type))
+        if asked != nullable_within(field.type):
             raise TypeError(
                 f"inputs of bolt {bolt.name!r} ask for '{field.name}: {asked}', and the source of "
                 f"spout {each.component!r} has '{field.name}: {field.type}'; change the one, or "

@@ -22,7 +22,6 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from ackcore._columns import as_count
-from ackcore._records import Int64s
 from ackcore.arrow import as_mapping
 from ackcore.arrow.shown import shown_rows
 from ackcore.spark.base.letters import as_letters
@@ -37,8 +36,6 @@ from ackcore.spark.protocol.jobs import Jobs
 from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.query import run_to_end
 from ackcore.spark.run.action import read_results
-from ackcore.spark.run.keyed import find_records
-from ackcore.spark.run.reread import fetch_records
 from ackcore.spark.run.setup import RunSetup, SpoutRows
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.sinks.interface import Accepted, read_accepted
@@ -214,11 +211,11 @@ class LocalRuns:
                 pause=self._pause,
                 jobs=Jobs(
                     self._run,
-                    self._fetch,
                     _as_they_are,
                     _as_they_are,
-                    find_keys=self._find_keys,
-                    write_failed=None,
+                    lambda topology, layout, inputs, plan, spilled: self._setup(
+                        topology, layout, plan
+                    ),
                 ),
             )
             with self._listeners.of_run(engine):
@@ -312,30 +309,6 @@ class LocalRuns:
             self._count(setup, plan)
             self._untracked_failures += result.untracked_failures
         return result
-
-    def _fetch(
-        self,
-        topology: Topology,
-        layout: Layout,
-        inputs: Sequence[InputFrame],
-        plan: RunPlan,
-        accepted: RunResult,
-        failed: pa.Table,
-    ) -> Mapping[str, pa.Table]:
-        """Return the failed records, like `ackcore.spark.run.reread.fetch`."""
-        return fetch_records(self._setup(topology, layout, plan), accepted, failed)
-
-    def _find_keys(
-        self,
-        topology: Topology,
-        layout: Layout,
-        inputs: Sequence[InputFrame],
-        plan: RunPlan,
-        accepted: RunResult,
-        keys: Mapping[str, Int64s],
-    ) -> Mapping[str, pa.Table]:
-        """Return the records with some keys, like `ackcore.spark.run.keyed.find_keys`."""
-        return find_records(self._setup(topology, layout, plan), accepted, keys)
 
     def _behind_exchange(
         self, spec: TaskSpec, level: int, sent: list[list[pa.RecordBatch]]

@@ -16,7 +16,6 @@ Nothing in this package runs anything; `ackcore.spark` does.
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.topology.builder import BoltDeclarer, Topology, TopologyBuilder, TopologyError
 from ackcore.topology.components import (
-    DEFAULT_STREAM,
     AsyncBolt,
     AsyncCollector,
     BasicBolt,
@@ -28,23 +27,10 @@ from ackcore.topology.components import (
     Component,
     Context,
 )
-from ackcore.topology.groupings import (
-    All,
-    Fields,
-    Global,
-    Grouping,
-    LocalOrShuffle,
-    PartialKey,
-    Shuffle,
-)
-from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
 from ackcore.topology.settings import Settings
-from ackcore.topology.stage_layout import Layout, Subscription
 from ackcore.topology.tuples import Identity, Reason, Tuple
 
 __all__ = [
-    "DEFAULT_STREAM",
-    "All",
     "AsyncBolt",
     "AsyncCollector",
     "BasicBolt",
@@ -53,26 +39,14 @@ __all__ = [
     "BatchOutput",
     "Bolt",
     "BoltDeclarer",
-    "BoltSpec",
     "Collector",
     "Component",
     "Context",
-    "Fields",
-    "Global",
-    "Grouping",
     "Identity",
-    "Input",
-    "Layout",
-    "LocalOrShuffle",
-    "PartialKey",
     "Reason",
     "Reject",
     "Retry",
     "Settings",
-    "Shuffle",
-    "Sink",
-    "Spout",
-    "Subscription",
     "Topology",
     "TopologyBuilder",
     "TopologyError",

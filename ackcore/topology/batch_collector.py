@@ -278,10 +278,11 @@ def _by_name(columns: Mapping[Any, Any], names: Sequence[str], title: str) -> li
 
 def _column(column: Any, field: pa.Field, title: str) -> pa.Array:
     """Return a column as an array of a field's type, on memory that no caller can write."""
-    if isinstance(column, str | bytes | Mapping | Set) or not hasattr(column, "__len__"):
+    is_row = as_mapping(column) is not None
+    if is_row or isinstance(column, str | bytes | Set) or not hasattr(column, "__len__"):
+        way_out = "a list holds columns, not rows" if is_row else "repeat a value once per row"
         raise TypeError(
-            f"{field.name!r} of {title} must be a column, got {type(column).__name__}; repeat a "
-            "value once per row"
+            f"{field.name!r} of {title} must be a column, got {type(column).__name__}; {way_out}"
         )
     try:
         if isinstance(column, pa.Array | pa.ChunkedArray):

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
+from ackcore.arrow import nullable_within
 from ackcore.flow import Chooser, DelayTarget, Idlest, Limit
 from ackcore.topology.tuples import Identity, Reason, Tuple
 
@@ -194,7 +195,8 @@ class Component:
     Attributes
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
-        The schema of each emitted stream; a bare schema is the stream ``"default"``.
+        The schema of each emitted stream; a bare schema is the stream ``"default"``. A column may
+        be declared not nullable. All that is nested may be null, whatever is declared.
     inputs : pyarrow.Schema, optional
         The fields that inputs must have, among others; checked when the topology is built.
     reject : list of exception classes or of their names, default ()
@@ -409,7 +411,9 @@ class BatchBolt(Component):
 
 
 def output_streams(component: Component) -> dict[str, pa.Schema]:
-    """Return the streams of a component as a mapping of name to schema.
+    """Return the streams of a component as a mapping of name to schema, all nested nullable.
+
+    Parquet raises for a null in a nested field that is declared NOT NULL.
 
     Raises
     ------
@@ -439,7 +443,12 @@ def output_streams(component: Component) -> dict[str, pa.Schema]:
                 f"{name}.outputs[{stream!r}] must have a field at least; a tuple without values "
                 "carries nothing"
             )
-    return dict(outputs)
+    return {
+        stream: pa.schema(
+            [field.with_type(nullable_within(field.type)) for field in schema], schema.metadata
+        )
+        for stream, schema in outputs.items()
+    }
 
 
 def refuse_unrunnable(component: Component) -> None:

@@ -1,8 +1,8 @@
-"""Functions that stand for a bolt: what one is given, and what its answers become.
+"""Functions in place of bolts: their arguments, and the conversion of their answers.
 
-A function of a row is given the `Tuple` that a bolt's ``execute`` is, one of batches the
-`pyarrow.RecordBatch` that ``process`` is; both return what a bolt would emit.  So a function goes
-into a bolt as it is: ``collector.emit((*tuple, fn(tuple)))``.
+A function of a row receives the `Tuple` that a bolt's ``execute`` receives; a function of batches
+receives the `pyarrow.RecordBatch` of ``process``.  Both return what a bolt would emit.  So a bolt
+can call the same function: ``collector.emit((*tuple, fn(tuple)))``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TITLE = "outputs"
 
 
 class Kind(enum.Enum):
-    """The argument of a function, and the way it is called."""
+    """Kinds of functions: by row, async by row, by batch; and how each is called."""
 
     ROW = "a function of a row"
     ASYNC = "an async function of a row"
@@ -192,17 +192,17 @@ def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     Parameters
     ----------
     answer : RecordBatch, Table, mapping, list of columns, or column
-        What it returned: as `BatchOutput.emit` takes columns; and a column of Arrow's, numpy's or
-        pandas' by itself, where the schema has one field.
+        The returned columns, in a form that `BatchOutput.emit` takes. If the schema has one field,
+        a single column of Arrow, numpy or pandas will do.
     schema : pyarrow.Schema
         The outputs.
     rows : int
-        How many it was given.
+        The number of rows that the function received.
 
     Raises
     ------
     TypeError, ValueError
-        If it does not fit, or has another number of rows.
+        If the answer does not fit, or has another number of rows.
     """
     if isinstance(answer, NOT_RUN):
         raise _not_run(answer)

@@ -198,12 +198,9 @@ class RowSchema:
             except Exception as error:
                 if len(rows) > 1:
                     raise
-                got = type(values[0]).__name__
-                # Arrow's own words often leave out the value.
-                is_arrows = isinstance(error, pa.ArrowException)
-                why = f" {short_repr(values[0])}, which does not fit" if is_arrows else f": {error}"
                 raise ValueError(
-                    f"{field.name!r} of {self.title} must be {field.type}, got {got}{why}"
+                    f"{field.name!r} of {self.title} must be {field.type}, got "
+                    f"{type(values[0]).__name__}: {error}"
                 ) from error
             if column.null_count and not field.nullable:
                 raise ValueError(f"{field.name!r} of {self.title} must not be null, got None")

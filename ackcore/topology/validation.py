@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from ackcore.arrow import nullable_within
 from ackcore.calls.endpoints import Endpoints
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import journaled
@@ -458,7 +459,7 @@ def _wanted(bolt: BoltSpec, each: Input, found: _Stream) -> Iterator[str]:
             yield f"{must} has no such field; {near_miss(field.name, found.fields, 'fields')}"
             continue
         comes = found.types.get(field.name)
-        if comes is not None and comes != field.type:
+        if comes is not None and nullable_within(comes) != nullable_within(field.type):
             yield f"{must} has '{field.name}: {comes}'; change the one or the other"
 
 

@@ -57,7 +57,13 @@ class Plain(Exception):
         super().__init__(f"order {order}: {why}")
 
 
+class Panic(BaseException):
+    """A panic in a Rust extension has no other base."""
+
+
 def raise_own(record):
+    if record == "panic":
+        raise Panic("out of bounds")
     if record == "one":
         raise OneOrder(7)
     raise {"reject": BadOrder, "unavailable": Away, "other": Plain}[record](7, 8)

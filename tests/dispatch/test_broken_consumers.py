@@ -8,8 +8,8 @@ import pytest
 from round_robin import RoundRobin
 from scripted import Clock, TickingClock, one
 
-from ackcore.dispatch import Dispatcher, RecordDead, Retry
-from ackcore.flow import ByKey, Fixed, Idlest
+from ackcore.dispatch import Dispatcher, RecordDead, Retry, Unavailable
+from ackcore.flow import ByKey, Fixed, FlowController, Idlest
 
 
 def dispatched(records, consumers, **settings):
@@ -273,3 +273,66 @@ def test_a_batch_that_all_consumers_name_is_a_failure_of_theirs():
         range(600), {"a": names_all, "b": works}, batch=3, max_attempts=2, breaker_reset_s=60
     )
     assert (dead, books.acked, calls["bad"]) == ([], 600, 10)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_pause_that_a_consumer_asks_for_outlasts_a_trial_that_is_under_way(works):
+    clock = TickingClock(200)
+    tried, refused = asyncio.Event(), asyncio.Event()
+    calls = []
+
+    async def call(record):
+        calls.append((record, clock.ns / 1e9))
+        if len(calls) == 1:
+            await tried.wait()
+            refused.set()
+            raise Unavailable("not now", after_s=60)
+        if len(calls) == 2:
+            raise OSError("the breaker opens")
+        if len(calls) == 3:
+            tried.set()
+            await refused.wait()
+            if not works:
+                raise OSError("the trial fails")
+
+    settings = {"breaker_failures": 1, "breaker_reset_s": 1, "clock": clock}
+    books, _ = dispatched(range(4), {"a": call}, limit=lambda: Fixed(2), timeout_s=500, **settings)
+    assert books.acked == 4
+    (_, trial_s), (_, next_s) = calls[2:4]
+    assert next_s - trial_s >= 60
+
+
+def test_keys_of_a_broken_consumer_go_to_others_though_it_asks_for_a_pause():
+    clock, refused = TickingClock(50), asyncio.Event()
+    broken, done = asyncio.Event(), []
+    flow = FlowController(["a", "b"], chooser=ByKey(), limit=one)
+    of_a = []  # keys
+    for key in range(99):
+        lease = flow.try_acquire(key=key)
+        flow.ack(lease)
+        if lease.name == "a":
+            of_a.append(key)
+
+    async def source(start):
+        yield of_a[0]
+        yield of_a[1]
+        await refused.wait()
+        yield of_a[2]
+
+    async def a(record):
+        if record == of_a[0]:
+            await broken.wait()
+            refused.set()
+            raise Unavailable("not now", after_s=60)
+        raise OSError("the breaker opens")
+
+    async def b(record):
+        broken.set()
+        done.append((record, clock.ns / 1e9))
+
+    settings = {"chooser": ByKey(), "key": int, "breaker_failures": 1, "breaker_reset_s": 60}
+    books, _ = dispatched(
+        source, {"a": a, "b": b}, limit=lambda: Fixed(2), timeout_s=500, clock=clock, **settings
+    )
+    assert books.acked == 3
+    assert dict(done)[of_a[2]] < 60

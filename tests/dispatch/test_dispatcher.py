@@ -3,6 +3,7 @@
 import asyncio
 import math
 import signal
+import sys
 import time
 from collections import Counter
 
@@ -11,7 +12,7 @@ import pytest
 from round_robin import RoundRobin
 from scripted import Clock, failing, one
 
-from ackcore.dispatch import Dispatcher, Reject, Target, Unavailable
+from ackcore.dispatch import Dispatcher, RecordDead, Reject, Target, Unavailable
 from ackcore.flow import ByKey, Fixed
 
 
@@ -350,6 +351,29 @@ def test_what_is_no_exception_fails_its_record_alone(error, is_async):
     ).run()
     assert dead == [(3, type(error))]
     assert (books.acked, books.failed, books.timed_out, books.committed) == (5, 2, 0, 6)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [({}.__getitem__, KeyError), (lambda record: [record], TypeError), (sys.exit, SystemExit)],
+)
+def test_a_record_without_a_key_is_dead_alone(key, kind):
+    dead, called = [], []
+    arguments = {
+        "consumers": {"a": called.append},
+        "key": lambda record: key(record) if record in (0, 3) else record % 2,
+    }
+    books = Dispatcher(
+        range(6),
+        chooser=ByKey(),
+        dead=lambda position, record, error: dead.append((record, type(error))),
+        **arguments,
+    ).run()
+    assert dead == [(0, kind), (3, kind)]
+    assert sorted(called) == [1, 2, 4, 5]
+    assert (books.acked, books.dead, books.attempts, books.committed) == (4, 2, 4, 6)
+    with pytest.raises(RecordDead, match=f"record 0 failed 1 times, at last of {kind.__name__}"):
+        Dispatcher(range(6), chooser=ByKey(), **arguments).run()
 
 
 @pytest.mark.parametrize("error", [Panic("!"), asyncio.CancelledError("!")])

@@ -108,6 +108,7 @@ def test_a_function_that_cannot_be_sent_is_refused():
         ("one", Reject, "OneOrder: order 7", None),
         ("unavailable", Unavailable, "Away: 7:8 (again after 3 s)", 3),
         ("other", RuntimeError, "Plain: order 7: 8", None),
+        ("panic", RuntimeError, "Panic: out of bounds", None),
     ],
 )
 def test_an_error_that_cannot_be_rebuilt_keeps_its_kind_and_text(kind, expected, text, asked_s):

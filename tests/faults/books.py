@@ -137,27 +137,27 @@ def _held(table: pa.Table, spout: str, key: str) -> Iterator[Held]:
     for row in table.to_pylist():
         tracking = {name: row.pop(f"_ackcore_{name}") for name in sorted(TRACKING)}
         row.pop("_ackcore_order", None)  # of a spout that is ordered
-        _, _, error_type, _ = tracking["reason"].split("\x1f", 3)
+        error_type = tracking["reason"]["type"]
         yield Held(
             row.get(key), spout, tracking["message_id"], tracking["attempt"], error_type, row, None
         )
 
 
-def _letter_files(directory: Path) -> Iterator[tuple[Path, int, int]]:
-    """Files with their first and last micro-batch, but those that were put into another one."""
-    found = []
-    for path in directory.glob("*/batch*.parquet") if directory.is_dir() else []:
-        first, *rest = path.name.split(".")[0].split("-")[1:]
-        found.append((path, int(first), int(rest[0] if rest else first)))
-    merged = [each for each in found if each[0].name.startswith("batches-")]
-    for path, first, last in sorted(found):
-        others = (each for each in merged if each[0] != path and each[0].parent == path.parent)
-        if not any(a <= first and last <= b for _, a, b in others):
-            yield path, first, last
+def letter_files(directory: Path) -> Iterator[tuple[Path, int, int]]:
+    """Files that the index names, with their first and last micro-batch.
+
+    On a disk the index is a directory with its versions, in a bucket an object.
+    """
+    index = directory / "index.json"
+    newest = max(index.glob("*.version"), default=None) if index.is_dir() else index
+    if newest is not None and newest.exists():
+        for spout in read_record(newest)["spouts"].values():
+            for each in spout["files"]:
+                yield directory / each["object"], each["first"], each["last"]
 
 
 def _letters(directory: Path, key: str) -> Iterator[Held]:
-    for path, first, last in _letter_files(directory):
+    for path, first, last in letter_files(directory):
         for row in pq.ParquetFile(path).read().to_pylist():
             if not first <= (number := row["batch_id"]) <= last:
                 raise Damaged(f"{path} has a letter of micro-batch {number}")
@@ -219,10 +219,10 @@ def read(
     corrected = {}
     waiting: list[Held] = []
     totals: Counter[str] = Counter()
-    manifests = sorted((root / "state").glob("*/manifest.json"), key=lambda p: int(p.parent.name))
+    manifests = sorted((root / "batches").glob("*.decision"), key=lambda p: int(p.stem))
     for path in manifests:
-        number, manifest = int(path.parent.name), read_record(path)
-        refused = path.with_name("refused.json")
+        number, manifest = int(path.stem), read_record(path)
+        refused = path.with_name(f"{number}.refused")
         # What sinks refused makes more of them dead, after the decision.
         after = [read_record(refused)] if refused.exists() else []
         corrected[number] = (after or [manifest])[0]["totals"]

@@ -24,7 +24,7 @@ WAITING = pa.schema(
         ("_ackcore_due_ms", pa.int64()),
         ("_ackcore_first_ms", pa.int64()),
         ("_ackcore_last_ms", pa.int64()),
-        ("_ackcore_reason", pa.string()),
+        ("_ackcore_reason", pa.struct([("type", pa.string())])),
         ("_ackcore_replayed", pa.int32()),
         ("id", pa.int64()),
         ("text", pa.string()),
@@ -50,7 +50,7 @@ def write_table(state, name, rows):
         writer.write_table(table)
     data = sink.getvalue().to_pybytes()
     file = f"{name}.{blake2b(data, digest_size=16).hexdigest()}.arrow"
-    (state / file.rpartition("/")[0]).mkdir(parents=True, exist_ok=True)
+    state.mkdir(parents=True, exist_ok=True)
     (state / file).write_bytes(data)
     return {"file": file, "rows": len(rows)}
 
@@ -100,7 +100,7 @@ class History:
             "_ackcore_message_id": f"m{number}",
             "_ackcore_attempt": attempts,
             **dict.fromkeys(("_ackcore_due_ms", "_ackcore_first_ms", "_ackcore_last_ms"), 0),
-            "_ackcore_reason": "-\x1fenrich\x1fValueError\x1fno",
+            "_ackcore_reason": {"type": "ValueError"},
             "_ackcore_replayed": 0,
             **self.records[number],
         }
@@ -113,7 +113,7 @@ class History:
             if rows:
                 table = [self.tracked(*row) for row in rows]
                 write = write_segments if name == "waiting" else write_table
-                held[name]["lines"] = write(state, f"{n}/{name}-lines", table)
+                held[name]["lines"] = write(state, f"{n}.{name}-lines", table)
         totals = {"batches": n + 1, "spouts": {"lines": dict(self.totals)}}
         write_record(self.manifest(n), {"number": n, "totals": totals, **held})
         rows = [row for each in acked for row in rows_of(self.records[each])]
@@ -125,10 +125,9 @@ class History:
         for old in (n - 2,) if n >= 2 else ():
             for path in (self.root / "batches").glob(f"{old}.*"):
                 path.unlink()
-            self.manifest(old).unlink()
 
     def manifest(self, n):
-        return self.root / "state" / str(n) / "manifest.json"
+        return self.root / "batches" / f"{n}.decision"
 
     def letter(self, batch, number, attempts):
         return {
@@ -146,6 +145,13 @@ class History:
         if letters:
             self.letters_file(batch).parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist(letters), self.letters_file(batch))
+            names = [path.name for path in self.letters_file(0).parent.glob("*.parquet")]
+            files = [
+                {"object": f"lines/{name}", "first": n, "last": n}
+                for n, name in sorted((int(name[6:-8]), name) for name in names)
+            ]
+            index = self.root / "dead_letters/index.json/000000000001.version"
+            write_record(index, {"spouts": {"lines": {"files": files}}})
 
     # What forgeries do.
 
@@ -386,7 +392,7 @@ def test_what_changes_after_it_was_recorded_is_found(tmp_path, forge, message):
     assert any(message in problem for problem in books.check_since(before, history.read()))
 
 
-@pytest.mark.parametrize("pattern", ["batches/*.plan", "state/*/manifest.json", "state/*/*.arrow"])
+@pytest.mark.parametrize("pattern", ["batches/*.plan", "batches/*.decision", "state/*.arrow"])
 def test_damage_is_noticed(tmp_path, pattern):
     history = History(tmp_path, 4, 2)
     (file, *_) = sorted(history.root.glob(pattern), reverse=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from books import letter_files
 from places import PROXIES, Bucket, Disk
 from processes import eventually, state_of
 from s3_server import ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
@@ -107,7 +108,7 @@ def check(place, books):
     letters = here / "checkpoint/ackcore/dead_letters"
     dead = [
         letter["line"].as_py()
-        for part in sorted(letters.rglob("batch*.parquet"))
+        for part, _, _ in letter_files(letters)
         for letter in pq.ParquetFile(part).read()["payload"]
     ]
     assert sorted(dead) == DEAD

@@ -10,7 +10,7 @@ from pyspark import cloudpickle
 
 import ackcore.spark.run.action
 from ackcore.spark import dead_letters
-from ackcore.spark.protocol import runs
+from ackcore.spark.protocol import decide
 
 cloudpickle.register_pickle_by_value(fault_job)
 
@@ -78,8 +78,8 @@ def lost(spark, job, monkeypatch):
     taken back by Spark, so what the others return must be of the same run of the stages before.
     """
 
-    def lost(otherwise, few=runs.FEW_FAILURES):
-        monkeypatch.setattr(runs, "FEW_FAILURES", few)
+    def lost(otherwise, inline_bytes=decide.INLINE_BYTES):
+        monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
         # What failed in one run succeeds in the next: so much for answering otherwise.
         rules = {"until": {3: 1}, "once": list(range(1, 80, 2)) if otherwise else []}
         it = job(fault_job.lines(80), files=1, rules={"enrich": rules}, otherwise=otherwise)
@@ -94,17 +94,17 @@ def lost(spark, job, monkeypatch):
     return lost
 
 
-@pytest.mark.parametrize("few", [runs.FEW_FAILURES, 0], ids=["few fail", "tasks write what fails"])
+@pytest.mark.parametrize("inline", [decide.INLINE_BYTES, 0], ids=["inline", "in files"])
 @pytest.mark.parametrize(
     ("otherwise", "checks"),
     [(False, True), (True, True), (True, False)],
     ids=["alike", "otherwise", "otherwise, and Spark does not mind"],
 )
-def test_shuffle_files_are_lost(request, lost, otherwise, checks, few):
+def test_shuffle_files_are_lost(request, lost, otherwise, checks, inline):
     """Stages run again: if they answer alike, that will do; else the micro-batch is run again."""
     if not checks:
         request.getfixturevalue("unchecked")
-    it, ran = lost(otherwise, few)
+    it, ran = lost(otherwise, inline)
     it.check(alive=lambda key: True)
     assert ran == (2 if otherwise else 1)
 

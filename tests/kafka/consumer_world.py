@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from fake_cluster import At, FakeClient, FakeCluster
 
-from ackcore.kafka import ClientSettings, client_thread, partition_reading, topic_watch
+from ackcore.kafka import client_thread, partition_reading, topic_watch
 from ackcore.kafka.client import OffsetsOutOfRange
 from ackcore.kafka.client_thread import ClientThread
 from ackcore.kafka.consumer_settings import ConsumerSettings
@@ -22,6 +22,7 @@ from ackcore.kafka.held_partition import OUT
 from ackcore.kafka.held_records import HeldRecords
 from ackcore.kafka.origins import Origin
 from ackcore.kafka.records import Failure
+from ackcore.kafka.settings import ClientSettings
 from ackcore.offsets import decode_metadata
 
 NO = Failure("ValueError", "no")
@@ -581,6 +582,7 @@ def world_of(*arguments):
         patch.setattr(client_thread, "threading", SimpleNamespace(Thread=Unstarted))
         patch.setattr(client_thread, "make_client", world.make_client)
         patch.setattr(client_thread, "now_ms", lambda: world.now)
+        patch.setattr(client_thread, "_LEAVE_S", 0.0)
         patch.setattr(client_thread, "wait_until_known", lambda *_: None)
         patch.setattr(
             client_thread, "dead_letters_of", lambda settings: DeadLetters(Keeper(world.making))

@@ -174,6 +174,9 @@ class FakeClient:
 
     # As of confluent-kafka.
 
+    def unsubscribe(self):
+        """Leave the group; the world's next rebalance gives its partitions to others."""
+
     def subscribe(self, topics, on_assign, on_revoke, on_lost):
         self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
 

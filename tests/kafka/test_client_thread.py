@@ -16,18 +16,12 @@ from servers import wait_until
 
 from ackcore import OffsetTracker
 from ackcore.dispatch import Reject
-from ackcore.kafka import (
-    ClientSettings,
-    Consumer,
-    ConsumerError,
-    TooManyDead,
-    client_thread,
-    partition_reading,
-)
+from ackcore.kafka import Consumer, ConsumerError, TooManyDead, client_thread, partition_reading
 from ackcore.kafka import client as kafka_client
 from ackcore.kafka.cluster import Partition
 from ackcore.kafka.consumer_settings import ConsumerSettings
 from ackcore.kafka.origins import Origin
+from ackcore.kafka.settings import ClientSettings
 from ackcore.offsets import decode_metadata, encode_metadata
 
 

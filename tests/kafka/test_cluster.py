@@ -16,16 +16,9 @@ from confluent_kafka import Consumer, Producer
 from servers import TIMEOUT_S, wait_until
 
 from ackcore import OffsetTracker
-from ackcore.kafka import (
-    ClientSettings,
-    Cluster,
-    ClusterFailed,
-    Committed,
-    Partition,
-    TopicPartition,
-    UnknownTopics,
-    Watermarks,
-)
+from ackcore.kafka import ClusterFailed, TopicPartition, UnknownTopics
+from ackcore.kafka.cluster import Cluster, Committed, Partition, Watermarks
+from ackcore.kafka.settings import ClientSettings
 from ackcore.offsets import KAFKA_LIMIT, decode_metadata, encode_metadata
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pytest
@@ -26,14 +27,8 @@ from consumer_books import (
 from servers import wait_until
 
 from ackcore.dispatch import Dispatcher, RecordDead, Reject
-from ackcore.kafka import (
-    ClientSettings,
-    Consumer,
-    ConsumerError,
-    DeadLetterLoop,
-    Failure,
-    OffsetsOutOfRange,
-)
+from ackcore.kafka import Consumer, ConsumerError, DeadLetterLoop, Failure, OffsetsOutOfRange
+from ackcore.kafka.settings import ClientSettings
 
 #: The group waits for a member that it does not hear of for no longer than so: nor for the one that
 #: a member was before it was fenced.
@@ -84,6 +79,25 @@ def test_commit_now_commits_what_is_done_and_nothing_above_it(books):
         (found,) = (one for one in consumer.stats().partitions if one.partition == 0)
         assert found.committed == 4
         consumer.ack_many(records[offset] for offset in (4, 5))
+
+
+def test_a_commit_while_the_consumer_closes_and_after_it_says_that_it_was_refused(books):
+    books.produce(40)
+    consumer = consumer_of(books, commit_interval_s=3600)
+    taken = take(consumer, 40)
+    consumer.commit()
+    consumer.ack_many(taken[1:])
+    error = KafkaError.GROUP_AUTHORIZATION_FAILED
+    books.server.fail_requests(mock_broker.OFFSET_COMMIT, *[error] * 20)
+    consumer.stop()  # it waits for the record that is out
+    with ThreadPoolExecutor(1) as thread:
+        committing = thread.submit(consumer.commit)
+        consumer.ack(taken[0])
+        consumer.close()
+        with pytest.raises(ConsumerError, match="its last commit was refused"):
+            committing.result()
+    with pytest.raises(ConsumerError, match="its last commit was refused"):
+        consumer.commit()
 
 
 def committed_by(consumer):

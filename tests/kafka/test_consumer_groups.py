@@ -23,7 +23,9 @@ from consumer_books import (
 from servers import TIMEOUT_S, wait_until
 
 from ackcore import OffsetTracker
-from ackcore.kafka import ClientSettings, Cluster, ConsumerError
+from ackcore.kafka import ConsumerError
+from ackcore.kafka.cluster import Cluster
+from ackcore.kafka.settings import ClientSettings
 from ackcore.offsets import KAFKA_LIMIT, decode_metadata, encode_metadata
 
 PROTOCOLS = ["cooperative", "eager", "consumer"]

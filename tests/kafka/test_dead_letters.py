@@ -15,8 +15,9 @@ from consumer_books import QUICK, Books, consuming, take
 from servers import raise_errors, wait_until
 
 from ackcore.dispatch import Reject
-from ackcore.kafka import ClientSettings, Consumer, ConsumerError
+from ackcore.kafka import Consumer, ConsumerError
 from ackcore.kafka.consumer_settings import ConsumerSettings
+from ackcore.kafka.settings import ClientSettings
 
 SET = AlterConfigOpType.SET
 #: Of a record that is older than any broker keeps by itself.

@@ -54,6 +54,16 @@ def test_commits_the_prefix_of_what_is_done_in_any_order():
         assert committed(held) == [prefix]
 
 
+@pytest.mark.parametrize("answer", ["ack", "fail"])
+def test_an_answer_to_something_else_is_refused(answer):
+    held = holder()
+    read(held, 0)
+    held.take(1, 0)
+    rest = () if answer == "ack" else (NO, 0)
+    with pytest.raises(TypeError, match=r"record must be a KafkaRecord .* got int 5"):
+        getattr(held, answer)(5, *rest)
+
+
 def test_offsets_that_are_not_there_are_passed_over():
     held = holder(5)
     read(held, 8, 11)  # 5 to 7, 9 and 10 were compacted away, or are markers
@@ -688,3 +698,27 @@ def test_metadata_that_is_refused_down_to_nothing_is_committed_without_any():
     assert sizes[1:] == sorted(sizes[1:], reverse=True)
     held.committed(one)
     assert held.commits() == []
+
+
+def test_a_record_that_dies_as_it_is_read_holds_up_those_of_its_key():
+    held = holder(ordered_by="key")
+    some = [record._replace(key=b"a") for record in records(0, 1, 2, 3, 4)]
+    held.read(KEY, some, [1] * 5, 0, {0: NO, 2: NO})
+    letters = held.dying()
+    assert held.take(9, 0) == []
+    assert held.dead(letters[1])
+    assert held.take(9, 0) == []
+    assert held.dead(letters[0])
+    for offset in (1, 3, 4):
+        (record,) = held.take(9, 0)
+        assert record.offset == offset
+        held.ack(record)
+    assert committed(held) == [5]
+
+
+def test_a_partition_that_was_sought_in_is_not_idle():
+    """An idle one would be read where its log is another one, in place of the offset sought."""
+    held = holder()
+    assert held.is_idle(KEY)
+    held.seek(KEY, 3)
+    assert not held.is_idle(KEY)

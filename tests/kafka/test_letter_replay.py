@@ -14,14 +14,15 @@ from consumer_books import Books, consuming, take
 from servers import wait_until
 
 from ackcore.dispatch import Reject
-from ackcore.kafka import ClientSettings, Cluster, ClusterFailed, replay_letters
-from ackcore.kafka.cluster import Answers, Failure
+from ackcore.kafka import ClusterFailed, replay_letters
+from ackcore.kafka.cluster import Answers, Cluster, Failure
 from ackcore.kafka.dead_letters import headers_of
 from ackcore.kafka.held_partition import DeadLetter
 from ackcore.kafka.letter_replay import _letter, _name
 from ackcore.kafka.producing import DeliveryError, Mark, Transactions
 from ackcore.kafka.records import Failure as KafkaFailure
 from ackcore.kafka.records import KafkaRecord
+from ackcore.kafka.settings import ClientSettings
 
 
 @pytest.fixture
@@ -49,9 +50,12 @@ def send(books, **arguments):
 
 def test_letters_go_back_once_as_they_came_and_die_as_the_same_record(books, caplog):
     came = {"value": b"v", "key": b"k", "headers": [("h", b"1"), ("n", None)]}
+    any_time = {"message.timestamp.after.max.ms": 2**63 - 1}  # an hour from now by default
+    books.dead_topic = books.server.new_topic(1, **any_time)
     books.server.produce(books.topic, [came, b"plain"], 1)
     die(books, 2)
-    books.server.produce(books.dead_topic, [b"no letter"])
+    beyond_year_9999 = 1_700_000_000_000_000
+    books.server.produce(books.dead_topic, [{"value": b"no letter", "timestamp": beyond_year_9999}])
     assert send(books) == (2, 1)
     assert f"1 messages of topic '{books.dead_topic}' are left" in caplog.text
     assert send(books) == (0, 0)

@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 
-from ackcore.kafka import ClientSettings, OffsetRange
 from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.settings import ClientSettings
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from servers import wait_until
 
 from ackcore import backend
-from ackcore.kafka import ClientSettings, OffsetRange, RangeReader, raw_consumer, reading
+from ackcore.kafka import raw_consumer, reading
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.reading import RangeReader
+from ackcore.kafka.settings import ClientSettings
 
 native = pytest.mark.skipif(backend != "native", reason="the backend in Python reads by objects")
 PLAIN = {"bootstrap.servers": "127.0.0.1:1", "group.id": "ackcore", "log_level": 0}

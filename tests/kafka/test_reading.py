@@ -18,19 +18,17 @@ from servers import wait_until
 
 from ackcore import backend
 from ackcore.kafka import (
-    RECORD_SCHEMA,
-    ClientSettings,
     LogTruncated,
-    OffsetRange,
     OffsetsLost,
-    RangeReader,
     ReadFailed,
     ReadTimedOut,
-    read_range,
     reading,
     record_columns,
 )
+from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
+from ackcore.kafka.reading import RangeReader, read_range
 from ackcore.kafka.record_columns import RecordBuffers
+from ackcore.kafka.settings import ClientSettings
 
 #: A reader with these has little in its queue, so that it sees what happens to the rest.
 SMALL_FETCHES = {

@@ -14,6 +14,10 @@ from ackcore.kafka import KafkaSpout
 from ackcore.topology import TopologyBuilder
 
 
+async def decode_async(value):
+    return len(value)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -35,6 +39,11 @@ from ackcore.topology import TopologyBuilder
         ({"lost": "ignore"}, ValueError, "lost must be one of 'dead-letter', 'refuse'"),
         ({"deserializer": len}, ValueError, "must be given together"),
         ({"deserializer": 5, "value_type": pa.int64()}, TypeError, "must be callable"),
+        (
+            {"deserializer": decode_async, "value_type": pa.int64()},
+            TypeError,
+            "must be a plain function, got an async one",
+        ),
         ({"deserializer": len, "value_type": int}, TypeError, "must be a pyarrow.DataType"),
         ({"options": {"group.id": "g"}}, ValueError, "group.id"),
     ],

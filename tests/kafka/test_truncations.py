@@ -12,7 +12,9 @@ pytest.importorskip("confluent_kafka")
 from consumer_books import take
 from servers import wait_until
 
-from ackcore.kafka import ClientSettings, Cluster, Consumer
+from ackcore.kafka import Consumer
+from ackcore.kafka.cluster import Cluster
+from ackcore.kafka.settings import ClientSettings
 from ackcore.kafka.truncations import truncated_at
 
 

@@ -11,13 +11,12 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
-from ackcore.spark.base import atomic
-from ackcore.spark.base.schemas import REASON, TRACKING
-from ackcore.spark.checkpoint import replays
+from ackcore.spark.base.schemas import REASON, REASON_TYPE, TRACKING
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of, store_of
 from ackcore.spark.protocol.progress import Account, Books
 from ackcore.topology.tuples import Reason
 
@@ -64,7 +63,7 @@ def records(first, n, due_ms=1000, attempt=1, step=1):
         pa.array([due_ms + row * step for row in rows], pa.int64()),
         pa.array(list(rows), pa.int64()),
         pa.array([row + 1 for row in rows], pa.int64()),
-        pa.array(["-\x1fsplit\x1fValueError\x1fno"] * n, pa.string()),
+        pa.array([Reason("split", "ValueError", "no")._asdict()] * n, REASON_TYPE),
         pa.array([0] * n, pa.int32()),
         pa.array([f"line {row}" for row in rows], pa.string()),
     ]
@@ -78,9 +77,9 @@ SLOW = Reason("enrich", "TimeoutError", "3 s", final=True)
 def died(first, n, reasons=(BAD,), attempt=5):
     """Rows as they become dead, one for each of the reasons in turn."""
     table = records(first, n, due_ms=0, attempt=attempt, step=0)
-    texts = [reasons[row % len(reasons)].encode() for row in range(n)]
+    told = [reasons[row % len(reasons)]._asdict() for row in range(n)]
     at = table.column_names.index(REASON)
-    return table.set_column(at, TRACKING.field(at), pa.array(texts, pa.string()))
+    return table.set_column(at, TRACKING.field(at), pa.array(told, REASON_TYPE))
 
 
 def roots(*ids):
@@ -135,17 +134,32 @@ def with_dead_letters(path, message="no", records_of=None):
     return path
 
 
-def ask(checkpoint, request="r1", spout="lines", table=None, note=True, publish=True):
+def ask(checkpoint, request="r1", spout="lines", table=None):
     """Ask for dead letters again; return the request's name."""
-    directory = atomic.make_directory(checkpoint / "ackcore/replays")
-    noted = checkpoint.parent / f"note-{request}"  # the same for all checkpoints of a test
+    store = store_of(checkpoint)
+    if store.owner() is None:
+        meta = checkpoint_of(store).meta()
+        about = {"deployment_key": meta["deployment_key"], "checkpoint": str(checkpoint)}
+        store.own(about, lambda: None)
+    list(store.notes())
     table = records(77, 1, attempt=0) if table is None else table
-    name = replays.stage(directory, request, spout, [table], noted)
-    if note:
-        noted.touch()
-    if publish:
-        replays.publish(directory, name)
-    return name.removesuffix(".staged")
+    note = {"request": request, "at_ms": 0, "rows": {}}
+    store.send(request, note, {spout: [table]})
+    (name,) = [name for name in store.requested() if name.startswith(f"{request}.{spout}.")]
+    return name
+
+
+def request_path(checkpoint, name):
+    """Where the file of a request is."""
+    (path,) = (checkpoint / "ackcore/dead_letters/.requests").glob(f"*/{name}")
+    return path
+
+
+def withdraw(checkpoint, name):
+    """Have the query go on without a request, as errors say."""
+    mark = checkpoint / f"ackcore/dead_letters/.requests/{name}.withdrawn"
+    mark.touch()
+    return mark
 
 
 class Killed(KeyboardInterrupt):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -9,12 +11,33 @@ import pyarrow.parquet as pq
 from checkpoints import OPEN, died, ids, run_one
 
 from ackcore.spark.base.clocks import wall_clock_ms
+from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.spark.stores.opening import open_store
 
 VALUE = {"lines": pa.schema([("value", pa.string())])}
+
+
+def reader(letters):
+    """The store of a driver as others see it."""
+    return letters_at(letters.place.url)
+
+
+def active(letters, spout="lines"):
+    """The names of the files that count, without what tells two of one name apart."""
+    return [plain(file.path.name) for file in reader(letters).files(spout)]
+
+
+def plain(name):
+    return re.sub(r"\.e\d+\.[0-9a-f]{24}", "", name)
+
+
+def path_of(letters, name, spout="lines"):
+    """The path of a file that counts, by such a name."""
+    files = reader(letters).files(spout)
+    return next(Path(file.path) for file in files if plain(file.path.name) == name)
 
 
 class Home(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import sys
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +19,12 @@ from ackcore.spark.base.schemas import (
     LAST_MS,
     MESSAGE_ID,
     REASON,
+    REASON_TYPE,
     REPLAYED,
 )
+from ackcore.spark.run import reread
 from ackcore.spark.run.action import run
-from ackcore.spark.run.reread import fetch
+from ackcore.spark.run.setup import setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan
 from ackcore.spark.sinks.interface import AcceptedFile, read_accepted
 from ackcore.spark.tasks.row_files import (
@@ -29,7 +32,9 @@ from ackcore.spark.tasks.row_files import (
     RowFile,
     RowFileWriter,
 )
-from ackcore.topology import BatchBolt, Layout, Reason, TopologyBuilder
+from ackcore.spark.tasks.source_records import pick
+from ackcore.topology import BatchBolt, Reason, TopologyBuilder
+from ackcore.topology.stage_layout import Layout
 
 # What the workers get of this module goes along with the job: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -94,6 +99,13 @@ def by_word(spark, texts, **options):
     return builder.build(parallelism=3, chunk_rows=4)
 
 
+def fetched(setup, done, roots):
+    """Return the records of roots, by spout, as they are read again to be judged."""
+    sought = dict.fromkeys(setup.sources, np.sort(roots))
+    function = partial(pick, roots=sought, claims={}, number=setup.plan.number)
+    return reread._picked(setup, done, sought, [roots], function)
+
+
 def executing_in(directory):
     """``execute(topology, **plan)`` runs a micro-batch and reads all that it left."""
     runs = []
@@ -109,7 +121,8 @@ def executing_in(directory):
         plan = RunPlan(journal=f"{work}.journal", **given)
         done = run(topology, layout, inputs, plan)
         assert done.problems == ()
-        payload = fetch(topology, layout, inputs, plan, done, done.failed)
+        setup = setup_on_spark(topology, layout, inputs, plan, done.spilled)
+        payload = fetched(setup, done, done.failed["root_id"].to_numpy())
         reasons = dict(
             zip(
                 done.failed["root_id"].to_pylist(),
@@ -147,7 +160,7 @@ def due_in(directory):
                 DUE_MS: zeros,
                 FIRST_MS: zeros,
                 LAST_MS: zeros,
-                REASON: [""] * len(rows),
+                REASON: pa.nulls(len(rows), REASON_TYPE),
                 REPLAYED: pa.array([0] * len(rows), pa.int32()),
                 "id": pa.array(columns[2], pa.int64()),
                 "text": pa.array(columns[3], pa.string()),

@@ -15,7 +15,8 @@ from pyspark import cloudpickle
 from ackcore.dispatch import Http
 from ackcore.spark import run_batch, to_parquet
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.topology import AsyncBolt, BasicBolt, Layout, TopologyBuilder
+from ackcore.topology import AsyncBolt, BasicBolt, TopologyBuilder
+from ackcore.topology.stage_layout import Layout
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

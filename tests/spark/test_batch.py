@@ -127,7 +127,7 @@ def test_what_is_unavailable_for_too_long_counts(tmp_path):
         dead = state.decision(4).dead["lines"]
     assert dead[ATTEMPT].to_pylist() == [2]
     reason = Reason("upper", "Unavailable", "open")
-    assert Reason.decode(dead["_ackcore_reason"][0].as_py()) == reason
+    assert Reason(**dead["_ackcore_reason"][0].as_py()) == reason
 
 
 def test_what_waits_uncounted_is_within_the_bound_too(tmp_path):
@@ -161,7 +161,7 @@ def test_what_waits_is_bounded(tmp_path):
     state, _ = world.driver()
     with state:
         dead = state.decision(0).dead["lines"]
-    reason = Reason.decode(dead["_ackcore_reason"][0].as_py())
+    reason = Reason(**dead["_ackcore_reason"][0].as_py())
     assert (reason.component, reason.type) == ("upper", "WaitingFull")
     assert reason.message == (
         "2 records wait already (max_waiting); it failed with ValueError: no c"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,6 +37,20 @@ def test_rows_that_are_not_there_a_second_time_have_the_batch_run_again(world):
         return fetch(*args) if len(calls) > 1 else {}
 
     world.fetch = forgetful
+    progress, _ = world.process(0, ["a", "b"])
+    assert (progress.runs, progress.waiting) == (2, 1)
+
+
+def test_rows_that_are_lost_on_their_way_from_tasks_have_the_batch_run_again(world):
+    """Their roots have come, so nothing else would tell."""
+    world.behaves = fails("b")
+    judge, calls = world.judge, []
+
+    def lossy(*args):
+        calls.append(args)
+        return judge(*args) if len(calls) > 1 else replace(judge(*args), waits={})
+
+    world.judge = lossy
     progress, _ = world.process(0, ["a", "b"])
     assert (progress.runs, progress.waiting) == (2, 1)
 
@@ -303,11 +318,11 @@ def test_what_is_damaged_before_the_decision_costs_a_run(world, which, caplog):
     world.behaves = fails("a", times=2)
     fetch, damaged = world.fetch, []
 
-    def damaging(topology, layout, inputs, plan, *more):
+    def damaging(setup, *more):
         if not damaged and "retries" in which:
-            damaged.extend(Path(plan.work).glob(which))
+            damaged.extend(Path(setup.plan.work).glob(which))
             flip(damaged[0])
-        return fetch(topology, layout, inputs, plan, *more)
+        return fetch(setup, *more)
 
     run = world.run
 

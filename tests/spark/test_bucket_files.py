@@ -15,8 +15,8 @@ import pytest
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, StateError
-from ackcore.spark.checkpoint import bucket_tables
-from ackcore.spark.checkpoint.bucket_tables import BucketTables
+from ackcore.spark.checkpoint import tables as table_cache
+from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.protocol.suspects import crashes_logged
 from ackcore.spark.stores import files
 from ackcore.spark.stores.files import (
@@ -121,14 +121,14 @@ def test_tables_that_tasks_wrote_are_copied_within_the_bucket(work, bucket, s3):
     with making_in(f"{work}/failed") as place:
         name = write_table(place, "dead-lines", table)
     assert read_table_at(f"{work}/failed/{name}") == table
-    tables = BucketTables(open_store(bucket, "path"), 4)
+    tables = TableCache(open_store(bucket, "path"), 4)
     s3.requests.clear()
     file = tables.adopt(f"{work}/failed/{name}", tables.directory_of(7), None)
-    assert file == f"7.e4/{name}"
+    assert file == f"7.e4.{name}"
     assert [each.method for each in s3.requests] == ["HEAD", "PUT"]
     assert tables.size(file) == len(read_file(f"{bucket}/state/{file}"))
     remove_all(work)
-    assert BucketTables(open_store(bucket, "path"), 5).read(file) == table
+    assert TableCache(open_store(bucket, "path"), 5).read(file) == table
     with pytest.raises(StateError, match="is not there, though a task has just written it"):
         adopt_object(f"{work}/failed/{name}", open_store(bucket, "path"), "x")
     with pytest.raises(CheckpointCorrupt, match="is missing, though a record names it"):
@@ -137,9 +137,9 @@ def test_tables_that_tasks_wrote_are_copied_within_the_bucket(work, bucket, s3):
 
 def test_who_wrote_a_table_checks_it_when_it_is_fetched(work, bucket, monkeypatch):
     """The bytes that a bucket hands out are others than those that were put."""
-    monkeypatch.setattr(bucket_tables, "_SMALL", 0)
+    monkeypatch.setattr(table_cache, "_SMALL", 0)
     store, table = open_store(bucket, "path"), pa.table({"n": [7] * 1000})
-    tables = BucketTables(store, 4)
+    tables = TableCache(store, 4)
     directory = tables.directory_of(7)
     with making_in(f"{work}/failed") as place:
         name = write_table(place, "dead-lines", table)
@@ -177,14 +177,14 @@ def test_what_a_task_puts_goes_beside_each_other(work, s3, tmp_path):
 def test_what_is_adopted_is_copied_beside_each_other(work, bucket, s3):
     with making_in(f"{work}/failed") as place:
         names = [write_table(place, f"dead-{n}", pa.table({"n": [n]})) for n in range(2)]
-    tables = BucketTables(open_store(bucket, "path"), 4)
+    tables = TableCache(open_store(bucket, "path"), 4)
     paths = [f"{work}/failed/{name}" for name in names]
     meeting(s3, "HEAD", 2)
     tables.adopt_soon(dict.fromkeys(paths), tables.directory_of(7))
     s3.before = None
     s3.requests.clear()
     found = [tables.adopt(path, tables.directory_of(7), None) for path in paths]
-    assert found == [f"7.e4/{name}" for name in names]
+    assert found == [f"7.e4.{name}" for name in names]
     assert s3.requests == []
     assert [tables.read(file)["n"].to_pylist() for file in found] == [[0], [1]]
 

@@ -21,7 +21,7 @@ from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.checkpoint.head import HeadRecords
 from ackcore.spark.dead_letters import store
 from ackcore.spark.dead_letters.reading import dead_letters
-from ackcore.spark.protocol import act, batch, runs
+from ackcore.spark.protocol import act, batch, decide, runs
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks import parquet_objects
 from ackcore.spark.sinks.parquet import to_parquet
@@ -166,7 +166,7 @@ def test_killed_at_every_step_it_goes_on(spark, places, monkeypatch, steps):
 def test_many_that_fail_are_written_by_their_tasks(spark, places, monkeypatch):
     """And the checkpoint has them by a copy within the bucket, the store of letters by another."""
     checkpoint, counts = places
-    monkeypatch.setattr(runs, "FEW_FAILURES", 10)
+    monkeypatch.setattr(decide, "INLINE_BYTES", 0)
     monkeypatch.setattr(store, "_SMALL", 1)
     lines = [(f"worse {n}",) for n in range(300)] + [(f"bad {n}",) for n in range(300)]
     frame = spark.createDataFrame(lines, "line string").repartition(3)
@@ -197,7 +197,7 @@ def test_a_file_of_a_run_that_is_damaged_is_found(spark, places, monkeypatch):
     key = next(key for key in left_in(checkpoint) if "/rows/" in key)
     data = store.get(key).data
     manifest = json.loads(store.get("head.json").data.partition(b"\n")[0])["records"]
-    files = manifest["state/0/manifest.json"]["files"]
+    files = manifest["batches/0.decision"]["files"]
     assert len(data) in [size for file in files for size in file]
     for change, told in (
         (data[:-1], "bytes, and .* are on record"),

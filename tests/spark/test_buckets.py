@@ -86,7 +86,7 @@ def test_what_waits_is_carried_on_and_what_nobody_names_goes(bucket):
             state.write_done(number)
             state.prune(number)
     head = head_of(bucket)
-    kept = [name for name in head["records"] if name.startswith("batches/") or "manifest" in name]
+    kept = [name for name in head["records"] if name.startswith("batches/")]
     # What is removed goes with the next step, or when the checkpoint is given back.
     assert {int(name.split("/")[1].split(".")[0]) for name in kept} == {4, 5}
     tables = [entry.key for entry in store_of(bucket).list("state")]
@@ -108,7 +108,7 @@ def test_what_dead_drivers_left_is_swept(bucket, monkeypatch):
     assert len(left) == 1
     store_of(bucket).put("work/0.0123456789abcdef/rows/part", b"x")
     store_of(bucket).put("work/9.0123456789abcdef/rows/part", b"x")
-    store_of(bucket).put("records/state/0/manifest.json.e1.0123", b"x")
+    store_of(bucket).put("records/batches/0.decision.e1.0123", b"x")
     with OPEN(bucket) as state:
         state.write_decision(decision(0, {"lines": records(0, 3)}))
         state.write_done(0)
@@ -197,8 +197,8 @@ def test_no_object_is_deleted_that_the_head_names(bucket, monkeypatch, large):
     # Two micro-batches, of which each has two tables.
     assert len(kept("state")) == 4
     if large == 100:
-        kinds = {key.split("/")[1] for key in deleted if key.startswith("records/")}
-        assert kinds >= {"batches", "state"}
+        kinds = {key.split(".")[1] for key in deleted if key.startswith("records/batches/")}
+        assert kinds >= {"plan", "decision"}
         # Of each a plan, a mark and a decision; and what tells of the deployment.
         assert len(kept("records")) <= 7
 
@@ -208,7 +208,9 @@ def test_what_a_step_was_to_drop_stays_if_it_fails(bucket, s3, how):
     """Neither the next time is it deleted nor when the checkpoint is closed."""
 
     def left():
-        return [entry.key.split("/")[1] for entry in store_of(bucket).list("state")]
+        return [
+            entry.key.split("/")[1].split(".wait")[0] for entry in store_of(bucket).list("state")
+        ]
 
     with OPEN(bucket) as state:
         for number in range(4):
@@ -222,7 +224,7 @@ def test_what_a_step_was_to_drop_stays_if_it_fails(bucket, s3, how):
             with pytest.raises(CheckpointReadOnly):
                 plan_of(state, 4)
             # Whether that came about is not known before the head was looked at.
-            state._records.remove_decisions(3, set(), set())
+            state._records.remove_old(3, set())
             assert left() == ["0.e1", "1.e1", "2.e1", "3.e1"]
         else:
             OPEN(bucket).close()

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
+from letter_homes import active, path_of, reader, write
 
 from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.clocks import wall_clock_ms
@@ -20,8 +22,9 @@ from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, Stat
 from ackcore.spark.base.schemas import REPLAYED, TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import replay as replays
-from ackcore.spark.dead_letters.files import DirectoryLetters, active_files, kinds_of
-from ackcore.spark.dead_letters.letters import batch_rows, read_letters
+from ackcore.spark.dead_letters.checkpoints import letters_at
+from ackcore.spark.dead_letters.letter_store import kinds_of
+from ackcore.spark.dead_letters.letters import batch_rows, read_letters, read_schema
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.notes import notes_of, sent_rows
 from ackcore.spark.dead_letters.replay import replay
@@ -33,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("no_syncing")
 def numbers(store, spout="lines"):
     """The letters as (micro-batch, message id), read as a reader does that has only the files."""
     found = []
-    for file in active_files(store / spout):
+    for file in letters_at(str(store)).files(spout):
         table = read_letters(file.path)
         pairs = zip(table["batch_id"].to_pylist(), table["message_id"].to_pylist(), strict=True)
         found += pairs
@@ -45,40 +48,8 @@ def wrote(batches):
     return [(n, f"id-{row}") for n in range(batches) for row in (2 * n, 2 * n + 1)]
 
 
-def write(letters, first, end):
-    for n in range(first, end):
-        letters.write(n, {"lines": died(2 * n, 2)})
-
-
 def names(letters):
     return sorted(os.listdir(letters.path / "lines"))
-
-
-def active(letters):
-    return [file.path.name for file in active_files(letters.path / "lines")]
-
-
-def test_many_files_become_few_and_no_letter_moves(letters):
-    for n in range(300):
-        write(letters, n, n + 1)
-        if n % 37 == 0:
-            assert numbers(letters.path) == wrote(n + 1)
-    assert numbers(letters.path) == wrote(300)
-    assert len(active(letters)) < 36
-    assert active(letters)[0] == "batches-0-255.2.parquet"
-    # The newest is not put into another one: it may be written again.
-    assert active(letters)[-1] == "batch-299.parquet"
-    # And nothing is remembered of files that are no more.
-    assert len(letters._compaction._schemas) < 40
-
-
-def test_a_micro_batch_that_is_written_again_replaces_its_letters(letters):
-    write(letters, 0, 17)
-    assert active(letters) == ["batches-0-15.1.parquet", "batch-16.parquet"]
-    letters.write(16, {"lines": died(90, 1)})
-    assert numbers(letters.path) == [*wrote(16), (16, "id-90")]
-    with pytest.raises(CheckpointCorrupt, match="micro-batches after 7, which is only now"):
-        write(letters, 7, 8)
 
 
 def test_letters_of_other_columns_stay_in_files_of_their_own(letters):
@@ -103,7 +74,7 @@ def test_how_often_letters_came_back_outlasts_merges_and_a_letter_that_is_read_i
             place, TRACKING.field(place), pa.array([n, 7], pa.int32())
         )
         letters.write(n, {"lines": table})
-    assert active(letters)[0].startswith("batches-0-")
+    assert active(letters)[:2] == ["batches-0-15.1.parquet", "batches-16-31.1.parquet"]
     told = {n: [n, 7] for n in range(40)}
     found = {each.id: each.replays for each in list_letters(letters.place, LetterFilter())}
     assert found == {LetterId("lines", n, at): told[n][at] for n in told for at in (0, 1)}
@@ -126,12 +97,11 @@ def test_large_files_are_left_alone(letters, monkeypatch):
     monkeypatch.setattr(letter_files, "GROUP_ROWS", 8)  # and files go by row groups
     write(letters, 20, 21)
     assert numbers(letters.path) == wrote(21)
-    (first, *_) = active_files(letters.path / "lines")
-    assert pq.ParquetFile(first.path).num_row_groups == 5
+    assert pq.ParquetFile(path_of(letters, active(letters)[0])).num_row_groups == 5
 
 
 def test_long_letters_are_written_merged_and_sent_a_few_at_a_time(letters, checkpoint, monkeypatch):
-    """However many there are, and in whatever row groups they were written."""
+    """However many there are."""
     parts = []
 
     def as_records(part, times):
@@ -145,14 +115,11 @@ def test_long_letters_are_written_merged_and_sent_a_few_at_a_time(letters, check
         values = pa.array([f"{row}" * 2_500_000 for row in range(8)])
         table = died(8 * number, 8).drop_columns("value").append_column("value", values)
         letters.write(number, {"lines": table})
-    directory = letters.path / "lines"
-    assert pq.ParquetFile(directory / "batch-0.parquet").num_row_groups == 3
-    pq.write_table(read_letters(directory / "batch-1.parquet"), directory / "batch-1.parquet")
-    assert pq.ParquetFile(directory / "batch-1.parquet").num_row_groups == 1
+    assert pq.ParquetFile(path_of(letters, "batch-0.parquet")).num_row_groups == 3
     monkeypatch.setattr(compaction, "_FEWEST", 2)
     write(letters, 50, 51)
     assert active(letters) == ["batches-0-1.1.parquet", "batch-50.parquet"]
-    assert pq.ParquetFile(directory / "batches-0-1.1.parquet").num_row_groups == 6
+    assert pq.ParquetFile(path_of(letters, "batches-0-1.1.parquet")).num_row_groups == 6
     assert replay(checkpoint).records == {"lines": 18}
     assert [name for _, names in parts for name in names] == [
         *(f"id-{row}" for row in range(16)),
@@ -166,7 +133,7 @@ def test_a_large_file_does_not_keep_later_ones_apart(letters, monkeypatch):
     """All died of an outage once, and since then there are a few deaths now and then."""
     write(letters, 0, 1)
     letters.write(1, {"lines": died(2, 20_000)})
-    large = (letters.path / "lines/batch-1.parquet").stat().st_size
+    large = path_of(letters, "batch-1.parquet").stat().st_size
     monkeypatch.setattr(compaction, "_BYTES", large - 1)
     for n in range(2, 40):
         letters.write(n, {"lines": died(20_000 + n, 1)})
@@ -189,40 +156,28 @@ def test_many_files_that_an_older_ackcore_left_go_in_a_few_steps(letters, monkey
     assert len(active(letters)) < 50
 
 
-def test_files_that_were_put_together_stay_for_whoever_found_them(letters):
-    write(letters, 0, 16)
-    before = active_files(letters.path / "lines")
-    write(letters, 16, 17)
-    assert {file.path.name for file in before} < set(names(letters))
-    assert sum(read_letters(file.path).num_rows for file in before) == 32
-    hour = wall_clock_ms() + compaction.KEPT_MS
-    later = DeadLetters(DirectoryLetters(letters.path), lambda: hour - 60_000)
-    write(later, 17, 18)
-    assert {file.path.name for file in before} < set(names(letters))
-    much_later = DeadLetters(DirectoryLetters(letters.path), lambda: hour + 60_000)
-    write(much_later, 18, 19)
-    assert set(names(letters)) == {*active(letters), "columns.parquet"}
-    assert numbers(letters.path) == wrote(19)
-
-
-def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, caplog):
+def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpoint, caplog):
     write(letters, 0, 15)
-    path = letters.path / "lines/batch-3.parquet"
+    path = path_of(letters, "batch-3.parquet")
     path.write_bytes(path.read_bytes()[:-9])
     with caplog.at_level(logging.WARNING, "ackcore"):
-        write(letters, 15, 20)
+        write(DeadLetters(reader(letters)), 15, 20)
     (told,) = [record.getMessage() for record in caplog.records]
     assert "stay many files" in told
-    assert "batch-3.parquet is damaged" in told
+    assert f"{path} is damaged" in told
     assert len(active(letters)) == 20
     # It costs no checkpoint.
-    with pytest.raises(CheckpointCorrupt, match=r"batch-3\.parquet is damaged") as caught:
-        list(letters.reasons())
-    assert "move it out of the store" in str(caught.value)
+    with pytest.raises(CheckpointCorrupt, match=r"batch-3\..*parquet is damaged") as caught:
+        list(DeadLetters(reader(letters)).reasons())
+    assert "Put the file back" in str(caught.value)
     assert "Restore" not in str(caught.value)
-    path.unlink()
+    wanted = str(caught.value).partition("whose name ends in ")[2].partition(" ")[0]
+    path.with_name(wanted).touch()
+    with OPEN(checkpoint) as state:
+        letters = DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": VALUE})
     assert sum(pc.sum(some["deaths"]).as_py() for some in letters.reasons()) == 38
     assert len(numbers(letters.path)) == 38
+    assert not path.with_name(wanted).exists()
 
 
 @pytest.fixture(scope="module")
@@ -248,10 +203,8 @@ def test_killed_at_any_instant_no_letter_is_lost_or_doubled(
         killer.arm(left)
         try:
             DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-            write(DeadLetters(DirectoryLetters(letters.path)), 16, 17)  # puts 16 files together
-            write(
-                DeadLetters(DirectoryLetters(letters.path), lambda: hour), 17, 18
-            )  # and removes them
+            write(DeadLetters(reader(letters)), 16, 17)  # puts 16 files together
+            write(DeadLetters(reader(letters), lambda: hour), 17, 18)  # and removes them
             finished = True
         except Killed:
             finished = False
@@ -261,9 +214,8 @@ def test_killed_at_any_instant_no_letter_is_lost_or_doubled(
         assert len(found) >= 32
         # The next driver writes what was decided again, and then goes on.
         DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-        write(DeadLetters(DirectoryLetters(letters.path), lambda: hour), len(found) // 2 - 1, 20)
+        write(DeadLetters(reader(letters), lambda: hour), len(found) // 2 - 1, 20)
         assert numbers(letters.path) == wrote(20), f"killed at {left}"
-        assert not [name for name in names(letters) if name.endswith(".tmp")]
         shutil.rmtree(checkpoint)
         if finished:
             break
@@ -273,9 +225,9 @@ def test_killed_at_any_instant_no_letter_is_lost_or_doubled(
 
 def sent(letters):
     """The message ids that were sent again, and how often, by what the files say now."""
-    notes = notes_of(letters.place)
+    notes = notes_of(reader(letters))
     found = {}
-    for file in active_files(letters.path / "lines"):
+    for file in reader(letters).files("lines"):
         table = read_letters(file.path)
         times, newest = sent_rows(batch_rows(file.path), "lines", notes)
         names = np.array(table["message_id"].to_pylist())
@@ -309,9 +261,9 @@ def test_requests_stay_in_their_order_when_the_clock_is_set_back(letters, checkp
         with monkeypatch.context() as patch:
             patch.setattr(time, "time_ns", lambda now_ms=now_ms: now_ms * 1_000_000)
             replay(checkpoint, request=request, again=True)
-    notes = notes_of(letters.place)
+    notes = notes_of(reader(letters))
     assert [note.request for note in notes] == ["one", "two", "three"]
-    (file,) = active_files(letters.path / "lines")
+    (file,) = reader(letters).files("lines")
     _, newest = sent_rows(batch_rows(file.path), "lines", notes)
     assert newest.tolist() == [2, 2]
 
@@ -358,20 +310,20 @@ def test_letters_in_the_checkpoint_are_not_hidden_by_a_store_elsewhere(
 
 
 def test_the_columns_of_the_sources_are_those_of_the_last_start(letters, checkpoint):
-    path = letters.path / "lines/columns.parquet"
-    before = path.stat().st_mtime_ns
+    path = Path(letters.place.columns("lines"))
     both = {"lines": VALUE, "clicks": pa.schema([("n", pa.int64())])}
     with OPEN(checkpoint) as state:
         DeadLetters.open(checkpoint, state.deployment_key, None, both)
-        assert path.stat().st_mtime_ns == before  # nothing new, nothing written
+        assert Path(reader(letters).columns("lines")) == path  # nothing new, nothing written
         path.write_bytes(b"PAR1")
         DeadLetters.open(checkpoint, state.deployment_key, None, both)
-        assert pq.read_schema(path).field("payload").type == pa.struct(list(VALUE))
+        path = reader(letters).columns("lines")
+        assert read_schema(path).field("payload").type == pa.struct(list(VALUE))
         only = {"clicks": pa.schema([("n", pa.int32())])}
         DeadLetters.open(checkpoint, state.deployment_key, None, only)
-    assert not path.exists()
-    path = letters.path / "clicks/columns.parquet"
-    assert pq.read_schema(path).field("payload").type == pa.struct([("n", pa.int32())])
+    assert reader(letters).columns("lines") is None
+    path = reader(letters).columns("clicks")
+    assert read_schema(path).field("payload").type == pa.struct([("n", pa.int32())])
 
 
 @pytest.mark.parametrize(
@@ -392,9 +344,9 @@ def test_letters_that_do_not_fit_are_not_sent(letters, checkpoint, now, told):
         with pytest.raises(CheckpointForeign, match=told) as caught:
             replay(checkpoint)
         assert state.pending_replays() == ()
-    assert list((checkpoint / "ackcore/replays").glob("*.arrow*")) == []
+    assert reader(letters).requested() == []
     assert "Nothing was sent" in str(caught.value)
-    assert notes_of(letters.place) == []
+    assert notes_of(reader(letters)) == []
 
 
 def test_letters_are_sent_in_the_columns_that_the_source_has_now(letters, checkpoint):
@@ -404,7 +356,7 @@ def test_letters_are_sent_in_the_columns_that_the_source_has_now(letters, checkp
     with OPEN(checkpoint) as state:
         DeadLetters.open(checkpoint, state.deployment_key, None, {"lines": now})
     assert replay(checkpoint).records == {"lines": 2}
-    (path,) = (checkpoint / "ackcore/replays").glob("*.arrow")
+    (path,) = (letters.path / ".requests").glob("*/*.arrow")
     with pa.memory_map(str(path)) as file:
         staged = pa.ipc.open_file(file).read_all()
         assert staged.schema.types == [*TRACKING.types, *now.types]

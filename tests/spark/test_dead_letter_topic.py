@@ -59,7 +59,7 @@ def dead(schema, *rows, attempt=3):
         "_ackcore_due_ms": [0] * len(rows),
         "_ackcore_first_ms": [1] * len(rows),
         "_ackcore_last_ms": [2] * len(rows),
-        "_ackcore_reason": [Reason("split", "ValueError", "bad").encode()] * len(rows),
+        "_ackcore_reason": [Reason("split", "ValueError", "bad")._asdict()] * len(rows),
         "_ackcore_replayed": [0] * len(rows),
     }
     columns = pa.Table.from_pylist(list(rows), schema).columns

@@ -14,7 +14,8 @@ from worlds import World, fails
 
 from ackcore.dead_limit import DeadLimit
 from ackcore.spark import TooManyDead, dead_letters, replay, run_batch, start
-from ackcore.spark.base.reason_columns import DEATHS
+from ackcore.spark.base.reasons import DEATHS
+from ackcore.spark.base.schemas import REASON_TYPE
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol import causes as limits
 from ackcore.spark.protocol.progress import Account, Books
@@ -151,12 +152,15 @@ SINCE, RATIO = "since this start died", "max_dead_ratio"
 def test_how_many_may_die_in_a_stream(limit, ended, in_stream, at_end, caplog):
     before = Books(3, {"lines": Account(records=1000, acked=500, dead=500)})
     limit = limits.StreamLimit(DeadLimit(*limit), before, 1000, "cp")
-    reason, was, books = Reason("split", "ValueError", "no").encode(), 0, before
+    reason, was, books = Reason("split", "ValueError", "no")._asdict(), 0, before
     for number, (acked, dead, *older) in enumerate(ended):
         account = Account(records=2000, acked=500 + acked, dead=500 + dead, waiting=1000)
         books = Books(4 + number, {"lines": account})
         first_ms = [999] * sum(older) + [1000] * (dead - was - sum(older))
-        columns = {"_ackcore_reason": [reason] * (dead - was), "_ackcore_first_ms": first_ms}
+        columns = {
+            "_ackcore_reason": pa.array([reason] * (dead - was), REASON_TYPE),
+            "_ackcore_first_ms": first_ms,
+        }
         died = {"lines": pa.table(columns)}
         was, died = dead, died if dead > was else {}
         if in_stream is None or number < in_stream[0]:
@@ -185,9 +189,12 @@ def judged(ended, *limit):
         new, old = [*dead, 0][:2]
         acked, died = acked + more_acked, died + new
         books = Books(4 + number, {"lines": Account(records=9000, acked=acked, dead=died)})
-        reason = Reason("split", "ValueError", f"no {number}").encode()
+        reason = Reason("split", "ValueError", f"no {number}")._asdict()
         first_ms = [999] * old + [1000] * (new - old)
-        columns = {"_ackcore_reason": [reason] * new, "_ackcore_first_ms": first_ms}
+        columns = {
+            "_ackcore_reason": pa.array([reason] * new, REASON_TYPE),
+            "_ackcore_first_ms": first_ms,
+        }
         try:
             limit.after(number, {"lines": pa.table(columns)} if new else {}, books)
         except TooManyDead as error:
@@ -356,7 +363,7 @@ def test_the_most_frequent_causes_come_first(monkeypatch, together):
 
 
 def test_a_line_names_three_causes_and_counts_the_rest(caplog):
-    kinds = [Reason("b", name, "no").encode() for name in ("A", "B", "C", "D", "E") for _ in "12"]
+    kinds = [Reason("b", name, "no")._asdict() for name in ("A", "B", "C", "D", "E") for _ in "12"]
     table = pa.table({"_ackcore_reason": kinds})
     limits.warn_of_micro_batch(7, {"one": table, "two": table.slice(9)}, "cp")
     (said,) = warnings(caplog)

@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
+from letter_homes import active, reader
 
 from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters import drop as dropping
-from ackcore.spark.dead_letters import files as letters_on_disk
+from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.drop import drop
-from ackcore.spark.dead_letters.files import DirectoryLetters, active_files
+from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
-from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
@@ -49,10 +49,8 @@ def named(*numbers):
 
 
 def listed(path):
-    return {
-        str(each.id): each.message_id
-        for each in list_letters(DirectoryLetters(path), LetterFilter())
-    }
+    found = list_letters(letters_at(str(path)), LetterFilter())
+    return {str(each.id): each.message_id for each in found}
 
 
 def on_disk(path):
@@ -90,9 +88,9 @@ def test_disk_is_freed_and_no_other_letter_moves(letters, checkpoint):
     assert many == 154
     assert on_disk(letters.path) == set()
     assert size(letters.path) < 0.4 * before
-    counts = DeadCounter().count(letters.place)
+    counts = DeadCounter().count(reader(letters))
     assert (counts.letters, counts.dropped, counts.reasons) == (0, 160, ())
-    assert sum(table.num_rows for table in letters.reasons()) == 0
+    assert sum(table.num_rows for table in DeadLetters(reader(letters)).reasons()) == 0
     write(letters, 40, 60)
     assert len(listed(letters.path)) == 80
 
@@ -109,10 +107,10 @@ def test_reasons_are_counted_without_what_was_sent_or_dropped(
     drop(checkpoint, named(3, 17))
     some = [LetterId("lines", n, at) for n, at in [(0, 3), (3, 2), (8, 1), (15, 3), (18, 0)]]
     assert replay(checkpoint, where=LetterFilter(ids=some)).records == {"lines": 5}
-    assert len(active_files(letters.path / "lines")) == 5
-    found = pa.concat_tables(letters.reasons())
+    assert len(active(letters)) == 5
+    found = pa.concat_tables(DeadLetters(reader(letters)).reasons())
     counted = sorted((row["error_message"], row["deaths"]) for row in found.to_pylist())
-    left = list_letters(letters.place, LetterFilter(sent=False))
+    left = list_letters(reader(letters), LetterFilter(sent=False))
     assert counted == sorted((one.error_message, 1) for one in left)
     assert len(counted) == 80 - 4 - 5
 
@@ -139,7 +137,7 @@ def test_a_merge_empties_what_was_dropped_and_is_whole_in_its_files(
     assert listed(letters.path) == left(16, 1, 15)
     assert on_disk(letters.path) == set(every(16).values())
     write(letters, 16, 17)
-    (merged, _) = active_files(letters.path / "lines")
+    (merged, _) = reader(letters).files("lines")
     assert merged.level == 1
     found = read_letters(merged.path)["message_id"].to_pylist()
     assert [found[4], found[5], found[60], found[61]] == [None] * 4
@@ -150,33 +148,22 @@ def test_a_merge_empties_what_was_dropped_and_is_whole_in_its_files(
 
 
 def test_what_a_driver_merges_meanwhile_is_looked_at_again(letters, checkpoint, monkeypatch):
+    """It had read the notes before, and replaces what the drop was about to write again."""
     write(letters, 0, 16)
-    files = {file.name: file.read_bytes() for file in (letters.path / "lines").glob("batch-*")}
-    rewrite, merging = letters_on_disk.write_file, [True]
+    rewrite, merging = Letters.rewrite, [True]
 
-    def write_file(path, *rest, **named):
-        rewrite(path, *rest, **named)
+    def rewritten(*given):
         if merging:
             merging.clear()
-            now = path.read_bytes()
-            path.write_bytes(files[path.name])  # the driver had it open
             with monkeypatch.context() as patch:
                 patch.setattr(compaction, "notes_of", lambda store: [])
                 write(letters, 16, 17)
-            path.write_bytes(now)
+        return rewrite(*given)
 
-    monkeypatch.setattr(letters_on_disk, "write_file", write_file)
+    monkeypatch.setattr(Letters, "rewrite", rewritten)
     drop(checkpoint, named(0, 7))
+    assert active(letters) == ["batches-0-15.1.parquet", "batch-16.parquet"]
     assert on_disk(letters.path) == set(left(17, 0, 7).values())
-
-
-def test_who_read_the_notes_before_does_not_see_empty_letters(letters, checkpoint):
-    write(letters, 0, 3)
-    notes = notes_of(letters.place)
-    drop(checkpoint, named(1))
-    for file in active_files(letters.path / "lines"):
-        rows = LetterFilter().rows(file, "lines", notes)
-        assert len(rows) == (2 if file.first == 1 else 4)
 
 
 @pytest.mark.parametrize("replayed", [False, True])
@@ -214,7 +201,7 @@ def test_columns_that_may_not_be_null_are_emptied_as_well(checkpoint, spark):
     dead = pa.table([*rows.columns, *columns], schema=pa.schema([*TRACKING, *source]))
     letters.write(0, {"lines": dead})
     assert drop(checkpoint, named(0)).records == {"lines": 2}
-    (file,) = active_files(letters.path / "lines")
+    (file,) = reader(letters).files("lines")
     found = read_letters(file.path)
     assert found["message_id"].to_pylist() == [None, None, "id-2"]
     assert "secret" not in str(found["payload"].to_pylist()[:2])
@@ -257,13 +244,14 @@ def test_killed_at_any_instant_a_letter_is_there_or_dropped(
         if left_over % 2:
             hour = wall_clock_ms() + 2 * compaction.KEPT_MS
             DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
-            write(DeadLetters(DirectoryLetters(letters.path), lambda hour=hour: hour), 18, 20)
+            write(DeadLetters(reader(letters), lambda hour=hour: hour), 18, 20)
         dropped = len(found) < 72
         assert drop(checkpoint, named(3, 17)).records == ({} if dropped else {"lines": 4})
         there = left(20 if left_over % 2 else 18, 3, 17)
         assert listed(letters.path) == there, f"killed at {left_over}"
+        # A driver that starts removes files that the drop had replaced when it died.
+        DeadLetters.open(checkpoint, key, None, {"lines": VALUE})
         assert on_disk(letters.path) == set(there.values()), f"killed at {left_over}"
-        assert not list(letters.path.glob("**/*.tmp"))
         shutil.rmtree(checkpoint)
         if finished:
             break

@@ -16,7 +16,7 @@ from test_failed_in_run import written as files_of
 from test_stages import Hold, Simulation, roots
 
 from ackcore.spark.base.root_ids import in_order
-from ackcore.spark.tasks import failed_writer, settle_stage
+from ackcore.spark.tasks import settle_stage
 from ackcore.spark.tasks.exchange_format import LEDGER, RESULT, TUPLES
 from ackcore.spark.tasks.row_files import ROOT_ID
 from ackcore.spark.tasks.tracking import Chunk
@@ -76,10 +76,10 @@ def wide(draw):
 
 @pytest.fixture(scope="module")
 def simulate(tmp_path_factory):
-    def simulate(topology, few=-1, rules=RULES):
+    def simulate(topology, rules=RULES):
         made = Simulation(topology, tmp_path_factory.mktemp("work"))
         assert made.layout.settles
-        made.work = dataclasses.replace(made.work, rules=rules, few_failures=few)
+        made.work = dataclasses.replace(made.work, rules=rules)
         return made
 
     return simulate
@@ -108,12 +108,14 @@ def kinds_sent(simulation, values):
 
 
 @settings(max_examples=20)
-@given(topology=wide(), values=VALUES, seed=st.integers(0, 2**32), few=st.sampled_from([-1, -1, 5]))
+@given(
+    topology=wide(), values=VALUES, seed=st.integers(0, 2**32), inline=st.sampled_from([0, 0, 500])
+)
 def test_written_or_not_each_record_fails_for_its_first_reason(
-    simulate, topology, values, seed, few
+    simulate, topology, values, seed, inline
 ):
     """The same records, for the same reasons, and the same rows for the sinks as without."""
-    simulation = simulate(topology, few)
+    simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline))
     sent = simulation.first(values)
     assert simulation.first(values) == sent
     done = simulation.rest(sent, np.random.default_rng(seed))
@@ -124,48 +126,49 @@ def test_written_or_not_each_record_fails_for_its_first_reason(
     known = {one["root_id"]: one for one in failed.to_pylist()}
     left = done.failed.to_pylist()
     assert left == [known[one["root_id"]] for one in left]
-    put = [] if done.written is None else in_order(*done.written.roots()).tolist()
+    put = in_order(*done.judged.roots()).tolist()
     assert sorted(put + [one["root_id"] for one in left]) == sorted(known)
-    if done.written is not None:
-        assert files_of(done) == read_again(simulation, done, failed, values)
+    assert files_of(done) == read_again(simulation, done, failed, values)
     all_failed = dataclasses.replace(done, failed=failed)
     assert simulation.rows_of(all_failed) == {name: found for name, found in rows.items() if found}
 
 
 @pytest.mark.parametrize("sends", [False, True])
 def test_what_is_told_of_many_roots_is_in_files(simulate, monkeypatch, sends):
-    def outcome():
+    def outcome(inline_bytes):
         topology = in_front(Says("in front"), behind=Says("behind"), sends=sends, chunk_rows=4)
-        simulation = simulate(topology, -1)
+        simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
         done = through(simulation, range(30))
         assert done.problems == ()
         names = {
             path.name.partition(".")[0] for path in Path(simulation.directory).rglob("*.arrow")
         }
         told = {name for name in names if name.startswith(("found-", "not-acked-"))}
-        put = [] if done.written is None else in_order(*done.written.roots()).tolist()
+        put = in_order(*done.judged.roots()).tolist()
         return told, (put, sorted(done.failed.to_pylist(), key=lambda one: one["root_id"]))
 
-    few, before = outcome()
+    few, before = outcome(1 << 20)
     assert not few
-    monkeypatch.setattr(failed_writer, "_MANY_FOUND", 0)
-    monkeypatch.setattr(settle_stage, "_MANY", 0)
-    many, after = outcome()
+    monkeypatch.setattr(settle_stage, "INLINE_BYTES", 0)
+    many, after = outcome(0)
     assert {name.rpartition("-")[0] for name in many} == {"not-acked" if sends else "found-spout"}
     assert after == before
 
 
-@pytest.mark.parametrize("few", [-1, 100])
-def test_of_what_fails_in_front_nothing_crosses_the_exchange(simulate, few):
-    simulation = simulate(in_front(Says("away"), chunk_rows=4), few)
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+def test_of_what_fails_in_front_nothing_crosses_the_exchange(simulate, inline_bytes):
+    rules = dataclasses.replace(RULES, inline_bytes=inline_bytes)
+    simulation = simulate(in_front(Says("away"), chunk_rows=4), rules)
     kinds = kinds_sent(simulation, range(30))
     assert LEDGER not in kinds
     assert TUPLES not in kinds
-    assert kinds.count(RESULT) == 2  # one of each task
+    # Of each task the rows, if they are inline, and the roots.
+    assert kinds.count(RESULT) == (4 if inline_bytes else 0)
     done = through(simulation, range(30))
     assert done.problems == ()
-    assert len(done.failed) == (0 if few < 0 else 30)
-    assert (done.written is None) == (few > 0)
+    assert not len(done.failed)
+    assert len(in_order(*done.judged.roots())) == 30
+    assert bool(done.judged.files) == (not inline_bytes)
 
 
 @pytest.mark.parametrize(("name", "first"), [("a", "behind"), ("c", "in front")])
@@ -176,7 +179,7 @@ def test_what_fails_on_both_sides_has_the_first_reason_of_both(simulate, name, f
     simulation = simulate(topology)
     done = through(simulation, range(30))
     assert done.problems == ()
-    assert done.written is None
+    assert not done.judged.found
     assert len(done.failed) == 30
     assert {reason.split("\x1f")[-1] for reason in done.failed["reason"].to_pylist()} == {first}
 
@@ -187,7 +190,7 @@ def test_what_may_fail_later_is_settled_with_the_others(simulate, bolts):
     simulation = simulate(in_front(*bolts, chunk_rows=4))
     done = through(simulation, range(30))
     assert done.problems == ()
-    assert done.written is None
+    assert not done.judged.found
     assert {reason[0] for reason in done.failed["reason"].to_pylist()} == {"!"}
     assert len(done.failed) == 30
 
@@ -202,7 +205,7 @@ def test_what_may_be_emitted_later_is_settled_with_the_others(simulate):
     simulation = simulate(builder.build(chunk_rows=4))
     done = through(simulation, range(30))
     assert done.problems == ()
-    assert done.written is None
+    assert not done.judged.found
     assert len(done.failed) == 30
 
 
@@ -213,7 +216,7 @@ def test_what_bolts_hold_of_other_chunks_keeps_nothing_from_being_written(simula
     done = through(simulation, values)
     assert done.problems == ()
     # Of the chunk with the open tuple nothing is written: which of its tuples it is, nobody tells.
-    assert len(in_order(*done.written.roots())) == 20
+    assert len(in_order(*done.judged.roots())) == 20
     assert len(done.failed) == 10
 
 
@@ -241,9 +244,11 @@ def test_a_task_that_fails_others_the_second_time_is_told_apart(simulate):
         assert bool(done.problems) == (len(set(which)) == 2)
 
 
-def test_files_alone_tell_two_runs_of_a_task_apart(simulate):
-    """The same records fail, for another reason: what is written of them differs."""
-    simulation = simulate(in_front(Says("one"), chunk_rows=4))
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+def test_files_alone_tell_two_runs_of_a_task_apart(simulate, inline_bytes):
+    """The same records fail, for another reason: what is written of them, or inline, differs."""
+    rules = dataclasses.replace(RULES, inline_bytes=inline_bytes)
+    simulation = simulate(in_front(Says("one"), chunk_rows=4), rules)
     sent = simulation.first(range(40))
     simulation.work.components["b0"].text = "two"
     again = simulation.first(range(40))
@@ -257,10 +262,11 @@ def test_files_alone_tell_two_runs_of_a_task_apart(simulate):
 
 def test_a_record_that_is_lost_on_the_way_to_the_driver_is_noticed(simulate):
     """Settled are as many as were sent, those included that their tasks have written."""
-    simulation = simulate(in_front(Says("away"), chunk_rows=4))
+    rules = dataclasses.replace(RULES, inline_bytes=1 << 20)
+    simulation = simulate(in_front(Says("away"), chunk_rows=4), rules)
     sent = simulation.first(range(30))
     done = simulation.rest(sent, np.random.default_rng(0))
-    (found,) = done.written.found.values()
+    (found,) = done.judged.found.values()
     assert sorted(found[ROOT_ID].to_pylist()) == sorted(roots(simulation, range(30), 30))
     kept = [[row for row in task if row["kind"] != RESULT] for task in sent]
     with pytest.raises(RuntimeError, match="data was lost on the way"):
@@ -273,7 +279,7 @@ def test_traced_records_are_counted_once(simulate):
     simulation.work = dataclasses.replace(simulation.work, trace_per_million=1_000_000)
     done = through(simulation, range(30))
     assert done.problems == ()
-    assert len(done.failed) == len(in_order(*done.written.roots())) == 30
+    assert len(done.failed) == len(in_order(*done.judged.roots())) == 30
 
 
 def test_of_a_chunk_over_which_nothing_is_no_ledger_rows_leave():

@@ -19,6 +19,7 @@ from checkpoints import OPEN, decision, ids, records
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import TaskContext, cloudpickle
+from worlds import Killed, killed
 
 from ackcore.spark import dead_letters, replay, run_batch
 from ackcore.spark.base import checksummed
@@ -27,23 +28,21 @@ from ackcore.spark.base.checksummed import NamedByChecksum, read_table, write_ba
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.base.letters import as_letters, letters_writer
 from ackcore.spark.base.root_ids import in_order
-from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.checkpoint.dead import Dead, WrittenDead
-from ackcore.spark.checkpoint.segments import WrittenSegment
+from ackcore.spark.base.schemas import TRACKING, FailedFile
+from ackcore.spark.checkpoint.dead import Dead, adopted
 from ackcore.spark.checkpoint.shared_record import INDEX, SharedRecord
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters import store
-from ackcore.spark.dead_letters.bucket import BucketLetters
 from ackcore.spark.dead_letters.drop import drop
-from ackcore.spark.dead_letters.files import active_files
+from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol import act, batch, payloads, runs
-from ackcore.spark.run import action
+from ackcore.spark.protocol import act, batch, decide, runs
+from ackcore.spark.run import action, reread
 from ackcore.spark.stores.files import publish
 from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tasks.spout_stage import SpoutStage
-from ackcore.topology import BasicBolt, Bolt, Reject, Retry, TopologyBuilder, Unavailable
+from ackcore.topology import BasicBolt, Bolt, Reason, Reject, Retry, TopologyBuilder, Unavailable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -93,13 +92,14 @@ def topology(spark, away, exchange=False, **settings):
     return builder.build(max_attempts=3, backoff_ms=1000, max_backoff_ms=60_000, **settings)
 
 
-def run_through(spark, tmp_path, few, monkeypatch, in_run=False, **settings):
+def run_through(spark, tmp_path, inline_bytes, monkeypatch, in_run=False, **settings):
     """Run all to its end by a clock of its own; return what can be told of it."""
-    monkeypatch.setattr(runs, "FEW_FAILURES", few)
+    monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
+    monkeypatch.setattr(reread, "_READ_HERE", 10_000 if inline_bytes else 0)
     if not in_run:
         monkeypatch.setattr(runs.Runs, "_rules_in_run", lambda self, plan: None)
     now = [1_700_000_000_000]
-    name = f"{few}-{in_run}-{settings.get('exchange', False)}"
+    name = f"{inline_bytes}-{in_run}-{settings.get('exchange', False)}"
     checkpoint, away = tmp_path / name, tmp_path / f"away-{name}"
 
     def wait(seconds):
@@ -142,12 +142,18 @@ def run_through(spark, tmp_path, few, monkeypatch, in_run=False, **settings):
 
 def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch):
     """When it is read again, and in the run, also in front of an exchange."""
-    ways = [(10_000, False, False), (0, False, False), (0, True, False), (0, True, True)]
+    ways = [
+        (1 << 17, False, False),
+        (1 << 17, True, False),
+        (0, False, False),
+        (0, True, False),
+        (0, True, True),
+    ]
     told = []
     for few, in_run, exchange in ways:
         with monkeypatch.context() as patch:
             told.append(run_through(spark, tmp_path, few, patch, in_run, exchange=exchange))
-    assert told[1:] == told[:1] * 3
+    assert told[1:] == told[:1] * 4
     books, letters = told[0][:2]
     assert books.balanced
     assert (books.records, books.dead) == (240, len(letters))
@@ -156,7 +162,7 @@ def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch)
 
 def test_there_is_room_for_so_many_as_without_files(spark, tmp_path, monkeypatch):
     """The records given up may differ: a file of waiting records is sorted."""
-    few, many = (run_through(spark, tmp_path, n, monkeypatch, max_waiting=20) for n in (10_000, 0))
+    few, many = (run_through(spark, tmp_path, n, monkeypatch, max_waiting=20) for n in (1 << 17, 0))
     full = [Counter(kind for _, _, kind, *_ in told[1])["WaitingFull"] for told in (few, many)]
     assert full == [100, 100]
     assert many[0].balanced
@@ -196,14 +202,10 @@ class KilledBehindItsFiles(SpoutStage):
             yield result
 
 
-class Died(BaseException):
-    pass
-
-
 @pytest.fixture(params=["narrow", "in front of an exchange"])
 def failing(request, spark, tmp_path, monkeypatch):
     """``failing(name)`` runs a batch all of which fails; returns its books, letters and rows."""
-    monkeypatch.setattr(runs, "FEW_FAILURES", 0)
+    monkeypatch.setattr(decide, "INLINE_BYTES", 0)
     now = [1_700_000_000_000]
     rows = {}
 
@@ -239,16 +241,16 @@ def check_failing(found):
 
 
 def test_an_attempt_that_dies_behind_its_files_leaves_nothing_that_counts(failing, monkeypatch):
-    written = []
+    judged = []
 
-    def payloads_of(failed, in_run, *more):
-        written.append(in_run)
-        return payloads.payloads_of(failed, in_run, *more)
+    def check(sought, rows, is_all):
+        judged.append(rows)
+        return decide.check_found(sought, rows, is_all)
 
-    monkeypatch.setattr(runs, "payloads_of", payloads_of)
+    monkeypatch.setattr(runs, "check_found", check)
     monkeypatch.setattr(action, "SpoutStage", KilledBehindItsFiles)
     check_failing(failing("killed"))
-    assert [len(in_order(*one.roots())) for one in written] == [60, 20]
+    assert [len(in_order(*one.roots())) for one in judged] == [60, 20]
 
 
 STEPS = ["ran", "checked", "decided", "in-dead-letters", "acted", "marked"]
@@ -258,12 +260,12 @@ STEPS = ["ran", "checked", "decided", "in-dead-letters", "acted", "marked"]
 def test_a_driver_that_dies_over_what_tasks_wrote_in_the_run_goes_on(failing, monkeypatch, step):
     def die(name, number=None):
         if name == step:
-            raise Died
+            raise killed(step)
 
     with monkeypatch.context() as patch:
         for module in (act, batch, runs):
             patch.setattr(module, "failpoint", die)
-        with pytest.raises(Died):
+        with pytest.raises(Killed):
             failing("died")
     check_failing(failing("died"))
 
@@ -283,7 +285,7 @@ def wrote_letters(directory, name, table, number=0):
         for start in range(0, len(letters), 3):
             writer.write_table(letters.slice(start, 3))
     path = directory / file.finish()
-    return WrittenDead(path, len(table), nbytes=path.stat().st_size, letters=True)
+    return FailedFile("lines", True, path, len(table), path.stat().st_size)
 
 
 def decide_with_files(state, number=0):
@@ -291,11 +293,13 @@ def decide_with_files(state, number=0):
     state.write_plan(state.make_plan(number, 0))
     work = state.runs.new(number)
     path = wrote(work, "waiting-lines", records(0, 5))
-    waiting = state._waiting_after(state.last_done).plus("lines", WrittenSegment(path, 3, 1000, 0))
+    waiting = state._waiting_after(state.last_done).plus(
+        "lines", FailedFile("lines", False, path, 3, None, 1000)
+    )
     dead = Dead(
         {
             "lines": [
-                WrittenDead(path, 2, 3, 100),
+                FailedFile("lines", False, path, 2, None, start=3, no_room=100),
                 wrote_letters(work, "dead-lines", records(5, 4, due_ms=0, step=0)),
             ]
         }
@@ -316,9 +320,10 @@ def test_files_of_tasks_are_the_checkpoints(checkpoint, no_syncing):
             }
             assert list(tracked) == TRACKING.names
             reasons = found.dead["lines"]["_ackcore_reason"].to_pylist()
-            full = "!\x1fsplit\x1fWaitingFull\x1f100 records wait already (max_waiting); it failed "
-            assert reasons[:2] == [full + "with ValueError: no"] * 2
-            assert reasons[2] == "-\x1fsplit\x1fValueError\x1fno"
+            said = "100 records wait already (max_waiting); it failed with ValueError: no"
+            full = Reason("split", "WaitingFull", said, final=True)
+            assert reasons[:2] == [full._asdict()] * 2
+            assert reasons[2] == Reason("split", "ValueError", "no")._asdict()
         state.write_done(0)
         # The one file stays as long as something in it waits.
         for number in (1, 2, 3):
@@ -344,7 +349,7 @@ def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(check
             waiting = state._waiting_after(state.last_done)
             if number == 0:
                 path = wrote(work, "waiting-lines", rows)
-                waiting = waiting.plus("lines", WrittenSegment(path, 2, 1000, 0))
+                waiting = waiting.plus("lines", FailedFile("lines", False, path, 2, None, 1000))
             else:
                 waiting = waiting.plus("lines", rows)
             state.write_decision(decision(number, waiting, work=work.name))
@@ -358,7 +363,7 @@ def test_what_tasks_and_the_driver_wrote_of_a_required_column_is_one_table(check
 def test_a_damaged_file_of_tasks_is_told(checkpoint, no_syncing, damage):
     with OPEN(checkpoint) as state:
         decide_with_files(state)
-    (path,) = (checkpoint / "ackcore/state/0").glob("dead-lines.*")
+    (path,) = (checkpoint / "ackcore/state").glob("0.*.dead-lines.*")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.unlink()
@@ -376,8 +381,9 @@ def test_files_of_letters_are_checked_by_their_length_alone_while_they_are_known
     with OPEN(checkpoint) as state:
         dead = decide_with_files(state).dead
         (part,) = (part for part in dead.parts["lines"] if len(part) == 4)
-        data = part.path().read_bytes()
-        part.path().write_bytes(data[:-1])
+        path = Path(part.path())
+        data = path.read_bytes()
+        path.write_bytes(data[:-1])
         with pytest.raises(CheckpointCorrupt, match=rf"has {len(data) - 1} bytes, and had"):
             part.path()
 
@@ -437,16 +443,15 @@ def test_files_of_letters_are_the_stores_as_they_are(
                 # Three are copied; two are put, of which one's parts are read, and the index.
                 assert asked == ({"GET": 3} if again else {"HEAD": 3, "PUT": 6, "GET": 3})
     names = ["batch-0", *(f"batch-0.{n}" for n in (200, 500, 509, 759))]
-    if in_bucket:
-        files = parts_in(letters.place.url)
-        assert list(files) == names
-        as_they_are = [len(each["blake2b"]) == 16 for each in files.values()]
-    else:
-        there = checkpoint / "ackcore/dead_letters/lines"
-        assert [file.path.name for file in active_files(there)] == [f"{n}.parquet" for n in names]
-        assert {each.stem for each in there.iterdir()} == {*names, "columns"}
-        at_first = {path.stat().st_ino for path in (checkpoint / "ackcore/state/0").glob("dead-*")}
-        as_they_are = [(there / f"{n}.parquet").stat().st_ino in at_first for n in names]
+    files = parts_in(letters.place.url)
+    assert list(files) == names
+    as_they_are = [len(each["blake2b"]) == 16 for each in files.values()]
+    if not in_bucket:
+        at_first = {
+            path.stat().st_ino for path in (checkpoint / "ackcore/state").glob("0.*.dead-*")
+        }
+        paths = [letters.path / each["object"] for each in files.values()]
+        assert [path.stat().st_ino in at_first for path in paths] == as_they_are
     assert as_they_are == [True, True, False, True, False]
     n = sum(sizes) + 7
     found = list(list_letters(letters.place, LetterFilter(), payload=True))
@@ -477,13 +482,9 @@ def test_files_of_letters_are_the_stores_as_they_are(
     assert sorted(ids(due)) == sorted(ids_of[::2])
     # Another micro-batch of that number, as of a checkpoint restored from a backup, has its own.
     letters.write(0, {"lines": records(0, 2)})
-    if in_bucket:
-        assert list(parts_in(letters.place.url)) == ["batch-0"]
-        left = {entry.key.partition(".e")[0] for entry in letters.place.store.list("lines")}
-        assert left == {"lines/batch-0", "lines/columns"}
-        return
-    assert [file.path.name for file in active_files(there)] == ["batch-0.parquet"]
-    assert {each.name for each in there.iterdir()} == {"batch-0.parquet", "columns.parquet"}
+    assert list(parts_in(letters.place.url)) == ["batch-0"]
+    left = {entry.key.partition(".e")[0] for entry in letters.place.store.list("lines")}
+    assert left == {"lines/batch-0", "lines/columns"}
 
 
 def test_files_of_one_micro_batch_are_merged_together(anywhere, tmp_path, no_syncing, monkeypatch):
@@ -500,10 +501,7 @@ def test_files_of_one_micro_batch_are_merged_together(anywhere, tmp_path, no_syn
             for n in range(2)
         ]
         letters.write(number, Dead({"lines": [part.kept(cache, directory) for part in parts]}))
-    if isinstance(anywhere, str):
-        names = list(parts_in(letters.place.url))
-    else:
-        names = [file.path.stem for file in active_files(letters.path / "lines")]
+    names = list(parts_in(letters.place.url))
     assert (names[0], names[-2:]) == ("batches-0-15.1", ["batch-39", "batch-39.3"])
     found = {one.id: one.message_id for one in list_letters(letters.place, LetterFilter())}
     assert found == {
@@ -521,7 +519,7 @@ def test_a_copy_of_letters_that_is_damaged_is_told(bucket, tmp_path, no_syncing,
         key, cache = state.deployment_key, state._cache
         letters = DeadLetters.open(bucket, key, None, {"lines": SOURCE}, state.records)
         path = in_run(wrote_letters(tmp_path, "dead-lines", records(0, 3)), state.runs.new(0))
-        dead = Dead({"lines": [path.kept(cache, cache.directory_of(0))]})
+        dead = Dead({"lines": [adopted(path, cache, cache.directory_of(0))]})
         name = f"ackcore/state/{dead.parts['lines'][0].file}"
         data = objects.get(name).data
         objects.put(name, data[:-1])
@@ -531,7 +529,7 @@ def test_a_copy_of_letters_that_is_damaged_is_told(bucket, tmp_path, no_syncing,
         objects.put(name, data[:9] + b"\1" + data[10:])
         letters.write(0, dead)
     with pytest.raises(CheckpointCorrupt, match="not those that are on record"):
-        list(list_letters(BucketLetters(letters.place.store), LetterFilter()))
+        list(list_letters(Letters(letters.place.store), LetterFilter()))
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.ENOSPC])
@@ -557,7 +555,9 @@ def test_a_run_that_was_fenced_off_leaves_no_decision(checkpoint, no_syncing):
         work = state.runs.new(0)
         path = wrote(work, "waiting-lines", records(0, 5))
         work.rename(f"{work}.fenced")
-        waiting = state._waiting_after(None).plus("lines", WrittenSegment(path, 5, 1000, 0))
+        waiting = state._waiting_after(None).plus(
+            "lines", FailedFile("lines", False, path, 5, None, 1000)
+        )
         with pytest.raises(Exception, match="waiting-lines"):
             state.write_decision(decision(0, waiting, work=work.name))
         assert state.decision(0) is None

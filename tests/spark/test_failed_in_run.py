@@ -18,25 +18,21 @@ from ackcore.retry import Policy
 from ackcore.spark.base.checksummed import read_table
 from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.base.letters import as_letters, as_tracked
-from ackcore.spark.base.reason_columns import ReasonTexts
-from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
 from ackcore.spark.protocol.decide import propagate_failures
-from ackcore.spark.protocol.payloads import payloads_of
-from ackcore.spark.run.collect import ResultsTooLarge
-from ackcore.spark.run.types import WrittenFailures
-from ackcore.spark.tasks import failed_in_run, failed_writer
+from ackcore.spark.tasks import failed_writer
 from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.record_ids import RETRIES
 from ackcore.spark.tasks.retry_stage import RetryStage, Slice
-from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, RowFile, RowFileWriter
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile, RowFileWriter
 from ackcore.spark.tasks.source_records import pick
 from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.testing import Source
-from ackcore.topology import Bolt, Reject, Retry, TopologyBuilder, Unavailable
+from ackcore.topology import Bolt, Reason, Reject, Retry, TopologyBuilder, Unavailable
 
-RULES = Rules(1_000_000, 1_000_000, Policy(2, 1000, 60_000), 1e12)
+RULES = Rules(1_000_000, 1_000_000, Policy(2, 1000, 60_000), 1e12, inline_bytes=0)
 
 
 class Asks(Branch):
@@ -124,10 +120,10 @@ def narrow(draw):
 
 @pytest.fixture(scope="module")
 def simulate(tmp_path_factory):
-    def simulate(topology, few=-1, rules=RULES):
+    def simulate(topology, rules=RULES):
         made = Simulation(topology, tmp_path_factory.mktemp("work"))
         assert not made.layout.settles
-        made.work = dataclasses.replace(made.work, rules=rules, few_failures=few)
+        made.work = dataclasses.replace(made.work, rules=rules)
         return made
 
     return simulate
@@ -162,10 +158,13 @@ def chunks_of(values, partitions=2, batch_rows=5):
 
 
 def written(done):
-    """Return the rows of the files that count: waiting and dead."""
+    """Return the rows that were judged and of the files that count: waiting and dead."""
     found = ([], [])
-    for file in done.written.files if done.written else ():
-        path = Path(done.written.directory, file.name)
+    for dead, tables in enumerate([done.judged.waits, done.judged.dies]):
+        for table in tables.values():
+            found[dead].extend((as_letters(table, 0) if dead else table).to_pylist())
+    for file in done.judged.files:
+        path = Path(file.path)
         table = pq.read_table(path) if file.dead else read_table(path)
         assert (len(table), path.stat().st_size) == (file.rows, file.nbytes)
         if not file.dead:
@@ -181,13 +180,13 @@ def unwritten(simulate, topology, values):
     """Return the result of the same run when its tasks write nothing."""
     simulation = simulate(topology, rules=None)
     plain = simulation.rest(simulation.first(values), np.random.default_rng(0))
-    assert plain.written is None
+    assert not plain.judged.found
     return plain.failed.take(pa.array(np.argsort(plain.failed["root_id"].to_numpy())))
 
 
 def read_again(simulation, done, failed, values):
-    """Return the result of reading the written records again, given the reasons."""
-    roots = np.sort(in_order(*done.written.roots()))
+    """Return the result of reading the judged records again, given the reasons."""
+    roots = np.sort(in_order(*done.judged.roots()))
     stage = SpoutStage(simulation.work, {"spout": simulation.source}, "spout")
     found = ([], [])
     uncounted = 0
@@ -195,13 +194,13 @@ def read_again(simulation, done, failed, values):
         for some in stage.records(iter(batches), partition):
             lost = pa.Table.from_batches([pick(some, {"spout": roots}, {}, 0)])
             at = np.searchsorted(failed["root_id"].to_numpy(), lost[ROOT_ID].to_numpy())
-            said = ReasonTexts.of_column(failed["reason"].take(pa.array(at)))
+            said = Reasons.of_texts(failed["reason"].take(pa.array(at)))
             n = len(lost)
             told = judge(RULES, lost, said, np.full(n, RULES.now_ms), np.zeros(n, np.int32))
             uncounted += told.uncounted
             for rows, table in zip(found, (told.waits, as_letters(told.dies, 0)), strict=True):
                 rows.extend(table.to_pylist())
-    assert uncounted == done.written.uncounted
+    assert uncounted == done.judged.uncounted
     return [sorted(map(repr, some)) for some in found]
 
 
@@ -211,11 +210,12 @@ def read_again(simulation, done, failed, values):
     file_bytes=st.sampled_from([1, 500, 1 << 26]),
     group_bytes=st.sampled_from([1, 300, 1 << 23]),
     sorted_bytes=st.sampled_from([1, 300, 1 << 22]),
+    inline_bytes=st.sampled_from([0, 0, 500, 1 << 20]),
 )
 def test_what_is_written_is_what_reading_again_would_have_led_to(
-    simulate, topology, values, file_bytes, group_bytes, sorted_bytes
+    simulate, topology, values, file_bytes, group_bytes, sorted_bytes, inline_bytes
 ):
-    simulation = simulate(topology)
+    simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(failed_writer, "_FILE_BYTES", file_bytes)
         patch.setattr(failed_writer, "_LETTERS_BYTES", file_bytes)
@@ -225,11 +225,10 @@ def test_what_is_written_is_what_reading_again_would_have_led_to(
     failed = unwritten(simulate, topology, values)
     rows = {one["root_id"]: one for one in failed.to_pylist()}
     left = done.failed.to_pylist()
-    roots = [] if done.written is None else in_order(*done.written.roots()).tolist()
+    roots = in_order(*done.judged.roots()).tolist()
     assert left == [rows[one["root_id"]] for one in left]
     assert sorted(roots + [one["root_id"] for one in left]) == sorted(rows)
-    if done.written is not None:
-        assert written(done) == read_again(simulation, done, failed, values)
+    assert written(done) == read_again(simulation, done, failed, values)
 
 
 def test_all_that_fails_at_once_is_written(simulate):
@@ -237,14 +236,13 @@ def test_all_that_fails_at_once_is_written(simulate):
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
     done = simulation.rest(simulation.first(values), np.random.default_rng(0))
     failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
-    assert sorted(in_order(*done.written.roots())) == failed["root_id"].to_pylist()
+    assert sorted(in_order(*done.judged.roots())) == failed["root_id"].to_pylist()
     assert not len(done.failed)
     assert [len(rows) for rows in written(done)] == [0, 30]
     assert done.problems == ()
 
 
-def test_a_file_of_roots_that_is_damaged_has_the_run_repeated(simulate, monkeypatch):
-    monkeypatch.setattr(failed_writer, "_MANY_FOUND", 0)
+def test_a_file_of_roots_that_is_damaged_has_the_run_repeated(simulate):
     simulation = simulate(once({"asks": Asks(1, 1)}))
     sent = simulation.first([n * 3 for n in range(30)])
     path = next(Path(simulation.directory).rglob("found-spout-1.*"))
@@ -275,7 +273,7 @@ def test_what_is_put_together_is_never_too_much_for_a_column(simulate, monkeypat
     done = simulation.rest(simulation.first(values), np.random.default_rng(0))
     failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
     assert written(done) == read_again(simulation, done, failed, values)
-    assert [file.rows for file in done.written.files] == [5] * 6
+    assert [file.rows for file in done.judged.files] == [5] * 6
 
 
 def test_a_wait_that_is_asked_for_begins_when_the_run_has_ended(simulate):
@@ -295,8 +293,8 @@ def test_an_outage_is_written_without_a_search(simulate, monkeypatch):
     values = [n * 3 for n in range(30)]
     failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
-    monkeypatch.setattr(failed_in_run, "earliest", never)
-    monkeypatch.setattr(failed_in_run, "among", never)
+    monkeypatch.setattr(failed_writer, "first_reasons", never)
+    monkeypatch.setattr(failed_writer, "among", never)
     done = simulation.rest(simulation.first(values), np.random.default_rng(0))
     assert written(done) == read_again(simulation, done, failed, values)
     assert not len(done.failed)
@@ -308,14 +306,14 @@ def test_what_fails_again_when_it_was_written_is_read_again(simulate):
     done = simulation.rest(simulation.first(list(range(30))), np.random.default_rng(0))
     assert len(done.failed) == 30
     assert {reason[0] for reason in done.failed["reason"].to_pylist()} == {"!"}
-    assert done.written is None
+    assert not done.judged.found
 
 
 def test_what_fails_when_its_chunk_is_gone_is_read_again(simulate):
     simulation = simulate(once({"later": FailsLater()}, chunk_rows=4))
     done = simulation.rest(simulation.first(list(range(30))), np.random.default_rng(0))
     assert len(done.failed) == 30
-    assert done.written is None
+    assert not done.judged.found
 
 
 def test_what_fails_beside_what_is_written_is_read_again(simulate):
@@ -325,8 +323,8 @@ def test_what_fails_beside_what_is_written_is_read_again(simulate):
     done = simulation.rest(simulation.first(values), np.random.default_rng(0))
     failed = unwritten(simulate, once({"late": FailsWithTheNext()}), values)
     assert len(done.failed) == 2
-    assert len(in_order(*done.written.roots())) == 28
-    roots = sorted([*done.failed["root_id"].to_pylist(), *in_order(*done.written.roots())])
+    assert len(in_order(*done.judged.roots())) == 28
+    roots = sorted([*done.failed["root_id"].to_pylist(), *in_order(*done.judged.roots())])
     assert roots == failed["root_id"].to_pylist()
 
 
@@ -343,40 +341,47 @@ def test_who_shares_a_row_with_what_was_written_has_made_an_attempt_if_that_had(
     simulation = simulate(builder.build())
     done = simulation.rest(simulation.first([0] * 8), np.random.default_rng(0))
     assert not len(done.failed)
-    written = set(in_order(*done.written.roots()).tolist())
+    written = set(in_order(*done.judged.roots()).tolist())
     found = propagate_failures(
-        done.failed, done.files, simulation.directory, ["spout"], done.written
+        done.failed, done.files, simulation.directory, ["spout"], done.judged
     )
     assert len(found) == len(written) == 4
     assert written.isdisjoint(found["root_id"].to_pylist())
-    assert ReasonTexts.of_column(found["reason"]).counts().tolist() == [counts] * 4
+    assert Reasons.of_texts(found["reason"]).counts().tolist() == [counts] * 4
 
 
-@pytest.mark.parametrize(("few", "tasks"), [(14, 2), (15, 0)])
-def test_of_few_a_task_writes_none(simulate, few, tasks):
-    simulation = simulate(once({"asks": Asks(1, 1)}), few=few)
-    done = simulation.rest(simulation.first([0] * 30), np.random.default_rng(0))
-    assert len(done.written.files if done.written else ()) == tasks
-    assert len(list(Path(simulation.directory).glob("failed/*"))) == tasks
+def test_of_few_a_task_writes_none(simulate):
+    """They go to the driver, up to the byte; one byte more goes to files."""
+    values = [0] * 30
+    failed = unwritten(simulate, once({"asks": Asks(1, 1)}), values)
 
+    def judged(inline_bytes):
+        topology = once({"asks": Asks(1, 1)})
+        simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
+        done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+        assert written(done) == read_again(simulation, done, failed, values)
+        assert not len(done.failed)
+        made = list(Path(simulation.directory).glob("failed/*"))
+        return len(done.judged.files), len(made), sum(map(len, done.judged.dies.values()))
 
-def test_of_few_that_are_large_it_writes_them(simulate, monkeypatch):
-    monkeypatch.setattr(failed_in_run, "_FEW_BYTES", 100)
-    simulation = simulate(once({"asks": Asks(1, 1)}), few=1000)
-    done = simulation.rest(simulation.first([0] * 30), np.random.default_rng(0))
-    assert len(done.written.files) == 2
+    sizes = [judged(n) for n in range(0, 2000, 20)]
+    assert sizes[0] == (2, 4, 0)  # the roots, too
+    assert sizes[-1] == (0, 0, 30)
+    assert {size[0] for size in sizes} <= {0, 1, 2}
 
 
 def test_a_task_that_runs_again_leaves_the_same_files(simulate):
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
     one, two = (
-        simulation.rest(simulation.first([0, 2, 3] * 9), np.random.default_rng(0)).written
+        simulation.rest(simulation.first([0, 2, 3] * 9), np.random.default_rng(0)).judged
         for _ in range(2)
     )
     assert one.files == two.files
-    assert {path.name for path in Path(one.directory).iterdir()} == {
-        file.name for file in one.files
+    names = {path.name for path in Path(simulation.directory, "failed").iterdir()}
+    assert {name for name in names if not name.startswith("found-")} == {
+        Path(file.path).name for file in one.files
     }
+    assert len(names) == len(one.files) + 2
 
 
 def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
@@ -385,7 +390,8 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
     n = 20
     tracking = [
         [f"id-{i}" for i in range(n)], [i % 2 for i in range(n)], [0] * n,
-        [500 + i for i in range(n)], [600] * n, ["-\x1fb\x1fE\x1fx"] * n, [i % 3 for i in range(n)],
+        [500 + i for i in range(n)], [600] * n, [Reason("b", "E", "x")._asdict()] * n,
+        [i % 3 for i in range(n)],
     ]  # fmt: skip
     values = [2] * n
     table = pa.table([*tracking, list(range(n)), values], schema=pa.schema([*TRACKING, *ROWS]))
@@ -400,15 +406,15 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
     stage = RetryStage(simulation.work, {"spout": simulation.source}, None, slices)
     sent = [simulation.task(stage, n, [pa.record_batch({"id": [n]})]) for n in range(len(slices))]
     done = simulation.rest(sent, np.random.default_rng(0))
-    (found,) = done.written.found.values()
+    (found,) = done.judged.found.values()
     places = dict(zip(found[ROOT_ID].to_pylist(), found[PLACE].to_pylist(), strict=True))
     assert places == {
         int(simulation.source.roots(RETRIES, i, 1, np.array([i % 2]))[0]): i for i in range(n)
     }
-    assert done.written.replayed == {"spout": sum(i % 3 > 0 for i in range(n))}
+    assert done.judged.replayed == {"spout": sum(i % 3 > 0 for i in range(n))}
     rows = []
-    for one in done.written.files:
-        path = Path(done.written.directory, one.name)
+    for one in done.judged.files:
+        path = Path(one.path)
         if one.dead:
             letters = pq.read_table(path)
             part = as_tracked(letters, letters["attempts"], letters["replays"])
@@ -417,66 +423,3 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
         assert one.dead == bool(part["_ackcore_attempt"].to_pylist()[0] == 2)
         rows += part.select(["record", FIRST_MS, REPLAYED]).to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == [(i, 500 + i, i % 3) for i in range(n)]
-
-
-# -- what becomes of the others -------------------------------------------------------------------
-
-
-def failures(*roots):
-    return pa.table([list(roots), ["s"] * len(roots), ["-"] * len(roots)], schema=FAILED)
-
-
-def of_tasks(*roots):
-    n = len(roots)
-    columns = [pa.array(roots, pa.int64()), pa.nulls(n, pa.int64()), pa.array([True] * n)]
-    found = pa.table(dict(zip((ROOT_ID, PLACE, COUNTS), columns, strict=True)))
-    return WrittenFailures(Path("failed"), (), {"s": found}, {}, 0)
-
-
-def asked(written, few=10, write=True, fetch=lambda left: {"s": left}):
-    """The requests, and their results."""
-    calls = []
-
-    def fetched(left):
-        calls.append(("fetch", left["root_id"].to_pylist()))
-        return fetch(left)
-
-    def wrote(left):
-        calls.append(("write", left["root_id"].to_pylist()))
-        return of_tasks(*left["root_id"].to_pylist())
-
-    found = payloads_of(failures(3, 1, 2), written, fetched, wrote if write else None, few)
-    return calls, found
-
-
-def test_what_is_written_is_not_read_again():
-    calls, found = asked(of_tasks(1, 2, 3))
-    assert calls == []
-    assert in_order(*found.roots()).tolist() == [1, 2, 3]
-    assert not found.tables
-
-
-def test_few_others_are_fetched():
-    calls, found = asked(of_tasks(1))
-    assert calls == [("fetch", [3, 2])]
-    assert found.tables["s"]["root_id"].to_pylist() == [3, 2]
-    assert in_order(*found.roots()).tolist() == [1]
-    assert asked(None) == ([("fetch", [3, 1, 2])], {"s": failures(3, 1, 2)})
-
-
-def test_many_others_are_written_by_other_tasks():
-    calls, found = asked(of_tasks(1), few=1)
-    assert calls == [("write", [3, 2])]
-    assert in_order(*found.roots()).tolist() == [1, 2, 3]
-    assert asked(None, few=1, write=False)[0] == [("fetch", [3, 1, 2])]
-
-
-def test_what_spark_does_not_hand_over_is_written():
-    def refuse(left):
-        raise ResultsTooLarge
-
-    calls, found = asked(of_tasks(1), fetch=refuse)
-    assert calls == [("fetch", [3, 2]), ("write", [3, 2])]
-    assert in_order(*found.roots()).tolist() == [1, 2, 3]
-    with pytest.raises(ResultsTooLarge):
-        asked(None, write=False, fetch=refuse)

@@ -15,8 +15,9 @@ from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.checkpoint import waiting
 from ackcore.spark.dead_letters import compaction
-from ackcore.spark.dead_letters.files import active_files
+from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.spark.protocol.insist import SinkError
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology.tuples import Reason
@@ -51,7 +52,6 @@ class Story:
     def __init__(self, path):
         path.mkdir()
         self.path, self.sink = path / "checkpoint", path / "sink"
-        self.letters = self.path / "ackcore/dead_letters/lines"
         self.world = World(self.path, behaves=self.behaves)
         (sink,) = self.world.topology.sinks.values()
         object.__setattr__(sink, "writer", to_parquet(self.sink))
@@ -78,14 +78,17 @@ class Story:
                 number += 1
             return engine.books
 
+    def letters(self):
+        return store_of(self.path).files("lines")
+
     def check(self, books):
         assert (books.records, books.replayed, books.acked, books.dead) == (9, 1, 7, 3)
         assert books.balanced
         parts = sorted(self.sink.glob("batch_id=*/*.parquet"))
         rows = [row for part in parts for row in pq.ParquetFile(part).read()["line"].to_pylist()]
         assert sorted(rows) == ["A", "B", "C", "D", "E", "F", "LINE 0"]
-        letters = active_files(self.letters)
-        dead = [row for file in letters for row in pq.read_table(file.path)["payload"].to_pylist()]
+        letters = [read_letters(file.path) for file in self.letters()]
+        dead = [row for table in letters for row in table["payload"].to_pylist()]
         assert sorted(row["line"] for row in dead) == ["bile", "poison", "venom"]
 
 
@@ -111,7 +114,7 @@ def test_wherever_it_is_full_no_record_is_lost_or_blamed(tmp_path, monkeypatch, 
     books = undisturbed.run()
     disk.disarm()
     undisturbed.check(books)
-    assert len(active_files(undisturbed.letters)) == 2  # of three
+    assert len(undisturbed.letters()) == 2  # of three
     seen, told = set(), []
     for n, left in enumerate(sorted(first for first, _ in disk.places.values())):
         disk.lasts = bool(n % 2)

@@ -22,7 +22,8 @@ from streams import until
 from test_kafka_spout import Kept, source, topology
 
 from ackcore import OffsetState
-from ackcore.kafka import ClientSettings, Cluster
+from ackcore.kafka.cluster import Cluster
+from ackcore.kafka.settings import ClientSettings
 from ackcore.offsets import decode_metadata
 from ackcore.spark import run_batch, start
 from ackcore.spark.base.errors import CheckpointInUse

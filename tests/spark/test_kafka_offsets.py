@@ -14,7 +14,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 from test_kafka_starts import spout
 
-from ackcore.kafka import KafkaSpout, OffsetRange
+from ackcore.kafka import KafkaSpout
 from ackcore.kafka.cluster import (
     Answers,
     ClusterFailed,
@@ -23,6 +23,7 @@ from ackcore.kafka.cluster import (
     UnknownTopics,
     Watermarks,
 )
+from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark.kafka import offsets
 from ackcore.spark.kafka.offsets import OffsetsRefused, SpoutOffsets
 from ackcore.spark.kafka.plans import OffsetPlan, Position

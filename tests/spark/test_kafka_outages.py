@@ -16,7 +16,8 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 import test_kafka_spout as spouts
 from test_kafka_spout import Kept, source, topology
 
-from ackcore.kafka import KafkaSpout, OffsetRange
+from ackcore.kafka import KafkaSpout
+from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark import RunFailed, run_batch
 from ackcore.spark.kafka import outages, reading
 from ackcore.spark.kafka.outages import obstacle, unread_in

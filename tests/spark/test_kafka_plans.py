@@ -204,7 +204,7 @@ def test_a_value_is_what_the_deserializer_makes_of_it():
     }
     assert failed[2].component == "s"
     title = "'value' of the deserializer of 's'"
-    assert failed[3].message == f"{title} must be int64, got str 'text', which does not fit"
+    assert failed[3].message == f"{title} must be int64, got str: 'text' does not fit in row 0"
 
 
 @pytest.mark.parametrize(
@@ -228,6 +228,20 @@ def test_a_deserializer_is_held_to_its_type_as_a_bolt_is(value_type, kept, lost,
     assert column == [*kept, *(None for _ in lost), kept[0]]
     assert sorted(failed) == list(range(len(kept), len(kept) + len(lost)))
     assert all(words in reason.message for reason in failed.values())
+
+
+def test_the_field_of_a_struct_that_does_not_fit_is_named_with_its_value():
+    inner = pa.struct([("at", pa.timestamp("us", "UTC")), ("n", pa.int64())])
+    decode = ValueDecoder("s", json.loads, pa.struct([("text", pa.string()), ("in", inner)]))
+    long = b'{"text": "%s", "in": {"%s": %s}}'
+    values = [long % (b"x" * 500, *each) for each in [(b"at", b"1.5"), (b"n", b"%d" % 2**70)]]
+    _, failed = decode(records(*values, rb'{"text": "\ud83d"}'))
+    messages = [reason.message.partition(", got dict: ")[2] for reason in failed.values()]
+    assert messages[0].startswith("field 'in': field 'at': 1.5 would become datetime")
+    assert messages[1:] == [
+        f"field 'in': field 'n': {2**70} does not fit in row 0",
+        "field 'text': '\\ud83d' does not fit in row 0",
+    ]
 
 
 def test_messages_may_have_more_fields_than_the_type_or_fewer():

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from ackcore.kafka import ClientSettings
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
+from ackcore.kafka.settings import ClientSettings
 from ackcore.spark.kafka import reading
 from ackcore.spark.kafka.reading import ReadOffsets
 from ackcore.spark.tasks.pieces import Piece

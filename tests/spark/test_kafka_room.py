@@ -17,7 +17,7 @@ import test_kafka_spout as spouts
 from streams import until
 from test_kafka_spout import Kept, source
 
-from ackcore.kafka import OffsetRange
+from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark.kafka import sources
 from ackcore.spark.kafka.plans import OffsetPlan
 from ackcore.spark.kafka.sources import KafkaSources

@@ -27,7 +27,7 @@ from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.kafka import reading
 from ackcore.spark.kafka.offsets import OffsetsRefused
 from ackcore.spark.kafka.reading import ReadOffsets
-from ackcore.spark.protocol import batch, runs
+from ackcore.spark.protocol import batch, decide, runs
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -313,11 +313,11 @@ def test_a_snapshot_outlasts_the_offsets_that_it_has(
 
 
 @pytest.mark.parametrize(
-    ("step", "few", "careful_after"),
-    [("planned", 10_000, 9), ("ran", 10_000, 9), ("ran", 0, 9), ("planned", 10_000, 0)],
+    ("step", "inline_bytes", "careful_after"),
+    [("planned", 1 << 17, 9), ("ran", 1 << 17, 9), ("ran", 0, 9), ("planned", 1 << 17, 0)],
 )
 def test_records_of_a_topic_made_anew_are_not_taken_for_those_that_were_planned(
-    spark, mock_kafka, checkpoint, kept, running, monkeypatch, step, few, careful_after
+    spark, mock_kafka, checkpoint, kept, running, monkeypatch, step, inline_bytes, careful_after
 ):
     """Neither when they are read nor when what failed is read again, by its offset alone."""
     mock_kafka.create_topic("t")
@@ -333,7 +333,7 @@ def test_records_of_a_topic_made_anew_are_not_taken_for_those_that_were_planned(
 
     for module in (batch, runs):
         monkeypatch.setattr(module, "failpoint", failpoint)
-    monkeypatch.setattr(runs, "FEW_FAILURES", few)
+    monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
     it = topology(source(mock_kafka, "t", refresh_s=0.1), kept, careful_after=careful_after)
     on = running(it, spark, checkpoint)
     until(lambda: done and on.books.acked >= 5, on)
@@ -417,9 +417,11 @@ def test_attempts_that_a_group_knows_of_go_on(spark, mock_kafka, tmp_path, kept,
     assert mock_kafka.committed("g", "t")[0] == 4
 
 
-@pytest.mark.parametrize("few", [10_000, 0])
+@pytest.mark.parametrize("inline_bytes", [1 << 17, 0])
 @pytest.mark.parametrize("far", [False, True])
-def test_only_what_failed_is_read_again(spark, mock_kafka, checkpoint, kept, monkeypatch, few, far):
+def test_only_what_failed_is_read_again(
+    spark, mock_kafka, checkpoint, kept, monkeypatch, inline_bytes, far
+):
     """By the driver and by tasks, from two partitions of which each task has some.
 
     Where it fails in the stage that reads it, that writes it, and nothing is read again.
@@ -430,7 +432,7 @@ def test_only_what_failed_is_read_again(spark, mock_kafka, checkpoint, kept, mon
         asked.append(pieces(self, places, rows))
         return asked[-1]
 
-    monkeypatch.setattr(runs, "FEW_FAILURES", few)
+    monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
     monkeypatch.setattr(reading, "_NEAR", 3)
     monkeypatch.setattr(ReadOffsets, "pieces", noted)
     mock_kafka.create_topic("t", 2)

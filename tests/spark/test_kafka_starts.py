@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from ackcore import OffsetTracker
-from ackcore.kafka import KafkaSpout, OffsetRange
+from ackcore.kafka import KafkaSpout
 from ackcore.kafka.origins import Origin
+from ackcore.kafka.ranges import OffsetRange
 from ackcore.offsets import encode_metadata
 from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.spark.kafka.starts import Found, Start, decide, shares

@@ -170,7 +170,13 @@ def waiting(rows):
     """Rows (key, n, due, order) that wait."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     n = len(rows)
-    tracking = [[str(one) for one in columns[1]], [0] * n, columns[2], [0] * n, [0] * n, ["-"] * n]
+    tracking = [
+        [str(one) for one in columns[1]],
+        [0] * n,
+        columns[2],
+        *[[0] * n] * 2,
+        [BEHIND._asdict()] * n,
+    ]
     source = [columns[0], columns[1], columns[3]]
     schema = pa.schema([*TRACKING, *ROWS, (ORDER, pa.int64())])
     return pa.table([*tracking, [0] * n, *source], schema=schema)
@@ -209,18 +215,18 @@ def test_new_records_are_behind_what_a_request_brought():
     assert found.due["rows"]["n"].to_pylist() == [10]
     # Two are new, of the keys c and d, and wait.
     roots = root_ids(key, np.zeros(2, np.int32), np.arange(2), np.zeros(2, np.int32))
-    failed = pa.table([roots, ["rows"] * 2, [BEHIND] * 2], schema=FAILED)
+    failed = pa.table([roots, ["rows"] * 2, [BEHIND.encode()] * 2], schema=FAILED)
     again = pa.table(
         {
             ROOT_ID: roots,
             PLACE: pa.nulls(2, pa.int64()),
             ATTEMPT: pa.array([0, 0], pa.int32()),
-            "key": ["c", "d"],
+            "key": key_hashes(pa.table({"key": ["c", "d"]}), ["key"])[0],
         }
     )
     ordering = Ordering(keys, {"rows": key}, number, 1000, found.due, Settings())
-    _, payloads = ordering.all_behind(failed, lambda _: {"rows": again}, None, None)
-    assert min(payloads["rows"][ORDER].to_pylist()) > brought + 2
+    numbered = ordering.all_behind(failed, lambda *_: {"rows": again}, None)
+    assert min(numbered[ORDER].to_pylist()) > brought + 2
 
 
 def test_keys_of_what_waits_are_those_that_the_source_has_now():
@@ -320,7 +326,7 @@ def test_no_record_overtakes_one_of_its_key(seed, keys, moved, most):
 def test_what_is_behind_is_said():
     columns = [["x"], ["y"]]
     assert FAILED.names == ["root_id", "spout", "reason"]
-    assert "an earlier record of its key waits" in BEHIND
+    assert BEHIND.message == "an earlier record of its key waits"
     builder = TopologyBuilder()
     builder.spout("rows", Source(ROWS), ordered_by=["kye"], tracked=False)
     builder.sink("rows", print)

@@ -11,20 +11,18 @@ from checkpoints import OPEN, decision, died, records, roots
 
 from ackcore.spark.base.checksummed import write_batches
 from ackcore.spark.base.errors import CheckpointCorrupt
-from ackcore.spark.checkpoint.bucket_tables import BucketTables
-from ackcore.spark.checkpoint.dead import Dead, WrittenDead
+from ackcore.spark.base.schemas import FailedFile
+from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal, Refusals
-from ackcore.spark.checkpoint.segments import WrittenSegment
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.protocol import decide as decide_module
-from ackcore.spark.run.types import WrittenFailures
 from ackcore.spark.stores.files import making_in, read_file
-from ackcore.spark.stores.opening import is_bucket, open_store
-from ackcore.spark.tasks.failed_writer import FailedFile
+from ackcore.spark.stores.opening import open_store
+from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID
 
-RECORDS = ["manifest", "refused-0", "refused"]
+RECORDS = ["decision", "refused-0", "refused"]
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -34,18 +32,13 @@ def place(request, checkpoint):
 
 def tables_of(place):
     """The tables as another process has them: nothing of them is known."""
-    if is_bucket(place):
-        return BucketTables(open_store(f"{place}/ackcore", "path"), 9)
-    return TableCache(place / "ackcore/state")
+    return TableCache(open_store(f"{place}/ackcore", "path"), 9)
 
 
 def lengths_in(place):
     """The lengths of all tables that are there, by name."""
-    if is_bucket(place):
-        found = open_store(f"{place}/ackcore", "path").list("state")
-        return {entry.key.removeprefix("state/"): entry.size for entry in found}
-    root = place / "ackcore/state"
-    return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*.arrow")}
+    found = open_store(f"{place}/ackcore", "path").list("state")
+    return {entry.key.removeprefix("state/"): entry.size for entry in found}
 
 
 def written(state):
@@ -62,20 +55,24 @@ def decide(state):
     """Have every kind of table on record."""
     work, path, nbytes = written(state)
     # Of five there was room for three; what the driver wrote itself waits and is dead, too.
-    waiting = state._waiting_after(None).plus("lines", WrittenSegment(path, 3, 1000, 0, 0, nbytes))
+    waiting = state._waiting_after(None).plus(
+        "lines", FailedFile("lines", False, path, 3, nbytes, 1000)
+    )
     waiting = waiting.plus("clicks", records(7, 1, due_ms=10**9))
-    dead = Dead({"lines": [WrittenDead(path, 2, 3, 100, nbytes), died(8, 1)]})
+    dead = Dead(
+        {"lines": [FailedFile("lines", False, path, 2, nbytes, start=3, no_room=100), died(8, 1)]}
+    )
     state.write_decision(decision(0, waiting, dead, nonacked=roots(4), work=os.path.basename(work)))
     state.refusals.add(0, 0, Refusal("out", True, pa.Table.from_pylist([], schema=REFUSED)))
     state.close_refusals(state.decision(0), {"lines": records(9, 1)}, {}, {})
-    return {name: state._records.read(f"state/0/{name}.json") for name in RECORDS}
+    return {name: state._records.read(f"batches/0.{name}") for name in RECORDS}
 
 
 def read_all(bodies, cache):
     """Read what the records name, as a driver does that goes on from them."""
-    records = SimpleNamespace(read=lambda name: bodies.get(name.split("/")[2].split(".")[0]))
+    records = SimpleNamespace(read=lambda name: bodies.get(name.split(".")[1]))
     refusals = Refusals(records, cache)
-    found = refusals.amended(BatchDecision.of(cache, bodies["manifest"]))
+    found = refusals.amended(BatchDecision.of(cache, bodies["decision"]))
     for spout in found.waiting:
         found.waiting.tables(spout)
     found.all_dead.check()
@@ -87,7 +84,7 @@ def test_each_table_is_refused_that_has_another_length(place):
         bodies = decide(state)
     told = {file: n for body in bodies.values() for file, n in body["table_bytes"].items()}
     assert told == lengths_in(place)
-    assert {name.split("/")[1].split(".")[0] for name in told} == {
+    assert {name.split(".")[2] for name in told} == {
         *("waiting-lines", "waiting-clicks", "dead-lines", "nonacked", "refused-0"),
         "refused-lines",
     }
@@ -108,10 +105,10 @@ def test_what_waits_on_keeps_its_length_on_record(place):
         plan = state.make_plan(1, 0)
         state.write_plan(plan)
         state.write_decision(decision(1, state.split_due(plan).rest))
-        body = state._records.read("state/1/manifest.json")
+        body = state._records.read("batches/1.decision")
     waiting = {each["file"] for some in body["waiting"].values() for each in some}
     assert len(waiting) == 2
-    before = bodies["manifest"]["table_bytes"]
+    before = bodies["decision"]["table_bytes"]
     assert body["table_bytes"] == {file: before[file] for file in waiting}
 
 
@@ -121,9 +118,9 @@ def test_a_file_is_not_taken_over_that_is_not_as_its_task_told(place, kind):
         work, path, n = written(state)
         waiting, dead = state._waiting_after(None), Dead({})
         if kind == "waiting":
-            waiting = waiting.plus("lines", WrittenSegment(path, 5, 1000, 0, nbytes=n + 1))
+            waiting = waiting.plus("lines", FailedFile("lines", False, path, 5, n + 1, 1000))
         else:
-            parts = [WrittenDead(path, 5, nbytes=n + 1, letters=kind == "letters")]
+            parts = [FailedFile("lines", kind == "letters", path, 5, n + 1)]
             dead = Dead({"lines": parts})
         given = decision(0, waiting, dead, work=os.path.basename(work))
         with pytest.raises(CheckpointCorrupt, match=rf"has {n} bytes, and had {n + 1}\. Start aga"):
@@ -137,9 +134,8 @@ def test_what_a_task_told_of_a_file_goes_along_with_it():
     found = pa.table(
         {ROOT_ID: pa.array(range(9), pa.int64()), PLACE: pa.nulls(9), COUNTS: [True] * 9}
     )
-    failures = WrittenFailures("work", (waits, dies), {"lines": found}, {}, 0)
-    lost = decide_module._written(failures)["lines"]
-    (waiting,), (dead,) = lost.waits, lost.dies
-    assert (waiting.nbytes, dead.nbytes, dead.letters) == (321, 123, True)
+    rows = FailedRows((waits, dies), {"lines": found}, {}, 0)
+    (waiting,), (dead,) = decide_module._parts(rows, "lines")
+    assert (waiting.nbytes, dead.nbytes, dead.dead) == (321, 123, True)
     _, rest = decide_module._cut(waiting, 2, 2)
-    assert (len(rest), rest.nbytes, rest.letters) == (3, 321, False)
+    assert (len(rest), rest.nbytes, rest.dead) == (3, 321, False)

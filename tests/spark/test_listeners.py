@@ -125,8 +125,8 @@ def test_what_a_signal_raises_while_a_listener_is_told_ends_the_run():
 def dead_rows(*ids):
     """Records that died, as a micro-batch has them."""
     one = dict.fromkeys(TRACKING.names, 0)
-    text = Reason("split", "Reject", "no").encode()
-    found = [{**one, MESSAGE_ID: str(n), REASON: text, "line": "x"} for n in ids]
+    reason = Reason("split", "Reject", "no")._asdict()
+    found = [{**one, MESSAGE_ID: str(n), REASON: reason, "line": "x"} for n in ids]
     return pa.Table.from_pylist(found, pa.schema([*TRACKING, *LINES]))
 
 
@@ -154,7 +154,7 @@ def test_letters_are_read_only_for_who_is_told_of_them(monkeypatch, caplog):
 
 
 def test_many_letters_are_told_some_at_a_time(monkeypatch, caplog):
-    monkeypatch.setattr("ackcore.spark.listeners._TOLD_BYTES", dead_rows(1, 2).nbytes + 1)
+    monkeypatch.setattr("ackcore.spark.listeners._TOLD_BYTES", 2 * dead_rows(1).nbytes)
     dead = Dead(
         {
             "lines": [dead_rows(1), dead_rows(2), dead_rows(3, 4), dead_rows(5, 6, 7)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,19 +18,20 @@ from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct, in_order, in_ranges
-from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REASON, REPLAYED, TRACKING
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REASON, REASON_TYPE, REPLAYED, TRACKING
 from ackcore.spark.checkpoint.dead import Dead, DeadFile
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, nonacked_of
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.checkpoints import letters_at
-from ackcore.spark.dead_letters.files import files_of
+from ackcore.spark.dead_letters.letter_store import files_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.protocol.causes import causes
-from ackcore.spark.protocol.decide import Disagreement, check_payloads, failed_roots
-from ackcore.spark.run.types import WrittenFailures
+from ackcore.spark.protocol.decide import Disagreement, check_found, failed_roots
+from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.tasks import row_files
+from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.results import (
     PICKED,
     RESULT_SCHEMA,
@@ -50,8 +52,8 @@ def written(*of_tasks):
     for roots, places in of_tasks:
         columns = [pa.array(roots, pa.int64()), places, pa.array(np.ones(len(roots), np.bool_))]
         table = pa.table(dict(zip((ROOT_ID, PLACE, COUNTS), columns, strict=True)))
-        picked.append(table.replace_schema_metadata({"spout": "lines"}))
-    return WrittenFailures.of("work", [], picked)
+        picked.append(table.replace_schema_metadata({"part": "found", "spout": "lines"}))
+    return FailedRows.of("work", [], picked)
 
 
 @given(st.lists(IDS, max_size=4))
@@ -71,12 +73,27 @@ def test_roots_are_looked_for_some_at_a_time(roots, failed):
 
 
 def test_what_tasks_wrote_is_there_once():
-    nothing = FAILED.empty_table()
     once = written(([1, 2], pa.nulls(2)), ([4, 3], pa.nulls(2)))
-    check_payloads(nothing, once, once)
+    check_found([], once, is_all=True)
     twice = written(([1, 2], pa.nulls(2)), ([2, 3], pa.nulls(2)))
     with pytest.raises(Disagreement, match="found 3 of them in 4 rows"):
-        check_payloads(nothing, twice, twice)
+        check_found([], twice, is_all=True)
+
+
+def test_what_is_judged_in_the_run_and_afterwards_adds_up():
+    """Each part is of its own tasks; either may have no records of a spout."""
+    line = pa.table({"line": ["a"]})
+    in_run = replace(written(([1, 2], pa.nulls(2))), uncounted=1, waits={"lines": line})
+    again = written(([4, 3], pa.array([0, None], pa.int64())))
+    again = replace(again, uncounted=2, replayed={"lines": 1}, dies={"lines": line})
+    whole = in_run.plus(again)
+    assert in_order(*whole.roots()).tolist() == [1, 2, 3, 4]
+    assert whole.places("lines").tolist() == [0]
+    assert (whole.uncounted, whole.replayed) == (3, {"lines": 1})
+    assert (len(whole.waits["lines"]), len(whole.dies["lines"])) == (1, 1)
+    assert again.plus(again).dies["lines"].num_rows == 2
+    assert FailedRows().plus(again) is again
+    assert again.plus(FailedRows()) is again
 
 
 def test_places_are_those_of_what_was_due():
@@ -115,14 +132,14 @@ def test_to_check_and_record_what_was_written_takes_no_column_more(places, tmp_p
     decision = BatchDecision(0, Waiting({}), {}, nonacked_of(failed_roots(nothing, found)))
     tracemalloc.start()
     try:
-        check_payloads(nothing, found, found)
-        body = decision.write(TableCache(tmp_path), 0)
+        check_found([], found, is_all=True)
+        body = decision.write(TableCache(LocalStore(tmp_path), 1), 0)
         assert tracemalloc.get_traced_memory()[1] < 2 * n
     finally:
         tracemalloc.stop()
     named = body["nonacked"]["nonacked"]
     table = pa.table([range(n)], ROOT_IDS)
-    assert named == {"file": f"0/{write_table(tmp_path, 'nonacked', table)}", "rows": n}
+    assert named == {"file": write_table(tmp_path, "0.e1.nonacked", table), "rows": n}
 
 
 def test_what_new_records_have_for_places_takes_no_room():
@@ -185,19 +202,20 @@ def own_pool():
 
 @pytest.mark.parametrize(("n", "letters"), [(1 << 17, 1), (1 << 15, 1000)], ids=["short", "long"])
 def test_what_had_no_room_is_written_a_little_at_a_time(tmp_path, no_syncing, n, letters):
-    said = Reason("bolt", "Failed", "the service is away").encode()
+    said = Reason("bolt", "Failed", "the service is away")._asdict()
     of_schema = {
         MESSAGE_ID: pa.array(range(n)).cast(pa.string()),
-        REASON: pa.repeat(said, n),
+        REASON: pa.repeat(pa.scalar(said, REASON_TYPE), n),
         REPLAYED: pa.array(np.zeros(n, np.int32)),
         ATTEMPT: pa.array(np.ones(n, np.int32)),
     }
     columns = [of_schema.get(name, pa.array(np.full(n, 7))) for name in TRACKING.names]
     line = pa.repeat("x" * letters, n)
     table = pa.table([*columns, line], pa.schema([*TRACKING, ("line", pa.string())]))
-    cache = TableCache(tmp_path)
-    parts = [DeadFile(cache, write_table(tmp_path, name, table), n, 0, 9) for name in ("a", "b")]
+    cache = TableCache(LocalStore(tmp_path), 1)
+    parts = [DeadFile(cache, cache.write_table("0.e1", name, table), n, 0, 9) for name in "ab"]
     store = DeadLetters(letters_at(str(tmp_path / "letters")))
+    store.place.own({}, lambda: None)
     with own_pool() as pool:
         store.write(0, Dead({"lines": parts}))
     ((file,),) = files_of(store.place).values()
@@ -211,6 +229,7 @@ def test_why_many_died_is_counted_a_part_of_a_file_at_a_time(tmp_path, no_syncin
     monkeypatch.setattr(letter_files, "GROUP_ROWS", 1 << 12)
     n = 1 << 18
     store = DeadLetters(letters_at(str(tmp_path)))
+    store.place.own({}, lambda: None)
     store.write(0, {"lines": died(0, n, (BAD, BAD, SLOW))})
     tracemalloc.start()
     try:

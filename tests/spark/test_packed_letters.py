@@ -11,14 +11,15 @@ import pytest
 
 from ackcore.retry import Policy
 from ackcore.spark.base import letters as base_letters
-from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.base.reasons import Reasons
+from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.source_records import SourceRecords, records_at
 
 LINES = pa.schema([("id", pa.int64()), ("line", pa.string())])
-REASONS = ReasonTexts.of_column(pa.array(["!\x1fbolt\x1fFailed\x1fno"]))
+REASONS = Reasons.of_texts(pa.array(["!\x1fbolt\x1fFailed\x1fno"]))
 
 
 def noise(rng, n):
@@ -36,12 +37,12 @@ def written(directory, lines):
     source = SpoutSpec("lines", 0, LINES, (), True, False, False, 7)
     some = SourceRecords(source, batch, 0, 0)
     places = np.arange(len(lines))
-    writer = FailedWriter(Rules(1, 1, Policy(), 1e12), str(directory), 0)
+    writer = FailedWriter(Rules(1, 1, Policy(), 1e12, inline_bytes=0), str(directory), 0)
     roots = source.roots(0, 0, len(lines))
     said = REASONS.taken(np.zeros(len(lines), np.int64))
     writer.write(some, records_at(some, roots, places, 0), said)
-    (file,) = writer.finish()["files"]
-    return directory / file.name
+    (file,) = writer.finish()[0]["files"]
+    return directory / FailedFile(*file).path
 
 
 def codecs(path):

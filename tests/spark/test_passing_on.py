@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ackcore.spark.base import checksummed
-from ackcore.spark.base.checksummed import NamedByChecksum, check_file
+from ackcore.spark.base.checksummed import NamedByChecksum
 
 
 @pytest.fixture
@@ -39,7 +39,9 @@ def write(directory, sizes, **settings):
     for size in sizes:
         file.sink.write(b"x" * size)
     path = directory / file.finish()
-    check_file(path, sum(sizes), True)
+    assert path.stat().st_size == sum(sizes)
+    named = checksummed.checksum_in(path)
+    assert checksummed._checksum_of(path, len(named)) == named
 
 
 def test_a_large_file_waits_for_the_disk_now_and_then(tmp_path, calls):

@@ -93,7 +93,7 @@ def test_records_of_refused_rows_are_dead_and_the_others_written(tmp_path, how, 
         assert engine.books == books
     assert dead[ATTEMPT].to_pylist() == [1]
     reason = Reason("upper", "ValueError", "B is too long", final=True)
-    assert Reason.decode(dead[REASON][0].as_py()) == reason
+    assert Reason(**dead[REASON][0].as_py()) == reason
     # The next micro-batch builds on these books.
     _, books = world.process(1, ["d"])
     assert (books.records, books.acked, books.dead, books.batches) == (4, 3, 1, 2)
@@ -324,7 +324,7 @@ def test_a_batch_is_bisected_to_the_rows_that_fail(tmp_path, bad):
     state, _ = world.driver()
     with state:
         (dead,) = state.decision(0).all_dead.values()
-    said = {Reason.decode(text).message for text in dead[REASON].to_pylist()}
+    said = {one["message"] for one in dead[REASON].to_pylist()}
     assert said == {f"no {line}" for line in bad}
 
 

@@ -10,13 +10,23 @@ from unittest.mock import ANY
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, TOPOLOGY, Killed, Topology, ask, decision, died, ids, records, run_one
+from checkpoints import (
+    OPEN,
+    TOPOLOGY,
+    Topology,
+    ask,
+    decision,
+    died,
+    ids,
+    records,
+    request_path,
+    run_one,
+    withdraw,
+)
 from worlds import World, fails
 
-from ackcore.spark.base import atomic, checksummed
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ORDER, REPLAYED, TRACKING
-from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
@@ -52,79 +62,8 @@ def test_a_request_is_taken_by_one_plan_and_then_gone(checkpoint):
         state.write_decision(decision(2))
         state.write_done(2)
         state.prune(2)
-        assert not list((checkpoint / "ackcore/replays").iterdir())
-
-
-@pytest.mark.parametrize("noted", [True, False])
-def test_a_staged_request_counts_once_it_is_noted(checkpoint, noted):
-    with OPEN(checkpoint) as state:
-        name = ask(checkpoint, note=noted, publish=False)
-        assert state.pending_replays() == ((name,) if noted else ())
-        assert state.pending_replays() == ((name,) if noted else ())
-        ended = checkpoint / "ackcore/replays" / (name if noted else f"{name}.staged")
-        assert ended.exists()
-
-
-@pytest.mark.parametrize("moved", ["checkpoint", "store"])
-def test_a_noted_request_is_finished_wherever_the_checkpoint_was_moved(
-    checkpoint, monkeypatch, moved
-):
-    """Its maker died between the note and the rename: its letters count as sent."""
-    store = None if moved == "checkpoint" else checkpoint.parent / "letters"
-    with OPEN(checkpoint) as state:
-        run_one(state, 0)
-        letters = DeadLetters.open(checkpoint, state.deployment_key, store)
-        letters.write(0, {"lines": died(0, 2)})
-
-    def publish(*_):
-        raise Killed
-
-    with monkeypatch.context() as dies:
-        dies.setattr(replays, "publish", publish)
-        with pytest.raises(Killed):
-            replay(checkpoint, request="r1")
-    elsewhere = checkpoint.rename(checkpoint.with_name("elsewhere"))
-    with OPEN(elsewhere) as state:
-        (name,) = state.pending_replays()
-        due = state.split_due(state.make_plan(1, 0)).due["lines"]
-    assert name.startswith("r1.lines.")
-    assert ids(due) == ["id-0", "id-1"]
-
-
-def test_a_request_that_was_given_up_is_not_read_again_and_again(checkpoint, monkeypatch):
-    with OPEN(checkpoint) as state:
-        ask(checkpoint, note=False, publish=False)
-
-        def never(*_):
-            raise AssertionError("the whole file was read")
-
-        monkeypatch.setattr(checksummed, "_checksum_of", never)
-        assert state.pending_replays() == ()
-        (staged,) = (checkpoint / "ackcore/replays").glob("*.staged")
-        staged.write_bytes(staged.read_bytes()[:-8])
-        with pytest.raises(CheckpointCorrupt, match=re.escape(f"{staged} is damaged")):
-            state.pending_replays()
-
-
-def test_a_request_that_its_maker_publishes_meanwhile_is_seen(checkpoint, monkeypatch):
-    with OPEN(checkpoint) as state:
-        name = ask(checkpoint, publish=False)
-        directory = checkpoint / "ackcore/replays"
-        look = replays.counts
-
-        def late(*where):
-            replays.publish(directory, f"{name}.staged")
-            return look(*where)
-
-        monkeypatch.setattr(replays, "counts", late)
-        assert state.pending_replays() == (name,)
-
-
-def test_publishing_twice_does_no_harm(checkpoint):
-    with OPEN(checkpoint) as state:
-        name = ask(checkpoint)
-        replays.publish(checkpoint / "ackcore/replays", f"{name}.staged")
-        assert state.pending_replays() == (name,)
+        assert store_of(checkpoint).requested() == []
+        assert not list((checkpoint / "ackcore/dead_letters").glob(".requests/*/*"))
 
 
 def test_a_damaged_or_missing_request_is_told(checkpoint):
@@ -132,18 +71,15 @@ def test_a_damaged_or_missing_request_is_told(checkpoint):
         run_one(state, 0)
         name = ask(checkpoint)
         plan = state.make_plan(1, 0)
-        path = checkpoint / "ackcore/replays" / name
+        path = request_path(checkpoint, name)
         whole = path.read_bytes()
         for data in (whole[:-1], b""):
             path.write_bytes(data)
-            with pytest.raises(CheckpointCorrupt, match=re.escape(str(path))):
+            with pytest.raises(CheckpointCorrupt, match=re.escape(name)):
                 state.split_due(plan)
         path.unlink()
-        with pytest.raises(CheckpointCorrupt, match=re.escape(str(path))):
+        with pytest.raises(CheckpointCorrupt, match=re.escape(name)):
             state.split_due(plan)
-        path.with_name("r2.lines.arrow.staged").write_bytes(whole)
-        with pytest.raises(CheckpointCorrupt, match="does not carry a checksum in its name"):
-            state.make_plan(1, 0)
 
 
 @pytest.mark.parametrize("harm", ["damaged", "missing"])
@@ -155,26 +91,26 @@ def test_a_request_past_reading_is_withdrawn_and_its_letters_are_sent_anew(check
         letters.write(0, {"lines": died(0, 2)})
         assert replay(checkpoint, request="r1").records == {"lines": 2}
         state.write_plan(state.make_plan(1, 0))
-    (path,) = (checkpoint / "ackcore/replays").glob("r1.*.arrow")
+    (name,) = store_of(checkpoint).requested()
+    path = request_path(checkpoint, name)
     path.write_bytes(path.read_bytes()[:-1])
     if harm == "missing":
         path.unlink()
-    with pytest.raises(CheckpointCorrupt, match=re.escape(f"{path} is {harm}")) as caught:
+    with pytest.raises(CheckpointCorrupt, match=re.escape(f"{name} is {harm}")) as caught:
         OPEN(checkpoint)
-    assert f"rename the file to {path.name}.withdrawn" in str(caught.value)
+    mark = withdraw(checkpoint, name)
+    assert f"make an empty file {mark} and start again" in str(caught.value)
     assert "Restore" not in str(caught.value)
-    withdrawn = path.with_name(f"{path.name}.withdrawn")
-    if harm == "missing":
-        withdrawn.touch()
-    else:
-        path.rename(withdrawn)
     with OPEN(checkpoint) as state:
         assert state.plan(1).replays == ()
     # Nothing was sent, and so it reads.
-    assert [note.rows for note in notes_of(letters.place)] == [{}]
+    with OPEN(checkpoint) as state:
+        assert state.pending_replays() == ()
+    assert [note.rows for note in notes_of(store_of(checkpoint))] == [{}]
     assert replay(checkpoint, request="r1").records == {}
     assert replay(checkpoint, request="r2").records == {"lines": 2}
-    assert [note.rows for note in notes_of(letters.place)] == [{}, {"lines": {"0": [[0, 2]]}}]
+    notes = notes_of(store_of(checkpoint))
+    assert [note.rows for note in notes] == [{}, {"lines": {"0": [[0, 2]]}}]
     with OPEN(checkpoint) as state:
         assert [name.split(".")[0] for name in state.pending_replays()] == ["r2"]
 
@@ -186,24 +122,18 @@ def test_letters_without_their_checkpoint_tell_what_was_sent(checkpoint, tmp_pat
         letters.write(0, {"lines": died(0, 2)})
     replay(checkpoint, request="r1")
     shutil.rmtree(checkpoint)
-    assert [note.rows for note in notes_of(letters.place)] == [{"lines": {"0": [[0, 2]]}}]
+    notes = notes_of(store_of(tmp_path / "letters"))
+    assert [note.rows for note in notes] == [{"lines": {"0": [[0, 2]]}}]
 
 
 def test_a_request_that_was_taken_is_withdrawn_too_late(checkpoint):
     with OPEN(checkpoint) as state:
-        path = checkpoint / "ackcore/replays" / ask(checkpoint)
+        name = ask(checkpoint)
         run_one(state, 0)
-        path.rename(f"{path}.withdrawn")
+        mark = withdraw(checkpoint, name)
         state.prune(0)
-        assert list(path.parent.glob("r1.*")) == []
-
-
-def test_a_staged_table_that_is_no_request_is_told(checkpoint):
-    with OPEN(checkpoint) as state:
-        directory = atomic.make_directory(checkpoint / "ackcore/replays")
-        checksummed.write_table(directory, "r.lines", records(0, 1), staged=True)
-        with pytest.raises(CheckpointCorrupt, match="does not tell where its request is noted"):
-            state.pending_replays()
+        assert not mark.exists()
+        assert store_of(checkpoint).requested() == []
 
 
 def numbers(kind, values=("7",), name="value"):
@@ -252,19 +182,15 @@ def test_a_request_that_does_not_fit_is_told_at_the_start_and_can_be_withdrawn(
             state.write_plan(replace(plan, crashes=4, careful=True, rejected=(17,)))
     with pytest.raises(ColumnsChanged, match=told) as caught:
         OPEN(checkpoint, sources=now)
-    path = checkpoint / "ackcore/replays" / name
-    assert f"{path} asks for" in str(caught.value)
-    assert f"rename the file to {name}.withdrawn and start again" in str(caught.value)
-    path.rename(f"{path}.withdrawn")
+    mark = withdraw(checkpoint, name)
+    assert f"{name} asks for" in str(caught.value)
+    assert f"make an empty file {mark} and start again" in str(caught.value)
     with OPEN(checkpoint, sources=now) as state:
         plan = state.plan(1) if planned else state.make_plan(1, 0)
         assert plan == Plan(1, plan.now_ms, 0, 0, (other,))
         assert ids(state.split_due(plan).due["clicks"]) == ["id-9"]
         assert "lines" not in state.split_due(plan).due
-        path.with_name(f"{name}.withdrawn").rename(path)
-        assert state.pending_replays() == ((name,) if planned else (name, other))
-    with OPEN(checkpoint) as state:  # its source is as it was
-        assert name in state.pending_replays()
+        assert state.pending_replays() == (() if planned else (other,))
 
 
 def test_what_a_request_brings_has_an_order_once_it_is_planned(checkpoint):

@@ -7,17 +7,20 @@ import uuid
 
 import pyarrow as pa
 import pytest
-from one_run import LINES, TEXTS, Split, by_word, lines
+from one_run import LINES, TEXTS, Split, by_word, fetched, lines
 from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from sessions import on_both_sessions
 
+from ackcore.retry import Policy
 from ackcore.spark.run import reread
 from ackcore.spark.run.action import run
-from ackcore.spark.run.reread import fetch
+from ackcore.spark.run.setup import setup_on_spark
 from ackcore.spark.run.types import InputFrame, RunPlan
+from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.row_files import PLACE
-from ackcore.topology import Layout, TopologyBuilder
+from ackcore.topology import TopologyBuilder
+from ackcore.topology.stage_layout import Layout
 
 # What the workers get of this module goes along with the job: they cannot import it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -37,10 +40,15 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
     layout = Layout.of(topology)
     plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path), journal=str(tmp_path))
     done = run(topology, layout, [InputFrame(frame(2), "lines")], plan)
-    again = fetch(topology, layout, [InputFrame(frame(2), "lines")], plan, done, done.failed)
-    assert sorted(again["lines"]["id"].to_pylist()) == [2, 6]
+
+    def again(partitions):
+        inputs = [InputFrame(frame(partitions), "lines")]
+        setup = setup_on_spark(topology, layout, inputs, plan, done.spilled)
+        return fetched(setup, done, done.failed["root_id"].to_numpy())
+
+    assert sorted(again(2)["lines"]["id"].to_pylist()) == [2, 6]
     with pytest.raises(RuntimeError, match="holds other rows than it did"):
-        fetch(topology, layout, [InputFrame(frame(3), "lines")], plan, done, done.failed)
+        again(3)
 
 
 def test_sources_in_no_fixed_order_spill_their_input(spark, execute):
@@ -109,15 +117,18 @@ def test_roots_of_an_unknown_spout_are_looked_for_in_all(spark, tmp_path):
     layout = Layout.of(topology)
     plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path), journal=str(tmp_path))
     done = run(topology, layout, inputs, plan)
-    unowned = done.failed.set_column(1, "spout", pa.nulls(len(done.failed), pa.string()))
-    payload = fetch(topology, layout, inputs, plan, done, unowned)
-    assert {name: table["id"].to_pylist() for name, table in payload.items()} == {
+    nobody = pa.nulls(len(done.failed), pa.string()).dictionary_encode()
+    unowned = done.failed.set_column(1, "spout", nobody)
+    setup = setup_on_spark(topology, layout, inputs, plan, done.spilled)
+    rules = Rules(0, 0, Policy(), 1e12)
+    rows = reread.judge(setup, done, unowned, rules)
+    assert {name: table["id"].to_pylist() for name, table in rows.waits.items()} == {
         "lines": [0],
         "more": [1, 2],
     }
-    gone = pa.table([[12345], ["lines"], [""]], schema=done.failed.schema)
+    gone = pa.table([[12345], ["lines"], done.failed["reason"][:1]], schema=done.failed.schema)
     with pytest.raises(RuntimeError, match="1 of them were not found"):
-        fetch(topology, layout, inputs, plan, done, gone)
+        reread.judge(setup, done, gone, rules)
 
 
 def test_records_that_failed_again_need_no_second_job(monkeypatch, spark, execute, due):

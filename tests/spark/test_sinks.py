@@ -7,6 +7,7 @@ import decimal
 import json
 import os
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -141,6 +142,25 @@ def test_columns_of_every_type_come_through(spark, tmp_path):
         check_sink("count", to_parquet(tmp_path / "out"), late)
 
 
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (pa.timestamp("ns"), "no nanoseconds"),
+        (pa.duration("ns"), "no nanoseconds"),
+        (pa.time64("us"), "no times of day"),
+        (pa.float16(), "no floats of 16 bits"),
+        (pa.decimal256(40, 2), "no decimals of more than 38 digits"),
+        (pa.decimal128(5, -2), r"cannot hold column 'v' .*\(Scale must be"),
+    ],
+)
+def test_types_that_spark_does_not_read_from_parquet_are_refused_at_every_depth(
+    tmp_path, kind, says
+):
+    for each in (kind, pa.list_(kind), pa.struct([("f", pa.map_(pa.string(), kind))])):
+        with pytest.raises(TypeError, match=says):
+            check_sink("count", to_parquet(tmp_path / "out"), pa.schema([("v", each)]))
+
+
 @pytest.fixture(params=["driver", "executors"])
 def by(request, monkeypatch):
     """The driver writes the files of a small micro-batch, the executors those of any other."""
@@ -246,10 +266,11 @@ def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkp
     released = f"if no query goes on with what it is of, remove {note} to release it"
     assert str(refused.value).endswith(released)
     (out / "batch_id=0").mkdir()
+    (out / "batch_id=0/part.parquet").touch()
     with pytest.raises(CheckpointForeign, match=told + ".* with all the rows that are in it$"):
         sink.claim(*claim)
     # The way out of one without rows.
-    (out / "batch_id=0").rmdir()
+    shutil.rmtree(out / "batch_id=0")
     note.unlink()
     sink.claim(*claim)
     sink.claim(*claim[:2], "/moved")  # a checkpoint that was moved is the same one

@@ -34,7 +34,8 @@ from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
 from ackcore.spark.tasks.task import called_as
 from ackcore.testing import Source
-from ackcore.topology import BatchBolt, Layout, TopologyBuilder
+from ackcore.topology import BatchBolt, TopologyBuilder
+from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised, Reason
 
 

@@ -96,11 +96,17 @@ def test_a_clock_that_goes_back_does_not_take_the_plans_along(checkpoint):
         assert state.make_plan(1, 1_000_001).now_ms == 1_000_001
 
 
+def tables(checkpoint):
+    """The tables that are there: of which micro-batch, and what they hold."""
+    names = (path.name.split(".") for path in (checkpoint / "ackcore").glob("state/*"))
+    return sorted(f"{name[0]}.{name[2]}" for name in names)
+
+
 def test_an_unchanged_table_is_not_written_again_and_outlives_its_micro_batch(checkpoint):
     lines = records(0, 100, due_ms=10**9)
     with OPEN(checkpoint) as state:
         run_one(state, 0, {"lines": lines})
-        file = next((checkpoint / "ackcore/state/0").glob("waiting-lines.*.arrow"))
+        file = next((checkpoint / "ackcore/state").glob("0.*.waiting-lines.*.arrow"))
         before = file.stat()
     for number in range(1, 6):
         with OPEN(checkpoint) as state:
@@ -112,17 +118,14 @@ def test_an_unchanged_table_is_not_written_again_and_outlives_its_micro_batch(ch
             state.prune(number)
     assert file.stat().st_ino == before.st_ino
     assert file.stat().st_mtime_ns == before.st_mtime_ns
-    left = sorted(path.name for path in (checkpoint / "ackcore/state").iterdir())
-    assert left == ["0", "4", "5"]
-    assert not list((checkpoint / "ackcore/state/5").glob("waiting-lines.*"))
+    assert tables(checkpoint) == ["0.waiting-lines", "4.waiting-clicks", "5.waiting-clicks"]
     with OPEN(checkpoint) as state:
         assert state.waiting(5)["lines"].equals(lines)
         # Once nobody names it, it goes.
         for number in (6, 7):
             run_one(state, number)
             state.prune(number)
-        left = sorted(path.name for path in (checkpoint / "ackcore/state").iterdir())
-        assert left == ["6", "7"]
+        assert tables(checkpoint) == []
 
 
 def test_pruning_passes_over_what_is_no_runs(checkpoint):
@@ -146,7 +149,8 @@ def test_pruning_keeps_two_micro_batches_and_no_work_of_done_ones(checkpoint):
             state.prune(3)
         root = checkpoint / "ackcore"
         names = sorted(path.name for path in (root / "batches").iterdir())
-        assert names == ["3.done", "3.plan", "4.done", "4.plan"]
+        kinds = ("decision", "done", "plan")
+        assert names == [f"{number}.{kind}" for number in (3, 4) for kind in kinds]
         assert sorted(path.name for path in (root / "work").iterdir()) == [work.name]
         assert state.decision(3) is not None
         assert state.is_done(4)
@@ -226,7 +230,7 @@ def test_a_hundred_thousand_that_wait_are_written_and_parted_in_no_time(checkpoi
         due, rest, _ = state.split_due(plan)
         parted = time.process_time()
     assert (len(due["lines"]), len(rest["lines"])) == (1000, 99_000)
-    assert len(list((checkpoint / "ackcore/state/0").glob("waiting-*"))) == 1
+    assert len(list((checkpoint / "ackcore/state").glob("0.*.waiting-*"))) == 1
     # Of a processor, whatever else there is to do: ten times what it takes on a slow machine; a row
     # at a time takes a hundred times as long.
     assert written - start < 1.0
@@ -259,7 +263,7 @@ def test_the_order_of_the_protocol_is_insisted_on(checkpoint):
             state.write_decision(decision(0))
         with pytest.raises(ValueError, match="micro-batch 0 is done already"):
             state.make_plan(0, 1)
-        with pytest.raises(CheckpointCorrupt, match=r"state/3/manifest.json is missing"):
+        with pytest.raises(CheckpointCorrupt, match=r"batches/3.decision is missing"):
             state.waiting(3)
 
 
@@ -391,8 +395,7 @@ def test_what_a_dead_driver_left_of_a_decision_goes(checkpoint, monkeypatch):
             waits = state.waiting(number - 1)
             run_one(state, number, waits)
             state.prune(number)
-        names = [path.name.split(".")[0] for path in (checkpoint / "ackcore/state/0").iterdir()]
-        assert names == ["waiting-clicks"]
+        assert tables(checkpoint) == ["0.waiting-clicks"]
 
 
 # -- whose it is ------------------------------------------------------------------------------

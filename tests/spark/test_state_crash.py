@@ -6,11 +6,13 @@ import os
 import shutil
 
 import pytest
-from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots
+from checkpoints import OPEN, Killed, Killer, ask, decision, died, ids, records, roots
 
 from ackcore.spark.base.checksummed import write_batches
-from ackcore.spark.checkpoint.dead import Dead, WrittenDead
-from ackcore.spark.checkpoint.segments import WrittenSegment
+from ackcore.spark.base.schemas import FailedFile
+from ackcore.spark.checkpoint.dead import Dead
+from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 
 
 def wrote(directory, name, table):
@@ -49,11 +51,23 @@ def steps(state, until):
             waiting = waiting.plus("lines", records(10 * number, 1))
             path = wrote(work, "waiting-lines", records(10 * number + 1, 1))
             due_ms = 1000 + 10 * number + 1
-            waiting = waiting.plus("lines", WrittenSegment(path, 1, due_ms, due_ms - 1000))
+            waiting = waiting.plus(
+                "lines", FailedFile("lines", False, path, 1, None, due_ms, due_ms - 1000)
+            )
             if "clicks" not in waiting:
                 waiting = waiting.plus("clicks", records(0, 3, due_ms=10**9))
             dead = Dead(
-                {"lines": [WrittenDead(wrote(work, "dead-lines", tried[:1]), len(tried[:1]))]}
+                {
+                    "lines": [
+                        FailedFile(
+                            "lines",
+                            False,
+                            wrote(work, "dead-lines", tried[:1]),
+                            len(tried[:1]),
+                            None,
+                        )
+                    ]
+                }
             )
             totals = {"dead": before["dead"] + len(tried[:1])}
             totals["tried"] = before["tried"] + len(tried)
@@ -95,7 +109,7 @@ UNTIL = 4
 
 def ask_again(checkpoint):
     """A dead letter is asked for again before the first micro-batch."""
-    if not (checkpoint / "ackcore/replays").exists():
+    if not store_of(checkpoint).owner():
         ask(checkpoint)
 
 
@@ -144,9 +158,9 @@ def test_killed_at_any_instant_it_opens_in_the_old_or_the_new_state(tmp_path, ki
             for _ in steps(state, UNTIL):
                 pass
             assert snapshot(state) == after[-1], f"killed at {left}"
-            kept = sorted(path.name for path in (checkpoint / "ackcore/state").iterdir())
-            assert kept == ["0", "2", "3"]
-            assert not list((checkpoint / "ackcore/replays").glob("*.arrow"))
+            kept = {path.name.split(".")[0] for path in (checkpoint / "ackcore/state").iterdir()}
+            assert kept == {"0", "2", "3"}
+            assert not store_of(checkpoint).requested()
         shutil.rmtree(checkpoint)
 
 
@@ -185,7 +199,7 @@ def test_killed_while_former_runs_are_removed(tmp_path, killer, monkeypatch, dec
 
 def test_what_gets_a_name_is_on_the_disk_and_then_its_name_is(checkpoint, monkeypatch):
     """A machine that stops forgets what was not synced: no name may lead to that."""
-    fsync, replace = os.fsync, os.replace
+    fsync, replace, link = os.fsync, os.replace, os.link
     synced, unsure = set(), []
 
     def syncs(handle):
@@ -199,9 +213,39 @@ def test_what_gets_a_name_is_on_the_disk_and_then_its_name_is(checkpoint, monkey
         replace(old, new)
         unsure.append(os.stat(os.path.dirname(new)).st_ino)
 
+    def links(old, new):
+        assert os.stat(old).st_ino in synced, f"{old} is not on the disk"
+        link(old, new)
+        unsure.append(os.stat(os.path.dirname(new)).st_ino)
+
     monkeypatch.setattr(os, "fsync", syncs)
     monkeypatch.setattr(os, "replace", replaces)
+    monkeypatch.setattr(os, "link", links)
     with OPEN(checkpoint) as state:
-        for _ in steps(state, 3):
+        letters = DeadLetters.open(checkpoint, state.deployment_key, None, None, state.records)
+        for number, _ in enumerate(steps(state, 3)):
+            assert unsure == []
+            letters.write(number, {"lines": died(0, 2)})
             assert unsure == []
         assert state.last_done == 2
+
+
+def test_how_often_a_micro_batch_waits_for_the_disk(checkpoint, monkeypatch):
+    """Twice for each file with its name: plan, decision, letters, their index and mark.
+
+    Once for its tables' names, each table, and the directory of its run.
+    """
+    waits = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    with OPEN(checkpoint) as state:
+        letters = DeadLetters.open(checkpoint, state.deployment_key, None, None, state.records)
+        for number in range(4):
+            waits.clear()
+            state.write_plan(state.make_plan(number, 0))
+            work, dead = state.runs.new(number), {"lines": died(2 * number, 2)}
+            waiting = {"lines": records(100 + number, 3)}
+            state.write_decision(decision(number, waiting, dead, work=work.name))
+            letters.write(number, dead)
+            state.write_done(number)
+            state.prune(number)
+    assert len(waits) == 5 * 2 + 1 + 2 + 1

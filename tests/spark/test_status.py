@@ -20,6 +20,7 @@ from worlds import World, fails
 from ackcore.spark.base.checksummed import FORMAT
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointNewer, StateError
 from ackcore.spark.base.lock import holder_of
+from ackcore.spark.base.schemas import REASON_TYPE
 from ackcore.spark.checkpoint import progress_log
 from ackcore.spark.checkpoint.progress_log import ProgressLog, read_progress
 from ackcore.spark.dead_letters.store import DeadLetters
@@ -79,14 +80,14 @@ def test_waiting_records_are_counted_by_reason_and_age(tmp_path):
     rows = records(0, 60)
     first_ms = np.repeat([0, *(age + 1 for age in AGES_MS)], 10)[:60]
     now_ms = AGES_MS[-1] + 1000
-    texts = [
-        Reason("split", "ValueError", f"no\x1f{row}", final=False, after_ms=row).encode()
+    reasons = [
+        Reason("split", "ValueError", f"no\x1f{row}", final=False, after_ms=row)._asdict()
         if row % 3
-        else Reason("call", "Unavailable", "down\nfor now", counts=False).encode()
+        else Reason("call", "Unavailable", "down\nfor now", counts=False)._asdict()
         for row in range(60)
     ]
     rows = rows.set_column(3, rows.schema.field(3), pa.array(now_ms - first_ms))
-    rows = rows.set_column(5, rows.schema.field(5), pa.array(texts))
+    rows = rows.set_column(5, rows.schema.field(5), pa.array(reasons, REASON_TYPE))
     with OPEN(tmp_path / "c") as state:
         run_one(state, 0, {"lines": rows.slice(0, 50), "clicks": rows.slice(50)})
     waiting = read_status(tmp_path / "c", clock=at(now_ms)).waiting
@@ -134,7 +135,7 @@ def test_a_micro_batch_under_way_and_requests(tmp_path):
 def test_nothing_is_locked_and_nothing_is_written(tmp_path, monkeypatch):
     world = World(tmp_path, behaves=fails("a"))
     world.process(0, ["a", "b"])
-    ask(tmp_path, note=True, publish=False)  # which a query would publish
+    ask(tmp_path)
     monkeypatch.setattr("fcntl.flock", None)
     killer = Killer()
     killer.arm(None)
@@ -143,7 +144,7 @@ def test_nothing_is_locked_and_nothing_is_written(tmp_path, monkeypatch):
     finally:
         killer.disarm()
     assert killer.count == 0
-    assert (status.waiting.records, status.requests) == (1, 0)
+    assert (status.waiting.records, status.requests) == (1, 1)
 
 
 def test_what_is_pruned_meanwhile_is_read_again(tmp_path, monkeypatch):
@@ -195,13 +196,13 @@ def test_beside_a_driver_that_does_not_pause(tmp_path):
 def test_damage_is_told_of(tmp_path):
     with OPEN(tmp_path / "c") as state:
         run_one(state, 0, {"lines": records(0, 3)})
-    manifest = tmp_path / "c/ackcore/state/0/manifest.json"
+    manifest = tmp_path / "c/ackcore/batches/0.decision"
     whole = manifest.read_bytes()
     manifest.write_bytes(whole[:-5])
-    with pytest.raises(CheckpointCorrupt, match=r"manifest\.json is damaged"):
+    with pytest.raises(CheckpointCorrupt, match=r"0\.decision is damaged"):
         read_status(tmp_path / "c")
     manifest.write_bytes(whole)
-    (table,) = manifest.parent.glob("waiting-*.arrow")
+    (table,) = (tmp_path / "c/ackcore/state").glob("*.waiting-*.arrow")
     good = table.read_bytes()
     for at in range(0, len(good), 5):  # its checksum is not looked at
         table.write_bytes(good[:at] + bytes([good[at] ^ 255]) + good[at + 1 :])
@@ -214,7 +215,7 @@ def test_damage_is_told_of(tmp_path):
     manifest.unlink()
     with pytest.raises(StateError, match="is missing, though micro-batch 0 is done"):
         read_status(tmp_path / "c")
-    meta = manifest.parents[2] / "meta.json"
+    meta = manifest.parents[1] / "meta.json"
     line = meta.read_bytes().partition(b"\n")[0].replace(b'"format":%d' % FORMAT, b'"format":9')
     meta.write_bytes(line + b"\nblake2b %s\n" % blake2b(line, digest_size=16).hexdigest().encode())
     with pytest.raises(CheckpointNewer):

@@ -15,6 +15,7 @@ from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointInUse, CheckpointReadOnly, StateError
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.stores import local
+from ackcore.spark.stores.files import adopt_object, is_beside
 from ackcore.spark.stores.interface import Entry, Store, StoreConflict, StoreUnavailable
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore, told
@@ -87,14 +88,17 @@ def test_what_is_read_is_aligned(store):
         assert {each.size for each in found} == {size}
 
 
-def test_a_copy_is_past_this_machine_and_takes_the_place_of_what_was(store):
-    assert store.copy("a/b", "c/d") is None
+def test_a_file_beside_a_store_becomes_an_object_in_the_place_of_what_was(store):
+    source = f"{store.url}/a/b"
+    with pytest.raises(StateError, match=r"c/d could not be written: No such file|is not there"):
+        adopt_object(source, store, "c/d")
     store.put("a/b", b"some")
     store.put("c/d", b"other")
-    assert store.copy("a/b", "c/d") == 4
+    assert is_beside(source, store)
+    assert adopt_object(source, store, "c/d") == 4
     assert store.get("c/d").data == b"some"
     store.put("a/b", b"")
-    assert store.copy("a/b", "c/d") == 0
+    assert adopt_object(source, store, "c/d") == 0
     assert store.get("c/d").data == b""
 
 

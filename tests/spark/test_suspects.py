@@ -46,7 +46,7 @@ def test_a_crashing_record_is_found_and_rejected(world):
     state, _ = world.driver()
     with state:
         dead = state.decision(0).dead["lines"]
-    reasons = {Reason.decode(text.as_py())[1:3] for text in dead["_ackcore_reason"]}
+    reasons = {(one["type"], one["message"]) for one in dead["_ackcore_reason"].to_pylist()}
     assert reasons == {("KilledWorker", "killed its worker")}
 
 

@@ -21,11 +21,14 @@ from ackcore.spark.base import atomic
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.spark.protocol import act, batch, runs
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile
 from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.stores import local
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology.tuples import Reason
 
@@ -111,8 +114,8 @@ class Story:
         parts = sorted(self.sink.glob("batch_id=*/*.parquet"))
         rows = [row for part in parts for row in pq.ParquetFile(part).read()["line"].to_pylist()]
         assert sorted(rows) == ["A", "B", "C", "D", "E"]
-        letters = sorted((self.world.path / "ackcore/dead_letters").rglob("*.parquet"))
-        dead = [row for part in letters for row in pq.ParquetFile(part).read()["payload"]]
+        letters = [read_letters(file.path) for file in store_of(self.world.path).files("lines")]
+        dead = [row for table in letters for row in table["payload"]]
         assert sorted(row["line"].as_py() for row in dead) == ["poison", "venom"]
         state, engine = self.driver()  # whatever is there now, it opens
         with state:
@@ -397,14 +400,14 @@ def test_a_lock_that_is_gone_or_cannot_be_read(checkpoint):
 def test_two_that_claim_a_sinks_directory_at_once(tmp_path, monkeypatch):
     """The one that is second is refused, though it saw no note."""
     out, one, other = tmp_path / "out", to_parquet(tmp_path / "out"), to_parquet(tmp_path / "out")
-    write_file = sinks.write_file
+    write_file = local.write_file
 
     def late(path, write, **more):
-        monkeypatch.setattr(sinks, "write_file", write_file)
+        monkeypatch.setattr(local, "write_file", write_file)
         other.claim("count", "other", "/cp")
         write_file(path, write, **more)
 
-    monkeypatch.setattr(sinks, "write_file", late)
+    monkeypatch.setattr(local, "write_file", late)
     with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
         one.claim("count", "one", "/cp")
     assert [path.name for path in out.iterdir()] == ["_ackcore.json"]

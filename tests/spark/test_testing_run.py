@@ -23,15 +23,8 @@ from ackcore.arrow.shown import text_of
 from ackcore.kafka import KafkaSpout
 from ackcore.retry import backoff_ms
 from ackcore.spark import RunFailed, dead_letters, run_batch, to_parquet
-from ackcore.topology import (
-    AsyncBolt,
-    BasicBolt,
-    BatchBolt,
-    Layout,
-    Reject,
-    Retry,
-    TopologyBuilder,
-)
+from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Reject, Retry, TopologyBuilder
+from ackcore.topology.stage_layout import Layout
 
 LINE = pa.schema([("line", pa.string())])
 WORD = pa.schema([("word", pa.string())])
@@ -279,6 +272,32 @@ def test_rows_of_a_kafka_spout_are_given_and_decoded():
     assert (dead.error_type, dead.message_id) == ("JSONDecodeError", '["topic", 0, 1]')
     assert dead.payload["value"] == b"no JSON"
     assert ran.attempts == {"in": [1, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("value_type", "values"),
+    [
+        (pa.list_(pa.int64()), [[1], [2]]),
+        (pa.map_(pa.string(), pa.int64()), [[("n", 1)], [("n", 2)]]),
+        (pa.binary(), [b"1", b"2"]),
+    ],
+)
+def test_a_deserializer_may_fill_the_same_object_again(value_type, values):
+    made = {"list": [0], "map": {}, "binary": bytearray(1)}[str(value_type).partition("<")[0]]
+
+    def reader(value):
+        made["n" if isinstance(made, dict) else 0] = (
+            value[0] if isinstance(made, bytearray) else int(value)
+        )
+        return made
+
+    builder = TopologyBuilder()
+    servers = "nobody:9092"
+    spout = KafkaSpout("t", bootstrap_servers=servers, deserializer=reader, value_type=value_type)
+    builder.spout("in", spout)
+    builder.sink("in", nothing)
+    ran = testing.run(builder.build(), {"in": [{"value": b"1"}, {"value": b"2"}]}, tasks=1)
+    assert [row["value"] for row in ran.outputs["in"]] == values
 
 
 def test_rows_given_to_a_source_are_held_to_its_columns():

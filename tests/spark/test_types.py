@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import types
 from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
 
-from ackcore.spark import dead_letters, guard, replay, to_parquet
+from ackcore.spark import attempt, dead_letters, guard, replay, run_batch, to_parquet
 from ackcore.spark.base.versions import SPARK
 from ackcore.spark.checks import kept_schema
-from ackcore.topology import Reject
+from ackcore.topology import BasicBolt, BatchBolt, Reject, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -101,3 +102,40 @@ def test_what_arrow_loses_is_refused_by_name_at_every_depth(name):
         said = f"frame has a column 'v' of .*does not keep the type {kind.simpleString()}"
         with pytest.raises(TypeError, match=said.replace("(", r"\(").replace(")", r"\)")):
             kept_schema(schema, "frame")
+
+
+def test_a_null_in_a_nested_field_that_is_declared_not_null_is_kept(spark, tmp_path):
+    """By bolts, whose sink would end the query, and by `attempt`, of which Spark would read 0."""
+    numbers = pa.list_(pa.field("item", pa.int64(), nullable=False))
+    point = pa.struct([pa.field("x", pa.int64(), nullable=False)])
+    value = {"l": [None, 1], "p": {"x": None}, "m": {"k": None}}
+    strict = pa.schema(
+        [("l", numbers), ("p", point), ("m", pa.map_(pa.string(), pa.field("value", point, False)))]
+    )
+
+    class Rows(BasicBolt):
+        outputs = strict
+
+        def execute(self, tuple, collector):
+            collector.emit(value)
+
+    class Batches(BatchBolt):
+        outputs = strict
+        inputs = strict
+
+        def process(self, batch, out):
+            out.emit(batch, parents=range(len(batch)))
+
+    out = str(tmp_path / "out")
+    builder = TopologyBuilder()
+    builder.spout("in", spark.range(1))
+    builder.bolt("rows", Rows()).shuffle("in")
+    builder.bolt("batches", Batches()).shuffle("rows")
+    builder.sink("batches", to_parquet(out))
+    assert run_batch(builder.build(max_attempts=1), spark, tmp_path / "cp").acked == 1
+    (row,) = spark.read.parquet(out).select("l", "p", "m").collect()
+    assert row.asDict(recursive=True) == value
+
+    tried = attempt(spark.range(1), lambda row: value, strict)
+    (row,) = tried.selectExpr("l", "p.x", "m['k'].x AS y", "l[0] + p.x AS z", "error").collect()
+    assert row.asDict() == {"l": [None, 1], "x": None, "y": None, "z": None, "error": None}

@@ -10,11 +10,12 @@ from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.checkpoint import history, segments, tables, waiting
+from ackcore.spark.checkpoint import segments, waiting
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
+from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.stores.local import LocalStore
 
 # -- columns ----------------------------------------------------------------------------------
 
@@ -74,7 +75,7 @@ def test_columns_that_would_change_a_value_are_refused_before_there_is_a_plan(
 
 def written(root, before=frozenset()):
     """Files of who waits that were not there before, and their bytes."""
-    files = set(root.glob("ackcore/state/*/waiting-*.arrow")) - before
+    files = set(root.glob("ackcore/state/*.waiting-*.arrow")) - before
     return files, sum(file.stat().st_size for file in files)
 
 
@@ -144,7 +145,7 @@ def test_nothing_is_opened_in_which_nothing_is_due(checkpoint, monkeypatch):
     with OPEN(checkpoint) as state:
         run_one(state, 0, {"lines": records(0, 10, due_ms=10**9), "clicks": records(0, 10)})
         opened = []
-        monkeypatch.setattr(tables, "read_table", lambda path, **_: opened.append(path))
+        monkeypatch.setattr(TableCache, "_data", lambda cache, file, nbytes: opened.append(file))
         state.split_due(state.make_plan(1, 999))
         micro_batch(state, 1, 999, [("lines", records(50, 5, due_ms=10**9))])
         assert opened == []
@@ -172,15 +173,19 @@ def test_nothing_is_removed_that_is_mapped(checkpoint, monkeypatch):
     """NFS would keep it under another name, and so the directory, which cannot be removed then."""
     removed = []
 
-    def remove(path):
-        removed.append(path)
-        assert f"{path}\n" not in Path("/proc/self/maps").read_text()
-        atomic.remove(path)
+    def delete(store, keys):
+        keys = [*keys]
+        removed.extend(map(store.path, keys))
+        maps = Path("/proc/self/maps").read_text()
+        assert not [key for key in keys if f"{store.path(key)}\n" in maps]
+        whole(store, keys)
 
-    monkeypatch.setattr(history, "remove", remove)
+    whole = LocalStore.delete
+
+    monkeypatch.setattr(LocalStore, "delete", delete)
     with OPEN(checkpoint) as state:
         run_one(state, 0, {"lines": records(0, 2000)})
-        (file,) = (checkpoint / "ackcore/state/0").glob("waiting-lines.*")
+        (file,) = (checkpoint / "ackcore/state").glob("0.*.waiting-lines.*")
         for number in range(1, 4):
             micro_batch(state, number, 5000)
     assert file in removed

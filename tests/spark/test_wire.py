@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from ackcore import Entries
 from ackcore._shuffle import split_by_shard
-from ackcore.spark.base.reasons import REASON_SCHEMA, earliest, look_up, no_reasons, reasons_of
+from ackcore.arrow.shown import text_of
+from ackcore.spark.base.reasons import (
+    REASON_SCHEMA,
+    earliest,
+    first_reasons,
+    look_up,
+    no_reasons,
+    reasons_of,
+)
 from ackcore.spark.settle import wire
 from ackcore.topology.tuples import Reason
 
@@ -164,15 +172,14 @@ def test_the_longest_wait_that_is_asked_for_counts():
     tables = [
         reasons((1, 0, said(30_000, message="z")), (2, 0, said(5)), (3, 0, said(7, counts=False))),
         reasons((1, 0, said(500)), (2, 0, said(message="a")), (3, 0, said(2, message="b"))),
-        reasons((4, 0, said(9)), (4, 0, said(message="gone", final=True)), (5, 0, "-5 of mine")),
+        reasons((4, 0, said(9)), (4, 0, said(message="gone", final=True))),
     ]
-    kept = earliest(tables)
+    kept = first_reasons(tables)
     assert kept["text"].to_pylist() == [
         said(30_000),
         said(5, message="a"),
         said(7, message="b"),  # one of the two was an attempt
         said(message="gone", final=True),
-        "-5 of mine",
     ]
 
 
@@ -185,10 +192,10 @@ REASONS = st.tuples(
 
 @given(st.lists(st.lists(REASONS, max_size=4), max_size=4))
 def test_reasons_are_joined_in_any_grouping(parts):
-    at_once = earliest([reasons(*rows) for rows in parts])
+    at_once = first_reasons([reasons(*rows) for rows in parts])
     in_turn = no_reasons()
     for rows in reversed(parts):
-        in_turn = earliest([reasons(*reversed(rows)), in_turn])
+        in_turn = first_reasons([reasons(*reversed(rows)), in_turn])
     assert in_turn.to_pylist() == at_once.to_pylist()
 
 
@@ -213,3 +220,6 @@ def test_rows_with_a_reason_are_found(arrow_type):
     found = reasons_of(np.array([1, 2, 3, 4]), np.array([9, 8, 7, 6]), texts)
     assert found.to_pylist() == reasons((2, 8, "a"), (3, 7, "")).to_pylist()
     assert reasons_of(np.array([1]), 0, texts[:1]) is None
+    latin_1 = text_of([b"caf\xe9", b"ok"]).cast(arrow_type)
+    escaped = reasons_of(np.array([1, 2]), 0, latin_1)
+    assert escaped.to_pylist() == reasons((1, 0, "caf\\xe9"), (2, 0, "ok")).to_pylist()

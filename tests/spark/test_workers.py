@@ -7,21 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from worlds import World, fails
 
 import ackcore
 from ackcore.spark import (
     WorkerPythonError,
     combine,
-    dead_letters,
-    replay,
     run_batch,
     settle,
     settle_parquet,
 )
 from ackcore.spark.base import workers
 from ackcore.spark.base.workers import Answer, check_workers, judge, use_drivers_python
-from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 HERE = Answer("/here/python", "3.11.2", ackcore.__version__, None)
@@ -128,21 +124,6 @@ def test_a_python_that_lacks_what_its_daemon_needs_is_told(spark, context, tmp_p
     context.pythonExec = str(python)
     with pytest.raises(WorkerPythonError, match=rf"are to run {python}: .*No module named .*Set "):
         check_workers(spark)
-
-
-def test_dead_letters_are_read_and_sent_without_a_python_on_the_workers(spark, context, tmp_path):
-    context.pythonExec = "/no/such/python"
-    world = World(tmp_path, spouts=("lines", "clicks"), behaves=fails("a", "b", "c", final=True))
-    world.process(0, ["a", "b", ("clicks", "c")])
-    state, _ = world.driver()
-    with state:
-        letters = DeadLetters.open(tmp_path, state.deployment_key)
-        assert dead_letters(tmp_path, spark).collect() == []
-        letters.write(0, state.decision(0).dead)
-    assert replay(tmp_path, spark, where="spout = 'lines' and batch_id = 0").records == {"lines": 2}
-    assert replay(tmp_path, spark, where="replayed = 0").records == {"clicks": 1}
-    sent = dead_letters(tmp_path, spark).where("replay_request is not null")
-    assert [row.replayed for row in sent.collect()] == [1, 1, 1]
 
 
 def test_an_editable_install_of_the_drivers_own_is_not_asked(spark, context, tmp_path, monkeypatch):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, SinkFile
+from ackcore.spark.base.reasons import FAILED, Reasons
+from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, MESSAGE_ID, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol import act
 from ackcore.spark.protocol.batch import Engine
@@ -24,7 +25,9 @@ from ackcore.spark.sinks.interface import read_accepted
 from ackcore.spark.stores.files import making_in, read_file
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks import inflight_markers
-from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFileWriter, read_whole
+from ackcore.spark.tasks.failed_rows import FailedRows
+from ackcore.spark.tasks.failed_writer import FailedWriter
+from ackcore.spark.tasks.row_files import PLACE, ROOT, ROOT_ID, ROOTS, RowFileWriter, read_whole
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
 
@@ -204,7 +207,25 @@ class World:
         file.write(pa.record_batch(columns, schema=schema))
         return SinkFile("upper", "default", *file.finish()[:2], file.nbytes)
 
-    def fetch(self, topology, layout, inputs, plan, accepted, failed):
+    def setup(self, topology, layout, inputs, plan, spilled):
+        return SimpleNamespace(inputs=inputs, plan=plan)
+
+    def judge(self, setup, accepted, failed, rules):
+        writer = FailedWriter(replace(rules, inline_bytes=math.inf), "", 0)
+        said = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
+        for spout, lost in self.fetch(setup, accepted, failed).items():
+            reasons = Reasons.of_texts(pa.array([said[root] for root in lost[ROOT_ID].to_pylist()]))
+            first_ms, replayed = np.full(len(lost), rules.now_ms), np.zeros(len(lost), np.int32)
+            for row, place in enumerate(lost[PLACE].to_pylist()):
+                if place is not None:
+                    due = read_whole(setup.plan.retries[spout]).slice(place, 1).to_pylist()[0]
+                    first_ms[row], replayed[row] = due[FIRST_MS], due[REPLAYED]
+            writer.add(spout, lost, reasons, first_ms, replayed)
+        report, tables = writer.finish()
+        return FailedRows.of("", [report], tables)
+
+    def fetch(self, setup, accepted, failed):
+        inputs, plan = setup.inputs, setup.plan
         wanted = dict(zip(failed["root_id"].to_pylist(), failed["spout"].to_pylist(), strict=True))
         found = {}
         for root, spout, place, line, attempt in self._records(inputs, plan):
@@ -249,7 +270,7 @@ class World:
             self.write_dead_letters,
             clock=lambda: self.now_ms,
             pause=self.pause,
-            jobs=Jobs(self.run, self.fetch, self.snapshot_inputs, self.load_snapshot),
+            jobs=Jobs(self.run, self.snapshot_inputs, self.load_snapshot, self.setup, self.judge),
         )
         return state, engine
 

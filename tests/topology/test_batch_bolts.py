@@ -1,5 +1,6 @@
 """Bolts that take a batch at a time: what raises is bisected to the failing rows."""
 
+import collections
 import math
 import pickle
 
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import Row
 from results import emitted, failed, whys
 
 from ackcore.arrow.shown import text_of
@@ -207,11 +209,16 @@ def test_every_way_of_giving_columns(columns):
 
 
 ONE = [[1]]
+POINT = collections.namedtuple("Point", "x")
 BAD_CALLS = [
     (lambda out: out.emit(ONE, parents=[0], stream="sid"), ValueError, "did you mean 'side'?"),
     (lambda out: out.emit([1], parents=[0]), TypeError, "'x' of b's stream 'default' must be a c"),
     (lambda out: out.emit(["ab"], parents=[0]), TypeError, "must be a column, got str; repeat"),
     (lambda out: out.emit([{1}], parents=[0]), TypeError, "must be a column, got set"),
+    # Rows with names, as many as there are columns, must not become columns by position.
+    (lambda out: out.emit([POINT(1)], parents=[0]), TypeError, "got Point; a list holds columns"),
+    (lambda out: out.emit([Row(x=1)], parents=[0]), TypeError, "got Row; a list holds columns"),
+    (lambda out: out.emit([{"x": 1}], parents=[0]), TypeError, "got dict; a list holds columns"),
     (lambda out: out.emit(7, parents=[0]), TypeError, "must be a RecordBatch, a Table, .* got int"),
     (lambda out: out.emit([[1], [2]], parents=[0]), ValueError, "columns must be 1 .* got 2; a li"),
     (lambda out: out.emit({"y": [1]}, parents=[0]), ValueError, "got 'y'; "),

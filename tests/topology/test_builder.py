@@ -8,19 +8,9 @@ import re
 import pyarrow as pa
 import pytest
 
-from ackcore.topology import (
-    All,
-    Bolt,
-    Component,
-    Fields,
-    Global,
-    Input,
-    LocalOrShuffle,
-    PartialKey,
-    Settings,
-    Shuffle,
-    TopologyBuilder,
-)
+from ackcore.topology import Bolt, Component, Settings, TopologyBuilder
+from ackcore.topology.groupings import All, Fields, Global, LocalOrShuffle, PartialKey, Shuffle
+from ackcore.topology.parts import Input
 
 KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from declared import refusal
 
+from ackcore.testing import Source
 from ackcore.topology import (
     BasicBolt,
     BatchBolt,
@@ -320,3 +321,28 @@ def test_types_that_cannot_be_sent_row_by_row_are_refused(make, builder, type_):
     assert "field 'odd' of" in problem
     assert "must be of a type whose rows can be cut" in problem
     assert "declare the values' own type" in problem
+
+
+def test_what_is_nested_may_be_null_whatever_is_declared():
+    """Parquet raises for a null in a nested field that is declared NOT NULL: the sink would."""
+
+    def columns(nullable):
+        x = pa.field("x", pa.int64(), nullable)
+        kinds = [
+            pa.struct([x]),
+            pa.list_(x),
+            pa.large_list(x),
+            pa.list_(x, 2),
+            pa.map_(pa.string(), pa.field("value", pa.struct([x]), nullable)),
+        ]
+        return pa.schema([pa.field(f"c{i}", kind, False) for i, kind in enumerate(kinds)])
+
+    builder = TopologyBuilder()
+    builder.spout("in", Source(pa.schema([("n", pa.int64())])))
+    builder.bolt(
+        "a", one(BasicBolt, outputs=columns(False), execute=lambda self, tuple, collector: None)
+    ).shuffle("in")
+    builder.bolt(
+        "b", one(BasicBolt, inputs=columns(False), execute=lambda self, tuple, collector: None)
+    ).shuffle("a")
+    assert builder.build().bolts["a"].schemas["default"].equals(columns(True))

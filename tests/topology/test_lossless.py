@@ -7,6 +7,7 @@ import datetime as dt
 import decimal
 import enum
 import math
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -303,6 +304,10 @@ def test_a_row_with_names_goes_by_name(point):
     schema = RowSchema("b", "default", pa.schema(list(POINT)))
     assert schema.row(point) == (1, 2)
     assert schema.row((1, 2)) == schema.row(spark_row(1, 2)) == (1, 2)
+    size = RowSchema(
+        "b", "default", pa.schema([(name, pa.int64()) for name in ("lines", "columns")])
+    )
+    assert size.row(os.terminal_size((80, 25))) == (25, 80)  # a C type with names
     other = RowSchema("b", "default", pa.schema([("x", pa.int64()), ("z", pa.int64())]))
     with pytest.raises(ValueError, match="must be fields of b's stream 'default', got 'y'"):
         other.row(point)
@@ -319,6 +324,7 @@ def test_names_that_a_struct_lacks_are_refused(shape):
     )
 
 
+TWICE = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
 LOST = [
     (2.7, pa.int64(), "must be int64, got float: 2.7 would become 2"),
     (decimal.Decimal("1.5"), pa.int64(), "Decimal('1.5') would become 1"),
@@ -354,12 +360,36 @@ def test_what_would_become_another_value_is_refused_by_name(value, arrow_type, w
     assert said.startswith(f"'v' of b's stream 'default' must be {arrow_type}, got list: "), said
 
 
+@pytest.mark.parametrize("shape", [Row, Column])
+@pytest.mark.parametrize(
+    ("value", "arrow_type", "words"),
+    [
+        (2**40, pa.int32(), "1099511627776"),
+        (2**70, pa.int64(), str(2**70)),
+        ("\ud83d", pa.string(), "'\\ud83d'"),
+        (decimal.Decimal("1.005"), pa.decimal128(10, 2), "Decimal('1.005')"),
+        ("x", pa.timestamp("us"), "'x'"),
+        (
+            {"a": "x" * 500, "b": {"c": 300}},
+            pa.struct([("a", pa.string()), ("b", pa.struct([("c", pa.int8())]))]),
+            "field 'b': field 'c': 300",
+        ),
+    ],
+)
+def test_a_value_that_arrow_does_not_take_is_named(shape, value, arrow_type, words):
+    assert f"{words} does not fit in row " in emitted(shape([value], arrow_type))
+
+
 @pytest.mark.parametrize(
     ("column", "arrow_type", "words"),
     [
         (pa.array([0.5, math.nan, 0.1]), pa.float32(), "[ 0.1 ] would become [ 0.1 ] in row 2"),
         (pa.chunked_array([[0.5], [0.5, 0.1]]), pa.float32(), "in row 2"),
-        (pa.array([NOON.replace(microsecond=5)]), pa.timestamp("s"), "would lose data"),
+        (
+            pa.array([NOON.replace(microsecond=5)]),
+            pa.timestamp("s"),
+            "[ 2026-01-02 12:00:00.000005 ] does not fit in row",
+        ),
         (pa.array([NOON]), pa.date32(), "mean something else"),
         (pa.array(["7", "007"]), pa.int64(), '[ "007" ] would become [ 7 ] in row 1'),
         (pa.array([1.5]), pa.decimal128(3, 0), "would become"),
@@ -372,6 +402,15 @@ def test_what_would_become_another_value_is_refused_by_name(value, arrow_type, w
         (pa.array([{"a": 1}]), pa.struct([("a", pa.date32())]), "mean something else"),
         (np.array([0.0, -0.0]), pa.int8(), "[ -0 ] would become [ 0 ] in row 1"),
         (pa.array([[1]]), pa.int64(), "Unsupported cast"),
+        (TWICE, pa.struct([("a", pa.int8())]), "must have names of their own"),
+        (pa.array([[None]]), pa.struct([("a", pa.int8())]), "Unsupported cast"),
+        (pa.array([1, 300, 400]), pa.int8(), "[ 300 ] does not fit in row 1"),
+        (pa.array([b"a", b"caf\xe9"]), pa.string(), "[ 636166E9 ] does not fit in row 1"),
+        (
+            pa.array([decimal.Decimal("1.50"), decimal.Decimal("1.25")]),
+            pa.decimal128(3, 1),
+            "[ 1.25 ] does not fit in row 1",
+        ),
     ],
 )
 def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, words):
@@ -393,6 +432,18 @@ def test_a_column_that_no_cast_leads_back_to_is_refused(column, arrow_type, word
         ),
         (pa.array(["a", None, "a"]).dictionary_encode(), pa.string(), 3),
         (pa.nulls(2), pa.int8(), 2),
+        (pa.array([[], [None], None]), pa.list_(pa.string()), 3),
+        (pa.array([[], []]), pa.large_list(pa.struct([("a", pa.int8())])), 2),
+        (
+            pa.array([{"a": None, "b": []}]),
+            pa.struct([("b", pa.list_(pa.int8())), ("a", pa.int8())]),
+            1,
+        ),
+        (
+            pa.array([[("k", None)]], pa.map_(pa.string(), pa.null())),
+            pa.map_(pa.string(), pa.int8()),
+            1,
+        ),
         (pd.Series(["a", math.nan], dtype=object), pa.string(), 2),
         (pd.Series([1, None], dtype="Int64"), pa.int8(), 2),
         (pd.Series(["a", "b"], dtype="category"), pa.string(), 2),

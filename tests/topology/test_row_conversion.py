@@ -72,7 +72,8 @@ def test_rows_that_do_not_convert_are_named_and_the_others_converted():
     assert found[2] == [{"n": 3, "tags": None}]
     assert [row for row, _ in misfits] == [1, 3, 4, 5, 6]
     messages = [str(error) for _, error in misfits]
-    assert messages[0].startswith("'n' of b's stream 'default' must be int64, got str 'x', ")
+    said = "'n' of b's stream 'default' must be int64, got str: 'x' does not fit"
+    assert messages[0].startswith(said)
     assert messages[1] == "'n' of b's stream 'default' must not be null, got None"
     assert messages[4].startswith("'tags' of b's stream 'default' must be list<")
 

@@ -210,10 +210,10 @@ def test_several_checkpoints_and_none(tmp_path, checkpoint):
 
 def test_a_checkpoint_that_is_damaged_is_told_of(checkpoint):
     with Server([checkpoint]) as server:
-        (checkpoint / "ackcore/state/1/manifest.json").write_text("{}")
+        (checkpoint / "ackcore/batches/1.decision").write_text("{}")
         status, found = asked(server.url, "api/0/status")
         assert status == 503
-        assert "manifest.json is damaged" in found["error"]
+        assert "1.decision is damaged" in found["error"]
 
 
 def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):
@@ -240,15 +240,15 @@ def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):
 
 
 def test_damaged_letters_are_told_of_beside_the_others(checkpoint):
-    file = checkpoint / "ackcore/dead_letters/lines/batch-1.parquet"
+    (file,) = (checkpoint / "ackcore/dead_letters/lines").glob("batch-1.*.parquet")
     file.write_bytes(file.read_bytes()[:-9])
     with Server([checkpoint]) as server:
         status, found = asked(server.url, "api/0/status")
         assert (status, found["dead"]["letters"]) == (200, 4)
-        assert "batch-1.parquet is damaged" in found["dead"]["damaged"][0]
+        assert f"{file} is damaged" in found["dead"]["damaged"][0]
         status, found = asked(server.url, "api/0/letters")
         assert (status, len(found["letters"])) == (200, 4)
-        assert "batch-1.parquet is damaged" in found["damaged"][0]
+        assert f"{file} is damaged" in found["damaged"][0]
 
 
 def test_it_ends(checkpoint):

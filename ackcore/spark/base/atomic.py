@@ -130,10 +130,11 @@ def write_file(
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
-def link_file(source: Path, path: Path) -> None:
+def link_file(source: Path, path: Path, *, named: bool = True) -> None:
     """Make ``path`` a hard link to a finished file, atomically and durably.
 
-    If the file system has no links, or ``path`` is on another one, the file is copied.
+    If the file system has no links, or ``path`` is on another one, the file is copied.  With
+    ``named=False`` the name becomes durable only when the caller syncs its directory.
 
     Raises
     ------
@@ -154,7 +155,8 @@ def link_file(source: Path, path: Path) -> None:
             finally:
                 # If both names are links to the same file, os.replace keeps the temporary one.
                 temporary.unlink(missing_ok=True)
-            sync_directory(path.parent)
+            if named:
+                sync_directory(path.parent)
             return
     with open(source, "rb") as whole:
         write_file(path, lambda file: shutil.copyfileobj(whole, file, 1 << 20))
@@ -169,11 +171,16 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def is_temporary(name: str) -> bool:
+    """Return whether a file's name is that of a temporary file."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
 def remove_temporaries(directory: Path) -> None:
     """Remove the temporary files of writers that died; no writer of this driver may be active."""
     left = list(directory.iterdir()) if directory.is_dir() else []
     # Listed before the check, so that no file of a driver that takes over is removed.
     check_fence()
     for path in left:
-        if _TEMPORARY.fullmatch(path.name):
+        if is_temporary(path.name):
             remove(path)

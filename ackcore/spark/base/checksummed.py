@@ -36,7 +36,7 @@ FORMAT = 1
 #: The end of the message about a damaged file of an undecided run.
 RUN_AGAIN = "Start again: its micro-batch is not decided, and is run once more"
 #: The checksum in a file's name.
-_NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.(?:arrow|parquet)(?:\.staged)?")
+_NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.(?:arrow|parquet)")
 #: The size in bytes of the pieces whose hashes, one after the other, make a fingerprint.
 _PIECE = 1 << 20
 #: The number of rows that `write_table` writes at a time: Arrow copies each batch.
@@ -221,12 +221,9 @@ def _checksum_of(path: Path, digits: int) -> str:
     return checksum.hex()
 
 
-def write_table(directory: Path, name: str, table: pa.Table, *, staged: bool = False) -> str:
-    """Write a table as ``<name>.<checksum>.arrow`` and return that name.
-
-    The name of a ``staged`` table ends in ``.staged``.  It is ignored until it is renamed.
-    """
-    return write_batches(directory, name, table.schema, batches_of(table), staged=staged)
+def write_table(directory: Path, name: str, table: pa.Table) -> str:
+    """Write a table as ``<name>.<checksum>.arrow`` and return that name."""
+    return write_batches(directory, name, table.schema, batches_of(table))
 
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -245,20 +242,21 @@ def write_batches(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
     *,
-    staged: bool = False,
     large: bool = False,
     synced: bool = True,
+    named: bool = True,
 ) -> str:
     """Write a table batch by batch, as `write_table` does; a ``large`` one gets a fingerprint.
 
-    A table that is not ``synced`` may be lost if the machine stops.
+    A table that is not ``synced`` may be lost if the machine stops.  With ``named=False`` its name
+    becomes durable only when the caller syncs the directory.
     """
     made = NamedByChecksum(directory, name, "arrow", large=large, synced=synced)
     try:
         with made.writing(), pa.ipc.new_file(made.sink, schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
-        return made.finish(staged=staged)
+        return made.finish(named=named)
     except Exception:
         made.discard()
         raise
@@ -304,15 +302,15 @@ class NamedByChecksum:
         """Raise errors of the enclosed code as errors that name the file."""
         return writing(self._directory / self._name)
 
-    def finish(self, *, staged: bool = False) -> str:
+    def finish(self, *, named: bool = True) -> str:
         """Rename the file to its final name, and return that name; no write may follow."""
         with self.writing():
             if self._synced:
                 self._hashed.sync()
             self._file.close()
-            name = f"{self._name}.{self._checksum.hex()}.{self._ending}" + ".staged" * staged
+            name = f"{self._name}.{self._checksum.hex()}.{self._ending}"
             os.replace(self._temporary, self._directory / name)
-            if self._synced:
+            if self._synced and named:
                 sync_directory(self._directory)
         return name
 
@@ -356,7 +354,7 @@ def table_in(
     check_data(data, path, content=check, way_out=way_out)
     try:
         return _table_of(data)
-    except _DAMAGE as error:
+    except (*_DAMAGE, OSError) as error:
         raise corrupt(path, f"is damaged: {error}", way_out) from error
 
 
@@ -403,23 +401,6 @@ def check_size(
         raise corrupt(path, f"is damaged: it has {size} bytes, and had {nbytes}", way_out)
 
 
-def check_file(path: Path, nbytes: int, content: bool) -> None:
-    """Check a file's size and, if ``content`` is true, its checksum.
-
-    Raises
-    ------
-    CheckpointCorrupt, StateError
-        As `read_table`.
-    """
-    with _reading(path, WAY_OUT):
-        size = path.stat().st_size
-        named = _NAMED.search(path.name)
-        check_size(path, size, nbytes)
-        if content and (named is None or _checksum_of(path, len(named[1])) != named[1]):
-            what = f"is damaged: its {size} bytes do not have the checksum in its name"
-            raise corrupt(path, what)
-
-
 def read_table(
     path: Path, *, check: bool = True, nbytes: int | None = None, way_out: str = WAY_OUT
 ) -> pa.Table:
@@ -455,12 +436,3 @@ def read_table(
             what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
             raise corrupt(path, what, way_out)
         return _table_of(data)
-
-
-def read_table_schema(path: Path, way_out: str = WAY_OUT) -> pa.Schema:
-    """Return a table's schema from the end of its file; the rest is not read.
-
-    Parameters and errors are those of `read_table`.
-    """
-    with _reading(path, way_out), pa.memory_map(os.fspath(path)) as source:
-        return pa.ipc.open_file(source).schema

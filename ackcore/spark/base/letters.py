@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackcore.arrow import rebatched
-from ackcore.spark.base.reason_columns import ReasonTexts, encoded, parts
+from ackcore.spark.base.reasons import reason_column, reason_parts
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     FIRST_MS,
@@ -52,8 +52,7 @@ GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 23
 
 def as_letters(dead: pa.Table, number: int) -> pa.Table:
     """Return dead records of a micro-batch, in `TRACKING` and the source's columns, as letters."""
-    reasons = ReasonTexts.of_column(dead[REASON])
-    component, kind, message = (part.take(pa.array(reasons.of)) for part in parts(reasons.values))
+    component, kind, message = reason_parts(dead[REASON])
     payload = dead.select(dead.column_names[len(TRACKING) :])
     columns = [
         dead[MESSAGE_ID],
@@ -95,7 +94,7 @@ def as_tracked(
         attempts,
         pa.array(np.zeros(len(letters), np.int64)),
         *(letters[name].cast(TIME).cast(pa.int64()) for name in ("first_ms", "last_ms")),
-        encoded("-", *told),
+        reason_column(*told),
         replayed,
     ]
     if not payload:

@@ -2,18 +2,27 @@
 
 Few rows have a reason.  So reasons are kept apart from the rows of a ledger, in Arrow tables of
 (root, time, text), and joined again when the root is settled.
+
+During a run a reason is the text of `Reason.encode`.  The few distinct texts are a dictionary, in
+the driver and in the exchange.  When a record is judged, `Reasons` splits its text once; from then
+on the reason is a struct, `REASON_TYPE`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.topology.tuples import Reason
+from ackcore.arrow.shown import as_texts
+from ackcore.spark.base.schemas import DUE_MS, REASON, REASON_TYPE, TRACKING, without_numbers
+from ackcore.topology.tuples import UNCOUNTED, UNIT, Reason
 
 #: The columns of records that are not ACKED, with an encoded `ackcore.topology.Reason`.
 #: If a service is down, many records have the same reason: a dictionary stores each text once.
@@ -33,7 +42,7 @@ ENGINE = "ackcore"
 
 
 #: The reason of a record that waits behind another one; it never counts as an attempt.
-BEHIND = Reason(ENGINE, "Behind", "an earlier record of its key waits", counts=False).encode()
+BEHIND = Reason(ENGINE, "Behind", "an earlier record of its key waits", counts=False)
 
 
 def killed_worker(final: bool) -> Reason:
@@ -58,44 +67,16 @@ def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table 
         return None
     rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
     times = np.full(len(rows), ms) if isinstance(ms, int) else ms[rows]
-    # Cast first, because Arrow cannot take() from string views.
-    found = texts.cast(pa.string()).take(pa.array(rows))
+    # Cast first, because Arrow cannot take() from string views. Users' text may not be UTF-8.
+    found = as_texts(texts.cast(pa.string()).take(pa.array(rows)))
     return pa.table([pa.array(root_ids[rows]), pa.array(times), found], schema=REASON_SCHEMA)
 
 
 def earliest(tables: list[pa.Table]) -> pa.Table:
-    """Return the earliest reason of each root by (time, text), in the order of root ids.
-
-    Requested waits are ignored in the comparison.  The reason that is kept gets the longest wait of
-    its root.  So the result does not depend on the order and grouping in which reasons are joined.
-    """
+    """Return the earliest reason of each root by (time, text), in the order of root ids."""
     if not tables:
         return no_reasons()
     reasons = pa.concat_tables(tables).combine_chunks()
-    texts = reasons["text"]
-    # Only distinct texts are tested: if a service is down, many are equal.
-    if not pc.any(pc.match_substring_regex(texts.unique(), _ASKS)).as_py():
-        return _first_of_each(reasons)
-    waits = pc.match_substring_regex(texts, _ASKS)
-    bare = pc.replace_substring_regex(texts, "^([-~])[1-9][0-9]{0,17}\x1f", "\\1\x1f")
-    kept = _first_of_each(reasons.set_column(2, "text", bare))
-    roots = reasons["root_id"].filter(waits).to_numpy()
-    asked = pc.extract_regex(texts.filter(waits), _ASKS).combine_chunks().field("ms")
-    places = np.searchsorted(kept["root_id"].to_numpy(), roots)
-    longest = np.zeros(len(kept), np.int64)
-    np.maximum.at(longest, places, asked.cast(pa.int64()).to_numpy())
-    said = kept["text"]
-    waiting = pc.and_not(pa.array(longest > 0), pc.starts_with(said, "!"))  # final ones do not wait
-    flags, rest = pc.utf8_slice_codeunits(said, 0, 1), pc.utf8_slice_codeunits(said, 1)
-    asking = pc.binary_join_element_wise(flags, pa.array(longest).cast(pa.string()), rest, "")
-    return kept.set_column(2, REASON_SCHEMA.field(2), pc.if_else(waiting, asking, said))
-
-
-#: The beginning of an encoded `Reason` that requests a wait.
-_ASKS = "^[-~](?P<ms>[1-9][0-9]{0,17})\x1f"
-
-
-def _first_of_each(reasons: pa.Table) -> pa.Table:
     order = np.argsort(reasons["root_id"].to_numpy(), kind="stable")
     roots = reasons["root_id"].to_numpy()[order]
     if (roots[1:] != roots[:-1]).all():
@@ -105,6 +86,29 @@ def _first_of_each(reasons: pa.Table) -> pa.Table:
     first = np.ones(len(roots), np.bool_)
     first[1:] = roots[1:] != roots[:-1]
     return reasons.filter(pa.array(first))
+
+
+def first_reasons(tables: list[pa.Table]) -> pa.Table:
+    """Return the earliest encoded reason of each root, as `earliest` does.
+
+    Requested waits are ignored in the comparison.  The reason that is kept gets the longest wait of
+    its root.  So the result does not depend on the order and grouping in which reasons are joined.
+    """
+    if not tables:
+        return no_reasons()
+    reasons = pa.concat_tables(tables)
+    said = Reasons.of_texts(reasons["text"])
+    asked = said.after_ms()
+    if not asked.any():
+        return earliest([reasons])
+    place, field = 2, REASON_SCHEMA.field(2)
+    kept = earliest([reasons.set_column(place, field, said.encoded(0 * asked))])
+    longest = np.zeros(len(kept), np.int64)
+    places = np.searchsorted(kept["root_id"].to_numpy(), reasons["root_id"].to_numpy())
+    np.maximum.at(longest, places, asked)
+    said = Reasons.of_texts(kept["text"])
+    # Final reasons have no wait.
+    return kept.set_column(place, field, said.encoded(np.where(said.final(), 0, longest)))
 
 
 def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
@@ -128,3 +132,131 @@ def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
         reasons["text"].combine_chunks().take(found),
         reasons["ms"].combine_chunks().take(found),
     )
+
+
+Bools = npt.NDArray[np.bool_]
+
+#: The reasons of dead records, and the number of deaths for each.
+DEATHS = pa.schema(
+    [
+        ("component", pa.string()),
+        ("error_type", pa.string()),
+        ("error_message", pa.string()),
+        ("deaths", pa.int64()),
+    ]
+)
+
+
+class Reasons(NamedTuple):
+    """The distinct reasons of a column, and the index of each row's reason."""
+
+    values: pa.StructArray
+    of: Int64s
+
+    @classmethod
+    def of_texts(cls, texts: pa.Array | pa.ChunkedArray) -> Reasons:
+        """Return the reasons of a column of encoded reasons, or of a dictionary of them."""
+        whole = one_array(texts)
+        if not pa.types.is_dictionary(whole.type):
+            whole = whole.dictionary_encode()
+        parts = pc.split_pattern(whole.dictionary, UNIT, max_splits=3)
+        head, *told = (pc.list_element(parts, place) for place in range(4))
+        asked = pc.utf8_slice_codeunits(head, 1)
+        after_ms = pc.if_else(pc.equal(asked, ""), "0", asked).cast(pa.int64())
+        final, uncounted = (pc.starts_with(head, flag) for flag in ("!", UNCOUNTED))
+        values = _struct([*told, final, after_ms, pc.invert(uncounted)])
+        return cls(values, whole.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+
+    def taken(self, rows: Int64s) -> Reasons:
+        """Return the reasons of some of the rows."""
+        return Reasons(self.values, self.of[rows])
+
+    def final(self) -> Bools:
+        """Return which rows' reasons rule out another attempt."""
+        return self._flags("final")
+
+    def counts(self) -> Bools:
+        """Return which rows' failures count as attempts."""
+        return self._flags("counts")
+
+    def after_ms(self) -> Int64s:
+        """Return the wait in milliseconds that each row's reason requests; 0 if none."""
+        waits: Int64s = self.values.field("after_ms").to_numpy()[self.of]
+        return waits
+
+    def behind(self) -> Bools:
+        """Return which rows wait only because an earlier record of their key waits."""
+        same = (pc.equal(self.values.field(name), getattr(BEHIND, name)) for name in _TEXTS)
+        found: Bools = reduce(pc.and_, same).to_numpy(zero_copy_only=False)[self.of]
+        return found
+
+    def encoded(self, after_ms: Int64s) -> pa.Array:
+        """Return each row's reason in the form of `Reason.encode`, with the given waits."""
+        texts = (self.values.field(name) for name in _TEXTS)
+        counts, final = (self.values.field(name) for name in ("counts", "final"))
+        flags = pc.if_else(final, "!", pc.if_else(counts, "-", UNCOUNTED))
+        said = pc.binary_join_element_wise(*texts, UNIT)
+        waits = pa.array(after_ms)
+        asked = pc.if_else(pc.equal(waits, 0), "", waits.cast(pa.string()))
+        rows = pa.array(self.of)
+        heads = pc.binary_join_element_wise(flags.take(rows), asked, "")
+        return pc.binary_join_element_wise(heads, said.take(rows), UNIT)
+
+    def kept(self, counts: Bools) -> pa.StructArray:
+        """Return the reasons to store for rows that wait or are dead.
+
+        The requested wait is left out, since the due time records it.  ``counts`` says for each row
+        whether the failure counted as an attempt.
+        """
+        n = len(self.values)
+        told = [self.values.field(name) for name in (*_TEXTS, "final")]
+        no_wait = pa.array(np.zeros(n, np.int64))
+        both = [_struct([*told, no_wait, pa.repeat(flag, n)]) for flag in (False, True)]
+        return pa.concat_arrays(both).take(pa.array(self.of + n * counts))
+
+    def _flags(self, name: str) -> Bools:
+        found: Bools = self.values.field(name).to_numpy(zero_copy_only=False)[self.of]
+        return found
+
+
+_TEXTS = ("component", "type", "message")
+
+
+def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(whole, pa.ChunkedArray):  # some versions return this without chunks
+        return pa.array([], whole.type)
+    return whole
+
+
+def _struct(columns: list[pa.Array]) -> pa.StructArray:
+    return pa.StructArray.from_arrays(columns, fields=[*REASON_TYPE])
+
+
+def reason_column(
+    component: pa.Array, kind: pa.Array, message: pa.Array, *, final: bool = False
+) -> pa.StructArray:
+    """Return reasons that count as attempts, from the parts of each row."""
+    n = len(message)
+    told = [one_array(part).cast(pa.string()) for part in (component, kind, message)]
+    return _struct(
+        [*told, pa.repeat(final, n), pa.array(np.zeros(n, np.int64)), pa.repeat(True, n)]
+    )
+
+
+def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
+    """Return the components, types and messages of a column of reasons."""
+    return tuple(pc.struct_field(column, name) for name in _TEXTS)
+
+
+def refused(rows: pa.Table, most: int) -> pa.Table:
+    """Return records refused by the full waiting store as dead records."""
+    component, kind, message = map(one_array, reason_parts(rows[REASON]))
+    said = f"{most} records wait already (max_waiting); it failed with "
+    message = pc.binary_join_element_wise(said, kind, ": ", message, "")
+    reasons = reason_column(component, pa.repeat("WaitingFull", len(rows)), message, final=True)
+    for name, column in ((DUE_MS, pa.array(np.zeros(len(rows), np.int64))), (REASON, reasons)):
+        place = TRACKING.get_field_index(name)
+        rows = rows.set_column(place, TRACKING.field(place), column)
+    return without_numbers(rows)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 MESSAGE_ID = "_ackcore_message_id"
 ATTEMPT = "_ackcore_attempt"
@@ -16,6 +16,17 @@ LAST_MS = "_ackcore_last_ms"
 REASON = "_ackcore_reason"
 REPLAYED = "_ackcore_replayed"
 
+#: The type of a column of `Reason`.
+REASON_TYPE = pa.struct(
+    [
+        ("component", pa.string()),
+        ("type", pa.string()),
+        ("message", pa.string()),
+        ("final", pa.bool_()),
+        ("after_ms", pa.int64()),
+        ("counts", pa.bool_()),
+    ]
+)
 #: The columns before the source's own columns in a table of waiting or dead records.
 TRACKING = pa.schema(
     [
@@ -26,7 +37,7 @@ TRACKING = pa.schema(
         pa.field(DUE_MS, pa.int64(), nullable=False),
         pa.field(FIRST_MS, pa.int64(), nullable=False),
         pa.field(LAST_MS, pa.int64(), nullable=False),
-        pa.field(REASON, pa.string(), nullable=False),  # Reason.encode()
+        pa.field(REASON, REASON_TYPE, nullable=False),
         # The number of replays as a dead letter.  The books count resolved replays, and `replay`
         # leaves out records that die repeatedly.
         pa.field(REPLAYED, pa.int32(), nullable=False),
@@ -42,6 +53,11 @@ ORDER = "_ackcore_order"
 ORDER_BITS = 32
 
 
+def without_numbers(rows: pa.Table) -> pa.Table:
+    """Return dead records without the column `ORDER`, which only waiting records need."""
+    return rows.drop_columns([ORDER]) if ORDER in rows.schema.names else rows
+
+
 class SinkFile(NamedTuple):
     """A file of an accepted run with rows for a sink, under ``State.runs.of(decision)``."""
 
@@ -52,10 +68,35 @@ class SinkFile(NamedTuple):
     nbytes: int | None = None  # None if it was not recorded
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class FailedFile:
+    """A file of failed records of one spout that a task wrote, until a decision adopts it.
+
+    Waiting records are an Arrow table, sorted by their due times.  Dead records are Parquet, in the
+    form of the dead-letter store.  ``no_room`` is the limit `max_waiting` if the records from
+    ``start`` on are dead because the waiting store had no room.
+    """
+
+    spout: str
+    dead: bool
+    path: str  # in a task's report only the name
+    rows: int
+    nbytes: int | None
+    next_due_ms: int = 0
+    oldest_ms: int = 0
+    start: int = 0
+    no_room: int | None = None
+
+    def __len__(self) -> int:
+        return self.rows
+
+
 def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
     """Yield the columns that Parquet cannot hold, each with the reason."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - no task needs it to know the columns
+
     for field in schema:
         try:
             pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
-        except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError) as error:
             yield field, str(error)

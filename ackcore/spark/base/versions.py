@@ -22,6 +22,7 @@ from pyspark.sql.pandas import types as arrow_types
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
 
 from ackcore._records import Int64s
+from ackcore.arrow import nullable_within
 
 try:
     from py4j import protocol as py4j_errors  # type: ignore[import-untyped]
@@ -156,9 +157,9 @@ def _rotated(words: Any, bits: int) -> Any:
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """Return a Spark schema as an Arrow schema, with times in UTC and all nested fields nullable.
+    """Return the Arrow schema of Spark columns, with times in UTC and all nested fields nullable.
 
-    Spark declares nested fields NOT NULL but may set them to null: a left join makes null structs.
+    Spark does not keep NOT NULL of nested fields: a left join makes null structs of them.
     """
     if SPARK >= (4, 2):
         found = arrow_types.to_arrow_schema(schema, timezone="UTC")
@@ -168,15 +169,15 @@ def to_arrow_schema(schema: StructType) -> pa.Schema:
     return pa.schema(fields, metadata=found.metadata)
 
 
-#: Types of Spark 4.0 and 4.1 that Arrow represents as structs of binaries, and one of 4.1 whose
-#: precision Arrow lacks: Spark cannot read them from the Parquet that Arrow writes.
+#: Types of Spark 4.0 and 4.1 that become structs of binaries in Arrow's columns. TIME, of 4.1,
+#: loses its precision: Spark cannot read the Parquet that Arrow writes of it.
 _LOST = ("variant", "geometry", "geography", "time")
 
 
 def lost_in_arrow(kind: DataType) -> str | None:
     """Return the name of a type, or of one inside it, that Arrow does not preserve; else None.
 
-    A user-defined type is treated as its storage type.
+    A user-defined type (UDT) is treated as its storage type.
     """
     if isinstance(kind, StructType):
         inner = [field.dataType for field in kind]
@@ -192,24 +193,6 @@ def lost_in_arrow(kind: DataType) -> str | None:
         lost = collated or kind.typeName() in _LOST
         return kind.simpleString() if lost else None
     return next((lost for lost in map(lost_in_arrow, inner) if lost), None)
-
-
-def nullable_within(kind: pa.DataType) -> pa.DataType:
-    """Return a type in which everything nested may be null, except the keys of maps."""
-    if pa.types.is_struct(kind):
-        return pa.struct([_nullable(field) for field in kind])
-    if pa.types.is_map(kind):
-        key = kind.key_field.with_type(nullable_within(kind.key_type))
-        return pa.map_(key, _nullable(kind.item_field), kind.keys_sorted)
-    if pa.types.is_list(kind):
-        return pa.list_(_nullable(kind.value_field))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(_nullable(kind.value_field))
-    return kind
-
-
-def _nullable(field: pa.Field) -> pa.Field:
-    return field.with_type(nullable_within(field.type)).with_nullable(True)
 
 
 def from_arrow_schema(schema: pa.Schema) -> StructType:

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from ackcore.spark.base.letters import as_tracked
 from ackcore.spark.base.paths import Place
-from ackcore.spark.base.reason_columns import refused
-from ackcore.spark.base.schemas import TRACKING
+from ackcore.spark.base.reasons import refused
+from ackcore.spark.base.schemas import TRACKING, FailedFile
 from ackcore.spark.checkpoint.tables import TableCache
 
 #: Of what had no room so many rows are in memory with the reason for that.
@@ -100,35 +100,8 @@ class DeadLettersFile:
         self.path()
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenDead:
-    """A file of dead records before it is recorded: a `DeadFile` or, with ``letters``, a
-    `DeadLettersFile`.
-
-    Tasks wrote it, and told how many bytes it has.
-    """
-
-    path: Place
-    rows: int
-    start: int = 0
-    no_room: int | None = None
-    nbytes: int | None = None
-    letters: bool = False
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def kept(self, cache: TableCache, directory: str) -> DeadFile | DeadLettersFile:
-        """Move it to where the checkpoint has it."""
-        file = cache.adopt(self.path, directory, self.nbytes)
-        if self.letters:
-            assert self.nbytes is not None
-            return DeadLettersFile(cache, file, self.rows, self.nbytes)
-        return DeadFile(cache, file, self.rows, self.start, self.no_room)
-
-
 #: Records of a spout that died: on record, in a file that tasks wrote, or a table.
-DeadPart: TypeAlias = DeadFile | DeadLettersFile | WrittenDead | pa.Table
+DeadPart: TypeAlias = DeadFile | DeadLettersFile | FailedFile | pa.Table
 
 
 class Dead(Mapping[str, pa.Table]):
@@ -146,7 +119,7 @@ class Dead(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Dead:
-        """Read what `write` returned."""
+        """Rebuild the value that `write` turned into JSON."""
         return cls(
             {spout: [_on_record(cache, each) for each in found] for spout, found in body.items()}
         )
@@ -170,7 +143,7 @@ class Dead(Mapping[str, pa.Table]):
         """Write what is not on record, and return all as JSON can hold it."""
         found: dict[str, Any] = {}
         every = (part for some in self.parts.values() for part in some)
-        written = (part for part in every if isinstance(part, WrittenDead))
+        written = (part for part in every if isinstance(part, FailedFile))
         cache.adopt_soon({part.path: part.nbytes for part in written}, directory)
         for spout, some in self.parts.items():
             for part in some:
@@ -178,8 +151,10 @@ class Dead(Mapping[str, pa.Table]):
                 if isinstance(part, pa.Table):
                     file = cache.write_table(directory, f"dead-{spout}", part)
                     kept = DeadFile(cache, file, len(part))
+                elif isinstance(part, FailedFile):
+                    kept = adopted(part, cache, directory)
                 else:
-                    kept = part.kept(cache, directory) if isinstance(part, WrittenDead) else part
+                    kept = part
                 found.setdefault(spout, []).append(kept.body())
         return found
 
@@ -233,8 +208,17 @@ def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> It
     if isinstance(part, pa.Table):
         yield part
     else:
-        assert not isinstance(part, WrittenDead), f"{part} is not on record yet"
+        assert not isinstance(part, FailedFile), f"{part} is not on record yet"
         yield from part.pieces(payload=payload, keep=keep)
+
+
+def adopted(part: FailedFile, cache: TableCache, directory: str) -> DeadFile | DeadLettersFile:
+    """Move a file that a task wrote to where the checkpoint has it."""
+    file = cache.adopt(part.path, directory, part.nbytes)
+    if part.dead:
+        assert part.nbytes is not None
+        return DeadLettersFile(cache, file, part.rows, part.nbytes)
+    return DeadFile(cache, file, part.rows, part.start, part.no_room)
 
 
 def dead_of(dead: Mapping[str, pa.Table]) -> Dead:

@@ -51,7 +51,7 @@ class Plan:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Plan:
-        """Read what `body` returned."""
+        """Rebuild a decision from the JSON of `body`."""
         known = {name: body[name] for name in cls.__dataclass_fields__}
         for name in ("replays", "suspects", "rejected"):
             known[name] = tuple(known[name])
@@ -151,7 +151,7 @@ class BatchDecision:
         }
         lists = (*body["dead"].values(), *body["waiting"].values(), named.values())
         files = {each["file"] for some in lists for each in some if "nbytes" not in each}
-        cache.sync(directory)  # the names of files that tasks wrote
+        cache.sync()
         return {
             **body,
             "table_bytes": cache.sizes(files),
@@ -222,7 +222,7 @@ class Tables(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Mapping[str, Any]]) -> Tables:
-        """Read what is recorded of them."""
+        """Read the recorded decisions."""
         return cls(cache, {name: TableFile(**file) for name, file in body.items()})
 
     def __getitem__(self, name: str) -> pa.Table:

@@ -31,7 +31,6 @@ from typing import Any
 from ackcore.spark.base.checksummed import record_bytes, record_in
 from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.lock import process_name
-from ackcore.spark.checkpoint import history
 from ackcore.spark.checkpoint.records import META, of_deployment, written_by_another
 from ackcore.spark.stores.interface import Store, StoreConflict
 
@@ -293,7 +292,7 @@ class HeadRecords:
         once: bool = False,
         of_run: str = "",
     ) -> None:
-        """See `Records.write`; no put of a driver counts from which another has taken over."""
+        """See `Records.write`. A put of a driver counts only until another driver takes over."""
         self._write(name, {"deployment_key": self._deployment, "epoch": self.epoch, **body}, once)
 
     def _write(self, name: str, body: Mapping[str, Any], once: bool) -> None:
@@ -316,32 +315,25 @@ class HeadRecords:
             self._progress = [*self._progress, json.loads(text)][-_PROGRESS_LINES:]
 
     def numbers(self, directory: str, ending: str = "") -> list[int]:
-        """See `Records.numbers`; of ``state`` those with a manifest."""
+        """See `Records.numbers`."""
         found = set()
         for name in self._records:
             above, _, rest = name.partition("/")
             number = _NUMBERED.fullmatch(rest)
-            wanted = ending or "/manifest.json"
-            if above == directory and number is not None and number[2] == wanted:
+            if above == directory and number is not None and number[2] == ending:
                 found.add(int(number[1]))
         return sorted(found)
 
     # -- what goes ----------------------------------------------------------------------------
 
-    def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
-        """See `Records.remove_plans`: by the next put, so that it takes no trip of its own."""
-        self._forget("batches", number)
-
-    def remove_decisions(
-        self, number: int, named: Collection[str], unnamed: Collection[str]
-    ) -> None:
-        """See `Records.remove_decisions`: by the next put; their files a micro-batch later.
+    def remove_old(self, number: int, tables: Collection[str]) -> None:
+        """See `Records.remove_old`: by the next put, and tables a micro-batch later.
 
         Or when this is closed.
         """
         with self._lock:
-            self._forget("state", number)
-            self._dropped |= {*unnamed}
+            self._forget("batches", number)
+            self._dropped |= {*tables}
             if not self._swept:
                 # What drivers left that died before a head named it.  The list may lag.
                 listed = {entry.key for entry in self._store.list(_BELOW)}

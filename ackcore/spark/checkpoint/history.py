@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from ackcore._files.durable import sync_directory
-from ackcore.spark.base.atomic import remove, writing
-from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
-from ackcore.spark.base.paths import numbered
-from ackcore.spark.checkpoint import replays
+from ackcore.spark.base.errors import corrupt
 from ackcore.spark.checkpoint.decisions import Plan
 
 #: Reads the plan of a micro-batch.
@@ -53,7 +48,7 @@ def read_history(records: Numbered, plan_of: ReadPlan, begun: bool) -> History:
         If a file is missing.
     """
     plans, dones = records.numbers("batches", ".plan"), records.numbers("batches", ".done")
-    last = max([*plans, *dones, *records.numbers("state")], default=None)
+    last = max([*plans, *dones, *records.numbers("batches", ".decision")], default=None)
     if last is None:
         if begun:
             what = "is missing or empty, though micro-batches were run"
@@ -74,61 +69,3 @@ def read_history(records: Numbered, plan_of: ReadPlan, begun: bool) -> History:
     before = plan_of(last - 1)
     taken = {*plan.replays, *(() if before is None else before.replays)}
     return History(last, last if last in dones else plan.parent, frozenset(taken))
-
-
-def remove_plans(batches: Path, requests: Path, number: int, plan_of: ReadPlan) -> None:
-    """Remove plans and marks before micro-batch ``number - 1``, and the requests that were taken.
-
-    Requests go for good before the plans that remember having taken them.
-    """
-    taken = [
-        name
-        for plan in numbered(batches, ".plan")
-        if plan <= number
-        for name in _taken_by(plan, number, plan_of)
-    ]
-    for name in taken:
-        remove(requests / name)
-        remove(replays.withdrawn(requests / name))  # too late: it was taken
-    if taken and requests.is_dir():
-        with writing(requests):
-            sync_directory(requests)
-    for ending in (".plan", ".done"):
-        for old in numbered(batches, ending):
-            if old < number - 1:
-                remove(batches / f"{old}{ending}")
-
-
-def _taken_by(plan: int, number: int, plan_of: ReadPlan) -> tuple[str, ...]:
-    """Return the requests that a plan took; an old one may be past reading, and left none."""
-    try:
-        found = plan_of(plan)
-    except CheckpointCorrupt:
-        if plan >= number - 1:
-            raise
-        return ()
-    return () if found is None else found.replays
-
-
-def remove_tables(state: Path, number: int, named: Collection[str]) -> None:
-    """Remove decisions before micro-batch ``number - 1``, and the tables that none names.
-
-    Parameters
-    ----------
-    state : Path
-        Where they are.
-    number : int
-        The last micro-batch that is done.
-    named : collection of str
-        Files that the decisions name which are kept.
-    """
-    for old in numbered(state):
-        if old < number - 1:
-            directory = state / str(old)
-            remove(directory / "manifest.json")
-            files = list(directory.iterdir())
-            for path in files:
-                if f"{old}/{path.name}" not in named:
-                    remove(path)
-            if not any(f"{old}/{path.name}" in named for path in files):
-                remove(directory)

@@ -10,21 +10,19 @@ from typing import NamedTuple, TypeVar
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.checkpoint.bucket_runs import BucketRuns
-from ackcore.spark.checkpoint.bucket_tables import BucketTables
 from ackcore.spark.checkpoint.head import HeadMoved, HeadRecords
 from ackcore.spark.checkpoint.records import RecordFiles, Records
-from ackcore.spark.checkpoint.requests import (
-    POINTER,
-    BucketRequests,
-    DirectoryRequests,
-    Requests,
-)
+from ackcore.spark.checkpoint.requests import POINTER, Requests
 from ackcore.spark.checkpoint.run_directories import RunDirectories
 from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import open_store
 
 #: A checkpoint whose driver goes on writing is tried to be taken over so often.
 _TAKE_OVERS = 10
+
+#: The end of the path of a store of dead letters that is in its checkpoint.
+WITHIN = "/ackcore/dead_letters"
 
 Opened = TypeVar("Opened")
 
@@ -50,8 +48,8 @@ def opened_directory(checkpoint: Path, use: Callable[[Place], Opened]) -> Opened
         with fenced(records.check_owner):
             records.remove_temporaries()
             runs = RunDirectories(root / "work", records.check_owner)
-            tables = TableCache(root / "state")
-            requests = DirectoryRequests(root / "replays")
+            tables = TableCache(LocalStore(root), records.epoch)
+            requests = Requests(partial(letters_url, records, str(checkpoint)), records)
             return use(Place(str(checkpoint), requests, records, tables, runs))
     except BaseException:
         records.close()
@@ -63,9 +61,9 @@ def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
     store = open_store(f"{url}/ackcore", "checkpoint")
     for tried in range(_TAKE_OVERS):
         records = HeadRecords(store)
-        tables = BucketTables(store, records.epoch)
+        tables = TableCache(store, records.epoch)
         try:
-            requests = BucketRequests(partial(letters_url, records, url), records)
+            requests = Requests(partial(letters_url, records, url), records)
             runs = BucketRuns(store, records.check_owner)
             found = use(Place(url, requests, records, tables, runs))
             records.take_over()
@@ -84,6 +82,11 @@ def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
 
 
 def letters_url(records: Records, url: str) -> str:
-    """Return where the dead letters of a checkpoint in a bucket are."""
+    """Return where the dead letters of a checkpoint are."""
+    return remembered_letters(records) or url + WITHIN
+
+
+def remembered_letters(records: Records) -> str | None:
+    """Return where the dead letters of a checkpoint are, None if they are in it."""
     pointer = records.read(POINTER)
-    return f"{url}/ackcore/dead_letters" if pointer is None else str(pointer["path"])
+    return None if pointer is None else pointer["path"]

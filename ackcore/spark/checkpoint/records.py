@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ackcore.spark.base.atomic import make_directory, remove_temporaries
+from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries
 from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.lock import Lock
 from ackcore.spark.base.paths import numbered
-from ackcore.spark.checkpoint import history
 from ackcore.spark.checkpoint.progress_log import ProgressLog
+from ackcore.spark.stores.local import LocalStore
 
 META = "meta.json"
 
@@ -33,6 +33,10 @@ class Records(Protocol):
     """
 
     epoch: int
+
+    @property
+    def owned(self) -> bool:
+        """Whether it was taken over by this driver; before that it is only read."""
 
     def place(self, name: str) -> str:
         """Return where a record is, for people."""
@@ -81,15 +85,10 @@ class Records(Protocol):
     def append_progress(self, line: Mapping[str, Any]) -> None:
         """Note what a micro-batch did, for those who look from outside; nothing depends on it."""
 
-    def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
-        """Remove plans and marks before ``number - 1``, and the requests that were taken."""
+    def remove_old(self, number: int, tables: Collection[str]) -> None:
+        """Remove records of micro-batches before ``number - 1``, and tables that none names.
 
-    def remove_decisions(
-        self, number: int, named: Collection[str], unnamed: Collection[str]
-    ) -> None:
-        """Remove decisions before ``number - 1``, and what tables are not ``named`` any more.
-
-        In a bucket these are ``unnamed``, by their keys.
+        ``tables`` are their keys.
         """
 
     def check_owner(self) -> None:
@@ -118,6 +117,7 @@ class RecordFiles:
         self._lock = lock
         self._progress = ProgressLog(root)
         self.epoch = 0 if lock is None else lock.epoch
+        self.owned = lock is not None
 
     @classmethod
     def open(cls, root: Path) -> RecordFiles:
@@ -126,7 +126,7 @@ class RecordFiles:
 
     def remove_temporaries(self) -> None:
         """Remove what drivers left that died."""
-        for directory in (self.root, self.root / "batches"):
+        for directory in (self.root, self.root / "batches", self.root / "state"):
             remove_temporaries(directory)
 
     def place(self, name: str) -> str:
@@ -165,7 +165,7 @@ class RecordFiles:
         once: bool = False,
         of_run: str = "",
     ) -> None:
-        """See `Records.write`; made in the run's directory, which who takes over renames."""
+        """See `Records.write`. The next driver renames the directory that has the file."""
         made_in = self.root / "work" / of_run if of_run else None
         path = self.root / name
         make_directory(path.parent)
@@ -183,17 +183,15 @@ class RecordFiles:
         """See `Records.append_progress`."""
         self._progress.append(line)
 
-    def remove_plans(self, number: int, plan_of: history.ReadPlan) -> None:
-        """See `Records.remove_plans`."""
+    def remove_old(self, number: int, tables: Collection[str]) -> None:
+        """See `Records.remove_old`."""
         # If another driver takes over from here on, it drops the same: it has this one's mark.
         self.check_owner()
-        history.remove_plans(self.root / "batches", self.root / "replays", number, plan_of)
-
-    def remove_decisions(
-        self, number: int, named: Collection[str], unnamed: Collection[str]
-    ) -> None:
-        """See `Records.remove_decisions`."""
-        history.remove_tables(self.root / "state", number, named)
+        for path in sorted((self.root / "batches").iterdir()):
+            of = path.name.partition(".")[0]
+            if of.isdecimal() and int(of) < number - 1:
+                remove(path)
+        LocalStore(self.root).delete(tables)
 
     def check_owner(self) -> None:
         """See `Records.check_owner`."""

@@ -1,7 +1,7 @@
 """The rows of a micro-batch that sinks refused, recorded between its decision and its mark.
 
-Each answer of a sink that names rows is a record, ``state/N/refused-K.json`` with K from 0 on, and
-a table.  When all sinks have been asked ``state/N/refused.json`` has what follows: the records that
+Each answer of a sink that names rows is a record, ``batches/N.refused-K`` with K from 0 on, and
+a table.  When all sinks have been asked ``batches/N.refused`` has what follows: the records that
 are dead now, and the books.  From then on no sink is asked again.  Each is written once, whoever
 writes it: of two drivers one finds that the other was there.
 """
@@ -71,6 +71,7 @@ class Refusals:
             If another driver has taken over, or has recorded one.
         """
         file = self._write(number, f"refused-{place}", refusal.rows.cast(REFUSED))
+        self._cache.sync()
         body = {
             "sink": refusal.sink,
             "written": refusal.written,
@@ -105,6 +106,7 @@ class Refusals:
         files = {
             spout: self._write(number, f"refused-{spout}", some) for spout, some in dead.items()
         }
+        self._cache.sync()
         body = {
             "dead": {spout: file._asdict() for spout, file in files.items()},
             "table_bytes": self._cache.sizes(file.file for file in files.values()),
@@ -133,8 +135,8 @@ class Refusals:
 
 
 def _name(number: int, place: int) -> str:
-    return f"state/{number}/refused-{place}.json"
+    return f"batches/{number}.refused-{place}"
 
 
 def _closed(number: int) -> str:
-    return f"state/{number}/refused.json"
+    return f"batches/{number}.refused"

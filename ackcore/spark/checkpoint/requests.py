@@ -1,8 +1,7 @@
 """Requests to run dead letters again, as the query finds them that is to take them.
 
-On a file system they are files below the checkpoint; see `ackcore.spark.checkpoint.replays`.  In a
-bucket they are named by the index of the store of dead letters: with the note that makes one count
-it is there, by one put.
+They are named by the index of the store of dead letters: with the note that makes one count it is
+there, by one put.
 
 Anybody may add a request there, beside a query that runs.  None but the driver that owns the
 checkpoint takes one out: since a micro-batch that is done took it, or since it was withdrawn and no
@@ -14,14 +13,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from ackcore.spark.base.checksummed import digest_of, table_in
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.checkpoint import replays
+from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.opening import open_store
@@ -32,83 +31,18 @@ POINTER = "dead_letters.json"
 REQUESTS, _WITHDRAWN = ".requests", ".withdrawn"
 
 
-class Requests(Protocol):
-    """Requests that a query may take."""
-
-    def names(self, taken: Collection[str]) -> list[str]:
-        """Return the names of all that are there, sorted; cheap enough for every heartbeat.
-
-        Those that were ``taken`` by plans are left out.
-        """
-
-    def read(self, name: str, schema: pa.Schema) -> pa.Table:
-        """Return the rows of a request in the columns that its source has now.
-
-        Raises
-        ------
-        CheckpointCorrupt, ColumnsChanged
-            As `replays.read`.
-        """
-
-    def withdrawn(self, name: str) -> bool:
-        """Whether a user wants the query to go on without one that a plan took; none is changed."""
-
-    def forget(self, names: Collection[str]) -> None:
-        """Remove requests that were taken by micro-batches that are done."""
-
-
-class DirectoryRequests:
-    """Requests in a directory; `history.remove_plans` removes them with the plans.
-
-    Parameters
-    ----------
-    directory : Path
-        ``<checkpoint>/ackcore/replays``.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def names(self, taken: Collection[str]) -> list[str]:
-        """See `Requests.names`."""
-        return [name for name in replays.visible(self._directory) if name not in taken]
-
-    def read(self, name: str, schema: pa.Schema) -> pa.Table:
-        """See `Requests.read`."""
-        return replays.read(self._directory / name, schema)
-
-    def withdrawn(self, name: str) -> bool:
-        """See `Requests.withdrawn`."""
-        path = self._directory / name
-        return not path.exists() and replays.withdrawn(path).exists()
-
-    def forget(self, names: Collection[str]) -> None:
-        """Do nothing: they go with the plans that took them."""
-
-
-class Owner(Protocol):
-    """A check whether a driver owns its checkpoint: `ackcore.spark.checkpoint.head`."""
-
-    @property
-    def owned(self) -> bool:
-        """Whether it was taken over by this driver; before that it is only read."""
-
-    def check_owner(self) -> None:
-        """Raise CheckpointInUse if another driver has taken over since."""
-
-
-class BucketRequests:
+class Requests:
     """Requests in the index of a store of dead letters.
 
     Parameters
     ----------
     where : callable
         Returns the URL of the store, once the checkpoint is known.
-    owner : Owner
+    owner : Records
         The checkpoint.
     """
 
-    def __init__(self, where: Callable[[], str], owner: Owner) -> None:
+    def __init__(self, where: Callable[[], str], owner: Records) -> None:
         self._where, self._owner = where, owner
         self._opened: tuple[Store, SharedRecord] | None = None
 
@@ -128,7 +62,11 @@ class BucketRequests:
         return self._opened
 
     def names(self, taken: Collection[str]) -> list[str]:
-        """See `Requests.names`: a trip, and one for each that is there and was not taken."""
+        """Return the names of all that are there, sorted, but those that were ``taken`` by plans.
+
+        It is asked at every heartbeat.  In a bucket it takes a trip, and one for each that is there
+        and was not taken.
+        """
         there = [name for name in self._index.load().get("requests", {}) if name not in taken]
         marked = {name for name in there if self._marked(name)}
         if marked and self._owner.owned:
@@ -151,10 +89,18 @@ class BucketRequests:
         self._index.replace(change)
 
     def read(self, name: str, schema: pa.Schema) -> pa.Table:
-        """See `Requests.read`."""
+        """Return the rows of a request in the columns that its source has now.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If it is damaged or missing.
+        ColumnsChanged
+            If it does not fit these columns.
+        """
         place = f"{self._store.url}/{REQUESTS}/{name}"
         way_out = (
-            f"To go on without it, put an empty object {place}{_WITHDRAWN} and start again: its "
+            f"To go on without it, make an empty file {place}{_WITHDRAWN} and start again: its "
             "dead letters then count as not sent, and replay() sends them"
         )
         entry = self._index.read().get("requests", {}).get(name)
@@ -165,11 +111,14 @@ class BucketRequests:
         return replays.fitted(table, schema, name, place, way_out)
 
     def withdrawn(self, name: str) -> bool:
-        """See `Requests.withdrawn`; it is noted down once no plan has it any more."""
+        """Whether a user wants the query to go on without one that a plan took.
+
+        It is noted down once no plan has it any more.
+        """
         return name in self._index.load().get("withdrawn", []) or self._marked(name)
 
     def forget(self, names: Collection[str]) -> None:
-        """See `Requests.forget`; it takes trips only if there are some."""
+        """Remove requests that were taken by micro-batches that are done."""
         gone: list[str] = []
 
         def change(body: Body) -> Body | None:

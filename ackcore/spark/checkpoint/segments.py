@@ -1,4 +1,4 @@
-"""A file of waiting rows, sorted by when they are due: how it is read and written."""
+"""Files of waiting rows, sorted by due time: reading and writing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.paths import Place
-from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, TRACKING
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, TRACKING, FailedFile
 from ackcore.spark.checkpoint.tables import TableCache
-from ackcore.topology.tuples import UNCOUNTED
 
 #: What is sorted or merged at a time, in rows and in bytes: that much is in memory.
 _WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 26
@@ -31,6 +29,12 @@ class Segment:
     oldest_ms: int  # the least first_ms of those that wait
     start: int = 0
     untried: int = 0  # of those that wait: replayed ones whose first turn has not come
+
+    @classmethod
+    def adopted(cls, part: FailedFile, cache: TableCache, directory: str) -> Segment:
+        """Move a file that a task wrote to where the checkpoint has it."""
+        file = cache.adopt(part.path, directory, part.nbytes)
+        return cls(cache, file, part.rows, part.next_due_ms, part.oldest_ms)
 
     def __len__(self) -> int:
         """The number of rows that wait."""
@@ -67,27 +71,6 @@ class Segment:
             oldest_ms=pc.min(left[FIRST_MS]).as_py(),
             untried=untried_in(left) if self.untried else 0,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenSegment:
-    """A file that tasks wrote of records that begin to wait, sorted by when they are due."""
-
-    path: Place
-    rows: int
-    next_due_ms: int
-    oldest_ms: int
-    untried: int = 0
-    nbytes: int | None = None  # as its task told it
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def kept(self, cache: TableCache, directory: str) -> Segment:
-        """Move it to where the checkpoint has it."""
-        file = cache.adopt(self.path, directory, self.nbytes)
-        oldest = self.oldest_ms
-        return Segment(cache, file, self.rows, self.next_due_ms, oldest, untried=self.untried)
 
 
 def write_segment(
@@ -162,8 +145,8 @@ def due_of(table: pa.Table) -> Int64s:
 
 def untried_in(table: pa.Table) -> int:
     """Return how many rows wait for their first turn, and not for one that is to count."""
-    firsts = table[REASON].filter(pc.equal(table[ATTEMPT], 0))
-    return len(firsts) - (pc.sum(pc.starts_with(firsts, UNCOUNTED)).as_py() or 0)
+    counts = pc.struct_field(table[REASON], "counts")
+    return pc.sum(pc.and_(pc.equal(table[ATTEMPT], 0), counts)).as_py() or 0
 
 
 def all_nullable(table: pa.Table) -> pa.Table:

@@ -5,10 +5,10 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
     meta.json                 format, topology, deployment key; written when it is made
     lock                      held by the driver while it runs, with a random token of its own
     batches/N.plan            what micro-batch N will do
-    state/N/manifest.json     what became of it; written after the tables that it names
-    state/N/*.arrow           records that wait, or are dead; roots that are not ACKED
-    state/N/*.parquet         dead letters that tasks wrote, which the store links
-    state/N/refused*.json     what its sinks refused; written between manifest and mark
+    batches/N.decision        what became of it; written after the tables that it names
+    batches/N.refused*        what its sinks refused; written between decision and mark
+    state/N.*.arrow           records that wait, or are dead; roots that are not ACKED
+    state/N.*.parquet         dead letters that tasks wrote, which the store links
     batches/N.done            all has been acted upon
     work/N.<token>/           what executors write in a run of it; whose counts, the manifest says
     work/N.pinned/            the snapshot of its new rows, for careful runs
@@ -372,7 +372,7 @@ class State:
         if found != plan.due:
             raise corrupt(
                 self._records.place(f"batches/{plan.number}.plan"),
-                f"counts {plan.due} rows as due, and state/{plan.parent} has {found} of them",
+                f"counts {plan.due} rows as due, and micro-batch {plan.parent} has {found} of them",
             )
         requested = self._requested(plan)
         due, rest = waiting.split(plan.now_ms, plan.max_retries, requested, self.fitted)
@@ -423,7 +423,7 @@ class State:
         Its tables are read at the first access, by memory map.
         """
         if number not in self._decisions:
-            body = self._records.read(f"state/{number}/manifest.json")
+            body = self._records.read(f"batches/{number}.decision")
             if body is None:
                 return None
             decision = BatchDecision.of(self._cache, body)
@@ -434,7 +434,7 @@ class State:
         """Return a decision on which later records build."""
         decision = self.decision(number)
         if decision is None:
-            manifest = self._records.place(f"state/{number}/manifest.json")
+            manifest = self._records.place(f"batches/{number}.decision")
             raise corrupt(manifest, "is missing, though later records build on it")
         return decision
 
@@ -465,7 +465,7 @@ class State:
         # There may be tables here of a driver that died before it wrote the manifest, or of one
         # that has just taken over: no record names them, or all depends on them.
         body = decision.write(self._cache, plan.now_ms)
-        name = f"state/{number}/manifest.json"
+        name = f"batches/{number}.decision"
         self._records.write(name, body, once=True, of_run=decision.work)
         return self._decided(number)
 
@@ -531,15 +531,14 @@ class State:
         if self.last_plan == number:
             # Before the plans that remember having taken them.
             self._requests.forget(self._history.taken)
-        self._records.remove_plans(number, self.plan)
         self._runs.remove_done(number)
-        numbers = self._records.numbers("state")
+        numbers = self._records.numbers("batches", ".decision")
         kept = [self.decision(each) for each in numbers if each >= number - 1]
         # None: a later one, whose driver died while it wrote the tables.
         named = {file for each in kept if each is not None for file in each.table_files}
         # First: a network file system keeps a file that is mapped, and with it the directory.
         self._cache.keep(named)
-        self._records.remove_decisions(number, named, self._cache.unnamed(number, named))
+        self._records.remove_old(number, self._cache.unnamed(number, named))
         self._decisions = {n: each for n, each in self._decisions.items() if n >= number - 1}
 
     def pending_replays(self) -> tuple[str, ...]:

@@ -21,10 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.spark.base.schemas import DUE_MS, MESSAGE_ID, TRACKING
+from ackcore.spark.base.schemas import DUE_MS, MESSAGE_ID, TRACKING, FailedFile
 from ackcore.spark.checkpoint.segments import (
     Segment,
-    WrittenSegment,
     all_nullable,
     due_of,
     untried_in,
@@ -45,7 +44,7 @@ Fit = Callable[[str, pa.Table], pa.Table]
 
 
 #: Rows of a spout: on record, in a file that tasks wrote, or a table.
-Part: TypeAlias = Segment | WrittenSegment | pa.Table
+Part: TypeAlias = Segment | FailedFile | pa.Table
 
 
 class Waiting(Mapping[str, pa.Table]):
@@ -55,7 +54,7 @@ class Waiting(Mapping[str, pa.Table]):
 
     Parameters
     ----------
-    parts : mapping from str to sequence of Segment, WrittenSegment or pyarrow.Table
+    parts : mapping from str to sequence of Segment, FailedFile or pyarrow.Table
         By spout; what has no rows is left out.
     """
 
@@ -65,7 +64,7 @@ class Waiting(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Waiting:
-        """Read what `body` returned."""
+        """Rebuild the value that `body` turned into JSON."""
         return cls(
             {spout: [Segment(cache, **each) for each in found] for spout, found in body.items()}
         )
@@ -111,6 +110,7 @@ class Waiting(Mapping[str, pa.Table]):
             untried_in(part) if isinstance(part, pa.Table) else part.untried
             for some in self.parts.values()
             for part in some
+            if not isinstance(part, FailedFile)  # of records that failed just now
         )
 
     @property
@@ -204,11 +204,11 @@ class Waiting(Mapping[str, pa.Table]):
         """
         parts: dict[str, list[Part]] = {}
         every = (part for some in self.parts.values() for part in some)
-        written = (part for part in every if isinstance(part, WrittenSegment))
+        written = (part for part in every if isinstance(part, FailedFile))
         cache.adopt_soon({part.path: part.nbytes for part in written}, directory)
         for spout, some in self.parts.items():
             known = [
-                part.kept(cache, directory) if isinstance(part, WrittenSegment) else part
+                Segment.adopted(part, cache, directory) if isinstance(part, FailedFile) else part
                 for part in some
             ]
             parts[spout] = [

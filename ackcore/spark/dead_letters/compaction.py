@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
 
 from ackcore.spark.base.letters import write_letters
-from ackcore.spark.dead_letters.files import LetterFile, Letters
-from ackcore.spark.dead_letters.letters import FilePath, emptied, read_parts, read_schema
+from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.letter_store import Letters
+from ackcore.spark.dead_letters.letters import emptied, read_parts, read_schema
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of
+from ackcore.spark.dead_letters.objects import ObjectFile
 
 #: So many neighbours that were merged equally often are merged once more, and at most so many at
 #: once: with d deaths there are some 16 log d files, and each letter is written log d times.
@@ -80,7 +81,7 @@ class Compaction:
                 run: list[tuple[LetterFile, ...]] = []
                 whole = 0
                 for some in alike:
-                    size = sum(file.size for file in some)
+                    size = sum(file.path.size for file in some)
                     if len(run) == _MOST or whole + size > _BYTES:
                         if len(run) >= _FEWEST:
                             break
@@ -108,11 +109,11 @@ def _copy(run: list[LetterFile], notes: Sequence[Note], file: BinaryIO) -> None:
     write_letters(file, read_schema(run[0].path), parts)
 
 
-def _spout_of(path: FilePath) -> str:
-    return path.parent.name if isinstance(path, Path) else path.key.partition("/")[0]
+def _spout_of(path: ObjectFile) -> str:
+    return path.key.partition("/")[0]
 
 
-def parts_left(path: FilePath, notes: Sequence[Note]) -> Iterator[pa.Table]:
+def parts_left(path: ObjectFile, notes: Sequence[Note]) -> Iterator[pa.Table]:
     """Yield the letters of a file part by part, those that were dropped empty.
 
     Raises

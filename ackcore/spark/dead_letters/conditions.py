@@ -12,14 +12,14 @@ from ackcore._records import Int64s
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import JOB_ERRORS
 from ackcore.spark.dead_letters.files import Kind
-from ackcore.spark.dead_letters.letters import FilePath
 from ackcore.spark.dead_letters.notes import Note
+from ackcore.spark.dead_letters.objects import ObjectFile
 from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of, session_of
 
 
 def matching_rows(
     spark: SparkSession | None, kinds: Sequence[Kind], notes: Sequence[Note], where: str | Column
-) -> dict[FilePath, Int64s]:
+) -> dict[ObjectFile, Int64s]:
     """Return the rows for which a condition holds, by file.
 
     Parameters
@@ -39,7 +39,7 @@ def matching_rows(
         If it is not a condition over these columns, or there is no session.
     """
     session = session_of(spark)
-    found: dict[FilePath, list[int]] = {}
+    found: dict[ObjectFile, list[int]] = {}
     frames = [letters_of(session, kind, notes, places=True) for kind in kinds]
     others = {field.name: field for frame in frames for field in payload_of(frame)}
     for kind, frame in zip(kinds, frames, strict=True):

@@ -19,7 +19,8 @@ from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letters import write_letters
 from ackcore.spark.dead_letters.compaction import parts_left
-from ackcore.spark.dead_letters.files import LetterFile, Letters, kinds_of
+from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     batch_rows,
     emptied_rows,
@@ -86,11 +87,10 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
     store = store_of(path)
     check_spout(store, where.spout)
     request = uuid.uuid4().hex
-    # That of `replay`: what one sends, another does not drop.
-    with checkpoint_of(store).asking():
-        rows = again_if_noted(store, partial(_note, store, where, request, dry_run))
-        if not dry_run:
-            _empty(store, notes_of(store))
+    checkpoint_of(store)
+    rows = again_if_noted(store, partial(_note, store, where, request, dry_run))
+    if not dry_run:
+        _empty(store, notes_of(store))
     return Dropped(request, counted(rows))
 
 
@@ -133,10 +133,9 @@ def _empty_file(store: Letters, spout: str, file: LetterFile, notes: Sequence[No
         if not gone.any() or (emptied is not None and emptied[gone].all()):
             return False
         schema = read_schema(path)
-        return store.rewrite(
-            spout, file, lambda new: write_letters(new, schema, parts_left(path, notes))
-        )
+        store.rewrite(spout, file, lambda new: write_letters(new, schema, parts_left(path, notes)))
     except CheckpointCorrupt:
         if store.has(spout, file):
             raise
-        return False  # merged, and the driver has removed it meanwhile
+        # It was merged, and the driver has removed it meanwhile.
+    return True  # look again: it may have been merged before it was written

@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,19 +20,15 @@ from ackcore.spark.dead_letters.objects import ObjectFile
 #: No letter is without it, but one that was emptied.
 ATTEMPTS = "attempts"
 #: A file of only some of the letters of a micro-batch, from this position on.
-_PART = re.compile(r"batch-\d+\.(\d+)(?:\.e\d+\.[0-9a-f]+)?\.parquet")
-_WAY_OUT = (
-    "Put the file back from a backup; or move it out of the store, which gives up the letters that "
-    "only it holds, and nothing else"
-)
+_PART = re.compile(r"batch-\d+\.(\d+)\.e\d+\.[0-9a-f]+\.parquet")
+#: The end of the name of an empty file by which a user gives up a file of letters.
+GIVEN_UP = ".given-up"
 
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
-#: A file of letters, wherever it is.
-FilePath = Path | ObjectFile
 
 
 def read_parts(
-    path: FilePath,
+    path: ObjectFile,
     wanted: Bools | None = None,
     columns: list[str] | None = None,
     *,
@@ -43,7 +38,7 @@ def read_parts(
 
     Parameters
     ----------
-    path : Path or ObjectFile
+    path : ObjectFile
         The file.
     wanted : ndarray of bool, optional
         Which rows; all if not given.
@@ -61,7 +56,7 @@ def read_parts(
         _reading(path),
         # Older row groups are of any size: not even one column's bytes need fit into memory.
         pq.ParquetFile(
-            _opened(path),
+            path.open(),
             page_checksum_verification=True,
             buffer_size=1 << 20,
             read_dictionary=list(encoded),
@@ -88,7 +83,7 @@ def read_parts(
 
 
 @contextlib.contextmanager
-def reading_letters(path: FilePath) -> Iterator[pq.ParquetFile]:
+def reading_letters(path: ObjectFile) -> Iterator[pq.ParquetFile]:
     """Open a file of letters, to read parts of it; within, what is wrong with it names it.
 
     Raises
@@ -96,21 +91,22 @@ def reading_letters(path: FilePath) -> Iterator[pq.ParquetFile]:
     CheckpointCorrupt
         If it is damaged or missing.
     """
-    with _reading(path), pq.ParquetFile(_opened(path), page_checksum_verification=True) as file:
+    with _reading(path), pq.ParquetFile(path.open(), page_checksum_verification=True) as file:
         yield file
 
 
-def _opened(path: FilePath) -> Path | pa.NativeFile:
-    return path if isinstance(path, Path) else path.open()
-
-
 @contextlib.contextmanager
-def _reading(path: FilePath) -> Iterator[None]:
+def _reading(path: ObjectFile) -> Iterator[None]:
     """Name the file in whatever is wrong with it."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise corrupt(path, f"is damaged: {error}", _WAY_OUT) from error
+        way_out = (
+            "Put the file back from a backup; or make an empty file beside it whose name ends in "
+            f"{path.name}{GIVEN_UP} and start again: that gives up the letters that only it holds, "
+            "and nothing else"
+        )
+        raise corrupt(path, f"is damaged: {error}", way_out) from error
 
 
 def emptied(letters: pa.Table, gone: Bools) -> pa.Table:
@@ -153,7 +149,7 @@ def emptied_rows(file: pq.ParquetFile) -> Bools | None:
     return found
 
 
-def read_letters(path: FilePath, columns: list[str] | None = None) -> pa.Table:
+def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table:
     """Read a file of letters.
 
     Raises
@@ -163,14 +159,14 @@ def read_letters(path: FilePath, columns: list[str] | None = None) -> pa.Table:
     """
     with _reading(path):
         return pq.read_table(
-            _opened(path),
+            path.open(),
             columns=columns,
             page_checksum_verification=True,
             partitioning=None,
         )
 
 
-def read_replays(path: FilePath) -> Int64s:
+def read_replays(path: ObjectFile) -> Int64s:
     """Read how often letters of a file had been sent again.
 
     Raises
@@ -184,7 +180,7 @@ def read_replays(path: FilePath) -> Int64s:
         return found
 
 
-def read_schema(path: FilePath) -> pa.Schema:
+def read_schema(path: ObjectFile) -> pa.Schema:
     """Return the columns of a file of letters, as Arrow had them.
 
     Raises
@@ -193,7 +189,7 @@ def read_schema(path: FilePath) -> pa.Schema:
         If it is damaged or missing.
     """
     with _reading(path):
-        return pq.read_schema(_opened(path))
+        return pq.read_schema(path.open())
 
 
 class BatchRows(NamedTuple):
@@ -218,12 +214,12 @@ class BatchRows(NamedTuple):
         return row if 0 <= row < len(self) and self.batch_ids[row] == number else None
 
 
-def batch_rows(path: FilePath, batch_ids: Int64s | None = None) -> BatchRows:
+def batch_rows(path: ObjectFile, batch_ids: Int64s | None = None) -> BatchRows:
     """Return the micro-batches of a file's letters.
 
     Parameters
     ----------
-    path : FilePath
+    path : ObjectFile
         The file.
     batch_ids : numpy.ndarray of int64, optional
         The column, if it was read already.
@@ -240,7 +236,7 @@ def batch_rows(path: FilePath, batch_ids: Int64s | None = None) -> BatchRows:
     return BatchRows(batch_ids, dict(zip(numbers.tolist(), starts.tolist(), strict=True)))
 
 
-def position_of(path: FilePath) -> int:
+def position_of(path: ObjectFile) -> int:
     """Return which letter of its micro-batch is the first one of a file."""
     part = _PART.fullmatch(path.name)
     return 0 if part is None else int(part[1])

@@ -20,15 +20,16 @@ from ackcore.arrow.json_rows import json_encoder
 from ackcore.arrow.shown import shown_rows
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letters import LETTER, TIME
-from ackcore.spark.dead_letters.files import Kind, LetterFile, Letters, files_of
+from ackcore.spark.dead_letters.files import Kind, LetterFile
+from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.letters import (
     Bools,
-    FilePath,
     batch_rows,
     position_of,
     reading_letters,
 )
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_rows
+from ackcore.spark.dead_letters.objects import ObjectFile
 
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
 #: What a filter looks at.
@@ -114,7 +115,7 @@ class LetterFilter:
                 wanted &= self._holds(name, file.path)
         return np.flatnonzero(wanted)
 
-    def _holds(self, name: str, path: FilePath) -> Bools | bool:
+    def _holds(self, name: str, path: ObjectFile) -> Bools | bool:
         column: Any
         if name == "last_ms":
             if self.since_ms is None and self.until_ms is None:
@@ -279,7 +280,7 @@ def _count_reasons(store: Letters) -> Counter[tuple[str, str]]:
 
 def wanted_rows(
     kinds: Iterable[Kind], notes: Sequence[Note], wanted: LetterFilter
-) -> dict[FilePath, Int64s]:
+) -> dict[ObjectFile, Int64s]:
     """Return the rows of files that are wanted, without files that have none."""
     found = {
         file.path: wanted.rows(file, kind.spout, notes) for kind in kinds for file in kind.files
@@ -287,7 +288,7 @@ def wanted_rows(
     return {path: rows for path, rows in found.items() if len(rows)}
 
 
-def _column(path: FilePath, name: str) -> pa.ChunkedArray:
+def _column(path: ObjectFile, name: str) -> pa.ChunkedArray:
     with reading_letters(path) as file:
         return file.read([name])[name]
 
@@ -311,7 +312,7 @@ def _letters(
         )
 
 
-def _values(path: FilePath, rows: Int64s, payload: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+def _values(path: ObjectFile, rows: Int64s, payload: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield rows of a file, which are given the last one first, with their numbers."""
     columns = [*LETTER.names, "payload"] if payload else LETTER.names
     with reading_letters(path) as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -11,19 +10,18 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.clocks import wall_clock_ms
-from ackcore.spark.base.errors import StateError
-from ackcore.spark.dead_letters.files import Letters, NotesChanged
+from ackcore.spark.dead_letters.files import NotesChanged
+from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,
     BatchRows,
     Bools,
-    FilePath,
     batch_rows,
     emptied_rows,
     read_parts,
     reading_letters,
 )
-from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of
+from ackcore.spark.dead_letters.objects import ObjectFile
 
 #: Spans ``[start, end)`` of positions among a micro-batch's letters, by spout and micro-batch.
 Spans = Mapping[str, Mapping[str, list[list[int]]]]
@@ -52,11 +50,7 @@ def notes_of(store: Letters) -> list[Note]:
     CheckpointCorrupt
         If a note is damaged.
     """
-    noted = list(store.notes())
-    withdrawn: set[tuple[str, str]] = set()
-    # Letters can be read without their checkpoint.
-    with contextlib.suppress(FileNotFoundError, StateError):
-        withdrawn = checkpoint_of(store).withdrawn(store)
+    noted, withdrawn = list(store.notes()), store.withdrawn()
     found = []
     for request, record in noted:
         rows = {
@@ -114,7 +108,7 @@ def dropped_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> Bools:
     return dropped
 
 
-def gone_rows(path: FilePath, spout: str, notes: Sequence[Note]) -> tuple[BatchRows, Bools]:
+def gone_rows(path: ObjectFile, spout: str, notes: Sequence[Note]) -> tuple[BatchRows, Bools]:
     """Return the micro-batches of a file's letters, and which were dropped.
 
     A drop that came after the notes were read may have emptied some: they count as dropped, too.
@@ -133,7 +127,7 @@ def gone_rows(path: FilePath, spout: str, notes: Sequence[Note]) -> tuple[BatchR
 
 
 def letters_left(
-    path: FilePath, spout: str, notes: Sequence[Note], columns: Sequence[str]
+    path: ObjectFile, spout: str, notes: Sequence[Note], columns: Sequence[str]
 ) -> Iterator[pa.Table]:
     """Yield columns of text of the letters of a file that were neither sent again nor dropped.
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,15 +19,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from ackcore.spark.base.batches import as_spark_types
-from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.letters import LETTER
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.dead_letters.bucket import BucketLetters
-from ackcore.spark.dead_letters.files import Kind, LetterFile, kinds_of
+from ackcore.spark.dead_letters.files import Kind, LetterFile
+from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,
-    FilePath,
     batch_rows,
     read_parts,
     read_schema,
@@ -82,8 +78,7 @@ def dead_letters(
 
         The frame reads the files that exist at the call. Call again for later letters, and do not
         keep it for more than an hour. Letters that are dropped meanwhile disappear when their file
-        is rewritten; a job that has that file open at this instant may fail, and succeeds when
-        it is repeated.
+        is rewritten.
 
     Raises
     ------
@@ -154,35 +149,11 @@ def session_of(spark: SparkSession | None) -> SparkSession:
     return found
 
 
-def read_files(session: SparkSession, paths: Sequence[FilePath], places: bool = False) -> DataFrame:
-    """Return what is in Parquet files of one schema, all of one spout.
+def read_files(session: SparkSession, files: Sequence[ObjectFile]) -> DataFrame:
+    """Return what is in files of one schema, all of one spout, with each row's file and place.
 
-    With ``places`` there are two more columns: the file's name and the row in it.
+    Each is read by a task, which needs no JVM for that.
     """
-    objects = [path for path in paths if isinstance(path, ObjectFile)]
-    if objects:
-        frame = _read_objects(session, objects)
-        return frame if places else frame.drop(_FILE, _ROW)
-    # The directory is listed once; paths are looked up in a task each if they are more than 32.
-    # Spark takes a path for a pattern, and does not decode the escapes of a URI.
-    directory = Path(paths[0]).parent
-    escaped = re.sub(r"([*?\[\]{}\\])", r"\\\1", f"file://{directory}")
-    names = ",".join(path.name for path in paths)
-    # Arrow's schema in the files has intervals, for which Parquet's has integers.
-    declared = from_arrow_schema(read_schema(paths[0]))
-    reader = session.read.schema(declared).option("pathGlobFilter", f"{{{names}}}")
-    frame = reader.parquet(escaped)
-    # A pattern leaves out silently what is not there.
-    found = len(frame.inputFiles())
-    if found != len(paths):
-        what = f"had {len(paths)} files of letters when it was listed, and has {found} of them now"
-        raise corrupt(directory, what, "Call again, for the letters that are left")
-    at = [F.col("_metadata.file_name").alias(_FILE), F.col("_metadata.row_index").alias(_ROW)]
-    return frame.select("*", *at) if places else frame
-
-
-def _read_objects(session: SparkSession, files: Sequence[ObjectFile]) -> DataFrame:
-    """Return what is in objects: each is read by a task, which needs no JVM for that."""
     first = read_schema(files[0])
     places = pa.schema([(_FILE, pa.string()), (_ROW, pa.int64())])
     declared = from_arrow_schema(pa.schema([*first, *places]))
@@ -191,7 +162,7 @@ def _read_objects(session: SparkSession, files: Sequence[ObjectFile]) -> DataFra
     store = files[0].objects.store
 
     def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        objects = BucketLetters(store).objects
+        objects = Letters(store).objects
         for batch in ids:
             for i in batch.column(0).to_pylist():
                 yield from _rows(ObjectFile(objects, *named[i]), target)
@@ -228,7 +199,7 @@ def letters_of(
         Add columns for the name of the file and the row in it.
     """
     spans = [row for file in kind.files for row in _spans_in(file, kind.spout, notes)]
-    frame = read_files(session, [file.path for file in kind.files], bool(spans) or places)
+    frame = read_files(session, [file.path for file in kind.files])
     sent: list[Column] = [F.lit(0), F.lit(None).cast("string")]
     if spans:
         # By row and not by span: a condition on two bounds would compare each with each.
@@ -244,9 +215,7 @@ def letters_of(
     frame = frame.where(F.col(ATTEMPTS).isNotNull())
     return frame.select(
         F.lit(kind.spout).alias("spout"),
-        *(name for name in LETTER.names if name != "replays"),
-        # Older files have no such column.
-        F.col("replays") if "replays" in frame.columns else F.lit(0).alias("replays"),
+        *LETTER.names,
         sent[0].alias("replayed"),
         sent[1].alias("replay_request"),
         "payload",

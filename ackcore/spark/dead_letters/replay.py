@@ -1,7 +1,7 @@
 """Sending dead letters through their topology again.
 
-`replay` makes a request (see `ackcore.spark.checkpoint.replays`): staged, noted in the store,
-published. A letter stays where it is when it is sent again; should it die again, there is another
+`replay` makes a request (see `ackcore.spark.checkpoint.requests`), which is there with its note in
+the store.  A letter stays where it is when it is sent again; should it die again, there is another
 letter.
 """
 
@@ -27,10 +27,10 @@ from ackcore.spark.base.letters import as_tracked
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
 from ackcore.spark.dead_letters.checkpoints import Checkpoint
-from ackcore.spark.dead_letters.files import LetterFile, Letters, kinds_of
+from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     Bools,
-    FilePath,
     batch_rows,
     read_letters,
     read_parts,
@@ -50,6 +50,7 @@ from ackcore.spark.dead_letters.notes import (
     places_of,
     sent_rows,
 )
+from ackcore.spark.dead_letters.objects import ObjectFile
 from ackcore.spark.dead_letters.store_of_checkpoint import (
     check_spout,
     checkpoint_of,
@@ -163,12 +164,10 @@ def replay(
     store = store_of(path)
     checkpoint = checkpoint_of(store)
     check_spout(store, spout)
-    with checkpoint.asking():
-        checkpoint.finish()
-        return again_if_noted(
-            store,
-            lambda: _replay(checkpoint, store, spark, where, spout, again, bound, name, dry_run),
-        )
+    return again_if_noted(
+        store,
+        lambda: _replay(checkpoint, store, spark, where, spout, again, bound, name, dry_run),
+    )
 
 
 def _replay(
@@ -187,7 +186,7 @@ def _replay(
     if before is not None:
         return Replay(name, counted(before.rows), before.left_out or {})
     kinds = kinds_of(store, spout)
-    chosen: Mapping[FilePath, Int64s] | None = None
+    chosen: Mapping[ObjectFile, Int64s] | None = None
     if isinstance(where, LetterFilter):
         chosen = wanted_rows(kinds, notes, where)
     elif where is not None:
@@ -214,7 +213,7 @@ def _replay(
     }
     if tables and not dry_run:
         note = Note(name, note_time(notes), rows, left_out=dict(left_out))
-        checkpoint.send(store, name, note._asdict(), tables)
+        store.send(name, note._asdict(), tables)
     if left_out:
         _log.warning(
             "%d dead letters in %s were sent again %d times or oftener, and are left out; "

@@ -1,22 +1,18 @@
 """The store of dead letters, as the driver writes it.
 
-A store is a directory, ``<checkpoint>/ackcore/dead_letters`` or another, of one checkpoint::
+A store is a place of one checkpoint, ``<checkpoint>/ackcore/dead_letters`` or another.  Its index
+names the files that count; see `ackcore.spark.dead_letters.letter_store`::
 
-    <spout>/batch-<N>.parquet              the dead of micro-batch N; written again alike if N
+    <spout>/batch-<N>....parquet           the dead of micro-batch N; written again alike if N
                                            acts again
-    <spout>/batch-<N>.<P>.parquet          those from position P on, where the ones before are in
+    <spout>/batch-<N>.<P>....parquet       those from position P on, where the ones before are in
                                            files of their own: as tasks wrote them
-    <spout>/batches-<M>-<N>.<level>.parquet  those of micro-batches M to N, merged
-    <spout>/columns.parquet                no rows: the columns of the source at the last start
-    .owner.json                            to which checkpoint it belongs, and its deployment key
-    .replayed/<request>.json               which rows (micro-batch, position) were sent or dropped;
-                                           the files of those that were dropped are made there
+    <spout>/batches-<M>-<N>.<level>....parquet  those of micro-batches M to N, merged
+    <spout>/columns....parquet             no rows: the columns of the source at the last start
 
 A letter is named by its micro-batch and its position among the letters of that micro-batch and
-spout, in whatever file it is.  A file all of whose micro-batches are within those of another one
-was merged into that one and no longer counts: so a merge takes effect by one rename, and a driver
-that dies around it loses no letter and doubles none.  A file that was merged stays for an hour, for
-readers that have listed it before.
+spout, in whatever file it is.  A file that was merged into another stays for an hour, for readers
+that have read the index before.
 
 What tasks wrote is linked from the checkpoint, and copied where that cannot be, or within the
 bucket: none of it passes the driver, but for what is so small that it goes into one file with its
@@ -38,21 +34,21 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from ackcore.arrow import rebatched
-from ackcore.spark.base.atomic import check_fence, remove
-from ackcore.spark.base.checksummed import read_record, write_record
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.letters import as_letters, schema_of, write_letters
-from ackcore.spark.base.reason_columns import DEATHS
+from ackcore.spark.base.reasons import DEATHS
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.dead import DeadLettersFile, DeadPart, dead_of, pieces_of
-from ackcore.spark.checkpoint.records import Records
+from ackcore.spark.checkpoint.places import WITHIN, remembered_letters
+from ackcore.spark.checkpoint.records import RecordFiles, Records
 from ackcore.spark.checkpoint.requests import POINTER
 from ackcore.spark.checkpoint.segments import all_nullable
 from ackcore.spark.checkpoint.shared_record import INDEX
-from ackcore.spark.dead_letters.checkpoints import WITHIN, letters_at
+from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.compaction import Compaction
-from ackcore.spark.dead_letters.files import OWNER, Letters, NewFile, files_of
+from ackcore.spark.dead_letters.files import NewFile
+from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.notes import letters_left, notes_of
 from ackcore.spark.stores.opening import is_bucket, place_of
 
@@ -122,7 +118,9 @@ class DeadLetters:
             If it cannot be written, or is not there although it was.
         """
         home = place_of(checkpoint, "checkpoint")
-        within, before = home + WITHIN, _remembered(home, records)
+        if records is None:
+            records = RecordFiles(Path(home, "ackcore"), f"{deployment_key:016x}")
+        within, before = home + WITHIN, remembered_letters(records)
         url = before or within if path is None else place_of(path, "dead_letters")
         check_letters_url(url, home)
         store = letters_at(url)
@@ -137,12 +135,12 @@ class DeadLetters:
         if path is None and before is not None and owner is None:
             raise StateError(
                 f"the dead letters of the checkpoint {home} are kept in {url}, and there is no "
-                f"{INDEX if is_bucket(url) else OWNER} in it: is its file system mounted? If they "
-                "are gone for good, give dead_letters= the directory for those to come"
+                f"{INDEX} in it: is its file system mounted? If they are gone for good, give "
+                "dead_letters= the directory for those to come"
             )
-        if owner is None and files_of(store):
+        if owner is None and store.has_remains():
             raise corrupt(
-                os.path.join(url, OWNER),
+                os.path.join(url, INDEX),
                 "is missing, though there are letters beside it: it was removed",
             )
         if owner is not None and owner["deployment_key"] != f"{deployment_key:016x}":
@@ -153,11 +151,11 @@ class DeadLetters:
                 "its own"
             )
         about = {"deployment_key": f"{deployment_key:016x}", "checkpoint": home}
-        check_owner = check_fence if records is None else records.check_owner
-        store.own({**about, **(owner or {})}, check_owner)
-        if url != (before or within) or (before is not None and url == within):
-            # One in the checkpoint is found wherever that is moved to.
-            _remember(home, None if url == within else url, records)
+        store.own({**about, **(owner or {})}, records.check_owner)
+        # One in the checkpoint is found wherever that is moved to.
+        now = None if url == within else url
+        if now != before:
+            records.write(POINTER, {"path": now})
         store.remember_columns(sources or {})
         return cls(store)
 
@@ -219,6 +217,7 @@ class DeadLetters:
             If a file is damaged.
         """
         columns = DEATHS.names[:-1]
+        self.place.refresh()  # others send letters again and drop some meanwhile
         notes = notes_of(self.place)
         for spout, files in files_of(self.place).items():
             for file in files:
@@ -241,27 +240,6 @@ def check_letters_url(url: str, checkpoint: str) -> None:
             f"dead_letters must be in a bucket if the checkpoint is ({checkpoint}), got {url!r}: "
             "who looks at the one must find the other"
         )
-
-
-def _remembered(checkpoint: str, records: Records | None) -> str | None:
-    """Return where a checkpoint's store is, None if it is in the checkpoint."""
-    if records is not None and is_bucket(checkpoint):
-        pointer = records.read(POINTER)
-    else:
-        pointer = read_record(Path(checkpoint, "ackcore", POINTER), POINTER)
-    return None if pointer is None else str(pointer["path"])
-
-
-def _remember(checkpoint: str, url: str | None, records: Records | None) -> None:
-    if records is not None and is_bucket(checkpoint):
-        records.write(POINTER, {"path": url or checkpoint + WITHIN})
-        return
-    path = Path(checkpoint, "ackcore", POINTER)
-    if url is None:
-        remove(path)
-    else:
-        epoch = {} if records is None else {"epoch": records.epoch}
-        write_record(path, POINTER, {**epoch, "path": url})
 
 
 def _files(parts: Sequence[DeadPart]) -> list[list[DeadPart]]:

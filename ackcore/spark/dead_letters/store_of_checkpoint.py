@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 from ackcore.spark.base.errors import CheckpointForeign, StateError
-from ackcore.spark.dead_letters.checkpoints import WITHIN, Checkpoint, checkpoint_at, letters_at
-from ackcore.spark.dead_letters.files import Letters
+from ackcore.spark.checkpoint.places import WITHIN
+from ackcore.spark.dead_letters.checkpoints import Checkpoint, checkpoint_at, letters_at
+from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.topic import DeadLetterTopic
 from ackcore.spark.stores.opening import is_bucket, place_of
 

@@ -106,10 +106,10 @@ def read_pending(
     found, taken = read_waiting(checkpoint, find)
     for name, rows in found.items():
         columns = (MESSAGE_ID, ATTEMPT, DUE_MS, FIRST_MS, REASON)
-        for _, attempt, due_ms, first_ms, text in zip(
+        for _, attempt, due_ms, first_ms, told in zip(
             *(rows[column].to_pylist() for column in columns), strict=True
         ):
-            reason = Reason.decode(text)
+            reason = Reason(**told)
             return PendingTree(
                 spout=name,
                 message_id=message_id,

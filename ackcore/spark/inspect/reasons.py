@@ -8,22 +8,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ackcore.spark.base.errors import CheckpointCorrupt, corrupt
 from ackcore.spark.base.letters import TIME
+from ackcore.spark.base.reasons import reason_parts
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REASON
 from ackcore.spark.checkpoint.waiting import Waiting
-from ackcore.spark.dead_letters.files import LetterFile, Letters, files_of
+from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.notes import Note, counted_all, gone_rows, notes_of, sent_rows
 
 #: How old the records of a class are at most, in milliseconds; the last one has no end.
 AGES_MS = (10_000, 60_000, 600_000, 3_600_000, 86_400_000, 604_800_000)
-#: An encoded `Reason`, taken apart.
-_REASON = (
-    "^[-!~][0-9]*\x1f(?P<component>[^\x1f]*)\x1f(?P<error_type>[^\x1f]*)\x1f(?P<text>(?s:.*))$"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +116,13 @@ def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
                 table.validate(full=True)  # its checksum was not looked at
             except pa.ArrowInvalid as error:
                 raise corrupt(segment.cache.place(segment.file), f"is damaged: {error}") from error
-            first_ms = table[FIRST_MS].to_numpy()
+            at, first_ms = table[FIRST_MS], table[FIRST_MS].to_numpy()
             ages += np.bincount(
                 np.searchsorted(AGES_MS, now_ms - first_ms, "left"), minlength=len(ages)
             )
-            tables.append(_counted(table, REASON, FIRST_MS))
-        together = pa.concat_tables(tables)
-        parts = pc.extract_regex(together[REASON], _REASON).combine_chunks()
-        columns = [parts.field(name) for name in ("component", "error_type", "text")]
-        rest = [together[name].combine_chunks() for name in ("n", "oldest", "newest")]
-        found += _by_reason(spout, pa.table([*columns, *rest], names=_COUNTED))
+            columns = [*reason_parts(table[REASON]), pa.repeat(1, len(table)), at, at]
+            tables.append(_grouped(pa.table(columns, names=_COUNTED)))
+        found += _by_reason(spout, pa.concat_tables(tables))
     return WaitingCounts(
         records=waiting.rows(),
         untried=waiting.untried,
@@ -162,7 +156,7 @@ class DeadCounter:
         for spout, files in files_of(store).items():
             tables = []
             for file in files:
-                key = (file.state(), about)
+                key = (file.path, about)
                 try:
                     counted[key] = self._counted.get(key) or _of_file(file, spout, notes)
                 except CheckpointCorrupt as error:
@@ -196,16 +190,6 @@ def _of_file(file: LetterFile, spout: str, notes: Sequence[Note]) -> tuple[int, 
 
 _REASON_COLUMNS = ["component", "error_type", "error_message"]
 _COUNTED = ["component", "error_type", "text", "n", "oldest", "newest"]
-
-
-def _counted(table: pa.Table, key: str, at: str) -> pa.Table:
-    """Return the count of each value of a column, with its first and last time."""
-    found = table.group_by(key, use_threads=False).aggregate(
-        [([], "count_all"), (at, "min"), (at, "max")]
-    )
-    return found.select([key, "count_all", f"{at}_min", f"{at}_max"]).rename_columns(
-        [key, "n", "oldest", "newest"]
-    )
 
 
 def _grouped(table: pa.Table) -> pa.Table:

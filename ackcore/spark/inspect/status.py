@@ -294,7 +294,7 @@ def _steady(checkpoint: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
 def _names(checkpoint: Checkpoint) -> list[list[int]]:
     records = checkpoint.records()
     found = [records.numbers("batches", ".plan"), records.numbers("batches", ".done")]
-    return [*found, records.numbers("state")]
+    return [*found, records.numbers("batches", ".decision")]
 
 
 def _read(checkpoint: Checkpoint, now_ms: int, batches: int) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def _read(checkpoint: Checkpoint, now_ms: int, batches: int) -> dict[str, Any]:
     cache = checkpoint.tables(check=False)
     done = None if last_done is None else _decision(records, cache, last_done)
     taken = {name for number in plans for name in _taken(records, number)}
-    requested = [name for name in checkpoint.requested() if name not in taken]
+    requested = [name for name in checkpoint.letters().requested() if name not in taken]
     return {
         "kind": meta["kind"],
         "structure": meta["structure"],
@@ -364,10 +364,10 @@ def _read_waiting(
 
 
 def _decision(records: Records, cache: TableCache, number: int) -> BatchDecision:
-    body = records.read(f"state/{number}/manifest.json")
+    body = records.read(f"batches/{number}.decision")
     if body is None:
         raise StateError(
-            f"{records.place(f'state/{number}/manifest.json')} is missing, though "
+            f"{records.place(f'batches/{number}.decision')} is missing, though "
             f"micro-batch {number} is done. Restore the checkpoint from a backup"
         )
     return Refusals(records, cache).amended(BatchDecision.of(cache, body))
@@ -387,5 +387,5 @@ def _under_way(
     if body is None:
         return None
     plan = Plan.of(body)
-    decided = records.read(f"state/{number}/manifest.json") is not None
+    decided = records.read(f"batches/{number}.decision") is not None
     return UnderWay(number, plan.now_ms, plan.due, decided, plan.crashes, plan.max_retries)

@@ -1,7 +1,7 @@
-"""Spouts that read Kafka: which offsets a micro-batch takes, what reads them, what is committed.
+"""Spouts that read Kafka: the offsets of a micro-batch, their reader, and their commits.
 
-Of this package other parts import nothing but `kafka_sources` and `frame_groups`, as not everyone
-has confluent-kafka.
+Other parts import only `kafka_sources` and `frame_groups` of this package, because confluent-kafka
+is optional.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 def kafka_sources(
     topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool = False
 ) -> KafkaSources | None:
-    """Return those spouts of a topology that read Kafka, None if there are none.
+    """Return the spouts of a topology that read Kafka; None if there are none.
 
     Parameters
     ----------
     topology, spark, state
-        What runs, where, and on which checkpoint.
+        The topology, the Spark session and the state of the checkpoint.
     ends : bool
-        Whether nothing is taken beyond what there is now.
+        Whether the query ends at the present ends of the partitions.
     once : bool, default False
-        Whether the first micro-batch takes all of that.
+        Whether the first micro-batch takes all records up to there.
     """
     if all(spout.kind != "kafka" for spout in topology.spouts.values()):
         return None
@@ -43,14 +43,15 @@ def kafka_sources(
 
 
 def frame_groups(topology: Topology, state: State, log: Path) -> FrameGroups | None:
-    """Return the groups that are told of DataFrames, None if there are none.
+    """Return the consumer groups whose offsets ackcore commits for DataFrame sources; None without
+    any.
 
-    What is done is committed.
+    Commits the offsets that were done before.
 
     Parameters
     ----------
     topology, state
-        What runs, on which checkpoint.
+        The topology and the state of the checkpoint.
     log : Path
         Spark's own log of offsets.
     """

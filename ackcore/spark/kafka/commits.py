@@ -1,4 +1,4 @@
-"""The commits of a group after a micro-batch: the offset below which all is done, and metadata."""
+"""The commits of a group after a micro-batch: the first offset that is not done, and metadata."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NEEDED = ("topic", "partition", "offset", ATTEMPT)
 
 
 def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str, int, OffsetState]]:
-    """Yield for each partition what is done of it after the micro-batch of a plan.
+    """Yield topic, partition and done offsets of each partition after a micro-batch.
 
     Parameters
     ----------
     plan : OffsetPlan
-        Of the micro-batch.
+        The plan of the micro-batch.
     waiting : iterable of pyarrow.Table
-        The records of the spout that wait after it.
+        The spout's records that wait for a retry after it.
     """
     wait = _by_partition(waiting)
     for topic, partition, position in plan.each():
@@ -43,8 +43,8 @@ def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str,
 
 
 def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
-    """Return what is done below ``next_``: all that does not wait."""
-    # From there on it is of a topic that was before, or of what a truncation took.
+    """Return the state in which all offsets below ``next_`` are done, except the waiting ones."""
+    # Offsets from next_ on are of a former topic, or were truncated.
     if len(waiting) and waiting[-1] >= next_:
         below = int(np.searchsorted(waiting, next_))
         waiting, attempts = waiting[:below], attempts[:below]
@@ -52,7 +52,7 @@ def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
     np.greater(waiting[1:] - waiting[:-1], 1, out=apart[1:-1])
     starts, ends = waiting[apart[:-1]], waiting[apart[1:]] + 1
     end = next_
-    if len(ends) and ends[-1] >= next_:  # nothing above the last run is done
+    if len(ends) and ends[-1] >= next_:  # no offset above the last run is done
         end, starts, ends = int(starts[-1]), starts[:-1], ends[:-1]
     first = int(starts[0]) if len(starts) else end
     failed = attempts > 0
@@ -60,8 +60,8 @@ def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
 
 
 def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int64s, Int32s]]:
-    """Return the offsets that wait, in order and once each, and how often they were tried."""
-    # What was sent again had been done: its offset is behind us.
+    """Return the sorted, distinct waiting offsets of each partition, and their attempts."""
+    # Replayed records were done before: their offsets stay committed.
     parts = [table.filter(pc.equal(table[REPLAYED], 0)).select(_NEEDED) for table in tables]
     rows = pa.concat_tables(parts) if parts else None
     if rows is None or not len(rows):
@@ -81,16 +81,16 @@ def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int
 
 
 class CommitCache:
-    """The last commits of partitions, most of which have not changed since.
+    """A cache of the last commits, since most partitions do not change between micro-batches.
 
     Parameters
     ----------
     deployment : int
-        Which checkpoint the commits are of.
+        The key of the checkpoint whose commits these are.
     """
 
     def __init__(self, deployment: int) -> None:
-        #: The deployment as an origin has it.
+        #: The deployment, in the form that `Origin` takes.
         self.name = f"{deployment % 2**64:016x}"
         self._form = MetadataForm()
         self._last: dict[tuple[str, int], tuple[int, OffsetState, Commit]] = {}
@@ -98,7 +98,7 @@ class CommitCache:
     def commits(
         self, done: Mapping[tuple[str, int], OffsetState], topic_ids: Mapping[str, str]
     ) -> dict[tuple[str, int], Commit]:
-        """Return what to commit, by partition, of topics with these ids."""
+        """Return the commit of each partition, for topics with these ids."""
         whose = {
             topic: Origin.of(topic_ids.get(topic), self.name).deployment
             for topic in {topic for topic, _ in done}
@@ -114,7 +114,7 @@ class CommitCache:
         return {each: commit for each, (*_, commit) in found.items()}
 
     def learn(self, sent: Mapping[tuple[str, int], Commit], answers: Answers[Committed]) -> bool:
-        """Take in the answers to commits; whether those too large have another form now."""
+        """Apply the answers to commits. Return whether to retry those too large in a new form."""
         for each in answers.found:
             self._form.taken(sent[each].metadata)
         too_large = [

@@ -1,7 +1,8 @@
-"""Groups that are told what is done of streams of Spark's own Kafka source.
+"""Consumer groups whose offsets ackcore commits for streams of Spark's own Kafka source.
 
-Spark has the offsets of each micro-batch in its log before it calls us, so that they are known
-again after a crash: below those of the last one that is done, all is done but what waits.
+Spark writes the offsets of each micro-batch to its log before it calls ackcore, so they are known
+again after a crash. Below the offsets of the last done micro-batch, all records are done except the
+waiting ones.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class FrameGroups:
     Parameters
     ----------
     topology : Topology
-        Its spouts in the order of the checkpoint.
+        The topology, with its spouts in the order of the checkpoint.
     deployment : int
-        Which checkpoint the commits are of.
+        The key of the checkpoint whose commits these are.
     log : Path
         Spark's own log of offsets.
     """
@@ -44,8 +45,8 @@ class FrameGroups:
     def __init__(self, topology: Topology, deployment: int, log: Path) -> None:
         self._log = log
         self._groups: list[_FrameGroup] = []
-        #: Spark's sources have the numbers that they come in, and the heartbeat has the last.  What
-        #: several spouts read, as of one DataFrame, is one source.
+        #: The number of the source of each stream, in Spark's order; the heartbeat has the last.
+        #: Spouts that read one DataFrame share one source.
         streams: list[Any] = []
         self._sources: list[int] = []
         for spout in topology.spouts.values():
@@ -60,13 +61,15 @@ class FrameGroups:
         self._complained = False
 
     def recall(self, state: State) -> None:
-        """Commit what a driver may have marked that died before it committed."""
+        """Commit the last done micro-batch again: the former driver may have died before its
+        commit.
+        """
         decision = None if state.last_done is None else state.decision(state.last_done)
         if decision is not None:
             self.done(decision)
 
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit what is done after a micro-batch; return each spout's lag."""
+        """Commit the done offsets after a micro-batch; return each spout's lag."""
         try:
             text = (self._log / str(decision.number)).read_text("utf-8")
             offsets = read_offsets(text, self._sources)
@@ -75,7 +78,7 @@ class FrameGroups:
                 for one in self._groups
             }
         except (OSError, KeyError, ValueError, TypeError) as error:
-            # What is done is in the checkpoint, and the next commit says all of it.
+            # The done offsets are in the checkpoint, and the next commit covers all of them.
             if not self._complained:
                 _log.warning("Spark's log does not say what groups are to be told: %r", error)
             self._complained = True
@@ -83,7 +86,7 @@ class FrameGroups:
 
     @property
     def has_commit_due(self) -> bool:
-        """Whether a commit that did not arrive is to be repeated now, by a micro-batch."""
+        """Whether a failed commit is to be repeated now, by a micro-batch."""
         return any(one.has_commit_due for one in self._groups)
 
     def close(self) -> None:
@@ -93,7 +96,7 @@ class FrameGroups:
 
 
 class _FrameGroup:
-    """The group of one spout, whose source has this number in Spark's log."""
+    """The group of one spout, and the number of the spout's source in Spark's log."""
 
     def __init__(self, spout: Spout, number: int, deployment: int) -> None:
         self.name = spout.name
@@ -103,7 +106,7 @@ class _FrameGroup:
         self._asking = threading.Lock()
         servers = spout.group.client.bootstrap_servers
         self.teller = Teller(spout.name, spout.group.group_id, servers, [number])
-        #: Where it was not told yet what is done.
+        #: The first done offset of each partition, for the lag before its first commit.
         self._untold: dict[Key, int] = {}
 
     @property
@@ -111,12 +114,12 @@ class _FrameGroup:
         return self._group.is_due
 
     def done(self, offsets: Mapping[Key, int], waiting: Iterable[pa.Table]) -> int:
-        """Commit what is done; return how far the group is from the ends, as far as is known."""
+        """Commit the done offsets; return the group's lag, as far as the ends are known."""
         plan = OffsetPlan(_positions(offsets))
         after = {(topic, partition): state for topic, partition, state in states(plan, waiting)}
         for each, state in after.items():
             self._untold.setdefault(each, state.committable)
-        # Spark's log does not say which topic of that name it is, so that nobody can tell.
+        # Spark's log has no topic ids, so a topic that was created again is not detected.
         told = {**self._untold, **self._group.tell(self.cluster, self._asking, after, {})}
         with self._asking:
             ends = self.cluster.watermarks(after).found
@@ -134,30 +137,30 @@ def _positions(offsets: Mapping[Key, int]) -> dict[str, dict[int, Position]]:
 
 
 def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]:
-    """Return up to where a micro-batch goes, by number of source: of those that read Kafka.
+    """Return the end offsets of a micro-batch, by the number of each source that reads Kafka.
 
     Parameters
     ----------
     text : str
-        What Spark has noted of it.
+        Spark's log entry of the micro-batch.
     sources : sequence of int
-        Of each stream in the plan of the query, in order, the number of its source.
+        The source number of each stream in the query's plan, in order.
 
     Raises
     ------
     ValueError
-        If it is noted of other streams, so that it is unknown which is which.
+        If the entry has another number of streams, so that they cannot be matched.
     """
     version, _, *lines = text.split("\n")
     if version == "v1":
-        # A line for each stream in the plan, those of one source alike.
+        # One line for each stream in the plan; streams of one source have equal lines.
         if len(lines) != len(sources):
             raise ValueError(
                 f"{len(lines)} streams are in it, and {len(sources)} in the plan of the query"
             )
         noted = dict(zip(sources, lines, strict=True))
     else:
-        # Format 2 has the number before each offset, and no line for a source without one.
+        # Format 2 has the source's number before each offset, and no line for a source without one.
         named = (line.partition(":") for line in lines)
         noted = {int(number): offset for number, _, offset in named if number.isdigit()}
     return {
@@ -174,12 +177,12 @@ def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]
 def _json(line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError:  # a source that has nothing yet
+    except ValueError:  # a source without an offset yet
         return None
 
 
 def _is_kafkas(found: Any) -> bool:
-    """Whether it is an offset as Spark's Kafka source has it: by topic and partition."""
+    """Return whether a value is an offset in the form of Spark's Kafka source."""
     return isinstance(found, dict) and all(
         isinstance(each, dict)
         and all(isinstance(offset, int) and name.isdigit() for name, offset in each.items())

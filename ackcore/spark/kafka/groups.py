@@ -1,4 +1,4 @@
-"""Commits to a consumer group: what is done of its partitions, after each micro-batch."""
+"""Commits to a consumer group: the done offsets of its partitions, after each micro-batch."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from ackcore.spark.kafka.commits import CommitCache
 
 _log = logging.getLogger("ackcore")
 
-#: A commit that failed is repeated with the next micro-batch; one that took so long for it, when as
-#: many times that have passed, and no more than so long: micro-batches wait for it.
+#: A failed commit is repeated with the next micro-batch.  If it took _SLOW_S or longer, the repeat
+#: waits for _TIMES its duration, at most _LONGEST_S, because micro-batches wait for commits.
 _SLOW_S, _TIMES, _LONGEST_S = 1.0, 10.0, 30.0
-#: Where no other micro-batch comes, one is asked for after so long, twice as long, and at most.
+#: Seconds until a failed commit triggers a micro-batch by itself: at first, doubled, and at most.
 _AGAIN_S, _LONGEST_AGAIN_S = 1.0, 300.0
-#: After so long the group is told what it was told before, too: brokers forget offsets in time.
+#: Seconds after which unchanged offsets are committed again, because brokers expire them.
 _REPEAT_S = 3600.0
 
 Key = tuple[str, int]
 
 
 class Teller(NamedTuple):
-    """A spout, the group that it tells, at which brokers, and what of: partitions or sources."""
+    """A spout that commits to a group: its name, the group, the brokers, and its partitions or
+    sources.
+    """
 
     spout: str
     group_id: str
@@ -40,9 +42,9 @@ class Teller(NamedTuple):
 
 
 def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
-    """Raise ValueError if two spouts commit to one group of the same.
+    """Raise ValueError if two spouts commit the same partitions to one group.
 
-    Whoever begins with that group would leave out what one has done and the other has not.
+    A reader that begins with that group would skip records that only one of them has done.
     """
     for one, other in combinations(tellers, 2):
         if one[1:3] == other[1:3] and not set(one.of).isdisjoint(other.of):
@@ -55,16 +57,16 @@ def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
 
 
 class ToldGroup:
-    """A group that is told what is done.
+    """A consumer group to which a spout commits.
 
     Parameters
     ----------
     spout : str
-        Whose records they are.
+        The name of the spout.
     group_id : str
-        Its name.
+        The name of the group.
     deployment : int
-        Which checkpoint the commits are of.
+        The key of the checkpoint whose commits these are.
     """
 
     def __init__(self, spout: str, group_id: str, deployment: int) -> None:
@@ -72,23 +74,23 @@ class ToldGroup:
         self._group_id = group_id
         self._cache = CommitCache(deployment)
         self._origin = Origin.of(None, self._cache.name)
-        #: What it was told of each partition.
+        #: The last confirmed commit of each partition.
         self._told: dict[Key, tuple[int, str]] = {}
         self._repeat_at = self._next_at = 0.0
-        #: How often a commit failed in a row, and when one is repeated that did not arrive.
+        #: The number of failed commits in a row, and the time of the next repeat.
         self._failures = 0
         self._again_at: float | None = None
         self._complained = False
 
     @property
     def is_due(self) -> bool:
-        """Whether a commit that did not arrive is to be repeated now, by whatever micro-batch."""
+        """Whether a failed commit is to be repeated now, by any micro-batch."""
         return self._again_at is not None and time.monotonic() >= self._again_at
 
     def tell_of_others(
         self, cluster: Cluster, asking: threading.Lock, partitions: Iterable[Key]
     ) -> None:
-        """Warn if another deployment has committed to the group, as far as that is known."""
+        """Warn if another deployment is known to have committed to the group."""
         with asking:
             committed = cluster.committed(self._group_id, partitions).found
         for (topic, partition), (offset, metadata) in committed.items():
@@ -109,20 +111,21 @@ class ToldGroup:
         done: Mapping[Key, OffsetState],
         topic_ids: Mapping[str, str],
     ) -> dict[Key, int]:
-        """Commit what is done; return the offsets that were committed, of partitions that have one.
+        """Commit the done offsets; return the last committed offset of each partition that has one.
 
-        A commit that fails is repeated with the next one: what was told is what arrived.
+        A failed commit is repeated with the next one. The result has only commits that the broker
+        confirmed.
 
         Parameters
         ----------
         cluster : Cluster
-            Which is asked.
+            The cluster that receives the commit.
         asking : threading.Lock
-            Held meanwhile: a cluster is asked by one thread at a time.
+            A lock held during requests: only one thread at a time may use a cluster.
         done : mapping
-            By partition.
+            The done offsets, by partition.
         topic_ids : mapping from str to str
-            Which topics of these names they are of, where that is known.
+            The ids of the topics, where known.
 
         Raises
         ------
@@ -135,7 +138,7 @@ class ToldGroup:
         if now >= self._repeat_at:
             new, self._repeat_at = commits, now + _REPEAT_S
         if new and now >= self._next_at:
-            # Kafka takes a commit of anyone who is in no group: an older one moves it back.
+            # Kafka accepts commits from non-members: an older driver's would move the group back.
             check_fence()
             with asking:
                 answers = cluster.commit(self._group_id, new)

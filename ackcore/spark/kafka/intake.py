@@ -6,21 +6,21 @@ import time
 
 from ackcore.kafka.spout import KafkaSpout
 
-#: Offsets of the first micro-batch, before it is known how many a second go through.
+#: The number of offsets of the first micro-batch, while the rate is unknown.
 _FIRST = 100_000
 
 
 class Intake:
-    """The number of offsets in a micro-batch: ``max_records``, or as many as its time allows.
+    """The number of offsets in a micro-batch: ``max_records``, or adapted to its target duration.
 
-    What goes through is counted in records that run, new ones and retries: where many fail they
-    take the time, and to take fewer new ones for it would end with none.  So of what a micro-batch
-    has time for, new records have half at least, and retries half at most.
+    The measured rate counts all processed records, new ones and retries. Where many records fail,
+    retries take much of the time. If they displaced new records, in the end none would be taken. So
+    new records have at least half of the capacity, and retries at most half.
 
     Parameters
     ----------
     spout : KafkaSpout
-        Whose settings say that.
+        The spout with the settings ``max_records`` and ``target_batch_s``.
     """
 
     def __init__(self, spout: KafkaSpout) -> None:
@@ -28,7 +28,7 @@ class Intake:
         self._fixed = spout.max_records
         self._most = float(_FIRST if spout.max_records is None else spout.max_records)
         self._room = 1.0
-        #: Of a micro-batch before: how many it took, and how long that took.
+        #: The number of records and the seconds of an earlier micro-batch.
         self._before: tuple[int, float] | None = None
         self._overhead_s = 0.0
         self._taken = self._retried = 0
@@ -39,24 +39,29 @@ class Intake:
         """The maximum number of offsets, not counting one for each partition."""
         if self._fixed is not None:
             return int(self._most * self._room)
-        # As many are tried again as in the micro-batch before, or thereabouts.
+        # The number of retries is about that of the last micro-batch.
         return int(max(self._most - self._retried, self._most / 2) * self._room)
 
     @property
     def most_retries(self) -> int | None:
-        """The maximum number of retries beside new records; None if unlimited."""
+        """The maximum number of retries besides new records; None if unlimited."""
         return None if self._fixed is not None else max(1, int(self._most / 2))
 
     def planned(self, records: int) -> None:
-        """Note how many a micro-batch takes, and when it begins."""
+        """Record the number of offsets in a micro-batch, and its start time."""
         self._taken, self._began = records, time.monotonic()
 
     def done(self, waiting: float, retried: int = 0) -> None:
-        """Go by how long the micro-batch took, and by how full the waiting store is, 0 to 1.
+        """Adapt the limits after a micro-batch, by its duration.
 
-        Of its records ``retried`` were no new ones.
+        Parameters
+        ----------
+        waiting : float
+            The share of the waiting store that is filled, from 0 to 1.
+        retried : int, default 0
+            The number of retries among its records.
         """
-        # From half full on it takes less, and at the end what it must.
+        # A waiting store that is more than half full reduces the limit, down to the minimum.
         self._room = min(1.0, max(0.0, 2 * (1 - waiting)))
         self._retried = retried
         if self._fixed is not None or not self._taken:
@@ -64,11 +69,11 @@ class Intake:
         took_s = max(time.monotonic() - self._began, 1e-3)
         taken = self._taken + retried
         over_s = self._overhead(taken, took_s)
-        # Where most of the time goes whatever is taken, to take less would only be slower.
+        # If most of the time is fixed overhead, smaller micro-batches would only be slower.
         target_s = max(self._target_s, 2 * over_s)
         allowed = taken * (target_s - over_s) / max(took_s - over_s, 1e-3)
-        # One that was slow counts at once; one that was quick doubles what is taken, at most, and
-        # if it was a small one tells nothing.
+        # A slow micro-batch lowers the limit at once.  A fast one doubles it at most, and only if
+        # it was at least half as large as allowed.
         if took_s > target_s:
             self._most = max(1.0, allowed)
         elif taken >= self._most * self._room / 2:
@@ -76,9 +81,9 @@ class Intake:
         self._taken = 0
 
     def _overhead(self, taken: int, took_s: float) -> float:
-        """Return how many seconds a micro-batch takes whatever is in it: by this and one before."""
+        """Return a micro-batch's fixed seconds, estimated from this and an earlier one."""
         before, before_s = self._before or (taken, took_s)
-        if abs(taken - before) < max(taken, before) / 4:  # too much alike to tell
+        if abs(taken - before) < max(taken, before) / 4:  # sizes too similar for an estimate
             self._overhead_s = min(self._overhead_s, took_s)
             if taken >= before:
                 self._before = taken, took_s

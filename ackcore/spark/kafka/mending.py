@@ -17,18 +17,19 @@ def lost_since(
     lows: Mapping[tuple[str, int], int],
     topic_ids: Mapping[str, str | None],
 ) -> list[Start]:
-    """Return where ranges of a plan have to begin now, with what is gone of each before that.
+    """Return new starts for the ranges of a plan whose beginning was deleted, with the lost part.
 
     Parameters
     ----------
     spout : KafkaSpout
-        Whose they are.
+        The spout of the plan.
     plan : OffsetPlan
-        On record, and not decided.
+        A stored plan without a decision.
     lows : mapping from (str, int) to int
-        The first offset of those partitions that answered.
+        The first offset of each partition that answered.
     topic_ids : mapping from str to str or None
-        Which topics they are now: of one that was made anew all that is planned is gone.
+        The present ids of the topics. If a topic was created again, all its planned offsets are
+        lost.
     """
     gone: list[OffsetRange] = []
     for one in sorted(one for some in plan.tasks for one in some):
@@ -39,7 +40,7 @@ def lost_since(
         if stop <= one.start:
             continue
         before = gone[-1] if gone else None
-        # Ranges are cut to be dealt out to tasks: what is gone is one, and one dead letter.
+        # A deleted range may span several tasks; it is joined, and has one dead letter.
         if before is not None and before[:2] == one[:2] and before.stop == one.start:
             gone[-1] = before._replace(stop=stop)
         else:
@@ -54,7 +55,7 @@ def lost_since(
 
 
 def without(plan: OffsetPlan, name: str, lost: list[Start]) -> OffsetPlan:
-    """Return a plan of a spout in which what is gone is lost, and read by no task."""
+    """Return a spout's plan with the deleted offsets as lost, and in no task."""
     gone = tuple(one.range for start in lost for one in start.gone)
     refused = [one.refused(name) for start in lost for one in start.gone]
     tasks = [tuple(one for each in some if (one := _rest(each, gone)).size) for some in plan.tasks]
@@ -67,7 +68,7 @@ def without(plan: OffsetPlan, name: str, lost: list[Start]) -> OffsetPlan:
 
 
 def _rest(one: OffsetRange, gone: tuple[OffsetRange, ...]) -> OffsetRange:
-    """Return what is left of a range: only its beginning may be gone, or all of it."""
+    """Return the rest of a range without its deleted beginning, which may be all of it."""
     for other in gone:
         if one[:2] == other[:2] and other.start <= one.start < other.stop:
             return one._replace(start=min(one.stop, other.stop))

@@ -1,4 +1,4 @@
-"""One spout that reads Kafka: what its micro-batches take, and what its group is told."""
+"""The plans and commits of one spout that reads Kafka."""
 
 from __future__ import annotations
 
@@ -43,51 +43,51 @@ Offsets = Mapping[Key, int]
 
 
 class OffsetsRefused(RuntimeError):
-    """Records were lost upstream, or are too far behind, and the spout refuses to go on."""
+    """Records were lost upstream, or are too far behind, and the spout has ``lost="refuse"``."""
 
 
 class SpoutOffsets:
-    """Plans and commits the offsets of one spout.
+    """The plans and commits of one spout.
 
     Parameters
     ----------
     name : str
-        The spout's.
+        The name of the spout.
     spout : KafkaSpout
-        Its source.
+        The source of the spout.
     deployment : int
-        Which checkpoint the commits are of.
+        The key of the checkpoint whose commits these are.
 
     Attributes
     ----------
     partitions : list of TopicPartition
-        Those that there are, in order, as they were last asked for.
+        The partitions at the last look-up, in order.
     """
 
     def __init__(self, name: str, spout: KafkaSpout, deployment: int) -> None:
         self.name = name
         self.spout = spout
-        #: The plan of the last micro-batch that is done.
+        #: The plan of the last done micro-batch.
         self._done: OffsetPlan | None = None
         self._cluster = Cluster(spout.client)
-        #: Where it ends, if it does.
+        #: The offsets at which the query ends; None if it runs on.
         self._until: dict[Key, int] | None = None
         self.partitions: list[TopicPartition] = []
-        #: The ids of their topics, and when all that is to be asked again.
+        #: The ids of their topics, and the time of the next look-up.
         self._topic_ids: dict[str, str] = {}
         self._refresh_at = 0.0
-        #: Of the leaders of partitions, where they tell.
+        #: The leader epochs of partitions, where known.
         self._epochs: dict[Key, int] = {}
         self._was_read = False
         self._group = (
             None if spout.group_id is None else ToldGroup(name, spout.group_id, deployment)
         )
-        #: Where it was not told yet what is done from there on.
+        #: The first offset that is not done, of partitions that have a new start or no commit yet.
         self._untold: dict[Key, int] = {}
-        #: Behind which partition those begin that have one each, where not all can.
+        #: The last partition that had a share when there was not room for all; see `shares`.
         self._turn: Key | None = None
         self.intake = Intake(spout)
-        #: A cluster is asked by one thread at a time.
+        #: Held during requests: only one thread at a time may use a cluster.
         self._asking = threading.Lock()
         self._refresh()
         self._tell_of_tasks()
@@ -96,14 +96,14 @@ class SpoutOffsets:
         """Close the connections."""
         self._cluster.close()
 
-    # -- what there is ----------------------------------------------------------------------------
+    # -- partitions and their ends ----------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Ask which partitions there are, if that was long ago."""
+        """Look up the partitions, if the last look-up is older than ``refresh_s``."""
         if time.monotonic() < self._refresh_at:
             return
         with self._asking:
-            # What was read before may be deleted meanwhile.
+            # After the first look-up, a topic may have been deleted.
             found = self._cluster.partitions(
                 self.spout.topics, pattern=self.spout.pattern, missing_ok=self._was_read
             )
@@ -115,7 +115,7 @@ class SpoutOffsets:
         self._refresh_at = time.monotonic() + self.spout.refresh_s
 
     def _tell_of_missing(self, topics: Collection[str]) -> None:
-        """Warn of topics that were there when they were last asked for: once, as they go."""
+        """Warn once of topics that existed at the last look-up and are gone."""
         if not topics:
             return
         try:
@@ -142,7 +142,8 @@ class SpoutOffsets:
     def _marks(self, *, all_of_them: bool = False) -> dict[Key, Watermarks]:
         """Return the first offset and the end of each partition that has a leader, in order.
 
-        Raises `ConnectionError` if all are to be known, and are not.
+        Raises `ConnectionError` if no partition answers, or if ``all_of_them`` must and one does
+        not.
         """
         try:
             self._refresh()
@@ -152,14 +153,14 @@ class SpoutOffsets:
         with self._asking:
             answers = self._cluster.watermarks(self.partitions)
         if answers.failed:
-            self._refresh_at = 0.0  # a topic may be gone, or a leader have changed
+            self._refresh_at = 0.0  # a topic may be deleted, or a leader may have changed
             if all_of_them or not answers.found:
                 raise _unanswered("where partitions begin and end", answers.failed)
         epochs: dict[Key, int] = {
             each: one.epoch for each, one in answers.found.items() if one.epoch is not None
         }
         if any(self._epochs.get(each, epoch) != epoch for each, epoch in epochs.items()):
-            self._refresh_at = 0.0  # whoever moves partitions may have made some
+            self._refresh_at = 0.0  # partitions that were moved may come with new ones
         self._epochs.update(epochs)
         return {each: answers.found[each] for each in self.partitions if each in answers.found}
 
@@ -169,23 +170,23 @@ class SpoutOffsets:
         return {each: high for each, (_, high) in marks.items()}
 
     def end_here(self) -> None:
-        """Take nothing beyond what there is now."""
+        """End the query at the present ends of the partitions."""
         self._until = self.ends(all_of_them=True)
 
     def has_new(self) -> bool:
-        """Whether there is something that no micro-batch is done with."""
+        """Return whether there are records that no done micro-batch has taken."""
         marks = self._marks()
         if self._done is None or self._made_anew(self._done, {topic for topic, _ in marks}):
             return True
-        # One that ends below was truncated or made anew.  Were it left until it is as long again,
-        # what has come by then would be taken for what was read; one that is has another leader.
+        # A partition that ends below its position was truncated or created again.  Once it is as
+        # long again, its new records would count as read; then only its new leader reveals it.
         return any(
             _next(self._done, of, -1) != one.high or _has_new_leader(self._done, of, one)
             for of, one in marks.items()
         )
 
     def _made_anew(self, plan: OffsetPlan, topics: Collection[str]) -> set[str]:
-        """Return which of these topics are others than those of a plan, as far as is known."""
+        """Return those of the topics that were created again since a plan, by their ids."""
         known, now = plan.topic_ids, self._topic_ids
         return {
             topic
@@ -195,11 +196,13 @@ class SpoutOffsets:
 
     @property
     def is_through(self) -> bool:
-        """Whether all is done that there was at `end_here`, but for what waits."""
+        """Whether all records up to the ends of `end_here` are taken. Some may still wait for a
+        retry.
+        """
         return self._until is not None and self.reaching(self._until)()
 
     def reaching(self, ends: Offsets) -> Callable[[], bool]:
-        """Return what tells whether micro-batches are done with all below these ends."""
+        """Return a function that returns whether done micro-batches have reached these ends."""
 
         def reached() -> bool:
             if self._done is None:
@@ -215,39 +218,40 @@ class SpoutOffsets:
     def plan(
         self, before: OffsetPlan | None, tasks: int, *, bounded: bool, room: int | None = None
     ) -> OffsetPlan:
-        """Return what the next micro-batch takes.
+        """Return the plan of the next micro-batch.
 
         Parameters
         ----------
         before : OffsetPlan or None
-            What the last one took.
+            The plan of the last micro-batch.
         tasks : int
-            How many run at once.
+            The number of tasks that run at once.
         bounded : bool
-            Whether it takes no more than is good for one micro-batch.
+            Whether the limit of offsets per micro-batch applies.
         room : int, optional
-            How many of them may fail, as the waiting store has room for them; None: any.
+            The free places in the waiting store. The micro-batch takes at most this number of
+            records, since all may fail. None: unlimited.
 
         Raises
         ------
         OffsetsRefused
-            If records are lost, or too far behind, and that is not to be.
+            If records are lost, or too far behind, and the spout has ``lost="refuse"``.
         """
         try:
-            # Where a partition begins is decided for all of them at once, or not at all.
+            # The first plan decides the starts of all partitions at once, or fails.
             marks = self._marks(all_of_them=before is None)
             if before is not None and any(
                 _next(before, each, high) > high for each, (_, high) in marks.items()
             ):
-                self._refresh_at = 0.0  # the topic may have been made anew just now
+                self._refresh_at = 0.0  # the topic may have been created again just now
                 marks = self._marks()
             starts = self._starts(before, marks)
         except (ClusterFailed, UnknownTopics, ConnectionError) as error:
             if before is None and isinstance(error, ClusterFailed):
-                raise ConnectionError(str(error)) from error  # it may pass, too
+                raise ConnectionError(str(error)) from error  # it may be temporary, too
             if before is None:
                 raise
-            # What waits for a retry need not wait for Kafka.
+            # Retries do not need Kafka.
             _log.warning(
                 "spout %s: Kafka cannot be asked for new records, this micro-batch has none: %s",
                 self.name,
@@ -264,7 +268,7 @@ class SpoutOffsets:
         stops = {each: high for each, (_, high) in marks.items()}
         if self._until is not None:
             there_are = {*marks, *self.partitions}
-            # Nor is what it was truncated by waited for.
+            # If a partition was truncated, the query ends at its new end.
             self._until = {
                 each: min(end, marks[each][1]) if each in marks else end
                 for each, end in self._until.items()
@@ -273,7 +277,7 @@ class SpoutOffsets:
             stops = {each: min(stop, self._until.get(each, 0)) for each, stop in stops.items()}
         there = {each: max(0, stops[each] - at[each]) for each in marks}
         takes = shares(there, self.intake.most, room, self._turn) if bounded else there
-        # The last one has had its turn, where there was not room for one of each.
+        # If there was not room for one offset of each, the next micro-batch begins after the last.
         self._turn = next(reversed(takes), self._turn)
         ranges = [one for start in starts.values() for one in start.holes]
         ranges += [
@@ -308,10 +312,10 @@ class SpoutOffsets:
         return plan
 
     def mended(self, plan: OffsetPlan) -> OffsetPlan:
-        """Return a plan that is not decided without what was deleted since: that is lost now.
+        """Return an undecided plan in which offsets that were deleted since it was made are lost.
 
-        The same plan if there is no such thing, or Kafka does not say.  Raises `OffsetsRefused` if
-        records are lost, and that is not to be.
+        Returns the same object if none were deleted, or Kafka does not answer. Raises
+        `OffsetsRefused` if records are lost, and the spout has ``lost="refuse"``.
         """
         keys = sorted({(one.topic, one.partition) for some in plan.tasks for one in some})
         if not keys:
@@ -332,9 +336,9 @@ class SpoutOffsets:
         return without(plan, self.name, lost) if lost else plan
 
     def replaced(self, plan: OffsetPlan) -> str | None:
-        """Return which topic of a plan was made anew since, None if none was or nobody says.
+        """Return a message if a topic was created again since a plan was made; else None.
 
-        Its offsets are other records' now.
+        The planned offsets then belong to other records. None also if Kafka does not answer.
         """
         topics = {one.topic for some in plan.tasks for one in some}
         if not topics:
@@ -361,12 +365,12 @@ class SpoutOffsets:
     def _carried(
         self, before: OffsetPlan | None, marks: Mapping[Key, Any]
     ) -> dict[str, dict[int, Position]]:
-        """Return the positions that outlast a plan, before those of the marks are put in."""
+        """Return the positions that are kept from the last plan, before new ones are added."""
         if before is None:
             return {}
         now = self._ids(before, marks)
-        # Of partitions that are not read any more, too: they may be again.  But not of a topic that
-        # is another: a partition of it without a leader begins when it has one.
+        # Positions of partitions that are no longer read are kept: they may be read again.  Those
+        # of a topic that was created again are not kept, even while a partition has no leader.
         return {
             topic: dict(found)
             for topic, found in before.positions.items()
@@ -374,7 +378,7 @@ class SpoutOffsets:
         }
 
     def _ids(self, before: OffsetPlan | None, marks: Iterable[Key]) -> dict[str, str]:
-        """Return which topics the positions of a plan are of."""
+        """Return the topic ids for the positions of a plan."""
         answered = {topic for topic, _ in marks}
         now = {topic: id_ for topic, id_ in self._topic_ids.items() if topic in answered}
         return {**({} if before is None else before.topic_ids), **now}
@@ -382,7 +386,7 @@ class SpoutOffsets:
     def _starts(
         self, before: OffsetPlan | None, marks: Mapping[Key, Watermarks]
     ) -> dict[Key, Start]:
-        """Decide where partitions begin that do not go on where they are."""
+        """Return the starts of those partitions that do not continue at their position."""
         first = before is None
         committed: Mapping[Any, Committed] = {}
         of_time: Mapping[Any, int] = {}
@@ -430,14 +434,16 @@ class SpoutOffsets:
         return found
 
     def _other_from(self, position: Position, of: Key, now: Watermarks) -> int | None:
-        """Return from which offset on a log is not the one that was read up to a position."""
+        """Return the offset from which on the log differs from the one that was read; None if
+        unchanged.
+        """
         if position.epoch is None or now.epoch is None or now.epoch <= position.epoch:
             return None
         read = min(position.next, now.high)
         return truncated_at(self.spout.client, of, now.low, read, position.epoch)
 
     def _report(self, starts: Mapping[Key, Start], *, is_first: bool = False) -> None:
-        """Log the decisions; raise if one is not to be."""
+        """Log the starts; raise OffsetsRefused for one that ``lost="refuse"`` forbids."""
         for (topic, partition), start in starts.items():
             message = "; ".join(one.message for one in start.gone)
             found_else = start.why in ("out of range", "truncated", MADE_ANEW)
@@ -451,7 +457,7 @@ class SpoutOffsets:
                 start.why,
                 f"; {message}" if message else "",
             )
-            # Who begins has read nothing of a topic that was before, and begins with all of this.
+            # A new checkpoint has read nothing of the former topic, and reads all of this one.
             if is_first and start.why == MADE_ANEW and not start.gone:
                 continue
             if self.spout.lost == "refuse" and (found_else or start.gone):
@@ -471,22 +477,24 @@ class SpoutOffsets:
 
     @property
     def has_commit_due(self) -> bool:
-        """Whether a commit that did not arrive is to be repeated now."""
+        """Whether a failed commit is to be repeated now."""
         return self._group is not None and self._group.is_due
 
     def commit(self, plan: OffsetPlan, waiting: Iterable[pa.Table]) -> int:
-        """Tell the group what is done after a micro-batch, but of topics made anew since.
+        """Commit the done offsets after a micro-batch, except of topics that were created again
+        since.
 
-        A commit that fails is repeated with the next one: what was told is what arrived.
+        A failed commit is repeated with the next one.
 
         Returns
         -------
         int
-            The lag: offsets to the end of each partition, from what the group was told, or from
-            where it began if it was told nothing yet; from what is done if there is no group.
+            The lag: offsets to the end of each partition. It counts from the group's committed
+            offset, from the start if none is committed yet, or from the done offsets without a
+            group.
         """
         self._done = plan
-        # Their offsets are of other records now, of which none may be read yet.
+        # The planned offsets of these topics now belong to other records.
         others = self._made_anew(plan, plan.positions)
         after = {
             (topic, partition): state
@@ -518,12 +526,12 @@ def _next(before: OffsetPlan, of: Key, otherwise: int) -> int:
 
 
 def _has_new_leader(before: OffsetPlan, of: Key, now: Watermarks) -> bool:
-    """Whether a partition has another leader than when it was planned, as far as is known."""
+    """Return whether a partition is known to have another leader than when it was planned."""
     position = before.positions.get(of[0], {}).get(of[1])
     known = None if position is None else position.epoch
     return known is not None and now.epoch is not None and now.epoch > known
 
 
 def _position(before: OffsetPlan | None, of: Key) -> Position:
-    assert before is not None  # without one each partition has a start
+    assert before is not None  # without a plan each partition has a start
     return before.positions[of[0]][of[1]]

@@ -10,9 +10,9 @@ from ackcore.spark.kafka.groups import Key
 from ackcore.spark.kafka.plans import OffsetPlan
 from ackcore.spark.run.types import Obstacle
 
-#: How long Kafka may take to say that it is there.
+#: The time-out of a check whether Kafka answers, in seconds.
 _ASK_S = 5.0
-#: How a task says that offsets were not there to be read: the last line of its traceback.
+#: The last line of a task's traceback if offsets could not be read yet.
 _UNREAD = re.compile(
     r"\backcore\.kafka\.errors\.(?:ReadTimedOut|OffsetsLost"
     r"|ReadFailed(?=: .*\((?:UNKNOWN_TOPIC_OR_PART|UNKNOWN_TOPIC_ID|_UNKNOWN_TOPIC"
@@ -21,20 +21,20 @@ _UNREAD = re.compile(
 
 
 def unread_in(error: BaseException | None) -> str | None:
-    """Return what a task could not read yet, if that is what an error of Spark's comes from."""
+    """Return the offsets that a task could not read yet, if they caused an error of Spark's."""
     while error is not None:
         told = _UNREAD.search(str(error))
         if told is not None:
             return told[1]
-        # Of an error of Java's, PySpark keeps the cause in an attribute of its own.
+        # PySpark stores the cause of a Java error in `_cause`.
         error = getattr(error, "_cause", None) or error.__cause__
     return None
 
 
 def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
-    """Return what keeps a plan's offsets from being read, None if Kafka says that they are there.
+    """Return the reason why a plan's offsets cannot be read at present; None if Kafka has them all.
 
-    Of a topic that was made anew, or of what was deleted, nothing is waited for.
+    Deleted offsets, and topics that were created again, are no obstacle: waiting would not help.
     """
     stops: dict[Key, int] = {}
     for one in (one for some in plan.tasks for one in some):
@@ -56,7 +56,7 @@ def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
         topic, partition = key
         known, now = plan.topic_ids.get(topic), ids.get(topic)
         if known is not None and now is not None and known != now:
-            continue  # what is planned is of the former one, and lost
+            continue  # the planned offsets are of the former topic, and lost
         if key not in there:
             said = f"spout {name} waits for {topic}-{partition}, which is not there"
             return Obstacle(said, spout.missing_timeout_s)

@@ -1,8 +1,8 @@
 """The part of a micro-batch's plan that concerns a spout on Kafka.
 
-It names each offset that the micro-batch takes, by the task that reads it, and where the next one
-begins: whoever repeats it, however often and on whatever machines, reads the same records in the
-same places.  Nothing else remembers a position.
+It holds each offset that the micro-batch takes, with the task that reads it, and the start of the
+next micro-batch. So every repetition, on any machine, reads the same records in the same places.
+Positions are stored nowhere else.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark.tasks.record_ids import RETRIES, Refused, Tried
 
-#: Records that are not worth a task of their own.
+#: The smallest number of records for a task of its own.
 LEAST = 10_000
 
 
 class Position(NamedTuple):
-    """The position in a partition: the next offset, the end when last asked, the reason of the
-    start.
+    """The position in a partition: the next offset, the last known end, the reason of the start.
 
-    ``epoch`` is that of the leader that told the end, where it did.
+    ``epoch`` is that of the leader that answered with the end, if known.
     """
 
     next: int
@@ -42,17 +41,18 @@ class OffsetPlan:
     Attributes
     ----------
     positions : mapping from str to mapping from int to Position
-        By topic and partition: where the next micro-batch begins.
+        The start of the next micro-batch, by topic and partition.
     topic_ids : mapping from str to str
-        Which topic of that name it is, where the broker tells.
+        The ids of the topics, where the broker has them.
     tasks : tuple of tuple of OffsetRange
-        What each task reads, one range after the other.
+        The ranges of each task, in the order of reading.
     lost : tuple of OffsetRange
-        Offsets that were deleted before they were read: one dead record each range, at its start.
+        Offsets that were deleted before they were read. Each range has one dead record, at its
+        start.
     refused : tuple of Refused
-        Those, and records that are read to be dead.
+        The dead records of lost ranges, and of read records that are dead at once.
     tried : tuple of Tried
-        Records that failed before, by the metadata of the group that it began with.
+        Records that failed before, from the metadata of the group with which the checkpoint began.
     """
 
     positions: Mapping[str, Mapping[int, Position]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class OffsetPlan:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> OffsetPlan:
-        """Read what `body` returned."""
+        """Return the plan in the object that `body` returned."""
         topics = body["topics"]
         return cls(
             {
@@ -99,7 +99,7 @@ class OffsetPlan:
         return replace(self, tasks=(), lost=(), refused=(), tried=self.untaken())
 
     def untaken(self) -> tuple[Tried, ...]:
-        """Return which of those that failed before it does not take."""
+        """Return the records that failed before and are not taken yet."""
         positions = self.positions
         return tuple(
             one
@@ -108,21 +108,21 @@ class OffsetPlan:
         )
 
     def each(self) -> Iterator[tuple[str, int, Position]]:
-        """Yield the partitions in their order."""
+        """Yield topic, partition and position, in order."""
         for topic, found in self.positions.items():
             for partition, position in found.items():
                 yield topic, partition, position
 
 
 def records_in(ranges: Iterable[OffsetRange]) -> int:
-    """Return how many offsets there are in ranges."""
+    """Return the number of offsets in ranges."""
     return sum(one.size for one in ranges)
 
 
 def by_partition(
     ranges: Iterable[OffsetRange], partitions: Sequence[tuple[str, int]], tasks: int
 ) -> tuple[tuple[OffsetRange, ...], ...]:
-    """Give task i the partitions i, i + tasks, ... of the ordered list; none is left without."""
+    """Return the ranges of each task: partitions i, i + tasks, ... of the list, no empty tasks."""
     place = {each: i % tasks for i, each in enumerate(partitions)}
     found: list[list[OffsetRange]] = [[] for _ in range(tasks)]
     for one in ranges:
@@ -131,7 +131,7 @@ def by_partition(
 
 
 def evenly(ranges: Iterable[OffsetRange], tasks: int) -> tuple[tuple[OffsetRange, ...], ...]:
-    """Cut ranges into tasks that have about as many offsets each, in order."""
+    """Return ranges divided into tasks with about the same number of offsets, in order."""
     ranges = list(ranges)
     total = records_in(ranges)
     tasks = max(1, min(tasks, RETRIES - 1, -(-total // LEAST)))

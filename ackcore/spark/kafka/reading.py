@@ -15,32 +15,32 @@ from ackcore.kafka.settings import ClientSettings
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.tasks.pieces import Piece
 
-#: Records of a batch, and bytes if they are long: a task takes some 2 ms for each batch, whatever
-#: is in it.
+#: The largest number of records and of bytes in a batch.  A task takes about 2 ms per batch,
+#: whatever its size.
 _ROWS = 1 << 14
 BATCH_BYTES = 1 << 22
-#: For how long nothing may come, in seconds: the driver waits for what is away longer.
+#: Seconds without a record after which a task fails.  The driver waits for longer outages.
 SILENT_S = 15.0
-#: Records that are read along with those on either side of them: to begin anew takes a reader as
-#: long as so many do.
+#: The largest gap between needed records that is read along, in records: a seek takes a reader as
+#: long as this number of records.
 _NEAR = 2_000
 
 
 class ReadOffsets:
-    """Reads what tasks are to read, given their numbers; for ``mapInArrow``.
+    """A function for ``mapInArrow``: it takes task numbers and returns the records of these tasks.
 
-    The batches of a task are cut by position and by what the records hold, so that a task that runs
-    again has the same chunks: a reader's go by when the brokers answer.
+    The batches of a task are cut by position and by the contents of the records, so that a repeated
+    task has the same chunks. The batches of a `RangeReader` depend on the timing of the brokers.
 
     Parameters
     ----------
     client : ClientSettings
-        How the brokers are reached.
+        The connection to the brokers.
     tasks : sequence of sequence of OffsetRange
-        By task.
+        The ranges of each task.
     lost : sequence of OffsetRange
-        What is not there any more: the last task has a row without key and value for each, at its
-        first offset.
+        Deleted ranges. The last task returns a row without key and value for each, at its first
+        offset.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ReadOffsets:
             yield from _batches(reader, self._tasks[number])
 
     def _reader(self) -> RangeReader:
-        # Batches that end where they are to are handed on; others are cut and copied.
+        # Batches that end at these limits are passed on; others are cut and copied.
         return RangeReader(
             self._client,
             batch_rows=_ROWS,
@@ -77,16 +77,17 @@ class ReadOffsets:
         )
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return what to read for rows at these places of tasks that had so many rows.
+        """Return the pieces to read for rows at given places of tasks.
 
-        Where each offset was a record, a place says which; else the task is read whole.
+        If each offset of a task has a record, a place determines the offset. Else the task is read
+        whole.
 
         Parameters
         ----------
         places : mapping from int to numpy.ndarray of int64
-            By task, sorted.
+            The sorted places of rows, by task.
         rows : mapping from int to int
-            By task.
+            The number of rows, by task.
         """
         found = []
         for task, at in sorted(places.items()):
@@ -105,7 +106,7 @@ class ReadOffsets:
         return found
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
-        """Yield pieces and their rows, which are taken before the next piece is asked for."""
+        """Yield pieces and their rows. Consume the rows of a piece before the next piece."""
         for piece in pieces:
             if not piece.what:
                 yield piece, iter([lost_rows(self._lost)])
@@ -123,6 +124,6 @@ def _batches(reader: RangeReader, ranges: Sequence[OffsetRange]) -> Iterator[pa.
 
 
 def lost_rows(lost: Sequence[OffsetRange]) -> pa.RecordBatch:
-    """Return a row for each range, of its first offset."""
+    """Return a row for each range, with its first offset."""
     rows = [{"topic": one.topic, "partition": one.partition, "offset": one.start} for one in lost]
     return pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)

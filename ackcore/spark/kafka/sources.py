@@ -27,18 +27,18 @@ _log = logging.getLogger("ackcore")
 
 
 class KafkaSources:
-    """The spouts of a topology that read Kafka, as a query uses them.
+    """The Kafka spouts of a topology, for use by a query.
 
     Parameters
     ----------
     spouts : mapping from str to SpoutOffsets
-        By name.
+        The spouts by name.
     spark : SparkSession
-        Where the query runs.
+        The session of the query.
     once : bool
-        Whether the first micro-batch takes all that there is, and no other takes anything.
+        Whether the first micro-batch takes all available records, and the later ones none.
     max_waiting : int
-        How many records may wait for a retry.
+        The largest number of records that may wait for a retry.
     """
 
     def __init__(
@@ -52,19 +52,22 @@ class KafkaSources:
         self._spark = spark
         self._once = once
         self._max_waiting = max_waiting
-        #: How many more may wait.  Where none may, they die at once, and all are taken.
+        #: The free places in the waiting store.  None if nothing may wait: failed records are then
+        #: dead at once, and the number of records is not limited.
         self._room = max_waiting or None
         self.is_closed = False
-        #: The spouts whose cluster did not answer when it was last asked for something new.
+        #: The spouts whose cluster did not answer the last poll for new records.
         self._away: set[str] = set()
-        #: Without rows: what its columns are, and the session.
+        #: An empty frame that carries the columns and the session.
         self._empty: DataFrame = spark.createDataFrame([], from_arrow_schema(RECORD_SCHEMA))
 
     @classmethod
     def of(
         cls, topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool
     ) -> KafkaSources:
-        """Return those of a topology, as `kafka_sources` says, and commit what is done of them."""
+        """Return the Kafka spouts of a topology, see `kafka_sources`, and commit their done
+        offsets.
+        """
         last = None if state.last_plan is None else state.plan(state.last_plan)
         spouts: dict[str, SpoutOffsets] = {}
         sources = cls(spouts, spark, once, topology.settings.max_waiting)
@@ -91,7 +94,9 @@ class KafkaSources:
         )
 
     def _commit_last(self, state: State) -> None:
-        """Commit what a driver may have marked that died before it committed."""
+        """Commit the last done micro-batch again: the former driver may have died before its
+        commit.
+        """
         number = state.last_done
         plan = None if number is None else state.plan(number)
         decision = None if number is None else state.decision(number)
@@ -103,9 +108,9 @@ class KafkaSources:
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return what a micro-batch takes, given the plan before it.
+        """Return the offset plans of a micro-batch by spout, given the plan before it.
 
-        Raises ValueError if two spouts commit to one group of a topic that has come since.
+        Raises ValueError if two spouts commit to one group of a topic that is new.
         """
         found = {}
         tasks, left = task_slots(self._spark), self._room
@@ -116,32 +121,32 @@ class KafkaSources:
             if self._once and before is not None:
                 found[name] = before.carried().body()
                 continue
-            # Of what those before it have left, as much as each of those behind it.
+            # The remaining room is divided evenly among this spout and those after it.
             room = None if left is None else -(-left // (len(self._spouts) - i))
             plan = one.plan(before, tasks, bounded=not self._once, room=room)
             found[name] = plan.body()
             if left is not None:
                 left = max(0, left - records_in(chain.from_iterable(plan.tasks)))
-        # What fits both of their patterns may have come to be.
+        # A new topic may match the patterns of two spouts.
         self._check_tellers()
         return found
 
     def _in_turn(self, number: int) -> list[str]:
-        """Return the spouts in the order in which they take: each is first in turn."""
+        """Return the spouts in the order in which they take offsets. The first one alternates."""
         names = list(self._spouts)
         first = number % max(1, len(names))
         return names[first:] + names[:first]
 
     def most_retries(self) -> int | None:
-        """Return how many retries a micro-batch takes at most beside new records; None: any."""
+        """Return the largest number of retries besides new records; None if unlimited."""
         bounds = [one.intake.most_retries for one in self._spouts.values()]
         known = [bound for bound in bounds if bound is not None]
         return None if self._once or len(known) < len(bounds) else sum(known)
 
     def mended(self, plan: Plan) -> Plan:
-        """Return a plan that is not decided without the offsets that were deleted since.
+        """Return an undecided plan in which offsets that were deleted since it was made are lost.
 
-        They are lost in it; the same plan if there are none.
+        Returns the same object if none were deleted.
         """
         found = {}
         for name, one in self._spouts.items():
@@ -152,11 +157,11 @@ class KafkaSources:
                 found[name] = now.body()
         if not found:
             return plan
-        # Root ids go by a record's place in its task, so they are of other records now.
+        # Root ids depend on a record's place in its task, so they now belong to other records.
         return replace(plan, offsets={**plan.offsets, **found}).without_suspects()
 
     def replaced(self, plan: Plan) -> str | None:
-        """Return which offsets of a plan are other records now, None if none are."""
+        """Return a message if planned offsets now belong to other records; else None."""
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
             found = None if body is None else one.replaced(OffsetPlan.of(body))
@@ -165,11 +170,11 @@ class KafkaSources:
         return None
 
     def unread(self, error: Exception) -> str | None:
-        """Return what a task could not read yet, if a run ended for that."""
+        """Return the offsets that a task could not read yet, if they ended a run."""
         return unread_in(error)
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
-        """Return what keeps planned offsets from being read now."""
+        """Return the reason why planned offsets cannot be read at present; None if they can."""
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
             found = None if body is None else obstacle(name, one.spout, OffsetPlan.of(body))
@@ -178,7 +183,7 @@ class KafkaSources:
         return None
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
-        """Return the rows that a plan on record names, one input for each spout."""
+        """Return the rows that a stored plan names, one input for each spout."""
         found = []
         for name, one in self._spouts.items():
             body = plan.offsets.get(name)
@@ -186,7 +191,7 @@ class KafkaSources:
             read = ReadOffsets(one.spout.client, planned.tasks, planned.lost)
             tasks = len(planned.tasks) + bool(planned.lost)
             ids = self._spark.range(0, tasks, 1, max(1, tasks))
-            # Where a topic has no id, only all rows of a task tell that they are what they were.
+            # Without a topic id, only a comparison of all rows of a task shows that they are equal.
             topics = {range_.topic for some in planned.tasks for range_ in some}
             again = read if topics <= planned.topic_ids.keys() else None
             snapshot = Snapshot(ids, read, again)
@@ -194,9 +199,9 @@ class KafkaSources:
         return found
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Commit what is done after a micro-batch; return each spout's lag."""
+        """Commit the done offsets after a micro-batch; return each spout's lag."""
         found = {}
-        # Replays whose turn has not come take no room from what fails.
+        # Replays that were not tried yet take no room from failed records.
         waiting = decision.waiting.rows() - decision.waiting.untried
         full = waiting / max(1, self._max_waiting)
         if self._room is not None:
@@ -211,17 +216,18 @@ class KafkaSources:
     # -- for the stream ---------------------------------------------------------------------------
 
     def has_new(self) -> bool:
-        """Whether there is something for a micro-batch: records and room for them, or a commit.
+        """Return whether a micro-batch is needed: for new records with room for them, or for a
+        commit.
 
-        One that failed is repeated though nothing new comes: what looks at the group's lag would
-        be wrong until then.  Raises what Kafka's client does if that can be asked of no spout.
+        A failed commit is repeated even without new records, since lag monitors would be wrong
+        until then. Raises the client's error if no spout's cluster answers.
         """
         if any(one.has_commit_due for one in self._spouts.values()):
             return True
         if not self.has_room:
             return False
         failed = {}
-        # A cluster that is away is asked last: an answer takes its whole timeout.
+        # A cluster that does not answer comes last: a request to it takes its whole timeout.
         for name in sorted(self._spouts, key=self._away.__contains__):
             try:
                 if self._spouts[name].has_new():
@@ -238,24 +244,24 @@ class KafkaSources:
 
     @property
     def has_room(self) -> bool:
-        """Whether a micro-batch may take anything.
+        """Whether a micro-batch may take records.
 
-        Where as much waits as may, it takes nothing before a retry is due.
+        While the waiting store is full, it takes none before a retry is due.
         """
         return self._room != 0
 
     @property
     def is_through(self) -> bool:
-        """Whether all has been taken that there was when it began."""
+        """Whether all records up to the ends at the start of the query are taken."""
         return all(one.is_through for one in self._spouts.values())
 
     def reaching_ends(self) -> Callable[[], bool]:
-        """Return what tells whether all has been taken that there is now."""
+        """Return a function that returns whether all records up to the present ends are taken."""
         found = [one.reaching(one.ends()) for one in self._spouts.values()]
         return lambda: all(reached() for reached in found)
 
     def close(self) -> None:
-        """Close the connections; nothing can be asked of Kafka from now on."""
+        """Close the connections. Later requests to Kafka fail."""
         self.is_closed = True
         for one in self._spouts.values():
             one.close()

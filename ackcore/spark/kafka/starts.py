@@ -15,7 +15,7 @@ from ackcore.spark.kafka.plans import Position
 from ackcore.spark.tasks.record_ids import Refused, Tried
 from ackcore.topology.tuples import Reason
 
-#: Why a partition begins of which a topic before had the name.
+#: The start's reason for a partition of a topic that was deleted and created again.
 MADE_ANEW = "topic made anew"
 
 
@@ -25,24 +25,25 @@ class Found(NamedTuple):
     Attributes
     ----------
     topic, partition : str, int
-        Which.
+        The name of the partition.
     low, high : int
         Its first offset, and its end.
     position : Position or None
-        Where the last plan says that it is.
+        Its position in the last plan.
     is_other, is_same : bool
-        Whether its topic is another than the one of that plan, and whether it is that, by its id;
-        neither where a broker tells none.
+        Whether the topic's id differs from the one in that plan, and whether it equals it. Both are
+        False if an id is unknown.
     is_first : bool
         Whether there is no plan yet.
     committed : (int, str) or None
-        What the group has committed, if that was asked.
+        The group's committed offset and metadata, if they were requested.
     of_time : int or None
-        The first offset of the time at which it is to begin, if it is; the end without any.
+        The first offset of the requested start time; the end if no record has it. None without a
+        time.
     other_from : int or None
-        From which offset on its log is another one than when it was planned, if that is known.
+        The offset from which on the log differs from the planned one, if known.
     topic_id : str or None
-        That of its topic, where a broker tells one.
+        The id of the topic, if the broker has one.
     """
 
     topic: str
@@ -60,7 +61,7 @@ class Found(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A range that is not read, the type of a dead letter's reason, and why."""
+    """A range that is not read, with the kind and the text of its dead letter's reason."""
 
     range: OffsetRange
     kind: str
@@ -73,7 +74,7 @@ class Gone(NamedTuple):
         return f"offsets {start} to {stop - 1} of {topic}-{partition}: {self.said}"
 
     def refused(self, spout: str) -> Refused:
-        """Return it as the dead record of a spout."""
+        """Return the dead record of this range."""
         return Refused(*self.range, Reason(spout, self.kind, self.message, True).encode())
 
 
@@ -83,15 +84,15 @@ class Start(NamedTuple):
     Attributes
     ----------
     next : int
-        The offset.
+        The next offset.
     why : str
         The decision's name.
     holes : tuple of OffsetRange
-        Below it, what is not done.
+        The ranges below it that are not done.
     gone : tuple of Gone
-        What is not read: it was deleted, or is too far behind.
+        The ranges that are not read, because they were deleted or are too far behind.
     tried : tuple of Tried
-        Of the holes, what failed before.
+        The records in the holes that failed before.
     """
 
     next: int
@@ -107,7 +108,7 @@ class Start(NamedTuple):
 
 
 def decide(spout: KafkaSpout, found: Found) -> Start | None:
-    """Return where a partition begins, None if it goes on where it is."""
+    """Return the start of a partition; None if it continues at its position."""
     position, low, high = found.position, found.low, found.high
     if position is None:
         return _within(spout, found, _first(spout, found))
@@ -118,14 +119,14 @@ def decide(spout: KafkaSpout, found: Found) -> Start | None:
     if found.other_from is not None:
         return Start(found.other_from, "truncated")
     if position.next > high:
-        # What was above is not there any more, and what comes under those offsets is new.  What is
-        # there of the same topic was taken; of one that cannot be told from it, nothing was.
+        # The records above the end are lost, and new records will get their offsets.  If the topic
+        # is the same, all records below the end were taken; if that is unknown, none may have been.
         return Start(high, "truncated") if found.is_same else Start(low, "out of range")
     return None
 
 
 def _first(spout: KafkaSpout, found: Found) -> Start:
-    """Return where it begins by what is asked for, in range or not."""
+    """Return the requested start, in range or not."""
     low, high = found.low, found.high
     if not found.is_first:
         return Start(low, "new partition")
@@ -139,8 +140,8 @@ def _first(spout: KafkaSpout, found: Found) -> Start:
         runs = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
         holes = [OffsetRange(found.topic, found.partition, *run) for run in runs]
         if state.end > high:
-            # Of the same topic it was truncated, and what is done above the offset may be of other
-            # records.  Of one that cannot be told from it nothing may be done.
+            # If the topic is the same, it was truncated, and done offsets above the committed one
+            # may belong to other records.  If that is unknown, perhaps none of its records is done.
             is_same = was.topic and was.topic == now.topic
             return Start(offset, "group") if is_same else Start(low, "out of range")
         failed = zip(state.failed.tolist(), state.attempts.tolist(), strict=True)
@@ -165,13 +166,13 @@ def _within(spout: KafkaSpout, found: Found, start: Start) -> Start:
 
 
 def _lost(found: Found, start: Start) -> Start:
-    """Return a start without what of it is below the first offset."""
+    """Return a start without its ranges below the partition's first offset."""
     said = "lost upstream, deleted before they were read"
     return _from(found, start, found.low, "LostUpstream", said)._replace(why="out of range")
 
 
 def _from(found: Found, start: Start, low: int, kind: str, said: str) -> Start:
-    """Return a start without what of it is below an offset, which is not read for a reason."""
+    """Return a start without its ranges below an offset; they become dead letters with a reason."""
     gone = [hole._replace(stop=min(hole.stop, low)) for hole in start.holes if hole.start < low]
     if start.next < low:
         gone.append(OffsetRange(found.topic, found.partition, start.next, low))
@@ -191,21 +192,22 @@ def shares(
     room: int | None = None,
     after: tuple[str, int] | None = None,
 ) -> dict[tuple[str, int], int]:
-    """Return how many offsets of each partition a micro-batch takes.
+    """Return the number of offsets that a micro-batch takes of each partition.
 
-    As evenly as what there is allows, ``most`` in all, but one of each that has any, and never
-    more than there is room for: where there is not for one of each, those in turn have one.
+    The shares are as even as possible, and at most ``most`` in all, but at least one of each
+    partition with offsets. They never exceed ``room``. If there is not room for one of each, the
+    partitions alternate between micro-batches.
 
     Parameters
     ----------
     waiting : mapping from (str, int) to int
-        How many each partition has.
+        The number of available offsets of each partition.
     most : int
-        How many in all.
+        The largest number of offsets in all.
     room : int, optional
-        How many may fail; None: any.
+        The largest number of records that may fail; None: unlimited.
     after : (str, int), optional
-        Behind which partition the turn begins: the last one that had its turn.
+        The last partition that had a share when there was not room for all. The next one is first.
     """
     found: dict[tuple[str, int], int] = {}
     if room is not None:

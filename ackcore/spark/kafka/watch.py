@@ -1,4 +1,4 @@
-"""The thread that has a micro-batch run when Kafka has something new."""
+"""The thread that triggers a micro-batch when Kafka has new records."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ackcore.spark.base.attendant import Attendant
 
 _log = logging.getLogger("ackcore")
 
-#: How long it pauses while nothing comes: at least, as a multiple of what the answer took, at most.
+#: The pause between polls without news: at least, as a multiple of the answer's time, and at most.
 POLL_S, SHARE, LONGEST_S = 0.1, 20.0, 5.0
-#: After so long without a micro-batch it beats again: the file of a beat may have been swept away.
+#: Seconds without a micro-batch after which it is triggered again: its file may have been deleted.
 BEAT_S = 30.0
 
 
 class Watch(Attendant):
-    """Asks Kafka whether there is something new, and beats for it: once, if that is not lost.
+    """A thread that polls Kafka for new records and triggers one micro-batch for them.
 
     Parameters
     ----------
     look : callable
-        Whether there is something new; what it raises is taken for a no.
+        Returns whether there are new records. An exception counts as no.
     beat : callable
-        Has a micro-batch run.
+        Triggers a micro-batch.
     """
 
     def __init__(self, look: Callable[[], bool], beat: Callable[[], object]) -> None:
@@ -35,7 +35,7 @@ class Watch(Attendant):
         self._asked = False
 
     def look_again(self) -> None:
-        """Say that the micro-batch that was asked for has run, or will not."""
+        """Resume polling, because the triggered micro-batch has run or will not run."""
         with self._changed:
             self._asked = False
             self._changed.notify()
@@ -47,7 +47,7 @@ class Watch(Attendant):
                 self._changed.wait_for(lambda: self._stopped or not self._asked, BEAT_S)
                 if self._stopped:
                     return
-                # Before it is looked: a micro-batch that ends meanwhile takes it back.
+                # Set before the poll: a micro-batch that ends meanwhile clears it.
                 self._asked = True
             began = time.monotonic()
             try:
@@ -63,7 +63,7 @@ class Watch(Attendant):
             if is_new:
                 continue
             with self._changed:
-                # A micro-batch that has run may have left something.
+                # A micro-batch that has run may have left records.
                 self._changed.wait_for(
                     lambda: self._stopped or not self._asked,
                     pause_s(time.monotonic() - began, failures),
@@ -72,7 +72,7 @@ class Watch(Attendant):
 
 
 def pause_s(took_s: float, failures: int) -> float:
-    """Return for how long Kafka is not asked, after an answer without news or failures in a row."""
+    """Return the seconds until the next poll, after an answer without news or after failures."""
     if failures:
         return capped_doubling(round(POLL_S * 1000), failures, round(LONGEST_S * 1000)) / 1000
     return min(LONGEST_S, max(POLL_S, SHARE * took_s))

@@ -38,10 +38,11 @@ from ackcore.spark.base.schemas import FIRST_MS
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.act import DeadLetterWriter, ask_sinks, park_dead
-from ackcore.spark.protocol.decide import BatchOutcome, refused_records
+from ackcore.spark.protocol.decide import BatchOutcome
 from ackcore.spark.protocol.insist import Calls, Pause, Stopped
 from ackcore.spark.protocol.jobs import Jobs, PlannedRows
 from ackcore.spark.protocol.progress import (
+    Account,
     Books,
     Progress,
     Stopwatch,
@@ -305,12 +306,18 @@ class Engine:
             )
         spouts = self._runs.spouts
         failed = refused_roots(refusals, spouts)
-        retries, payloads = Calls(self._spark, number, self._pause).insist(
+        rows = Calls(self._spark, number, self._pause).insist(
             "reading the records again that sinks refused",
             lambda: self._runs.read_again(plan, decision, inputs, failed, self._offsets),
             self.topology.settings,
         )
-        dead, changes = refused_records(plan, retries, payloads, failed, spouts)
+        dead = rows.dies
+        changes = {
+            spout: Account(
+                acked=-len(table), dead=len(table), resolved=-rows.replayed.get(spout, 0)
+            )
+            for spout, table in dead.items()
+        }
         counts = dict(decision.counts)
         for name, sign in (("acked", -1), ("failed", 1), ("dead", 1)):
             counts[name] += sign * sum(map(len, dead.values()))

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.dead_limit import DeadLimit, Excess, TooManyDead
-from ackcore.spark.base.reason_columns import DEATHS, parts
+from ackcore.spark.base.reasons import DEATHS, reason_parts
 from ackcore.spark.base.schemas import FIRST_MS, REASON
 from ackcore.spark.checkpoint.dead import dead_of
 from ackcore.spark.protocol.progress import Books
@@ -110,9 +110,8 @@ def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
     """Return why the dead of a micro-batch died, and how many of each reason, in `DEATHS`."""
     found = []
     for table in _tracked(dead):
-        counted = table[REASON].value_counts()
-        columns = [*parts(counted.field("values")), counted.field("counts")]
-        found.append(pa.table(columns, schema=DEATHS))
+        columns = [*reason_parts(table[REASON]), pa.repeat(1, len(table))]
+        found.append(_each_once([pa.table(columns, schema=DEATHS)]))
     return found
 
 

@@ -12,28 +12,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._records import Int32s, Int64s
+from ackcore._records import Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reason_columns import ReasonTexts, refused
-from ackcore.spark.base.reasons import ENGINE, FAILED
+from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, refused
 from ackcore.spark.base.root_ids import distinct, ids_in, in_ranges, once
-from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, ORDER, REPLAYED, SinkFile
+from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, FailedFile, SinkFile
 from ackcore.spark.base.traces import RecordTrace
-from ackcore.spark.checkpoint.dead import Dead, DeadPart, WrittenDead
+from ackcore.spark.checkpoint.dead import Dead, DeadPart
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, nonacked_of
-from ackcore.spark.checkpoint.segments import WrittenSegment, untried_in
+from ackcore.spark.checkpoint.segments import untried_in
 from ackcore.spark.protocol.progress import Account
-from ackcore.spark.run.types import RunResult, WrittenFailures
-from ackcore.spark.tasks.failed_rows import Rules, judge, tracked
+from ackcore.spark.run.types import RunResult
+from ackcore.spark.tasks.failed_rows import FailedRows, Rules
+from ackcore.spark.tasks.results import INLINE_BYTES
 from ackcore.spark.tasks.row_files import (
-    PLACE,
-    ROOT_ID,
     ROOTS,
     RowFile,
     has_several_roots,
@@ -41,9 +38,6 @@ from ackcore.spark.tasks.row_files import (
 )
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
-
-#: The failed records by spout; or what tasks wrote of them.
-Payloads: TypeAlias = Mapping[str, pa.Table] | WrittenFailures
 
 
 class Disagreement(Exception):
@@ -94,7 +88,7 @@ def propagate_failures(
     files: Iterable[SinkFile],
     directory: str,
     spouts: Sequence[str],
-    written: WrittenFailures | None = None,
+    judged: FailedRows,
 ) -> pa.Table:
     """Return the failures and those that they entail: of roots that share a row with them.
 
@@ -109,10 +103,10 @@ def propagate_failures(
     spouts : sequence of str
         The tracked ones: if there are several, it is not known whose a root is that failures
         propagate to, and its spout is null.
-    written : WrittenFailures, optional
-        What tasks wrote of roots that failed, and need not be among ``failed``.
+    judged : FailedRows
+        Records that failed and were judged in the run: they need not be among ``failed``.
     """
-    if not len(failed) and written is None:
+    if not len(failed) and not judged.found:
         return failed
     groups = [
         _shared(RowFile(os.path.join(directory, file.path), file.rows, file.nbytes))
@@ -134,7 +128,7 @@ def propagate_failures(
                 return more
             bad = more
 
-    start = distinct(*failed_roots(failed, written))
+    start = distinct(*failed_roots(failed, judged))
     entailed = np.setdiff1d(spread(start), start, assume_unique=True)
     if not len(entailed):
         return failed
@@ -144,9 +138,8 @@ def propagate_failures(
         "a row for a sink hangs from this record and from one that failed",
     )
     # An attempt only if that of one of those that it shares rows with was.
-    counted = [failed["root_id"].to_numpy()[ReasonTexts.of_column(failed["reason"]).counts()]]
-    if written is not None:
-        counted += written.roots(counting=True)
+    counted = [failed["root_id"].to_numpy()[Reasons.of_texts(failed["reason"]).counts()]]
+    counted += judged.roots(counting=True)
     counts = np.isin(entailed, spread(distinct(*counted)))
     texts = pa.array([reason._replace(counts=each).encode() for each in (False, True)])
     owner = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
@@ -171,11 +164,6 @@ def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
     return np.concatenate(sizes), np.concatenate(roots)
 
 
-def without_numbers(rows: pa.Table) -> pa.Table:
-    """Return dead records without their order: they come behind nothing any more."""
-    return rows.drop_columns([ORDER]) if ORDER in rows.schema.names else rows
-
-
 def check_agreement(ran: RunResult, retries: Retries) -> None:
     """Raise `Disagreement` unless a run's parts agree, and all that was due ran."""
     if ran.problems:
@@ -188,30 +176,29 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
             )
 
 
-def failed_roots(failed: pa.Table, written: Payloads | None) -> list[Int64s]:
-    """Return columns of the roots that failed, those included that tasks wrote.
+def failed_roots(failed: pa.Table, rows: FailedRows) -> list[Int64s]:
+    """Return columns of the roots that failed, those of judged records included.
 
     Some may be there twice.
     """
-    in_files = written.roots() if isinstance(written, WrittenFailures) else []
-    return [*ids_in(failed["root_id"]), *in_files]
+    return [*ids_in(failed["root_id"]), *rows.roots()]
 
 
-def check_payloads(
-    failed: pa.Table, payloads: Payloads, written: WrittenFailures | None = None
-) -> None:
-    """Raise `Disagreement` unless the payload of each failed root was found, once.
+def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = False) -> None:
+    """Raise `Disagreement` unless each failed record was found, once.
 
-    ``written`` is what tasks wrote in the run, which need not be among ``failed``.
+    Parameters
+    ----------
+    sought : sequence of numpy.ndarray of int64
+        The roots that failed, in columns.
+    found : FailedRows
+        Their records.
+    is_all : bool, default False
+        Whether ``sought`` is the roots of ``found`` anyway: they are there, if not twice.
     """
-    in_files = payloads.roots() if isinstance(payloads, WrittenFailures) else ()
-    tables = payloads.tables if isinstance(payloads, WrittenFailures) else payloads
-    rows = [*in_files, *(ids for table in tables.values() for ids in ids_in(table[ROOT_ID]))]
-    # What tasks wrote may be all that failed: it is there, if not twice.
-    is_all = payloads is written and not len(failed)
-    sought = [] if is_all else failed_roots(failed, written)
+    rows = found.roots()
     agree, lost, there = True, 0, 0
-    for some, got in in_ranges(sought, rows):
+    for some, got in in_ranges([] if is_all else sought, rows):
         wanted = once(got if is_all else some)
         same = np.array_equal(wanted, got)
         agree &= same
@@ -229,11 +216,10 @@ def decide(
     retries: Retries,
     records: Mapping[str, int],
     failed: pa.Table,
-    payloads: Payloads,
+    rows: FailedRows,
     files: Iterable[SinkFile],
     settings: Settings,
     spouts: Sequence[str],
-    ended_ms: int = 0,
 ) -> BatchOutcome:
     """Decide what becomes of each record of a micro-batch.
 
@@ -247,46 +233,42 @@ def decide(
         New records by spout.
     failed : pyarrow.Table
         `FAILED`: all roots that are not ACKED.
-    payloads : mapping from str to pyarrow.Table, or WrittenFailures
-        Their records by spout: the source's columns, `ROOT_ID`, `PLACE`, message id and
-        attempt; or what tasks judged, by the same rules, and wrote.
+    rows : FailedRows
+        Their records, judged.
     files : iterable of SinkFile
         What the run left for the sinks.
     settings : Settings
-        Attempts, back-off, and how many may wait.
+        How many may wait.
     spouts : sequence of str
         The tracked ones.
-    ended_ms : int, default 0
-        When the run had ended, if that is later than the plan: waits that reasons ask for begin
-        with the failure, and that was no later.
 
     Returns
     -------
     BatchOutcome
     """
-    tables = payloads.tables if isinstance(payloads, WrittenFailures) else payloads
-    judged = _judged(rules_of(plan, settings, ended_ms), retries, failed, tables)
-    if isinstance(payloads, WrittenFailures):
-        for spout, lost in _written(payloads).items():
-            judged[spout] = judged.get(spout, _NONE).plus(lost)
     waiting, changes = retries.rest, {}
     dead: dict[str, list[DeadPart]] = {}
     failures = 0
     first_ms = [np.empty(0, np.int64)]
     for spout in spouts:
         tried = retries.due.get(spout)
-        lost = judged.get(spout, _NONE)
         runs_again = len(tried) if tried is not None else 0
-        firsts, resolved = 0, -lost.replayed
+        firsts, resolved = 0, -rows.replayed.get(spout, 0)
         if tried is not None:
             resolved += int(np.count_nonzero(tried[REPLAYED].to_numpy()))
             # What a request put back starts again from attempt 0.
             firsts = untried_in(tried)
             # By place, not by message id: a duplicate, or a record that was replayed twice, has
             # the same.
-            first_ms.append(np.delete(tried[FIRST_MS].to_numpy(), lost.places))
-        dies = list(lost.dies)
-        for part in lost.waits:
+            first_ms.append(np.delete(tried[FIRST_MS].to_numpy(), rows.places(spout)))
+        lost_here = len(rows.found.get(spout, ()))
+        waits, dies = _parts(rows, spout)
+        if sum(map(len, [*waits, *dies])) != lost_here:
+            raise Disagreement(
+                f"{lost_here} records of spout {spout} failed, and tasks returned "
+                f"{sum(map(len, [*waits, *dies]))} of them: some were lost on the way"
+            )
+        for part in waits:
             # A replay that is larger than a micro-batch takes is no reason to give others up.
             room = settings.max_waiting - (waiting.rows() - waiting.untried)
             stays, goes = _cut(part, max(room, 0), settings.max_waiting)
@@ -295,7 +277,6 @@ def decide(
         parked = sum(map(len, dies))
         if parked:
             dead[spout] = dies
-        lost_here = lost.rows
         executed = records.get(spout, 0) + runs_again
         changes[spout] = Account(
             records=records.get(spout, 0),
@@ -317,163 +298,35 @@ def decide(
         number=plan.number,
         waiting=waiting,
         dead=Dead(dead),
-        nonacked=nonacked_of(failed_roots(failed, payloads)),
+        nonacked=nonacked_of(failed_roots(failed, rows)),
         files=tuple(files),
     )
-    uncounted = sum(lost.uncounted for lost in judged.values())
-    return BatchOutcome(decision, changes, failures, uncounted, np.concatenate(first_ms))
+    return BatchOutcome(decision, changes, failures, rows.uncounted, np.concatenate(first_ms))
 
 
-def refused_records(
-    plan: Plan,
-    retries: Retries,
-    payloads: Mapping[str, pa.Table],
-    failed: pa.Table,
-    spouts: Sequence[str],
-) -> tuple[dict[str, pa.Table], dict[str, Account]]:
-    """Return the records that sinks refused as dead ones, by spout, and how the accounts change.
-
-    Parameters
-    ----------
-    plan, retries, payloads, spouts
-        As `decide` has them.
-    failed : pyarrow.Table
-        `FAILED`: their roots, which the decision has as ACKED.
-    """
-    failed = _by_root(failed)
-    dead, changes = {}, {}
-    for spout in spouts:
-        lost = payloads.get(spout)
-        if lost is None or not len(lost):
-            continue
-        first_ms, replayed = _known(plan.now_ms, retries.due.get(spout), lost)
-        attempts = pc.add(lost[ATTEMPT], pa.scalar(1, pa.int32()))
-        said = _reasons_of(failed, lost).texts()
-        due_ms = np.zeros(len(lost), np.int64)
-        dead[spout] = tracked(lost, attempts, due_ms, first_ms, plan.now_ms, said, replayed)
-        often = int(np.count_nonzero(replayed))
-        changes[spout] = Account(acked=-len(lost), dead=len(lost), resolved=-often)
-    return dead, changes
-
-
-class _Lost(NamedTuple):
-    """The failed records of a spout, and what becomes of them.
-
-    ``places`` are those of them that were due.
-    """
-
-    rows: int
-    places: Int64s
-    replayed: int
-    uncounted: int
-    waits: Sequence[pa.Table | WrittenSegment]
-    dies: Sequence[DeadPart]
-
-    def plus(self, more: _Lost) -> _Lost:
-        return _Lost(
-            self.rows + more.rows,
-            np.concatenate([self.places, more.places]),
-            self.replayed + more.replayed,
-            self.uncounted + more.uncounted,
-            [*self.waits, *more.waits],
-            [*self.dies, *more.dies],
-        )
-
-
-_NONE = _Lost(0, np.empty(0, np.int64), 0, 0, (), ())
-
-
-def _judged(
-    rules: Rules, retries: Retries, failed: pa.Table, payloads: Mapping[str, pa.Table]
-) -> dict[str, _Lost]:
-    """Judge records that were read again."""
-    found: dict[str, _Lost] = {}
-    if not payloads:
-        return found
-    failed = _by_root(failed)
-    for spout, lost in payloads.items():
-        if len(lost):
-            first_ms, replayed = _known(rules.now_ms, retries.due.get(spout), lost)
-            reasons = _reasons_of(failed, lost)
-            waits, dies, uncounted = judge(rules, lost, reasons, first_ms, replayed)
-            places = lost[PLACE].drop_null().to_numpy()
-            some = int(np.count_nonzero(replayed))
-            dead = without_numbers(dies)
-            found[spout] = _Lost(len(lost), places, some, uncounted, (waits,), (dead,))
-    return found
-
-
-def _written(failures: WrittenFailures) -> dict[str, _Lost]:
-    """Return what tasks judged, and wrote."""
-    found = {}
-    for spout, rows in failures.found.items():
-        files = [file for file in failures.files if file.spout == spout]
-        waits = [
-            WrittenSegment(
-                os.path.join(failures.directory, file.name),
-                file.rows,
-                file.next_due_ms,
-                file.oldest_ms,
-                nbytes=file.nbytes,
-            )
-            for file in files
-            if not file.dead
-        ]
-        dies = [
-            WrittenDead(
-                os.path.join(failures.directory, file.name),
-                file.rows,
-                nbytes=file.nbytes,
-                letters=True,
-            )
-            # Small ones side by side: the dead-letter store has them in one file.
-            for file in sorted(files, key=lambda file: -file.nbytes)
-            if file.dead
-        ]
-        places = failures.places(spout)
-        replayed = failures.replayed.get(spout, 0)
-        found[spout] = _Lost(len(rows), places, replayed, 0, waits, dies)
-    if found:
-        some = next(iter(found))
-        found[some] = found[some]._replace(uncounted=failures.uncounted)
-    return found
+def _parts(rows: FailedRows, spout: str) -> tuple[list[pa.Table | FailedFile], list[DeadPart]]:
+    """Return what waits of a spout, and what is dead: in memory, and in files."""
+    waits: list[pa.Table | FailedFile] = [rows.waits[spout]] if spout in rows.waits else []
+    dies: list[DeadPart] = [rows.dies[spout]] if spout in rows.dies else []
+    waits += [file for file in rows.files if file.spout == spout and not file.dead]
+    dead = [file for file in rows.files if file.spout == spout and file.dead]
+    # Small ones side by side: the dead-letter store has them in one file.
+    return waits, [*dies, *sorted(dead, key=lambda file: -(file.nbytes or 0))]
 
 
 def _cut(
-    part: pa.Table | WrittenSegment, room: int, most: int
-) -> tuple[pa.Table | WrittenSegment, DeadPart]:
+    part: pa.Table | FailedFile, room: int, most: int
+) -> tuple[pa.Table | FailedFile, DeadPart]:
     """Return what waits of records for which there is only so much room, and what is dead."""
     kept = min(len(part), room)
-    if isinstance(part, WrittenSegment):
-        rest = WrittenDead(part.path, len(part) - kept, kept, most, part.nbytes)
+    if isinstance(part, FailedFile):
+        rest = replace(part, rows=len(part) - kept, start=kept, no_room=most)
         return replace(part, rows=kept), rest
-    return part.slice(0, kept), without_numbers(refused(part.slice(kept), most))
-
-
-def _known(now_ms: int, tried: pa.Table | None, lost: pa.Table) -> tuple[Int64s, Int32s]:
-    """Return when failed records were first seen, and how often they were replayed."""
-    n = len(lost)
-    first, replayed = np.full(n, now_ms), np.zeros(n, np.int32)
-    if tried is not None:
-        place = lost[PLACE].combine_chunks()
-        due = place.is_valid().to_numpy(zero_copy_only=False)
-        at = place.drop_null().to_numpy()
-        first[due] = tried[FIRST_MS].to_numpy()[at]
-        replayed[due] = tried[REPLAYED].to_numpy()[at]
-    return first, replayed
-
-
-def _by_root(failed: pa.Table) -> pa.Table:
-    return failed.take(pa.array(np.argsort(failed["root_id"].to_numpy(), kind="stable")))
-
-
-def _reasons_of(failed: pa.Table, lost: pa.Table) -> ReasonTexts:
-    """Return why records failed; ``failed`` is in the order of roots."""
-    at = np.searchsorted(failed["root_id"].to_numpy(), lost[ROOT_ID].to_numpy())
-    return ReasonTexts.of_column(failed["reason"].take(pa.array(at)))
+    return part.slice(0, kept), refused(part.slice(kept), most)
 
 
 def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:
     """Return by what the failed records of a micro-batch are judged."""
     policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
-    return Rules(plan.now_ms, ended_ms, policy, 1000 * settings.unavailable_timeout_s)
+    timeout_ms = 1000 * settings.unavailable_timeout_s
+    return Rules(plan.now_ms, ended_ms, policy, timeout_ms, INLINE_BYTES)

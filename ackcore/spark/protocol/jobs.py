@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -12,18 +12,18 @@ from ackcore._records import Int64s
 from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.run.action import run
-from ackcore.spark.run.keyed import find_keys
-from ackcore.spark.run.reread import fetch, write_failed
+from ackcore.spark.run.reread import find_keys, judge
+from ackcore.spark.run.setup import RunSetup, setup_on_spark
 from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
-from ackcore.spark.run.types import InputFrame, Obstacle, RunPlan, RunResult, WrittenFailures
-from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.spark.run.types import InputFrame, Obstacle, RunPlan, RunResult
+from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 
 P = ParamSpec("P")
 R = TypeVar("R")
-#: A job about a run that was accepted: what was run, what came of it, and more.
-OfRun = Callable[Concatenate[Topology, Layout, Sequence[InputFrame], RunPlan, RunResult, P], R]
+#: A job about a run that was accepted: its setup, its result, and more.
+OfRun = Callable[Concatenate[RunSetup, RunResult, P], R]
 
 
 class PlannedRows(Protocol):
@@ -49,17 +49,21 @@ class PlannedRows(Protocol):
 class Jobs:
     """The Spark jobs of a micro-batch; what each of them takes is told where it is defined.
 
-    ``run`` runs it, ``fetch`` reads failed records again, ``snapshot_inputs`` keeps its new rows,
-    ``load_snapshot`` finds those that were kept before, ``find_keys`` new records by their keys,
-    and ``write_failed`` has tasks write failed records; None where the driver reads them however
-    many they are.
+    ``run`` runs it, ``snapshot_inputs`` keeps its new rows, and ``load_snapshot`` finds those that
+    were kept before.  Of a run that was accepted ``setup`` returns the setup again, without asking
+    Spark once more which spouts were spilled; ``judge`` reads failed records again and judges them,
+    and ``find_keys`` finds records by their roots or keys.
     """
 
     run: Callable[[Topology, Layout, Sequence[InputFrame], RunPlan], RunResult] = run
-    fetch: OfRun[[pa.Table], Mapping[str, pa.Table]] = fetch
     snapshot_inputs: Callable[[Sequence[InputFrame], Place, int], list[InputFrame]] = (
         snapshot_inputs
     )
     load_snapshot: Callable[[Sequence[InputFrame], Place], list[InputFrame] | None] = load_snapshot
-    find_keys: OfRun[[Mapping[str, Int64s]], Mapping[str, pa.Table]] = find_keys
-    write_failed: OfRun[[pa.Table, Rules], WrittenFailures] | None = write_failed
+    setup: Callable[
+        [Topology, Layout, Sequence[InputFrame], RunPlan, Collection[str]], RunSetup
+    ] = setup_on_spark
+    judge: OfRun[[pa.Table, Rules], FailedRows] = judge
+    find_keys: OfRun[[Mapping[str, Int64s], Mapping[str, Int64s]], Mapping[str, pa.Table]] = (
+        find_keys
+    )

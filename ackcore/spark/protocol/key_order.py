@@ -24,8 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._records import Int64s
-from ackcore.spark.base.reason_columns import ReasonTexts
-from ackcore.spark.base.reasons import BEHIND, FAILED
+from ackcore.spark.base.reasons import BEHIND, FAILED, Reasons
 from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER, ORDER_BITS
 from ackcore.spark.checkpoint.decisions import Retries
@@ -41,10 +40,8 @@ _NEW = 1 << (ORDER_BITS - 1)
 #: Before any number, by when they were first seen: records that waited before there was an order.
 _BEFORE = -(1 << 62)
 
-#: Finds the new records with keys of some hashes, by spout: `KEYED`.
-FindKeys = Callable[[Mapping[str, Int64s]], Mapping[str, pa.Table]]
-#: Reads failed records again, by spout.
-Fetch = Callable[[pa.Table], Mapping[str, pa.Table]]
+#: Finds records of some roots, and new ones with keys of some hashes, by spout: `KEYED`.
+FindKeys = Callable[[Mapping[str, Int64s], Mapping[str, Int64s]], Mapping[str, pa.Table]]
 #: Adds the failures that failures entail.
 Propagate = Callable[[pa.Table], pa.Table]
 
@@ -182,59 +179,58 @@ class Ordering:
     due: Mapping[str, pa.Table]
     settings: Settings
 
-    def all_behind(
-        self, failed: pa.Table, fetch: Fetch, find_keys: FindKeys, propagate: Propagate
-    ) -> tuple[pa.Table, dict[str, pa.Table]]:
-        """Return the failures with what is behind them, and the records, with their numbers.
+    def all_behind(self, failed: pa.Table, find_keys: FindKeys, propagate: Propagate) -> pa.Table:
+        """Return the failures, those behind others included, and the number of each, `ORDER`.
 
         Parameters
         ----------
         failed : pyarrow.Table
             `FAILED`.
-        fetch, find_keys, propagate : callable
+        find_keys, propagate : callable
             Read records again, and find what failures entail.
         """
         while True:
-            payloads = dict(fetch(failed))
-            held = self._behind(failed, payloads, find_keys)
+            found = find_keys(self._may_be(failed), {})
+            held = self._behind(failed, found, find_keys)
             if not held:
                 break
             failed = propagate(_with_behind(failed, held))
-        return failed, {
-            spout: self._with_numbers(spout, rows) if spout in self.keys else rows
-            for spout, rows in payloads.items()
+        return failed.append_column(ORDER, self._numbers_in(failed, found))
+
+    def _may_be(self, failed: pa.Table) -> dict[str, Int64s]:
+        """Return the roots that may be records of each ordered spout, sorted."""
+        roots, owners = failed["root_id"].to_numpy(), failed["spout"].cast(pa.string())
+        return {
+            spout: np.sort(roots[pc.fill_null(pc.equal(owners, spout), True).to_numpy()])
+            for spout in self.keys
         }
 
     def _behind(
-        self, failed: pa.Table, payloads: Mapping[str, pa.Table], find_keys: FindKeys
+        self, failed: pa.Table, found: Mapping[str, pa.Table], find_keys: FindKeys
     ) -> dict[str, Int64s]:
         """Return which roots count as failed, by spout, that do not yet, or otherwise."""
         root_ids = failed["root_id"].to_numpy()
         order = np.argsort(root_ids, kind="stable")
-        root_ids, reasons = root_ids[order], ReasonTexts.of_column(failed["reason"]).taken(order)
+        root_ids, reasons = root_ids[order], Reasons.of_texts(failed["reason"]).taken(order)
         already = root_ids[reasons.behind()]
         held: dict[str, Int64s] = {}
         wanted: dict[str, Int64s] = {}
         heads: dict[str, tuple[Int64s, Int64s]] = {}
-        for spout, columns in self.keys.items():
-            rows = payloads.get(spout)
-            if rows is None or not len(rows):
-                continue
-            hashes, ordered = key_hashes(rows, columns)
+        for spout, rows in found.items():
+            ordered = rows["key"].is_valid().to_numpy()
+            hashes = rows["key"].fill_null(0).to_numpy()
             said = reasons.taken(np.searchsorted(root_ids, rows[ROOT_ID].to_numpy()))
             stays = ordered & ~self._dies(spout, rows, said)
-            place = rows[PLACE].combine_chunks()
-            due = place.is_valid().to_numpy(zero_copy_only=False)
+            due, places = _places(rows)
             tried = self.due.get(spout)
             if tried is not None and (stays & due).any():
-                at = place.fill_null(0).to_numpy()[stays & due]
-                held[spout] = self._behind_due(spout, tried, at)
+                held[spout] = self._behind_due(spout, tried, places[stays & due])
             new = stays & ~due & ~said.behind()
             if new.any():
                 heads[spout] = self._first(spout, hashes[new], rows[ROOT_ID].to_numpy()[new])
                 wanted[spout] = heads[spout][0]
-        for spout, found in (find_keys(wanted) if wanted else {}).items():
-            roots, hashes = found["root_id"].to_numpy(), found["key"].to_numpy()
+        for spout, rows in (find_keys({}, wanted) if wanted else {}).items():
+            roots, hashes = rows[ROOT_ID].to_numpy(), rows["key"].to_numpy()
             keys, first = heads[spout]
             behind = self._numbers_of(spout, roots) > first[np.searchsorted(keys, hashes)]
             held[spout] = np.concatenate([held.get(spout, _EMPTY), roots[behind]])
@@ -242,17 +238,14 @@ class Ordering:
         fresh = {spout: roots[~among(roots, already)] for spout, roots in fresh.items()}
         return {spout: roots for spout, roots in fresh.items() if len(roots)}
 
-    def _dies(self, spout: str, rows: pa.Table, reasons: ReasonTexts) -> Bools:
-        """Return which records are dead, by their reasons. Dead records hold up no others."""
-        counts = reasons.counts()
+    def _dies(self, spout: str, rows: pa.Table, reasons: Reasons) -> Bools:
+        """Return which records are dead, by their reasons: these hold up nobody."""
         first_ms = np.full(len(rows), self.now_ms)
-        tried = self.due.get(spout)
-        if tried is not None:
-            place = rows[PLACE].combine_chunks()
-            due = place.is_valid().to_numpy(zero_copy_only=False)
-            first_ms[due] = tried[FIRST_MS].to_numpy()[place.drop_null().to_numpy()]
+        due, places = _places(rows)
+        if due.any():
+            first_ms[due] = self.due[spout][FIRST_MS].to_numpy()[places[due]]
         late = self.now_ms - first_ms >= 1000 * self.settings.unavailable_timeout_s
-        counts |= late & ~reasons.behind()
+        counts = reasons.counts() | (late & ~reasons.behind())
         last = rows[ATTEMPT].to_numpy() + 1 >= self.settings.max_attempts
         found: Bools = reasons.final() | (counts & last)
         return found
@@ -277,19 +270,28 @@ class Ordering:
         partitions, places = positions_of(self.source_keys[spout], roots)
         return (partitions << 42) + places
 
-    def _with_numbers(self, spout: str, rows: pa.Table) -> pa.Table:
-        """Return failed records with the column `ORDER`."""
-        place = rows[PLACE].combine_chunks()
-        due = place.is_valid().to_numpy(zero_copy_only=False)
-        numbers = np.zeros(len(rows), np.int64)
-        tried = self.due.get(spout)
-        if tried is not None:
-            numbers[due] = _numbers(tried[ORDER])[place.drop_null().to_numpy()]
-        came = self._numbers_of(spout, rows[ROOT_ID].to_numpy()[~due])
-        ranks = np.empty(len(came), np.int64)
-        ranks[np.argsort(came, kind="stable")] = np.arange(len(came))
-        numbers[~due] = (self.number << ORDER_BITS) + _NEW + ranks
-        return rows.append_column(pa.field(ORDER, pa.int64()), pa.array(numbers))
+    def _numbers_in(self, failed: pa.Table, found: Mapping[str, pa.Table]) -> pa.Array:
+        """Return the numbers of failures; null for records of spouts that are not ordered."""
+        roots, numbers = [_EMPTY], [_EMPTY]
+        for spout, rows in found.items():
+            due, places = _places(rows)
+            roots.append(rows[ROOT_ID].to_numpy())
+            number = np.zeros(len(rows), np.int64)
+            if due.any():
+                number[due] = _numbers(self.due[spout][ORDER])[places[due]]
+            came = self._numbers_of(spout, roots[-1][~due])
+            ranks = np.empty(len(came), np.int64)
+            ranks[np.argsort(came, kind="stable")] = np.arange(len(came))
+            number[~due] = (self.number << ORDER_BITS) + _NEW + ranks
+            numbers.append(number)
+        known = pa.table({"root_id": np.concatenate(roots), ORDER: np.concatenate(numbers)})
+        at = pc.index_in(failed["root_id"], value_set=known["root_id"])
+        return known[ORDER].take(at)
+
+
+def _places(rows: pa.Table) -> tuple[Bools, Int64s]:
+    """Return which records were due, and their places; 0 for the others."""
+    return rows[PLACE].is_valid().to_numpy(), rows[PLACE].fill_null(0).to_numpy()
 
 
 def _least(keys: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
@@ -309,7 +311,9 @@ def _with_behind(failed: pa.Table, held: Mapping[str, Int64s]) -> pa.Table:
         [
             pa.array(roots),
             pa.DictionaryArray.from_arrays(pa.array(spouts), pa.array([*held])),
-            pa.DictionaryArray.from_arrays(pa.array(np.zeros_like(spouts)), pa.array([BEHIND])),
+            pa.DictionaryArray.from_arrays(
+                pa.array(np.zeros_like(spouts)), pa.array([BEHIND.encode()])
+            ),
         ],
         schema=FAILED,
     )

@@ -9,11 +9,11 @@ in each of them.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import count
 
 import pyarrow as pa
@@ -29,25 +29,25 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.root_ids import ids_in
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.protocol.decide import (
     BatchOutcome,
     Disagreement,
-    Payloads,
     check_agreement,
-    check_payloads,
+    check_found,
     decide,
+    failed_roots,
     propagate_failures,
     rules_of,
     with_rejection_reasons,
 )
 from ackcore.spark.protocol.given_up import given_up, stopped, worth_another_run, wrong_value
 from ackcore.spark.protocol.insist import Pause
-from ackcore.spark.protocol.jobs import Jobs, PlannedRows
+from ackcore.spark.protocol.jobs import Jobs, OfRun, P, PlannedRows, R
 from ackcore.spark.protocol.key_order import Ordering, held_back
 from ackcore.spark.protocol.outcomes import with_outcomes
-from ackcore.spark.protocol.payloads import payloads_of
 from ackcore.spark.protocol.progress import Stopwatch, warn_of_failures
 from ackcore.spark.protocol.suspects import (
     count_crash,
@@ -61,7 +61,7 @@ from ackcore.spark.protocol.unread import Outage, RowsMissing
 from ackcore.spark.run.collect import ResultsTooLarge
 from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.stores.files import remove_all
-from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
 from ackcore.spark.tasks.spec import CHUNK_BYTES
@@ -69,9 +69,6 @@ from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 
 _log = logging.getLogger("ackcore")
-
-#: Failed records that the driver reads and judges itself; of more, tasks do, and write them.
-FEW_FAILURES = 10_000
 
 #: The pause before a micro-batch is run again, and where its doubling ends.
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
@@ -156,7 +153,7 @@ class Runs:
             As `Engine.process`.
         """
         in_vain, handled = 0, sys.exception()
-        wrong: str | None = None  # what the run before ended in, if it was an error about a value
+        wrong: str | None = None  # Spark's name of the last run's error about a value
         # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
         on_record = bool(plan.suspects or plan.rejected)
         outage: Outage | None = None
@@ -310,25 +307,20 @@ class Runs:
         failed = with_rejection_reasons(failed, rejections(plan))
 
         def propagate(failed: pa.Table) -> pa.Table:
-            work, written = run_plan.work, ran.written
-            return propagate_failures(failed, ran.files, work, self.spouts, written)
+            return propagate_failures(failed, ran.files, run_plan.work, self.spouts, ran.judged)
 
         failed = propagate(failed)
-        payloads: Payloads
+        rules = rules_of(plan, self._topology.settings, ended_ms)
         if self.ordered_by and len(failed):
-            ordering = self._ordering(plan, retries, run_plan)
-            asked = self._topology, self._layout, inputs, run_plan, ran
-            find = partial(self._jobs.find_keys, *asked)
-            failed, payloads = ordering.all_behind(
+            failed = self._ordering(plan, retries, run_plan).all_behind(
                 failed,
-                lambda failed: self._fetched(inputs, run_plan, ran, failed),
-                lambda keys: interruptible(self._spark, lambda: find(keys)),
+                lambda *asked: self._of_run(self._jobs.find_keys, inputs, run_plan, ran, *asked),
                 propagate,
             )
-            check_payloads(failed, payloads)
-        else:
-            rules = rules_of(plan, self._topology.settings, ended_ms)
-            payloads = self._payloads(inputs, run_plan, ran, failed, rules)
+        left, rows = ran.judged.without(failed), ran.judged
+        if len(left):
+            rows = rows.plus(self._of_run(self._jobs.judge, inputs, run_plan, ran, left, rules))
+        check_found(failed_roots(failed, ran.judged), rows, ran.judged is rows and not len(failed))
         failpoint("checked", plan.number)
         watch.lap("check")
         outcome = decide(
@@ -336,11 +328,10 @@ class Runs:
             retries,
             ran.records,
             failed,
-            payloads,
+            rows,
             ran.files,
             self._topology.settings,
             self.spouts,
-            ended_ms,
         )
         return replace(
             outcome,
@@ -378,12 +369,11 @@ class Runs:
             rejected=plan.rejected,
             blocked=blocked,
             rules=self._rules_in_run(plan),
-            few_failures=FEW_FAILURES // 10,
         )
 
     def _rules_in_run(self, plan: Plan) -> Rules | None:
         """Return by what tasks judge what fails; None where more is to be known than they know."""
-        if self._jobs.write_failed is None or self.ordered_by or plan.careful or plan.rejected:
+        if self.ordered_by or plan.careful or plan.rejected:
             return None
         return rules_of(plan, self._topology.settings, plan.now_ms)
 
@@ -394,8 +384,8 @@ class Runs:
         inputs: Sequence[InputFrame],
         failed: pa.Table,
         offsets: PlannedRows | None,
-    ) -> tuple[Retries, Mapping[str, pa.Table]]:
-        """Read records of the run that a decision accepted, this driver's or a former one's.
+    ) -> FailedRows:
+        """Judge records of the run that a decision accepted, this driver's or a former one's.
 
         Parameters
         ----------
@@ -410,10 +400,8 @@ class Runs:
 
         Returns
         -------
-        Retries
-            What was due.
-        dict of str to pyarrow.Table
-            The records, by spout: as `fetch` returns them.
+        FailedRows
+            The records, all of them in memory.
 
         Raises
         ------
@@ -434,51 +422,31 @@ class Runs:
         if plan.careful:
             kept = self._jobs.load_snapshot(new, self._state.runs.snapshot(plan.number))
         rows = new if kept is None else kept
-        retries, run_plan = self._run_plan(plan, self._state.runs.of(decision))
+        _, run_plan = self._run_plan(plan, self._state.runs.of(decision))
         ran = RunResult.of_decided(decision.files, decision.reread)
-        payloads = self._fetched(rows, run_plan, ran, failed)
-        check_payloads(failed, payloads)
+        rules = replace(rules_of(plan, self._topology.settings, 0), inline_bytes=math.inf)
+        found = self._of_run(self._jobs.judge, rows, run_plan, ran, failed, rules)
+        check_found(ids_in(failed["root_id"]), found)
         if kept is None:
             _check_same_rows(plan, offsets)
-        return retries, payloads
+        return found
 
-    def _payloads(
+    def _of_run(
         self,
+        job: OfRun[P, R],
         inputs: Sequence[InputFrame],
         run_plan: RunPlan,
         ran: RunResult,
-        failed: pa.Table,
-        rules: Rules,
-    ) -> Payloads:
-        """Return the failed records, read again if their tasks have not written them.
+        *of: P.args,
+        **by_name: P.kwargs,
+    ) -> R:
+        """Start a job about a run that was accepted."""
 
-        Raises `Disagreement` unless each is there, once.
-        """
-        write = self._jobs.write_failed
-        payloads = payloads_of(
-            failed,
-            ran.written,
-            lambda left: self._fetched(inputs, run_plan, ran, left),
-            None
-            if write is None
-            else lambda left: interruptible(
-                self._spark,
-                partial(write, self._topology, self._layout, inputs, run_plan, ran, left, rules),
-            ),
-            FEW_FAILURES,
-        )
-        check_payloads(failed, payloads, ran.written)
-        return payloads
+        def start() -> R:
+            setup = self._jobs.setup(self._topology, self._layout, inputs, run_plan, ran.spilled)
+            return job(setup, ran, *of, **by_name)
 
-    def _fetched(
-        self, inputs: Sequence[InputFrame], run_plan: RunPlan, ran: RunResult, failed: pa.Table
-    ) -> Mapping[str, pa.Table]:
-        if not len(failed):
-            return {}
-        return interruptible(
-            self._spark,
-            lambda: self._jobs.fetch(self._topology, self._layout, inputs, run_plan, ran, failed),
-        )
+        return interruptible(self._spark, start)
 
 
 def _check_same_rows(plan: Plan, offsets: PlannedRows | None) -> None:

@@ -34,11 +34,12 @@ from ackcore.spark.run.agreement import count_problems, file_problems, trailer_p
 from ackcore.spark.run.collect import collected
 from ackcore.spark.run.reread import with_repeated_ids
 from ackcore.spark.run.setup import RunSetup, setup_on_spark
-from ackcore.spark.run.types import InputFrame, RunPlan, RunResult, WrittenFailures
+from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.stores.files import read_run_table
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange import read_receipts
 from ackcore.spark.tasks.exchange_format import ROW_TYPE, TrailerReceipt
+from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.record_ids import CLAIM
 from ackcore.spark.tasks.results import (
     COUNTED,
@@ -123,7 +124,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     result = _summed(setup, reports, failed)
     told = [report["failed"] for report in reports if "failed" in report]
     if told:
-        result = replace(result, written=WrittenFailures.of(setup.plan.work, told, picked))
+        result = replace(result, judged=FailedRows.of(setup.plan.work, told, picked))
     problems = trailer_problems(setup.spec, layout, reports, receipts)
     problems += file_problems(result.files, setup.plan.work)
     if not_acked.stray:
@@ -132,21 +133,17 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
         )
     if layout.settles:
         sent = Counter(result.records) + Counter(result.retried)
-        bad = _counted(failed, result.written)
+        bad = _counted(failed, result.judged)
         problems += count_problems(setup.sources.values(), sent, acked, bad)
     if problems:
         return replace(result, problems=tuple(problems))
     return replace(result, failed=with_repeated_ids(setup, result, claims)) if claims else result
 
 
-def _counted(failed: pa.Table, written: WrittenFailures | None) -> Counter[str]:
-    """Count the records of each spout that are not ACKED; those written may be among ``failed``."""
-    counted = Counter[str]()
-    if written is not None:
-        if len(failed):
-            failed = failed.filter(pa.array(~written.have(failed["root_id"].to_numpy())))
-        counted.update({name: len(rows) for name, rows in written.found.items()})
-    for one in failed["spout"].value_counts():
+def _counted(failed: pa.Table, judged: FailedRows) -> Counter[str]:
+    """Count the records of each spout that are not ACKED; those judged may be among ``failed``."""
+    counted = Counter({name: len(rows) for name, rows in judged.found.items()})
+    for one in judged.without(failed)["spout"].value_counts():
         counted[one["values"].as_py()] += one["counts"].as_py()
     return counted
 

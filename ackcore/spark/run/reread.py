@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
-from itertools import chain
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,7 @@ from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import in_few, write_batches
-from ackcore.spark.base.reason_columns import encoded
-from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.reasons import FAILED, Reasons, reason_column
 from ackcore.spark.base.root_ids import (
     cuts_of,
     distinct,
@@ -37,102 +35,41 @@ from ackcore.spark.base.root_ids import (
 )
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.run.collect import collected
-from ackcore.spark.run.setup import RunSetup, setup_on_spark
-from ackcore.spark.run.types import InputFrame, RunPlan, RunResult, WrittenFailures
+from ackcore.spark.run.setup import RunSetup
+from ackcore.spark.run.types import RunResult
 from ackcore.spark.stores.files import making_in
-from ackcore.spark.tasks.failed_rows import Rules
-from ackcore.spark.tasks.failed_stage import FailedStage
+from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.pieces import DealtPieces, Piece
-from ackcore.spark.tasks.record_ids import RETRIES
-from ackcore.spark.tasks.reread_stage import RereadStage
-from ackcore.spark.tasks.results import RESULT_TYPE, TASK_REPORT, from_stream, results_in
-from ackcore.spark.tasks.retry_stage import Slice, due_records
-from ackcore.spark.tasks.row_files import (
-    ROOT_ID,
-    RowFile,
-    among,
-    partition_in,
-    read_rows,
-    read_whole,
+from ackcore.spark.tasks.reread_stage import JudgedPicks, Picks, Reader, RereadStage, pick_keyed
+from ackcore.spark.tasks.results import (
+    INLINE_BYTES,
+    RESULT_TYPE,
+    TASK_REPORT,
+    from_stream,
+    results_in,
 )
+from ackcore.spark.tasks.retry_stage import Slice, records_in
+from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, read_whole
 from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import SpoutStage
-from ackcore.topology.builder import Topology
-from ackcore.topology.stage_layout import Layout
+
+#: The most rows of files in which the driver looks for failed records itself: a job takes longer.
+_READ_HERE = 10_000
 
 
-def fetch(
-    topology: Topology,
-    layout: Layout,
-    inputs: Sequence[InputFrame],
-    plan: RunPlan,
-    accepted: RunResult,
-    failed: pa.Table,
-) -> dict[str, pa.Table]:
-    """Get the rows of some records of a run again.
+def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) -> FailedRows:
+    """Read the failed records of a run again, and judge them where they are read.
 
     Parameters
     ----------
-    topology, layout, inputs, plan
-        As given to `run`.
+    setup : RunSetup
+        The setup of the run.
     accepted : RunResult
-        What that returned.
+        The run.
     failed : pyarrow.Table
-        ``root_id, spout`` of the records; the spout is null where it is not known.
-
-    Returns
-    -------
-    dict from str to pyarrow.Table
-        By spout: ``_ackcore_root_id``, ``_ackcore_place`` (among those due, null for new records),
-        ``_ackcore_message_id``, ``_ackcore_attempt`` (the one that was run), and the source's
-        columns.
-
-    Raises
-    ------
-    RuntimeError
-        If a record is not there any more.
-    ResultsTooLarge
-        If there are so many that Spark does not hand them to the driver.
-    """
-    # Asking Spark again would take time, and might have another answer.
-    setup = setup_on_spark(topology, layout, inputs, plan, accepted.spilled)
-    return fetch_records(setup, accepted, failed)
-
-
-def fetch_records(setup: RunSetup, accepted: RunResult, failed: pa.Table) -> dict[str, pa.Table]:
-    """Do what `fetch` does, for the setup of the run."""
-    ids = failed["root_id"].to_numpy()
-    owners = failed["spout"].cast(pa.string())
-    roots: dict[str, Int64s] = {}
-    for name, source in setup.sources.items():
-        of = pc.fill_null(pc.equal(owners, name), True).to_numpy()
-        may_be = np.sort(ids[of])
-        if len(may_be) and source.tracked:
-            roots[name] = may_be
-    found = _fetch(setup, accepted, roots, {})
-    _refuse_lost([ids], found)
-    return found
-
-
-def write_failed(
-    topology: Topology,
-    layout: Layout,
-    inputs: Sequence[InputFrame],
-    plan: RunPlan,
-    accepted: RunResult,
-    failed: pa.Table,
-    rules: Rules,
-) -> WrittenFailures:
-    """Have tasks read the failed records of a run again, judge them and write them to files.
-
-    As `fetch`, but no payload goes through the driver.
-
-    Parameters
-    ----------
-    topology, layout, inputs, plan, accepted, failed
-        As given to `fetch`; ``failed`` has the reasons, too.
+        Their roots and reasons, as in `FAILED`; and `ORDER`, if spouts are ordered.
     rules : Rules
-        By what it is decided which of them wait.
+        The settings and times that decide whether a record waits.
 
     Raises
     ------
@@ -141,46 +78,32 @@ def write_failed(
     ResultsTooLarge
         If there are so many that Spark does not hand their ids to the driver.
     """
-    setup = setup_on_spark(topology, layout, inputs, plan, accepted.spilled)
-    directory = os.path.join(plan.work, "failed")
-    rows = failed.select(["root_id", "reason"]).unify_dictionaries()
-    with making_in(directory) as place:
-        table = write_batches(place, "roots", rows.schema, in_few(_by_root(rows)), synced=False)
-    ids = ids_in(rows["root_id"])
-    stage = FailedStage(
-        SpoutStage(setup.spec, setup.sources, None),
-        rules,
-        os.path.join(directory, table),
-        directory,
-        frozenset(accepted.spilled),
-    )
-    slices = setup.slices()
-    slices += tuple(
-        Slice(name, RowFile(os.path.join(plan.work, path), n), 0, n or 0, spilled=True)
-        for name, files in accepted.spilled.items()
-        for path, n, _ in files
-    )
-    frames = []
-    before: Mapping[int, Mapping[str, int]] = {}
-    # Sources are read again for what is in no file.
-    if not setup.sources.keys() <= accepted.spilled.keys():
-        again, before = _reread_frames(setup, accepted, ids, stage)
-        frames += again
-    if slices:
-        numbers = inputs[0].frame.sparkSession.range(len(slices), numPartitions=len(slices))
-        frames.append(numbers.mapInArrow(replace(stage, slices=slices), RESULT_TYPE))
-    reports: list[dict[str, Any]] = []
-    picked: list[pa.Table] = []
-    for kind, blob in results_in(collected(reduce(DataFrame.union, frames))):
-        if kind == TASK_REPORT:
-            reports.append(json.loads(blob.to_pybytes()))
-        else:
-            picked.append(from_stream(blob))
-    now = {number: content for one in reports for number, content in one.get("contents", ())}
-    check_content(setup, before, now)
-    written = WrittenFailures.of(plan.work, reports, picked)
-    _refuse_lost(ids, written.found)
-    return written
+    work = setup.plan.work
+    directory = os.path.join(work, "failed")
+    reader = partial(JudgedPicks, rules, directory, setup.plan.number)
+    ids = ids_in(failed["root_id"])
+    left = failed.drop_columns(["spout"]).unify_dictionaries()
+    files, found = _files(setup, accepted, setup.sources), FailedRows()
+    slices: tuple[Slice, ...] = ()
+    if setup.inputs and sum(one.rows for one in files) > _READ_HERE:
+        slices = (*setup.slices(), *(one for one in files if one.spilled))
+    elif files:
+        report, tables = _read_here(setup, files, reader(_in_table(left)))
+        found = FailedRows.of(work, [report], tables)
+        left = found.without(left)
+    if len(left) and (slices or not setup.sources.keys() <= accepted.spilled.keys()):
+        given: pa.Table | str = _in_table(left)
+        if left.nbytes > INLINE_BYTES:
+            with making_in(directory) as place:
+                name = write_batches(
+                    place, "roots", left.schema, in_few(_by_root(left)), synced=False
+                )
+            given = os.path.join(directory, name)
+        sought = ids_in(left["root_id"])
+        reports, tables = _read_by_tasks(setup, accepted, partial(reader, given), slices, sought)
+        found = found.plus(FailedRows.of(work, reports, tables))
+    _refuse_lost(ids, found.found.values())
+    return found
 
 
 def _by_root(rows: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -196,6 +119,10 @@ def _by_root(rows: pa.Table) -> Iterator[pa.RecordBatch]:
         yield from map(_in_order, pa.Table.from_batches(parts).combine_chunks().to_batches())
 
 
+def _in_table(rows: pa.Table) -> pa.Table:
+    return pa.Table.from_batches(_by_root(rows), rows.schema)
+
+
 def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return rows in the order of their roots, as they are if that is theirs."""
     roots = batch.column("root_id").to_numpy()
@@ -204,9 +131,9 @@ def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.take(pa.array(np.argsort(roots, kind="stable")))
 
 
-def _refuse_lost(ids: Sequence[Int64s], found: Mapping[str, pa.Table]) -> None:
+def _refuse_lost(ids: Sequence[Int64s], found: Iterable[pa.Table]) -> None:
     """Raise `RuntimeError` if a record is not there any more."""
-    pairs = in_ranges(ids, [*_roots_in(found.values())])
+    pairs = in_ranges(ids, [*_roots_in(found)])
     lost = sum(int((~among(sought, there)).sum()) for sought, there in pairs)
     if lost:
         n = sum(map(len, ids))
@@ -221,74 +148,125 @@ def _roots_in(tables: Iterable[pa.Table]) -> Iterator[Int64s]:
     return (ids for table in tables for ids in ids_in(table[ROOT_ID]))
 
 
-def _fetch(
-    setup: RunSetup, accepted: RunResult, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s]
+def find_keys(
+    setup: RunSetup,
+    accepted: RunResult,
+    roots: Mapping[str, Int64s],
+    keys: Mapping[str, Int64s],
 ) -> dict[str, pa.Table]:
-    """Get records by their roots, or by their claims, from where each spout's can be read again."""
-    tables: dict[str, list[pa.Table]] = defaultdict(list)
-    wanted = {*roots, *claims}
-    for some in in_files(setup, accepted, wanted):
-        # What is due makes no claims.
-        claimed = {} if some.partition == RETRIES else claims
-        picked = pick(some, roots, claimed, setup.plan.number)
-        tables[some.source.name].append(pa.Table.from_batches([picked]))
-    sought = distinct(*roots.values())
-    there = int(found_in(sought, _roots_in(chain(*tables.values()))).sum())
+    """Return records of a run, and new ones that have some keys, in `KEYED`, by spout.
+
+    Parameters
+    ----------
+    setup, accepted
+        As `judge` takes them.
+    roots, keys : mapping from str to numpy.ndarray of int64
+        Roots, of records that may be another spout's, and hashes of keys, by spout: sorted.
+
+    Raises
+    ------
+    RuntimeError
+        If the rows are not there any more.
+    """
+    sought = None if keys else [*roots.values()]
+    function = partial(pick_keyed, roots=roots, keys=keys)
+    return _picked(setup, accepted, {*roots, *keys}, sought, function)
+
+
+def _picked(
+    setup: RunSetup,
+    accepted: RunResult,
+    spouts: Collection[str],
+    sought: Sequence[Int64s] | None,
+    function: Callable[[SourceRecords], pa.RecordBatch],
+) -> dict[str, pa.Table]:
+    """Return the records of spouts that a function picks; ``sought``, if given, is all of them."""
+    reader = partial(Picks, function)
+    _, tables = _read_here(setup, _files(setup, accepted, spouts), reader())
+    if sought is not None:
+        wanted = distinct(*sought)
+        missing = ~found_in(wanted, _roots_in(tables))
+        sought = [wanted[missing]]
     # Sources are read again for what is in no file: it takes a job.
-    if (claims or there < len(sought)) and not wanted <= accepted.spilled.keys():
-        for name, table in _in_sources(setup, accepted, roots, claims):
-            tables[name].append(table)
-    return {
-        name: found
-        for name, some in tables.items()
-        if len(found := pa.concat_tables(some, promote_options="none"))
-    }
+    if (sought is None or len(*sought)) and not set(spouts) <= accepted.spilled.keys():
+        tables += _read_by_tasks(setup, accepted, reader, (), sought)[1]
+    found: dict[str, list[pa.Table]] = defaultdict(list)
+    for table in tables:
+        found[table.schema.metadata[b"spout"].decode()].append(table)
+    return {name: pa.concat_tables(some, promote_options="none") for name, some in found.items()}
 
 
-def in_files(
-    setup: RunSetup, accepted: RunResult, wanted: Collection[str]
-) -> Iterator[SourceRecords]:
-    """The records of these spouts that were due, and those that the run has spilled."""
-    for name, file in setup.plan.retries.items():
-        if name in wanted:
-            yield from due_records(setup.sources[name], read_whole(file))
-    for name, files in accepted.spilled.items():
-        for path, rows, _ in files if name in wanted else ():
-            partition, first = partition_in(path), 0
-            for batch in read_rows(RowFile(os.path.join(setup.plan.work, path), rows)):
-                yield SourceRecords(setup.sources[name], batch, partition, first)
-                first += len(batch)
+def _files(setup: RunSetup, accepted: RunResult, spouts: Collection[str]) -> tuple[Slice, ...]:
+    """Return the files with records of spouts: those that were due, and those that were spilled."""
+    due = [
+        Slice(name, file, 0, len(read_whole(file)) if file.rows is None else file.rows)
+        for name, file in setup.plan.retries.items()
+        if name in spouts
+    ]
+    spilled = [
+        Slice(name, RowFile(os.path.join(setup.plan.work, path), rows), 0, rows or 0, spilled=True)
+        for name, files in accepted.spilled.items()
+        for path, rows, _ in (files if name in spouts else ())
+    ]
+    return (*due, *spilled)
 
 
-def _in_sources(
-    setup: RunSetup, accepted: RunResult, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s]
-) -> Iterator[tuple[str, pa.Table]]:
-    """Records of spouts whose input was not spilled, and whose they are: one Spark job.
+def _read_here(
+    setup: RunSetup, slices: Iterable[Slice], reader: Reader
+) -> tuple[dict[str, Any], list[pa.Table]]:
+    """Read files in this process; return the reader's report and tables."""
+    tables = []
+    try:
+        for part in slices:
+            for some in records_in(setup.sources[part.spout], part):
+                rows = reader.take(some)
+                if rows is not None and len(rows):
+                    tables.append(pa.Table.from_batches([rows]))
+        report, more = reader.finish()
+    finally:
+        reader.discard()
+    return report, tables + more
+
+
+def _read_by_tasks(
+    setup: RunSetup,
+    accepted: RunResult,
+    reader: Callable[[], Reader],
+    slices: tuple[Slice, ...],
+    sought: Sequence[Int64s] | None,
+) -> tuple[list[dict[str, Any]], list[pa.Table]]:
+    """Read slices, and the input of spouts that was not spilled, again: one Spark job.
+
+    Only pieces with the roots that are ``sought`` are read, where these can be told.
 
     Raises `RuntimeError` if a partition holds other rows than it did in the run.
     """
-    stage = RereadStage(SpoutStage(setup.spec, setup.sources, None), roots, claims)
-    sought = None if claims else [*roots.values()]
-    frames, before = _reread_frames(setup, accepted, sought, stage)
-    content, picked = {}, []
+    spilled = frozenset(accepted.spilled)
+    stage = RereadStage(SpoutStage(setup.spec, setup.sources, None), reader, spilled)
+    frames: list[DataFrame] = []
+    before: Mapping[int, Mapping[str, int]] = {}
+    if not setup.sources.keys() <= spilled:
+        frames, before = _reread_frames(setup, accepted, sought, stage)
+    if slices:
+        numbers = setup.inputs[0].frame.sparkSession.range(len(slices), numPartitions=len(slices))
+        frames.append(numbers.mapInArrow(replace(stage, slices=slices), RESULT_TYPE))
+    reports: list[dict[str, Any]] = []
+    tables: list[pa.Table] = []
     for kind, blob in results_in(collected(reduce(DataFrame.union, frames))):
         if kind == TASK_REPORT:
-            report = json.loads(blob.to_pybytes())
-            content[report["partition"]] = report["content"]
+            reports.append(json.loads(blob.to_pybytes()))
         else:
-            picked.append(from_stream(blob))
-    check_content(setup, before, content)
-    for table in picked:
-        name = table.schema.metadata[b"spout"].decode()
-        if name not in accepted.spilled:
-            yield name, table
+            tables.append(from_stream(blob))
+    now = {number: content for one in reports for number, content in one["contents"]}
+    check_content(setup, before, now)
+    return reports, tables
 
 
 def _reread_frames(
     setup: RunSetup,
     accepted: RunResult,
     sought: Sequence[Int64s] | None,
-    stage: RereadStage | FailedStage,
+    stage: RereadStage,
 ) -> tuple[list[DataFrame], Mapping[int, Mapping[str, int]]]:
     """Return what a stage makes of the rows of sources, and what partitions that are whole had.
 
@@ -359,9 +337,14 @@ def check_content(
 
 def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
     """Add the records whose message id another record of the micro-batch has."""
-    suspects = _fetch(setup, result, {}, claims)
-    written = () if result.written is None else result.written.roots()
-    failed = in_order(result.failed["root_id"].to_numpy(), *written)
+    suspects = _picked(
+        setup,
+        result,
+        claims,
+        None,
+        partial(pick, roots={}, claims=claims, number=setup.plan.number),
+    )
+    failed = in_order(result.failed["root_id"].to_numpy(), *result.judged.roots())
     tables = [result.failed]
     for spout, table in suspects.items():
         roots = table[ROOT_ID].to_numpy()
@@ -381,11 +364,14 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
         )
         n = len(text)
         # They would wait equally long, and meet again.
-        reasons = encoded("!", pa.repeat(spout, n), pa.repeat("RepeatedMessageId", n), text)
+        kind, owner = pa.repeat("RepeatedMessageId", n), pa.repeat(spout, n)
+        reasons = Reasons(reason_column(owner, kind, text, final=True), np.arange(n))
         columns = [
             pa.array(roots[repeated]),
             pa.repeat(spout, int(repeated.sum())).dictionary_encode(),
-            pa.DictionaryArray.from_arrays(pa.array(of[repeated]), reasons),
+            pa.DictionaryArray.from_arrays(
+                pa.array(of[repeated]), reasons.encoded(np.zeros(n, np.int64))
+            ),
         ]
         tables.append(pa.table(columns, schema=FAILED))
     return pa.concat_tables(tables).unify_dictionaries()

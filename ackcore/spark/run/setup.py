@@ -111,8 +111,6 @@ class RunSetup:
             timeout_s=settings.bolt_call_timeout_s,
             slots=max(1, tasks),
             rules=plan.rules,
-            # From afar a few are read again no sooner than many.
-            few_failures=0 if _reads_afar(self.sources) else plan.few_failures,
             trace_per_million=settings.trace_per_million,
         )
 
@@ -130,10 +128,6 @@ class RunSetup:
                 for first in range(0, rows, max(1, size))
             ]
         return tuple(found)
-
-
-def _reads_afar(sources: Mapping[str, SpoutSpec]) -> bool:
-    return any(source.by_tasks for source in sources.values())
 
 
 def setup_on_spark(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,15 +13,12 @@ from pyspark.sql.types import StructType
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches, MapInArrow, plainly_named
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.root_ids import Bools, distinct, found_in, ids_in
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace
-from ackcore.spark.stores.files import read_run_table
-from ackcore.spark.tasks.failed_rows import Rules
-from ackcore.spark.tasks.failed_writer import FailedFile
+from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.pieces import PieceReader
 from ackcore.spark.tasks.record_ids import Refused, Tried
-from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, RowFile, among
+from ackcore.spark.tasks.row_files import RowFile
 from ackcore.topology.tuples import Raised
 
 
@@ -100,10 +95,8 @@ class RunPlan:
     blocked : mapping from str to numpy.ndarray of int64
         By spout that is ordered, the hashes of the keys of which any record waits.
     rules : Rules or None
-        By what tasks judge records that fail while they have them, and write them; None if all
-        that fail are to be read again.
-    few_failures : int
-        So many of one task are read again in any case.
+        The rules by which tasks judge records that fail while they have them; None if all that
+        fail are to be read again.
     """
 
     number: int
@@ -117,7 +110,6 @@ class RunPlan:
     rejected: tuple[int, ...] = ()
     blocked: Mapping[str, Int64s] = field(default_factory=dict)
     rules: Rules | None = None
-    few_failures: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,7 @@ class RunResult:
         By spout: new records, and records that were due.
     failed : pyarrow.Table
         ``root_id, spout, reason`` of every record that is not ACKED, but for such as are among
-        ``written``.
+        ``judged``.
     files : tuple of SinkFile
         What was emitted to streams with a sink.
     problems : tuple of str
@@ -153,8 +145,8 @@ class RunResult:
     read : mapping from int to mapping from str to int
         By partition of the spout stage and spout: how many new records it had; empty if that is not
         known.
-    written : WrittenFailures or None
-        Those records that are not ACKED which their tasks have written.
+    judged : FailedRows
+        The records that are not ACKED and that their tasks have judged.
     """
 
     records: Mapping[str, int]
@@ -170,7 +162,7 @@ class RunResult:
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[tuple[int, RecordTrace], ...] = ()
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    written: WrittenFailures | None = None
+    judged: FailedRows = field(default_factory=FailedRows)
 
     def to_reread(self) -> dict[str, Any]:
         """Return, as JSON, what it takes to read its records again; `of_decided` reads it."""
@@ -198,97 +190,3 @@ class RunResult:
             },
             content=dict(reread["content"]),
         )
-
-
-@dataclass(frozen=True)
-class WrittenFailures:
-    """The failed records of a run, judged and written by tasks.
-
-    Attributes
-    ----------
-    directory : str
-        Where the files are.
-    files : tuple of FailedFile
-        What waits, and what is dead.
-    found : mapping from str to pyarrow.Table
-        By spout: their roots, their places among those due, null for new records, and of type
-        null where all are new, and whether their reasons count.
-    replayed : mapping from str to int
-        How many of them are dead letters that were sent again.
-    uncounted : int
-        How many failures were no attempt.
-    tables : mapping from str to pyarrow.Table
-        By spout, further failed records: as `fetch` returns them, and not judged.
-    """
-
-    directory: str
-    files: tuple[FailedFile, ...]
-    found: Mapping[str, pa.Table]
-    replayed: Mapping[str, int]
-    uncounted: int
-    tables: Mapping[str, pa.Table] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls, work: str, reports: Iterable[Mapping[str, Any]], picked: Iterable[pa.Table]
-    ) -> WrittenFailures:
-        """Put together what tasks of a run reported, and the roots that they had.
-
-        Raises
-        ------
-        RowFileDamaged
-            If a file with roots is not as a task left it.
-        """
-        found: dict[str, list[pa.Table]] = defaultdict(list)
-        for some in picked:
-            found[some.schema.metadata[b"spout"].decode()].append(some)
-        directory, reports = os.path.join(work, "failed"), list(reports)
-        for spout, name in (each for report in reports for each in report["found"]):
-            found[spout].append(read_run_table(os.path.join(directory, name)))
-        return cls(
-            directory,
-            tuple(sorted(FailedFile(*one) for report in reports for one in report["files"])),
-            {name: _together(some) for name, some in found.items()},
-            sum((Counter(report["replayed"]) for report in reports), Counter[str]()),
-            sum(report["uncounted"] for report in reports),
-        )
-
-    def roots(self, *, counting: bool = False) -> list[Int64s]:
-        """Return the roots whose records are in files, in columns; or those whose reasons count.
-
-        The columns are as they came, and not copied.
-        """
-        tables = list(self.found.values())
-        if counting:
-            tables = [rows.filter(rows[COUNTS]) for rows in tables]
-        return [ids for rows in tables for ids in ids_in(rows[ROOT_ID])]
-
-    def have(self, root_ids: Int64s) -> Bools:
-        """Return of which roots the records are in files."""
-        ordered = distinct(root_ids)
-        return among(root_ids, ordered[found_in(ordered, self.roots())])
-
-    def places(self, spout: str) -> Int64s:
-        """Return the places of a spout's records that were due."""
-        # Places of type null, all that new records have, would take room as numbers.
-        due = [chunk for chunk in self.found[spout][PLACE].chunks if chunk.null_count < len(chunk)]
-        places = pa.chunked_array([chunk.drop_null() for chunk in due], pa.int64())
-        found: Int64s = places.to_numpy()
-        return found
-
-    def plus(self, more: WrittenFailures) -> WrittenFailures:
-        """Return it with what other tasks of the run wrote."""
-        tables: dict[str, list[pa.Table]] = defaultdict(list)
-        for spout, some in [*self.found.items(), *more.found.items()]:
-            tables[spout].append(some)
-        return WrittenFailures(
-            self.directory,
-            tuple(sorted(self.files + more.files)),
-            {spout: _together(some) for spout, some in tables.items()},
-            Counter(self.replayed) + Counter(more.replayed),
-            self.uncounted + more.uncounted,
-        )
-
-
-def _together(found: Sequence[pa.Table]) -> pa.Table:
-    return pa.concat_tables(found, promote_options="permissive")

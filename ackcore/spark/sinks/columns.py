@@ -175,32 +175,30 @@ def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field], is_near: _IsType)
         return found
 
     why = pa.nulls(len(rows), pa.string())
+
+    def note(which: npt.NDArray[np.bool_] | pa.Array, said: str) -> None:
+        nonlocal why
+        text = pa.scalar(said, pa.string())
+        why = pc.coalesce(why, pc.if_else(pa.array(which), text, pa.scalar(None, pa.string())))
+
     for field in fields:
+        name = f"column {field.name!r}"
         column, wrong = rows.column(field.name), np.zeros(len(rows), np.bool_)
         if (far := _inside(column, column.type, is_far)).any():
-            said = f"column {field.name!r} takes no date or time outside of years 1 to 9999"
-            why = pc.coalesce(why, pc.if_else(pa.array(far), said, pa.scalar(None, pa.string())))
+            note(far, f"{name} takes no date or time outside of years 1 to 9999")
         if len(places := invalid_text(column)):
-            garbled = np.zeros(len(rows), np.bool_)
-            garbled[places] = True
-            said = f"the text of column {field.name!r} is not UTF-8"
-            why = pc.coalesce(
-                why, pc.if_else(pa.array(garbled), said, pa.scalar(None, pa.string()))
-            )
+            note(np.isin(np.arange(len(rows)), places), f"the text of {name} is not UTF-8")
         if not field.nullable and column.null_count:
-            said = f"column {field.name!r} takes no null"
-            why = pc.coalesce(why, pc.if_else(column.is_null(), said, pa.scalar(None, pa.string())))
+            note(column.is_null(), f"{name} takes no null")
         for at in _unfit(column, field.type, 0, len(rows)):
             wrong[at] = True
         fits = ~wrong
         wrong[fits] = _inside(column.filter(pa.array(fits)), field.type, _changed)
         if wrong.any():
-            said = f"the value of column {field.name!r} does not fit into {field.type}"
-            why = pc.coalesce(why, pc.if_else(pa.array(wrong), said, pa.scalar(None, pa.string())))
+            note(wrong, f"the value of {name} does not fit into {field.type}")
         inside = _inside(column, field.type, None)
         if inside.any():
-            said = f"the value of column {field.name!r} has a null where {field.type} takes none"
-            why = pc.coalesce(why, pc.if_else(pa.array(inside), said, pa.scalar(None, pa.string())))
+            note(inside, f"the value of {name} has a null where {field.type} takes none")
     return why
 
 

@@ -202,7 +202,7 @@ class DeltaSink:
         check_fence()
         what = f"sink {accepted.sink!r}"
         columns = self._columns_for(what, table, accepted.schema())
-        # deltalake cannot read the statistics of dates outside of these years; of times it can.
+        # deltalake cannot read statistics of dates outside of these years; of times it can.
         refuse_misfits(accepted, columns, pa.types.is_date32)
         lake = _deltalake()
         properties = lake.CommitProperties(

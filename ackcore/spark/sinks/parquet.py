@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -17,21 +16,17 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from ackcore._files.durable import sync_directory
-from ackcore.spark.base.atomic import check_fence, make_directory, write_file
+from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.batches import as_spark_types
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.sinks.interface import Accepted, read_accepted, read_all
 from ackcore.spark.sinks.parquet_directory import (
-    OWNER,
-    check_columns,
-    checked_codec,
-    is_owner,
+    ParquetDirectory,
     is_small,
-    owned_by_another,
     write_parquet,
 )
 from ackcore.spark.sinks.parquet_objects import ParquetObjects
@@ -79,23 +74,11 @@ def to_parquet(
     return ParquetSink(path, compression=compression)
 
 
-class ParquetSink:
+class ParquetSink(ParquetDirectory):
     """The sink that `to_parquet` returns."""
 
-    #: What was written under a batch id is replaced when other rows are.
-    replaces = True
-
     def __init__(self, path: str | os.PathLike[str], *, compression: str = "snappy") -> None:
-        place = local_path(path, "path")
-        self.path = str(place)
-        self.compression = checked_codec(compression)
-
-    def __repr__(self) -> str:
-        return f"to_parquet({self.path!r})"
-
-    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """See `check_columns`."""
-        check_columns(name, schema, case_sensitive)
+        super().__init__(local_path(path, "path"), compression)
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
         """Write the rows of any DataFrame as those of a micro-batch."""
@@ -134,39 +117,6 @@ class ParquetSink:
 
         jobs = accepted.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")
         return jobs.collect()
-
-    def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Take the directory for one sink of one checkpoint; once more does no harm.
-
-        Raises
-        ------
-        CheckpointForeign
-            If another query's micro-batches, which have the same numbers, are in it.
-        StateError
-            If it cannot be written.
-        """
-        owner: Any = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
-        note = Path(self.path, OWNER)
-        try:
-            found = json.loads(note.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            make_directory(note.parent)  # names what is in its place
-            found = None
-            if not self._has_rows():
-                try:
-                    write_file(note, lambda file: file.write(json.dumps(owner).encode()), once=True)
-                    found = owner
-                except FileExistsError:  # another one came at the same time
-                    found = json.loads(note.read_bytes())
-        except ValueError:
-            found = None
-        if not is_owner(found, deployment, sink):
-            raise CheckpointForeign(
-                owned_by_another(self.path, found, checkpoint, self._has_rows())
-            )
-
-    def _has_rows(self) -> bool:
-        return any(name.startswith("batch_id=") for name in os.listdir(self.path))
 
     def _stage(self, batch_id: int) -> str:
         """Make an empty directory for files in the making; readers do not look into it.

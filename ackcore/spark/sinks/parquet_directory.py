@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 
+from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.stores.opening import is_bucket
+from ackcore.spark.stores.interface import StoreConflict
+from ackcore.spark.stores.opening import is_bucket, open_store
 
 #: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
 DRIVER_ROWS = 1 << 17
@@ -26,6 +30,22 @@ _CODECS = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
 
 #: Where Spark writes its schema into a file, which it needs to read intervals as such.
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+
+#: Types that Parquet holds and Spark does not read, and what a bolt may emit instead.
+_UNREAD: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "nanoseconds": (
+        lambda kind: (
+            (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit == "ns"
+        ),
+        "microseconds: timestamp('us') or duration('us')",
+    ),
+    "times of day": (pa.types.is_time, "a string or a duration('us')"),
+    "floats of 16 bits": (pa.types.is_float16, "float32()"),
+    "decimals of more than 38 digits": (
+        lambda kind: pa.types.is_decimal(kind) and kind.precision > 38,
+        "decimal128(38, ...) or a string",
+    ),
+}
 
 #: Whose a directory is, in JSON: deployment, sink and checkpoint.
 OWNER = "_ackcore.json"
@@ -67,12 +87,13 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
                 f"place of the column {field.name!r}; rename it in the bolt, or for guard() in the "
                 "frame or in outputs"
             )
-        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
-            raise TypeError(
-                f"sink {name!r} writes Parquet for Spark, which reads no nanoseconds, and "
-                f"column {field.name!r} is {field.type}; have the bolt emit timestamp('us')"
-            )
-    if any(_has_interval(field.type) for field in schema):
+        for unread, (is_unread, instead) in _UNREAD.items():
+            if _has(field.type, is_unread):
+                raise TypeError(
+                    f"sink {name!r} writes Parquet for Spark, which reads no {unread}, and "
+                    f"column {field.name!r} is {field.type}; have the bolt emit {instead}"
+                )
+    if any(_has(field.type, pa.types.is_duration) for field in schema):
         for field in schema:
             try:
                 from_arrow_schema(pa.schema([field]))
@@ -87,6 +108,69 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
             f"sink {name!r} writes Parquet, which cannot hold column {field.name!r} of "
             f"{field.type} ({why}); have the bolt emit another type"
         )
+
+
+class ParquetDirectory:
+    """The place of Parquet files, with one directory or prefix below for each micro-batch.
+
+    Parameters
+    ----------
+    path : path or URL
+        The place.
+    compression : str
+        The codec of the files.
+    """
+
+    #: What was written under a batch id is replaced when other rows are.
+    replaces = True
+
+    def __init__(self, path: Place, compression: str) -> None:
+        self._store = open_store(path, "path")
+        self.path = self._store.url
+        self.compression = checked_codec(compression)
+
+    def __repr__(self) -> str:
+        return f"to_parquet({self.path!r})"
+
+    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+        """See `check_columns`."""
+        check_columns(name, schema, case_sensitive)
+
+    def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
+        """Take the place for one sink of one checkpoint; once more does no harm.
+
+        Raises
+        ------
+        CheckpointForeign
+            If another query's micro-batches, which have the same numbers, are in it.
+        StateError
+            If it cannot be read or written.
+        """
+        owner = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
+        note = self._store.get(OWNER)
+        if note is None and not self._has_rows():
+            try:
+                self._store.put(OWNER, json.dumps(owner).encode(), if_absent=True)
+            except StoreConflict:  # another one came at the same time
+                note = self._store.get(OWNER)
+            else:
+                return
+        found = None if note is None else read_note(note.data)
+        if not is_owner(found, deployment, sink):
+            raise CheckpointForeign(
+                owned_by_another(self.path, found, checkpoint, self._has_rows())
+            )
+
+    def _has_rows(self) -> bool:
+        return any(entry.key.startswith("batch_id=") for entry in self._store.list())
+
+
+def read_note(note: bytes) -> Any:
+    """Return what is in a note, None if it is damaged."""
+    try:
+        return json.loads(note)
+    except ValueError:
+        return None
 
 
 def is_owner(found: Any, deployment: str, sink: str) -> bool:
@@ -142,22 +226,21 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
 
 
 def _with_intervals(table: pa.Table) -> pa.Table:
-    """Return rows whose file Spark reads with intervals, and not with integers in their place."""
-    if not any(_has_interval(field.type) for field in table.schema):
+    """Return rows with metadata by which Spark reads intervals, not integers, from their file."""
+    if not any(_has(field.type, pa.types.is_duration) for field in table.schema):
         return table
     spark = from_arrow_schema(table.schema)
     target = to_arrow_schema(spark)  # in microseconds
     fields = [
-        there if _has_interval(here.type) else here
+        there if _has(here.type, pa.types.is_duration) else here
         for here, there in zip(table.schema, target, strict=True)
     ]
     return table.cast(pa.schema(fields, metadata={_SPARK_SCHEMA: spark.json()}))
 
 
-def _has_interval(kind: pa.DataType) -> bool:
-    if pa.types.is_duration(kind):
-        return True
-    return any(_has_interval(kind.field(i).type) for i in range(kind.num_fields))
+def _has(kind: pa.DataType, is_such: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type, or a part of it at any depth, is such a type."""
+    return is_such(kind) or any(_has(kind.field(i).type, is_such) for i in range(kind.num_fields))
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

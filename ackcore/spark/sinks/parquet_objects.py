@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -32,16 +32,14 @@ from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted, read_all
 from ackcore.spark.sinks.parquet_directory import (
-    OWNER,
-    check_columns,
-    checked_codec,
+    ParquetDirectory,
     is_owner,
     is_small,
     owned_by_another,
+    read_note,
     write_parquet,
 )
 from ackcore.spark.stores.interface import Store, StoreConflict
-from ackcore.spark.stores.opening import open_store
 
 #: Of the run's files, a Parquet file has about so many bytes.
 _PART_BYTES = 64 << 20
@@ -80,27 +78,16 @@ class Writer(Protocol):
         """Write these rows, or those that the run's files have for it."""
 
 
-class ParquetObjects:
+class ParquetObjects(ParquetDirectory):
     """The sink that `to_parquet` returns for a URL of a bucket."""
 
-    #: What was written under a batch id is replaced when other rows are.
-    replaces = True
     #: It looks at the fence itself, right before the first thing that it writes.
     looks_at_fence = True
 
     def __init__(self, url: str, *, compression: str = "snappy") -> None:
-        self._store = open_store(url, "path")
-        self.path = self._store.url
-        self.compression = checked_codec(compression)
+        super().__init__(url, compression)
         #: A micro-batch, and what of it this process has put files without rows in the place of.
         self._emptied: tuple[int, set[Parts]] = -1, set()
-
-    def __repr__(self) -> str:
-        return f"to_parquet({self.path!r})"
-
-    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-        """See `check_columns`."""
-        check_columns(name, schema, case_sensitive)
 
     def write_accepted(self, accepted: Accepted) -> None:
         """Write the rows of a micro-batch, straight from the files that its run left."""
@@ -168,7 +155,7 @@ class ParquetObjects:
             found = self._store.get(key)
             if found is None:
                 raise
-            before = _read(found.data)
+            before = read_note(found.data)
             if not is_owner(before, **whose):
                 raise CheckpointForeign(
                     owned_by_another(self.path, before, accepted.checkpoint, True)
@@ -209,31 +196,6 @@ class ParquetObjects:
             list(beside.map(lambda key: self._store.put(key, empty), keys))
         self._emptied[1].update(left)
 
-    def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Take the place for one sink of one checkpoint; once more does no harm.
-
-        Raises
-        ------
-        CheckpointForeign
-            If another query's micro-batches, which have the same numbers, are in it.
-        StateError
-            If it cannot be read or written.
-        """
-        owner = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
-        note = self._store.get(OWNER)
-        if note is None and not _has_rows(self._store):
-            try:
-                self._store.put(OWNER, json.dumps(owner).encode(), if_absent=True)
-            except StoreConflict:  # another one came at the same time
-                note = self._store.get(OWNER)
-            else:
-                return
-        found = None if note is None else _read(note.data)
-        if not is_owner(found, deployment, sink):
-            raise CheckpointForeign(
-                owned_by_another(self.path, found, checkpoint, _has_rows(self._store))
-            )
-
 
 def _note_of(batch_id: int) -> str:
     return f"_ackcore/batch_id={batch_id}.json"
@@ -256,7 +218,7 @@ def _check_announced(store: Store, batch_id: int, parts: Parts) -> None:
         If others took their place.
     """
     found = store.get(_note_of(batch_id))
-    note = {} if found is None else _read(found.data)
+    note = {} if found is None else read_note(found.data)
     if (note.get("content"), note.get("parts")) != parts:
         raise CheckpointInUse(
             f"{store.url} has other rows of micro-batch {batch_id} by now, those of a driver that "
@@ -267,14 +229,3 @@ def _check_announced(store: Store, batch_id: int, parts: Parts) -> None:
 def _one_by_one(files: Sequence[AcceptedFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
     for file in files:
         yield from read_accepted(file, nonacked)
-
-
-def _has_rows(store: Store) -> bool:
-    return any(entry.key.startswith("batch_id=") for entry in store.list())
-
-
-def _read(note: bytes) -> Any:
-    try:
-        return json.loads(note)
-    except ValueError:
-        return None

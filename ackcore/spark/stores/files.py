@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -242,23 +243,54 @@ class RecordFile:
             ) from None
 
 
-def adopt_object(url: Place, store: Store, key: str) -> int:
-    """Copy an object to a key of a store in its bucket, past this machine; return its size.
+def is_beside(place: Place, store: Store) -> bool:
+    """Whether a file can become an object of a store by `adopt_object`."""
+    if isinstance(store, LocalStore) or not is_bucket(place):
+        return isinstance(store, LocalStore) and not is_bucket(place)
+    return object_at(place)[0] is object_at(store.url)[0]
+
+
+def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) -> int:
+    """Have an object be a file of a task that is beside its store; return its size.
+
+    It is a link on a file system, and a copy within a bucket, past this machine.  A name on a file
+    system that is not ``named`` lasts once its directory is synced.
 
     Raises
     ------
     StateError
         If it is not there any more.
     """
-    bucket, source = object_at(url)
+    if isinstance(store, LocalStore):
+        return store.link(Path(place), key, named=named)
+    bucket, source = object_at(place)
+    assert isinstance(bucket, ObjectStore), f"{os.fspath(place)} is not in a bucket"
     _, below = object_at(store.url)
     size = bucket.copy(source, f"{below}/{key}")
     if size is None:
         raise StateError(
-            f"{os.fspath(url)} is not there, though a task has just written it: another driver may "
-            "have taken over and removed it. Start again"
+            f"{os.fspath(place)} is not there, though a task has just written it: another driver "
+            "may have taken over and removed it. Start again"
         )
     return size
+
+
+@contextlib.contextmanager
+def made_for(store: Store) -> Iterator[Path]:
+    """Return the path of a file that is made for `Store.put_file`; it is gone after the block."""
+    local = make_directory(store.root) if isinstance(store, LocalStore) else None
+    directory = local or Path(local_directory())
+    path = directory / f".{secrets.token_hex(8)}.tmp"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def remove_abandoned(store: Store) -> None:
+    """Remove files of a store that their writers did not finish; a bucket has none."""
+    if isinstance(store, LocalStore):
+        store.remove_abandoned()
 
 
 def remove_all(place: Place) -> None:

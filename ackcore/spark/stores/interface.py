@@ -134,12 +134,6 @@ class Store(Protocol):
             If there is one, and it is not what is in the file, or is larger than that.
         """
 
-    def copy(self, source: str, key: str) -> int | None:
-        """Copy an object of up to 5 GB past this machine; return its size, None if there is none.
-
-        What is at ``key`` is replaced.
-        """
-
     def list(self, prefix: str = "") -> list[Entry]:
         """Return the objects whose keys begin with ``prefix/``, sorted; all if it is empty."""
 

@@ -18,8 +18,8 @@ import errno
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,7 +27,14 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from ackcore._files.durable import sync_directory
-from ackcore.spark.base.atomic import check_fence, make_directory, write_file, writing
+from ackcore.spark.base.atomic import (
+    check_fence,
+    is_temporary,
+    link_file,
+    make_directory,
+    write_file,
+    writing,
+)
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import (
     Entry,
@@ -40,6 +47,8 @@ from ackcore.spark.stores.interface import (
 _TRIES = 10
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _VERSION = re.compile(r"(\d{12})\.version")
+#: A file that was not finished for so long has no writer any more.
+_ABANDONED_S = 3600
 #: Versions that are kept, the newest included: what proves that a new one follows the last.
 _KEPT = 2
 
@@ -158,7 +167,7 @@ class LocalStore:
             return
         target = self.path(key)
         with writing(target):
-            with open(path, "rb") as file:
+            with open(path, "r+b") as file:
                 os.fsync(file.fileno())
             check_fence()
             try:
@@ -171,19 +180,30 @@ class LocalStore:
                 path.unlink()
             sync_directory(target.parent)
 
-    def copy(self, source: str, key: str) -> int | None:
-        """See `Store.copy`."""
-        path, target = self.path(source), self.path(key)
-        with writing(path):
-            try:
-                with open(path, "rb") as file:
-                    _in_directory(
-                        target,
-                        lambda: write_file(target, partial(_copied, file)),
-                    )
-            except _ABSENT:
-                return None
+    def link(self, source: Path, key: str, *, named: bool = True) -> int:
+        """Have an object be a file that is never written again, and return its size.
+
+        A name that is not ``named`` lasts from the next `sync` on.
+        """
+        target = self.path(key)
+        _in_directory(target, lambda: link_file(source, target, named=named))
         return target.stat().st_size
+
+    def sync(self, prefix: str) -> None:
+        """Make durable the names right below a prefix."""
+        with writing(self.path(prefix)):
+            if self.path(prefix).is_dir():
+                sync_directory(self.path(prefix))
+
+    def remove_abandoned(self) -> None:
+        """Remove what writers left that died: files that nobody finished for an hour."""
+        before = time.time() - _ABANDONED_S
+        for directory, _, names in os.walk(self.root, onerror=_raise_unless_absent):
+            for name in names:
+                path = Path(directory, name)
+                with contextlib.suppress(*_ABSENT):
+                    if is_temporary(name) and path.stat().st_mtime < before:
+                        path.unlink()
 
     def list(self, prefix: str = "") -> list[Entry]:
         """See `Store.list`."""
@@ -199,7 +219,7 @@ class LocalStore:
         return [Entry(key, found[key]) for key in sorted(found)]
 
     def delete(self, keys: Iterable[str]) -> None:
-        """See `Store.delete`; directories in which nothing is left go, too."""
+        """See `Store.delete`. Directories that become empty are deleted, too."""
         for path in [self.path(key) for key in keys]:
             with writing(path):
                 for each in [_version_file(path, number) for number in _versions(path)] or [path]:
@@ -214,11 +234,6 @@ class LocalStore:
                         continue
                     except OSError:
                         break  # there is something in it
-
-
-def _copied(source: BinaryIO, to: BinaryIO) -> None:
-    source.seek(0)  # it may be the second time
-    shutil.copyfileobj(source, to)
 
 
 def _version(data: bytes) -> str:

@@ -232,7 +232,10 @@ class ObjectStore:
             return None
 
     def copy(self, source: str, key: str) -> int | None:
-        """See `Store.copy`."""
+        """Copy an object of up to 5 GB past this machine; return its size, None if there is none.
+
+        The object at ``key`` is replaced.
+        """
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(source)

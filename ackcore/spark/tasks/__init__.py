@@ -14,7 +14,7 @@ is in flight (`inflight_markers`) until `bolts` is through with it.  `bolts` cal
 `shuffle_writer` if it is in a later stage, and to `row_files` for a sink.  `task` puts these
 together for one task, and when that ends reports the files by name.  What became of the roots goes
 from `ledger_rows` through `exchange` to `settle_stage`, which settles it, but for trees that have
-failed before anything of them left: those the task settles, and `failed_in_run` writes.
+failed before anything of them left: those the task settles, and `failed_writer` judges and keeps.
 `reread_stage` reads a source again for other records that failed.  `exchange_format` says what a
 row of an exchange holds.
 """

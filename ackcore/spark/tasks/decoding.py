@@ -8,23 +8,23 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.row_conversion import RowSchema
+from ackcore.topology.row_conversion import Row, RowSchema
 from ackcore.topology.tuples import Reason
 
 _VALUE = "value"
 
 
 class ValueDecoder:
-    """Makes the rows that a spout emits of the records that Kafka has; one per task.
+    """The decoder of a task: turns Kafka records into the rows that a spout emits.
 
     Parameters
     ----------
     spout : str
-        Its name, for reasons.
+        The name of the spout, for reasons.
     deserializer : callable
-        As `ackcore.kafka.KafkaSpout` says.
+        See `ackcore.kafka.KafkaSpout`.
     value_type : pyarrow.DataType
-        Of the column that it makes.
+        The type of the column ``value``.
     """
 
     def __init__(
@@ -39,29 +39,30 @@ class ValueDecoder:
         self._is_prepared = False
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the rows, null where there is no value, and why those failed that have none."""
-        values: list[Any] = []
+        """Return the rows, and the reasons of records that failed, whose values are null."""
+        rows: list[Row] = []
         failed: dict[int, Reason] = {}
         unprepared = self._prepared()
         contexts = self._contexts(batch) if _wants_context(self._deserializer) else None
         for row, value in enumerate(batch.column(_VALUE).to_pylist()):
-            found = None
+            found: Row = (None,)
             if value is not None and unprepared is not None:
                 failed[row] = unprepared
             elif value is not None:
                 try:
                     context = () if contexts is None else (contexts(row),)
-                    found = self._deserializer(value, *context)
+                    # A deserializer may fill the same list again for its next record.
+                    found = self._rows.row((self._deserializer(value, *context),))
                 except KeyboardInterrupt:
                     raise
                 except BaseException as error:  # SystemExit, and a panic of an extension, too
                     failed[row] = Reason.of(self._spout, error)
-            values.append(found)
+            rows.append(found)
         place = batch.schema.get_field_index(_VALUE)
-        return batch.set_column(place, self._field, self._column(values, failed)), failed
+        return batch.set_column(place, self._field, self._column(rows, failed)), failed
 
     def _prepared(self) -> Reason | None:
-        """Have it prepared; return why it is not."""
+        """Prepare the deserializer once; return the reason if that failed."""
         if not self._is_prepared:
             try:
                 getattr(self._deserializer, "prepare", lambda: None)()
@@ -72,9 +73,9 @@ class ValueDecoder:
             self._is_prepared = True
         return None
 
-    def _column(self, values: list[Any], failed: dict[int, Reason]) -> pa.Array:
-        """Return values as a column; those that do not fit its type, as a bolt's must, fail."""
-        batches, misfits = self._rows.batches([(value,) for value in values])
+    def _column(self, rows: list[Row], failed: dict[int, Reason]) -> pa.Array:
+        """Return values as a column. A value that does not fit the type fails its record."""
+        batches, misfits = self._rows.batches(rows)
         for row, error in misfits:
             failed[row] = Reason.of(self._spout, error)
         parts = {start: part.column(0) for start, part in batches}
@@ -97,7 +98,7 @@ class ValueDecoder:
 
 
 def _wants_context(deserializer: Any) -> bool:
-    """Whether it is one of confluent-kafka's, without importing that."""
+    """Whether this is a `Deserializer` of confluent-kafka, which is not imported for it."""
     return any(
         kind.__module__.startswith("confluent_kafka.") and kind.__name__ == "Deserializer"
         for kind in type(deserializer).__mro__

@@ -1,26 +1,36 @@
-"""The decision about failed records, from columns to columns, wherever they are read again.
+"""Failed records, judged: each waits for its next attempt, or is dead.
 
-A record waits for its next attempt, or is dead.  What is told of it depends on the record, on why
-it failed and on `Rules`, and on nothing else.
+The outcome of a record depends on the record, on its reason and on `Rules`, and on nothing else:
+it is the same for a task that judges the records it has, for one that reads them again, and for the
+driver.  `FailedRows` holds what they produce, in memory or in files.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore._records import Int32s, Int64s
 from ackcore.retry import Policy
-from ackcore.spark.base.reason_columns import ReasonTexts
+from ackcore.spark.base.reasons import Reasons
+from ackcore.spark.base.root_ids import Bools, distinct, found_in, ids_in
 from ackcore.spark.base.schemas import (
     ATTEMPT,
     MESSAGE_ID,
     TRACKING,
+    FailedFile,
+    without_numbers,
 )
-from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
+from ackcore.spark.stores.files import read_run_table
+from ackcore.spark.tasks.results import INLINE_BYTES
+from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 
 #: What a record that was read again has beside the source's columns.
 READ_AGAIN = pa.schema(
@@ -35,25 +45,29 @@ READ_AGAIN = pa.schema(
 
 @dataclass(frozen=True)
 class Rules:
-    """By what it is decided.
+    """The settings and times that decide whether a failed record waits.
 
     Parameters
     ----------
     now_ms : int
         The time of the plan.
     ended_ms : int
-        When the run had ended, if that is later: waits that reasons ask for begin with the
-        failure, and that was no later.
+        The time at which the run had ended, if that is later.  A wait that a reason asks for
+        begins with the failure, which was no later.
     policy : Policy
         Attempts and back-off.
     timeout_ms : int
-        From this age on all failures are attempts: what never can be done would never be told.
+        The age of a record from which on each of its failures counts as an attempt.  Without it a
+        record that nothing can process would wait for ever.
+    inline_bytes : float, default INLINE_BYTES
+        The most bytes of failed records for which a task writes no file.
     """
 
     now_ms: int
     ended_ms: int
     policy: Policy
     timeout_ms: float
+    inline_bytes: float = INLINE_BYTES
 
 
 class Judged(NamedTuple):
@@ -65,7 +79,7 @@ class Judged(NamedTuple):
 
 
 def judge(
-    rules: Rules, lost: pa.Table, reasons: ReasonTexts, first_ms: Int64s, replayed: Int32s
+    rules: Rules, lost: pa.Table, reasons: Reasons, first_ms: Int64s, replayed: Int32s
 ) -> Judged:
     """Decide which failed records wait, until when, and which are dead.
 
@@ -74,7 +88,7 @@ def judge(
     rules : Rules
     lost : pyarrow.Table
         The records: `READ_AGAIN`, and the source's columns.
-    reasons : ReasonTexts
+    reasons : Reasons
         Why each failed.
     first_ms : numpy.ndarray of int64
         When each was first seen.
@@ -96,47 +110,142 @@ def judge(
         not_before_ms=np.where(after_ms > 0, ended_ms + after_ms, 0),
         first_ms=first_ms,
     )
-    rows = tracked(
-        lost,
+    tracking = [
+        lost[MESSAGE_ID],
         pa.array(decided.attempts),
         # What is behind another waits for that one, and has no back-off of its own.
-        np.where(reasons.behind(), rules.now_ms, decided.due_ms),
-        first_ms,
-        rules.now_ms,
+        pa.array(np.where(reasons.behind(), rules.now_ms, decided.due_ms)),
+        pa.array(first_ms),
+        pa.array(np.full(len(lost), rules.now_ms)),
         reasons.kept(counts),
-        replayed,
+        pa.array(replayed.astype(np.int32)),
+    ]
+    source = [field for field in lost.schema if field.name not in READ_AGAIN.names]
+    rows = pa.table(
+        [*tracking, *(lost[field.name] for field in source)],
+        schema=pa.schema([*TRACKING, *source]),
     )
     uncounted = int((~counts & ~decided.dead).sum())
     if not decided.dead.any():
         return Judged(rows, rows.slice(0, 0), uncounted)
     if decided.dead.all():
-        return Judged(rows.slice(0, 0), rows, uncounted)
-    return Judged(
-        rows.filter(pa.array(~decided.dead)), rows.filter(pa.array(decided.dead)), uncounted
-    )
+        return Judged(rows.slice(0, 0), without_numbers(rows), uncounted)
+    dead = pa.array(decided.dead)
+    return Judged(rows.filter(pc.invert(dead)), without_numbers(rows.filter(dead)), uncounted)
 
 
-def tracked(
-    lost: pa.Table,
-    attempts: pa.Array,
-    due_ms: Int64s,
-    first_ms: Int64s,
-    last_ms: int,
-    texts: pa.Array,
-    replayed: Int32s,
-) -> pa.Table:
-    """Return records that were read again in `TRACKING` and the source's columns."""
-    tracking = [
-        lost[MESSAGE_ID],
-        attempts,
-        pa.array(due_ms),
-        pa.array(first_ms),
-        pa.array(np.full(len(lost), last_ms)),
-        texts,
-        pa.array(replayed.astype(np.int32)),
-    ]
-    source = [field for field in lost.schema if field.name not in READ_AGAIN.names]
-    return pa.table(
-        [*tracking, *(lost[field.name] for field in source)],
-        schema=pa.schema([*TRACKING, *source]),
-    )
+@dataclass(frozen=True)
+class FailedRows:
+    """Failed records of a run, judged.
+
+    Attributes
+    ----------
+    files : tuple of FailedFile
+        The files of tasks that had many.
+    found : mapping from str to pyarrow.Table
+        By spout, a row for each record: its root, its place among the records that were due, and
+        whether its reason counts.  The place is null for new records, and its column is of type
+        null where all are new.
+    replayed : mapping from str to int
+        By spout, the number of dead letters among them that were sent again.
+    uncounted : int
+        The number of failures that were no attempt.
+    waits, dies : mapping from str to pyarrow.Table
+        By spout, the records of tasks that had few: in `TRACKING` and the source's columns.
+    """
+
+    files: tuple[FailedFile, ...] = ()
+    found: Mapping[str, pa.Table] = field(default_factory=dict)
+    replayed: Mapping[str, int] = field(default_factory=dict)
+    uncounted: int = 0
+    waits: Mapping[str, pa.Table] = field(default_factory=dict)
+    dies: Mapping[str, pa.Table] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, work: str, reports: Iterable[Mapping[str, Any]], tables: Iterable[pa.Table]
+    ) -> FailedRows:
+        """Put together the reports and the tables of `FailedWriter.finish`.
+
+        Raises
+        ------
+        RowFileDamaged
+            If a file with roots is not as a task left it.
+        """
+        directory, reports = os.path.join(work, "failed"), list(reports)
+        parts: dict[bytes, dict[str, list[pa.Table]]] = defaultdict(lambda: defaultdict(list))
+        for table in tables:
+            about = table.schema.metadata
+            some = parts[about[b"part"]][about[b"spout"].decode()]
+            some.append(table.replace_schema_metadata(None))
+        for spout, name in (each for report in reports for each in report["found"]):
+            parts[b"found"][spout].append(read_run_table(os.path.join(directory, name)))
+        found, waits, dies = (
+            {spout: _together(some) for spout, some in parts[part].items()}
+            for part in (b"found", b"waits", b"dies")
+        )
+        files = [FailedFile(*one) for report in reports for one in report["files"]]
+        return cls(
+            tuple(sorted(replace(one, path=os.path.join(directory, one.path)) for one in files)),
+            found,
+            sum((Counter(report["replayed"]) for report in reports), Counter[str]()),
+            sum(report["uncounted"] for report in reports),
+            waits,
+            dies,
+        )
+
+    def roots(self, *, counting: bool = False) -> list[Int64s]:
+        """Return the roots of the records, or of those whose reasons count, in columns.
+
+        The columns are as they came, and not copied.
+        """
+        tables = list(self.found.values())
+        if counting:
+            tables = [rows.filter(rows[COUNTS]) for rows in tables]
+        return [ids for rows in tables for ids in ids_in(rows[ROOT_ID])]
+
+    def have(self, root_ids: Int64s) -> Bools:
+        """Return which of the roots are among them."""
+        ordered = distinct(root_ids)
+        return among(root_ids, ordered[found_in(ordered, self.roots())])
+
+    def without(self, failed: pa.Table) -> pa.Table:
+        """Return the rows of a table of failures whose records are not among them."""
+        if not len(failed) or not self.found:
+            return failed
+        return failed.filter(pa.array(~self.have(failed["root_id"].to_numpy())))
+
+    def places(self, spout: str) -> Int64s:
+        """Return the places of a spout's records that were due."""
+        if spout not in self.found:
+            return np.empty(0, np.int64)
+        # Places of type null, all that new records have, would take room as numbers.
+        due = [chunk for chunk in self.found[spout][PLACE].chunks if chunk.null_count < len(chunk)]
+        places = pa.chunked_array([chunk.drop_null() for chunk in due], pa.int64())
+        found: Int64s = places.to_numpy()
+        return found
+
+    def plus(self, more: FailedRows) -> FailedRows:
+        """Return these records and others of the same run."""
+        if not (self.found and more.found):
+            return self if self.found else more
+
+        def both(name: str) -> dict[str, pa.Table]:
+            ours, theirs = getattr(self, name), getattr(more, name)
+            return {
+                spout: _together([some[spout] for some in (ours, theirs) if spout in some])
+                for spout in [*dict.fromkeys([*ours, *theirs])]
+            }
+
+        return FailedRows(
+            tuple(sorted(self.files + more.files)),
+            both("found"),
+            Counter(self.replayed) + Counter(more.replayed),
+            self.uncounted + more.uncounted,
+            both("waits"),
+            both("dies"),
+        )
+
+
+def _together(tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables, promote_options="permissive")

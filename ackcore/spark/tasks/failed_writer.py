@@ -1,18 +1,27 @@
-"""Files of failed records: what waits, sorted by when it is due, and dead letters."""
+"""Judging failed records in a task, and handing them on: to the driver, or to files of the run.
+
+Up to `Rules.inline_bytes` they go to the driver with the task's report.  Of more the task writes
+files, which the decision adopts: what waits, sorted by when it is due, and dead letters.
+
+`FailedInRun` takes the records that fail while their task has them, which are most of them: these
+need not be read again.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import astuple, dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ackcore._records import Int32s, Int64s
 from ackcore.arrow import one_batch, rebatched, take_rows
 from ackcore.spark.base.checksummed import NamedByChecksum, batches_of, write_batches
 from ackcore.spark.base.letters import (
@@ -22,12 +31,12 @@ from ackcore.spark.base.letters import (
     letters_writer,
     worth_compressing,
 )
-from ackcore.spark.base.reason_columns import ReasonTexts
-from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED
+from ackcore.spark.base.reasons import Reasons, first_reasons
+from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, FailedFile
 from ackcore.spark.stores.files import Workshop
 from ackcore.spark.tasks.failed_rows import Rules, judge
-from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID
-from ackcore.spark.tasks.source_records import SourceRecords
+from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
+from ackcore.spark.tasks.source_records import SourceRecords, records_at
 
 #: A task writes a file of what waits of one spout when it has so much of it: more than makes a
 #: file too large to be merged, and little enough to be in memory that was in use before.
@@ -38,24 +47,6 @@ _TOGETHER_BYTES = 1 << 30
 _SORTED_BYTES = 1 << 22
 #: So much of the dead goes into one file, which is as much as dead letters are merged to.
 _LETTERS_BYTES = 1 << 28
-#: Of so many records of a spout the driver reads the roots from a file, and does not get them.
-_MANY_FOUND = 1 << 14
-
-
-class FailedFile(NamedTuple):
-    """A file of failed records of one spout, in `FailedStage.directory`.
-
-    Those that wait are a table, sorted by when they are due.  The dead are Parquet, as the
-    dead-letter store is to have them.
-    """
-
-    spout: str
-    dead: bool
-    name: str
-    rows: int
-    nbytes: int
-    next_due_ms: int
-    oldest_ms: int
 
 
 @dataclass
@@ -84,9 +75,17 @@ class _Letters:
         self._file: NamedByChecksum | None = None
         self._writer: pq.ParquetWriter | None = None
 
-    def add(self, rows: pa.Table) -> bool:
-        """Take more; return whether that is enough for a file."""
+    @property
+    def unwritten(self) -> list[pa.Table]:
+        """The rows that are in no file yet."""
+        return self._kept.tables
+
+    def add(self, rows: pa.Table) -> None:
+        """Take more."""
         self._kept.add(rows)
+
+    def write(self) -> bool:
+        """Write what makes a row group; return whether the file is large enough."""
         if self._kept.nbytes >= GROUP_BYTES:
             self._write()
         return self._nbytes >= _LETTERS_BYTES
@@ -117,7 +116,7 @@ class _Letters:
         name = self._file.finish()
         nbytes = (self._place.path / name).stat().st_size
         self._place.publish(name)
-        return FailedFile(self._spout, True, name, self._rows, nbytes, 0, 0)
+        return FailedFile(self._spout, True, name, self._rows, nbytes)
 
     def discard(self) -> None:
         """Leave no file."""
@@ -128,30 +127,25 @@ class _Letters:
 
 
 class FailedWriter:
-    """Judges failed records, and writes them.
+    """Judges failed records and keeps them, in files if they are many.
 
     Parameters
     ----------
     rules : Rules
-        By what it is decided.
+        The settings and times that decide whether a record waits.
     directory : str
-        Where.
+        The directory for files.
     number : int
         The micro-batch.
     suffix : str, optional
-        Ends the name of each file, before its checksum.
-
-    Attributes
-    ----------
-    rows, nbytes : int
-        What was given so far.
+        The end of each file's name, before its checksum.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, suffix: str = "") -> None:
-        self.rows = self.nbytes = 0
         self._rules = rules
         self._number = number
         self._suffix = suffix
+        self._nbytes = 0
         self._place = Workshop(directory)
         self._waiting: dict[str, _Kept] = {}
         self._dead: dict[str, _Letters] = {}
@@ -160,7 +154,11 @@ class FailedWriter:
         self._uncounted = 0
         self._replayed = Counter[str]()
 
-    def write(self, some: SourceRecords, failed: pa.RecordBatch, reasons: ReasonTexts) -> None:
+    @property
+    def _in_files(self) -> bool:
+        return self._nbytes > self._rules.inline_bytes
+
+    def write(self, some: SourceRecords, failed: pa.RecordBatch, reasons: Reasons) -> None:
         """Judge records, and keep them until a file is full.
 
         Parameters
@@ -168,19 +166,23 @@ class FailedWriter:
         some : SourceRecords
             Records among which they are.
         failed : pyarrow.RecordBatch
-            Those that failed, as `records_at` returns them.
-        reasons : ReasonTexts
-            Why each failed.
+            The failed records, as `records_at` returns them.
+        reasons : Reasons
+            The reason of each.
         """
-        spout, lost = some.source.name, pa.Table.from_batches([failed])
-        n = len(lost)
-        self.rows += n
-        self.nbytes += lost.nbytes
-        first_ms, replayed = np.full(n, self._rules.now_ms), np.zeros(n, np.int32)
+        lost = pa.Table.from_batches([failed])
+        first_ms, replayed = np.full(len(lost), self._rules.now_ms), np.zeros(len(lost), np.int32)
         if some.due is not None:
             places = lost[PLACE].to_numpy() - some.first
             first_ms = some.due.column(FIRST_MS).to_numpy()[places]
             replayed = some.due.column(REPLAYED).to_numpy()[places]
+        self.add(some.source.name, lost, reasons, first_ms, replayed)
+
+    def add(
+        self, spout: str, lost: pa.Table, reasons: Reasons, first_ms: Int64s, replayed: Int32s
+    ) -> None:
+        """Judge records of a spout, given as `judge` takes them, as `write` does."""
+        self._nbytes += lost.nbytes
         waits, dies, uncounted = judge(self._rules, lost, reasons, first_ms, replayed)
         self._uncounted += uncounted
         self._replayed[spout] += int(np.count_nonzero(replayed))
@@ -188,17 +190,18 @@ class FailedWriter:
         self._found.setdefault(spout, []).append(found)
         if len(waits):
             kept = self._waiting.get(spout)
-            if kept is not None and kept.nbytes + waits.nbytes > _TOGETHER_BYTES:
+            if self._in_files and kept is not None and kept.nbytes + waits.nbytes > _TOGETHER_BYTES:
                 self._write_waiting(spout)
             kept = self._waiting.setdefault(spout, _Kept())
             kept.add(waits)
-            if kept.nbytes >= _FILE_BYTES:
+            if self._in_files and kept.nbytes >= _FILE_BYTES:
                 self._write_waiting(spout)
         if len(dies):
             if spout not in self._dead:
                 name = f"dead-{spout}{self._suffix}"
                 self._dead[spout] = _Letters(spout, self._place, name, self._number)
-            if self._dead[spout].add(dies):
+            self._dead[spout].add(dies)
+            if self._in_files and self._dead[spout].write():
                 self._files.append(self._dead.pop(spout).finish())
 
     def _write_waiting(self, spout: str) -> None:
@@ -211,34 +214,52 @@ class FailedWriter:
         first, oldest = (pc.min(rows[column]).as_py() for column in (DUE_MS, FIRST_MS))
         self._files.append(FailedFile(spout, False, file, len(rows), nbytes, first, oldest))
 
-    def finish(self) -> dict[str, Any]:
-        """Write what is left; return what was written, and what the books need of it."""
-        for spout in list(self._waiting):
-            self._write_waiting(spout)
-        self._files += [letters.finish() for letters in self._dead.values()]
+    def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
+        """Write what is left, if that is much.
+
+        Returns
+        -------
+        dict
+            A report, which JSON can hold.
+        list of pyarrow.Table
+            What goes to the driver beside it.  `FailedRows.of` takes both.
+        """
+        inline: list[tuple[str, str, pa.Table]] = []
+        if self._in_files:
+            for spout in list(self._waiting):
+                self._write_waiting(spout)
+            self._files += [letters.finish() for letters in self._dead.values()]
+        else:
+            for spout, kept in self._waiting.items():
+                inline.append(("waits", spout, pa.concat_tables(kept.tables)))
+            for spout, letters in self._dead.items():
+                inline.append(("dies", spout, pa.concat_tables(letters.unwritten)))
         self._dead.clear()
-        found = self._write_found()
+        files = []
+        for spout, some in self._found.items():
+            found = _together(some)
+            if self._in_files and found.nbytes > self._rules.inline_bytes:
+                files.append((spout, self._write_found(spout, _by_root(found))))
+            else:
+                inline.append(("found", spout, found))
         self._place.close()
-        return {
-            "files": self._files,
-            "found": found,
+        report = {
+            "files": [astuple(file) for file in self._files],
+            "found": files,
             "uncounted": self._uncounted,
             "replayed": self._replayed,
         }
+        return report, [
+            rows.replace_schema_metadata({"part": part, "spout": spout})
+            for part, spout, rows in inline
+        ]
 
-    def _write_found(self) -> list[tuple[str, str]]:
-        """Write what is told of the roots of spouts that have many; return the files by spout."""
-        many = [name for name, some in self._found.items() if sum(map(len, some)) >= _MANY_FOUND]
-        files = []
-        for spout in many:
-            rows = _by_root(_together(self._found.pop(spout)))
-            name = f"found-{spout}{self._suffix}"
-            file = write_batches(
-                self._place.path, name, rows.schema, batches_of(rows), large=True, synced=False
-            )
-            self._place.publish(file)
-            files.append((spout, file))
-        return files
+    def _write_found(self, spout: str, rows: pa.Table) -> str:
+        name, batches = f"found-{spout}{self._suffix}", batches_of(rows)
+        place = self._place.path
+        file = write_batches(place, name, rows.schema, batches, large=True, synced=False)
+        self._place.publish(file)
+        return file
 
     def discard(self) -> None:
         """Give up what is not in a file yet."""
@@ -247,18 +268,107 @@ class FailedWriter:
         self._dead.clear()
         self._place.close()
 
-    def found(self) -> Iterator[pa.Table]:
-        """Yield the roots that were found, their places among those due, and which count, by spout.
 
-        Where none of them was due, the places are of type null, which takes no room.  After
-        `finish` there are only those of spouts that have few: it says where the others are.
+class FailedInRun:
+    """Judges the failed records of one task while it has them.
+
+    Where nothing is settled, a record that failed stays failed, and its task has the reason.  It
+    judges the failed records of a chunk when the whole chunk was handed on.  What fails later, when
+    its chunk is gone, is read again.
+
+    Parameters
+    ----------
+    directory, partition : str, int
+        Those of the run, and of the task.
+    rules : Rules
+        The settings and times that decide whether a record waits.
+    number : int
+        The micro-batch.
+    """
+
+    def __init__(self, directory: str, partition: int, rules: Rules, number: int) -> None:
+        self._number = number
+        self._writer = FailedWriter(
+            rules, os.path.join(directory, "failed"), number, f"-{partition}"
+        )
+        self._roots: list[Int64s] = []
+        self._others: list[Int64s] = []
+        #: Reasons of roots that are all judged.
+        self._judged: list[pa.Table] = []
+
+    def write(self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]) -> None:
+        """Judge the failed ones of some records.
+
+        Parameters
+        ----------
+        some : SourceRecords
+            All of which were handed on.
+        roots : numpy.ndarray of int64
+            Theirs.
+        failures : list of pyarrow.Table
+            Reasons, of roots of any records, that came up since the call before.
         """
-        for spout, tables in self._found.items():
-            yield _together(tables).replace_schema_metadata({"spout": spout})
+        places, said = self._said(roots, failures)
+        # Such a wait begins when the run has ended, and nobody here knows when that is.
+        told = said.after_ms() == 0
+        if told.all():
+            if len(places) == sum(map(len, failures)):
+                self._judged += failures
+        else:
+            said, places = said.taken(np.flatnonzero(told)), places[told]
+        if not len(places):
+            return
+        self._roots.append(roots[places])
+        self._writer.write(some, records_at(some, roots, places, self._number), said)
+
+    def _said(self, roots: Int64s, failures: list[pa.Table]) -> tuple[Int64s, Reasons]:
+        """Return the places of the roots that failed, and why; keep which others there are."""
+        if len(failures) == 1 and np.array_equal(failures[0]["root_id"].to_numpy(), roots):
+            # All of an outage, each once, and as they came: nothing is to be looked for.
+            return np.arange(len(roots)), Reasons.of_texts(failures[0]["text"])
+        reasons = first_reasons(failures)
+        failed: Int64s = reasons["root_id"].to_numpy()
+        places = np.flatnonzero(among(roots, failed))
+        at = np.searchsorted(failed, roots[places])
+        if len(at) < len(failed):
+            self._others.append(np.delete(failed, at))
+        return places, Reasons.of_texts(reasons["text"]).taken(at)
+
+    def finish(self, failures: list[pa.Table]) -> tuple[dict[str, Any], list[pa.Table]] | None:
+        """Return what `FailedWriter.finish` does, None if nothing of it counts.
+
+        Parameters
+        ----------
+        failures : list of pyarrow.Table
+            Reasons that came up since `write` was called.
+        """
+        if not self._roots:
+            return None
+        others = [*self._others, *(one["root_id"].to_numpy() for one in failures)]
+        if others and np.isin(np.concatenate(others), np.concatenate(self._roots)).any():
+            # A record failed once more, perhaps for what goes before the reason judged.
+            self.discard()
+            return None
+        return self._writer.finish()
+
+    def discard(self) -> None:
+        """Give up what is not in a file yet; after `finish` there is nothing of it."""
+        self._writer.discard()
+
+    def others(self, failures: list[pa.Table]) -> list[pa.Table]:
+        """Return those of the reasons whose roots were not judged."""
+        judged = {id(one) for one in self._judged}
+        failures = [one for one in failures if id(one) not in judged]
+        if not failures:
+            return []
+        there = np.sort(np.concatenate(self._roots))
+        left = (one.filter(pa.array(~among(one["root_id"].to_numpy(), there))) for one in failures)
+        return [one for one in left if len(one)]
 
 
 def _together(found: list[pa.Table]) -> pa.Table:
     whole = pa.concat_tables(found).combine_chunks()
+    # Where no record was due, places of type null take no room.
     if whole[PLACE].null_count == len(whole):
         whole = whole.set_column(1, PLACE, pa.nulls(len(whole)))
     return whole

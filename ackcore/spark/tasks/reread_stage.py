@@ -1,46 +1,195 @@
-"""Reading the rows of spouts again, for the records that failed."""
+"""Reading the rows of a run again, for those that somebody looks for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.reasons import Reasons, one_array
+from ackcore.spark.base.schemas import ATTEMPT, ORDER
+from ackcore.spark.stores.files import read_table_at
+from ackcore.spark.tasks.failed_rows import Rules
+from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.pieces import DealtPieces, read_again
+from ackcore.spark.tasks.record_ids import RETRIES
 from ackcore.spark.tasks.results import PICKED, TASK_REPORT, result_batch, to_stream
-from ackcore.spark.tasks.source_records import pick
+from ackcore.spark.tasks.retry_stage import Slice, records_in
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
+from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
+
+#: A record, its place among those due, null for a new one, its attempt and the hash of its key,
+#: null if it has none.
+KEYED = pa.schema(
+    [(ROOT_ID, pa.int64()), (PLACE, pa.int64()), (ATTEMPT, pa.int32()), ("key", pa.int64())]
+)
+
+
+class Reader(Protocol):
+    """Looks at all records that a task reads again."""
+
+    def take(self, some: SourceRecords) -> pa.RecordBatch | None:
+        """Look at records; return what goes to the driver at once, with its spout's name."""
+
+    def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
+        """Return what goes to the driver at the end: a report, which JSON can hold, and tables."""
+
+    def discard(self) -> None:
+        """Let go of what is unfinished; after `finish` that is nothing."""
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Returns the records that a function picks."""
+
+    pick: Callable[[SourceRecords], pa.RecordBatch]
+
+    def take(self, some: SourceRecords) -> pa.RecordBatch | None:
+        """Look at records; return those that are picked."""
+        return self.pick(some)
+
+    def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
+        """Return nothing more."""
+        return {}, []
+
+    def discard(self) -> None:
+        """Let go of nothing."""
+
+
+class JudgedPicks:
+    """Judges the records that failed.
+
+    Parameters
+    ----------
+    rules : Rules
+        The settings and times that decide whether a record waits.
+    directory : str
+        The directory for files.
+    number : int
+        The micro-batch.
+    failed : pyarrow.Table or str
+        Roots, sorted, reasons, and, if spouts are ordered, `ORDER`; or a file of them.
+    """
+
+    def __init__(self, rules: Rules, directory: str, number: int, failed: pa.Table | str) -> None:
+        table = read_table_at(failed) if isinstance(failed, str) else failed
+        self._roots: Int64s = table["root_id"].to_numpy()
+        self._failed = table
+        self._number = number
+        self._writer = FailedWriter(rules, directory, number)
+
+    def take(self, some: SourceRecords) -> None:
+        """Judge those of the records that failed."""
+        lost = pick(some, {some.source.name: self._roots}, {}, self._number)
+        if len(lost):
+            at = pa.array(np.searchsorted(self._roots, lost.column(ROOT_ID).to_numpy()))
+            if some.source.ordered_by and ORDER in self._failed.column_names:
+                numbers = one_array(self._failed[ORDER].take(at))
+                lost = lost.append_column(pa.field(ORDER, pa.int64()), numbers)
+            self._writer.write(some, lost, Reasons.of_texts(self._failed["reason"].take(at)))
+
+    def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
+        """Return what became of them, as `FailedRows.of` takes it."""
+        return self._writer.finish()
+
+    def discard(self) -> None:
+        """Give up what is not in a file yet."""
+        self._writer.discard()
+
+
+def pick_keyed(
+    some: SourceRecords, roots: Mapping[str, Int64s], keys: Mapping[str, Int64s]
+) -> pa.RecordBatch:
+    """Return the records of some roots, and new ones that have some keys, in `KEYED`.
+
+    Parameters
+    ----------
+    some : SourceRecords
+    roots, keys : mapping from str to numpy.ndarray of int64
+        Roots, and hashes of keys, by spout that is ordered: sorted.
+    """
+    source, nothing = some.source, np.empty(0, np.int64)
+    schema = KEYED.with_metadata({"spout": source.name})
+    if source.name not in roots and source.name not in keys:
+        return pa.RecordBatch.from_pylist([], schema)
+    ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
+    hashes, ordered = source.key_hashes(some.batch)
+    wanted = among(ids, roots.get(source.name, nothing))
+    if some.partition != RETRIES:
+        wanted |= ordered & among(hashes, keys.get(source.name, nothing))
+    places = np.flatnonzero(wanted)
+    n = len(places)
+    due = pa.array(places + some.first, mask=np.full(n, some.partition != RETRIES))
+    attempts = np.broadcast_to(np.asarray(some.attempts, np.int32), len(some.batch))[places]
+    found = pa.array(hashes[places], mask=~ordered[places])
+    columns = [pa.array(ids[places]), due, pa.array(attempts), found]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 @dataclass(frozen=True)
 class RereadStage:
-    """Reads the rows of spouts again and returns those of some roots, or of repeated claims.
+    """Reads what a run has read again, and gives it to a `Reader`.
+
+    It maps rows of a source or, with ``slices`` or ``pieces``, their numbers.
 
     Parameters
     ----------
-    roots, claims : mapping from str to numpy.ndarray of int64
-        By spout, sorted.
+    stage : SpoutStage
+        Reads the rows of sources.
+    reader : callable
+        Returns the task's `Reader`.
+    spilled : frozenset of str
+        Spouts that are read from files, and not from their sources.
+    slices : tuple of Slice
+        Parts of files: records that were due, or were spilled.
     pieces : DealtPieces, optional
-        What is read; by default all rows of a partition.
+        The pieces of a source that are read; by default all rows of a partition.
     """
 
     stage: SpoutStage
-    roots: Mapping[str, Int64s]
-    claims: Mapping[str, Int64s]
+    reader: Callable[[], Reader]
+    spilled: frozenset[str] = frozenset()
+    slices: tuple[Slice, ...] = ()
     pieces: DealtPieces | None = None
 
     def __call__(self, batches: Batches) -> Batches:
         """Serve mapInArrow."""
+        reader = self.reader()
+        contents: list[tuple[int, dict[str, int]]] = []
+        try:
+            for some in self._records(batches, contents):
+                rows = reader.take(some)
+                if rows is not None and len(rows):
+                    yield result_batch([(PICKED, to_stream(rows))])
+            report, tables = reader.finish()
+        finally:
+            reader.discard()
+        blobs = [(PICKED, to_stream(table)) for table in tables]
+        told = json.dumps(report | {"contents": contents}).encode()
+        yield result_batch([*blobs, (TASK_REPORT, told)])
+
+    def _records(
+        self, batches: Batches, contents: list[tuple[int, dict[str, int]]]
+    ) -> Iterator[SourceRecords]:
+        """Yield the records; add the content of each partition that is read as a whole."""
+        if self.slices:
+            for number in (each for batch in batches for each in batch.column(0).to_pylist()):
+                part = self.slices[number]
+                yield from records_in(self.stage.sources[part.spout], part)
+            return
         for partition, whole, records in read_again(self.stage, batches, self.pieces):
             content: dict[str, int] = {}
             for some in records:
                 name = some.source.name
                 content[name] = sampled(some.batch, content.get(name, 0))
-                rows = pick(some, self.roots, self.claims, self.stage.spec.number)
-                if len(rows):
-                    yield result_batch([(PICKED, to_stream(rows))])
+                if name not in self.spilled:
+                    yield some
             if whole:
-                report = {"partition": partition, "content": content}
-                yield result_batch([(TASK_REPORT, json.dumps(report).encode())])
+                contents.append((partition, content))

@@ -16,6 +16,9 @@ RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
 #: the name of a table of `NOT_ACKED_SCHEMA` among the run's files of what failed.
 TASK_REPORT, TRAILER_RECEIPTS, NOT_ACKED, COUNTED, PICKED, NOT_ACKED_FILE = 1, 2, 3, 4, 5, 6
 
+#: The most bytes of what failed that a task returns to the driver; of more it writes files.
+INLINE_BYTES = 1 << 17
+
 #: Names of `Status`, of which all that failed has one of three.
 STATUS_NAMES = pa.dictionary(pa.int8(), pa.string())
 #: Records that are not ACKED, those whose trees are still OPEN included.

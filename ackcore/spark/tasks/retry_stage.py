@@ -12,7 +12,7 @@ import pyarrow as pa
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
 from ackcore.spark.tasks.record_ids import RETRIES, SpoutSpec
-from ackcore.spark.tasks.row_files import RowFile, read_whole
+from ackcore.spark.tasks.row_files import RowFile, partition_in, read_rows, read_whole
 from ackcore.spark.tasks.source_records import SourceRecords
 from ackcore.spark.tasks.spout_stage import SpoutStage, chunked
 from ackcore.spark.tasks.task import Task, attempt_at
@@ -44,14 +44,25 @@ class RetryStage(SpoutStage):
 
     def _slice(self, some: Slice) -> Iterator[SourceRecords]:
         source = self.sources[some.spout]
-        table = read_whole(some.file).slice(some.first, some.rows)
-        for one in due_records(source, table, some.first):
+        for one in records_in(source, some):
             identity = None
             if some.spout in self.spec.layout.needs_identity:
                 assert one.identity is not None
                 message_ids, attempts, _ = one.identity
                 identity = Identity(message_ids, attempts, source.stable_ids(message_ids))
             yield one._replace(identity=identity)
+
+
+def records_in(source: SpoutSpec, part: Slice) -> Iterator[SourceRecords]:
+    """Return the records of a slice, as the run had them."""
+    if not part.spilled:
+        due = read_whole(part.file).slice(part.first, part.rows)
+        yield from due_records(source, due, part.first)
+        return
+    partition, first = partition_in(part.file.path), 0
+    for batch in read_rows(part.file):
+        yield SourceRecords(source, batch, partition, first)
+        first += len(batch)
 
 
 def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[SourceRecords]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ackcore._records import Status
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.checksummed import batches_of, write_batches
-from ackcore.spark.base.reasons import earliest, look_up
+from ackcore.spark.base.reasons import first_reasons, look_up
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import fold, new_ledger
 from ackcore.spark.stores.files import making_in
@@ -20,6 +20,7 @@ from ackcore.spark.tasks.exchange import Inbox
 from ackcore.spark.tasks.exchange_format import SETTLE, origin_of
 from ackcore.spark.tasks.results import (
     COUNTED,
+    INLINE_BYTES,
     NOT_ACKED,
     NOT_ACKED_FILE,
     NOT_ACKED_SCHEMA,
@@ -31,9 +32,6 @@ from ackcore.spark.tasks.results import (
 )
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.task import attempt_at
-
-#: Of so many roots the driver reads from a file what became of them.
-_MANY = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -86,10 +84,10 @@ class SettleStage:
         found = [(COUNTED, json.dumps(counted).encode())]
         if len(roots):
             # Many fail alike when a service is down: each text goes to the driver once.
-            texts = look_up(earliest(reasons), roots)[0].dictionary_encode()
+            texts = look_up(first_reasons(reasons), roots)[0].dictionary_encode()
             columns = [pa.array(roots), pa.array(tasks), pa.array(names, STATUS_NAMES), texts]
             table = pa.Table.from_arrays(columns, schema=NOT_ACKED_SCHEMA)
-            if len(table) < _MANY:
+            if table.nbytes <= INLINE_BYTES:
                 found.append((NOT_ACKED, to_stream(table)))
             else:
                 found.append((NOT_ACKED_FILE, self._written(table)))

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.arrow import take_rows
 from ackcore.spark.tasks.failed_rows import READ_AGAIN
-from ackcore.spark.tasks.record_ids import SpoutSpec, stamps
+from ackcore.spark.tasks.record_ids import RETRIES, SpoutSpec, stamps
 from ackcore.spark.tasks.row_files import among
 from ackcore.topology.tuples import Identity
 
@@ -34,12 +34,12 @@ class SourceRecords(NamedTuple):
 def pick(
     some: SourceRecords, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s], number: int
 ) -> pa.RecordBatch:
-    """Return the records of these roots, or of these claims, as `records_at` does."""
+    """Return the records of these roots, or new ones of these claims, as `records_at` does."""
     source = some.source
     ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
     wanted = among(ids, roots.get(source.name, np.empty(0, np.int64)))
     repeated = claims.get(source.name)
-    if repeated is not None:
+    if repeated is not None and some.partition != RETRIES:
         wanted |= among(source.claim_ids(some.batch), repeated)
     return records_at(some, ids, np.flatnonzero(wanted), number)
 

@@ -63,8 +63,6 @@ class TaskSpec:
         How many tasks Spark runs at once.
     rules : Rules or None
         By what a task judges records that fail while it has them; None if they are read again.
-    few_failures : int
-        So many of a task are read again in any case.
     trace_per_million : int
         Of how many roots in a million it is told where they were, and how long.
     make_executor : callable
@@ -88,7 +86,6 @@ class TaskSpec:
     timeout_s: int | None = None
     slots: int = 1
     rules: Rules | None = None
-    few_failures: int = 0
     trace_per_million: int = 0
     make_executor: Callable[..., Executor] = executor_for
 

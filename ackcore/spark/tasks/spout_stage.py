@@ -24,8 +24,6 @@ from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.tuples import Reason
 
-_BEHIND = Reason.decode(BEHIND)
-
 
 @dataclass(frozen=True)
 class SpoutStage:
@@ -121,7 +119,7 @@ class SpoutStage:
             bad |= dict.fromkeys(np.flatnonzero(nameless).tolist(), reason)
         # Whatever else is said of them: what is final stays so, and what is not waits.
         bad = (
-            dict.fromkeys(source.held(some.batch) if some.partition != RETRIES else (), _BEHIND)
+            dict.fromkeys(source.held(some.batch) if some.partition != RETRIES else (), BEHIND)
             | bad
         )
         if spec.rejected:

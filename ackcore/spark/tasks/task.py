@@ -14,12 +14,12 @@ from pyspark import TaskContext
 
 from ackcore._records import Status
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.base.reasons import earliest
+from ackcore.spark.base.reasons import first_reasons
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.tasks.bolts import Bolts
 from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.exchange_format import origin_of
-from ackcore.spark.tasks.failed_in_run import FailedInRun
+from ackcore.spark.tasks.failed_writer import FailedInRun
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.isolation import AttemptIsolation, IsolatedBolts
 from ackcore.spark.tasks.ledger_rows import LedgerRows
@@ -84,7 +84,7 @@ class Task:
     spilled : dict of str to RowFileWriter
         By spout, the rows that its source may not give again.
     failed_in_run : FailedInRun or None
-        Writes records that fail; None if they are to be read again.
+        Judges records that fail; None if they are to be read again.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
@@ -98,7 +98,7 @@ class Task:
         self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox, holds=writes)
         if spec.rules is not None and writes:
             self.failed_in_run = FailedInRun(
-                spec.directory, attempt.partition, spec.rules, spec.few_failures, spec.number
+                spec.directory, attempt.partition, spec.rules, spec.number
             )
         self._isolation = AttemptIsolation(
             spec.directory, attempt, spec.careful, spec.suspects, spec.isolates, spec.timeout_s
@@ -151,11 +151,11 @@ class Task:
             "untracked_failures": self.ledger_rows.untracked_failures,
             "raised": {name: raised.to_json() for name, raised in self._bolts.raised.items()},
         }
-        written = None
+        judged, blobs = None, list[bytes]()
         if self.failed_in_run is not None:
-            written = self.failed_in_run.finish(self.ledger_rows.new_failures())
-        if written is not None:
-            report["failed"] = written
+            judged = self.failed_in_run.finish(self.ledger_rows.new_failures())
+        if judged is not None:
+            report["failed"], blobs = judged[0], [to_stream(table) for table in judged[1]]
         alike = json.dumps(report, sort_keys=True).encode()
         # Depends on when a service was out, though this task's answers come from its journal.
         report["breaker_trips"] = self._bolts.breaker_trips
@@ -163,7 +163,8 @@ class Task:
         if self.tracer is not None:
             report["trace"] = self.tracer.to_json()
         task_report = json.dumps(report, sort_keys=True).encode()
-        failed = self._settled(None if written is None else self.failed_in_run)
+        failed = self._settled(None if judged is None else self.failed_in_run)
+        failed += [(PICKED, blob) for blob in blobs]
         if not self.spec.layout.settles:
             yield result_batch([(TASK_REPORT, task_report), *failed])
             return
@@ -180,9 +181,7 @@ class Task:
             if in_run is not None and self.tracer is None:
                 tables = in_run.others(tables)
             if tables:
-                rows.append((NOT_ACKED, to_stream(_failed(earliest(tables), number))))
-        if in_run is not None:
-            rows += [(PICKED, to_stream(table)) for table in in_run.found()]
+                rows.append((NOT_ACKED, to_stream(_failed(first_reasons(tables), number))))
         return rows
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Dead letters in a bucket: what its drivers and commands do when they die, are late, or meet."""
+"""Drivers and commands of dead letters that die, are late, or meet."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from s3_server import DENIED, ERROR_AFTER, LOST, SLOW_DOWN
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse
 from ackcore.spark.dead_letters import compaction
-from ackcore.spark.dead_letters.bucket import BucketLetters
 from ackcore.spark.dead_letters.drop import drop
+from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
@@ -44,6 +44,11 @@ def in_bucket(request, bucket, tmp_path):
     if request.param == "elsewhere":
         return Home(str(tmp_path / "checkpoint"), f"{bucket}/letters")
     return Home(bucket)
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def place(request, tmp_path):
+    return str(tmp_path / "here") if request.param == "disk" else request.getfixturevalue("bucket")
 
 
 def test_a_driver_that_was_taken_over_from_publishes_nothing(in_bucket):
@@ -118,7 +123,7 @@ def test_nothing_depends_on_a_list(in_bucket, s3, monkeypatch):
 
 def meanwhile(monkeypatch, name, do):
     """Have something done once, right after a method of a store in a bucket."""
-    whole, todo = getattr(BucketLetters, name), [do]
+    whole, todo = getattr(Letters, name), [do]
 
     def method(self, *args, **kwargs):
         found = whole(self, *args, **kwargs)
@@ -126,40 +131,40 @@ def meanwhile(monkeypatch, name, do):
             todo.pop()()
         return found
 
-    monkeypatch.setattr(BucketLetters, name, method)
+    monkeypatch.setattr(Letters, name, method)
     return todo
 
 
-def test_what_a_driver_sweeps_that_starts_meanwhile_is_put_anew(bucket, monkeypatch):
-    home = Home(bucket)
+def test_what_a_driver_sweeps_that_starts_meanwhile_is_put_anew(place, monkeypatch):
+    home = Home(place)
     state, letters = home.driver()
     with state:
         write(letters, 0, 3)
     left = meanwhile(monkeypatch, "_put", lambda: home.driver()[0].close())
-    assert drop(bucket, named(1)).records == {"lines": 2}
+    assert drop(place, named(1)).records == {"lines": 2}
     assert not left
     assert listed(home) == every(3, but=(1,))
     assert b"id-2" not in b"".join(contents(home))
-    left = meanwhile(monkeypatch, "put_request", lambda: home.driver()[0].close())
-    assert replay(bucket, where=named(0)).records == {"lines": 2}
+    left = meanwhile(monkeypatch, "_put_request", lambda: home.driver()[0].close())
+    assert replay(place, where=named(0)).records == {"lines": 2}
     assert not left
     assert asked(home) == ["id-0", "id-1"]
 
 
-def test_a_request_that_another_was_faster_than_is_made_anew(bucket, monkeypatch):
-    home = Home(bucket)
+def test_a_request_that_another_was_faster_than_is_made_anew(place, monkeypatch):
+    home = Home(place)
     state, letters = home.driver()
     with state:
         write(letters, 0, 3)
-        left = meanwhile(monkeypatch, "put_request", lambda: replay(bucket, where=named(1)))
-        assert replay(bucket).records == {"lines": 4}
+        left = meanwhile(monkeypatch, "_put_request", lambda: replay(place, where=named(1)))
+        assert replay(place).records == {"lines": 4}
         assert not left
     assert asked(home) == [f"id-{row}" for row in range(6)]
 
 
-def test_a_drop_in_the_midst_of_a_merge(bucket, monkeypatch):
+def test_a_drop_in_the_midst_of_a_merge(place, monkeypatch):
     monkeypatch.setattr(compaction, "_FEWEST", 4)
-    home = Home(bucket)
+    home = Home(place)
     state, letters = home.driver()
     with state:
         write(letters, 0, 4)
@@ -168,7 +173,7 @@ def test_a_drop_in_the_midst_of_a_merge(bucket, monkeypatch):
         def copy(run, notes, file):
             monkeypatch.setattr(compaction, "_copy", whole)
             whole(run, notes, file)
-            assert drop(bucket, named(1)).records == {"lines": 2}
+            assert drop(place, named(1)).records == {"lines": 2}
 
         monkeypatch.setattr(compaction, "_copy", copy)
         write(letters, 4, 5)
@@ -242,8 +247,8 @@ def test_killed_at_any_request_no_letter_is_lost_doubled_or_sent_twice(monkeypat
     assert fatal > 12
 
 
-def test_what_died_before_it_was_named_is_swept(bucket):
-    home = Home(bucket)
+def test_what_died_before_it_was_named_is_swept(place):
+    home = Home(place)
     state, letters = home.driver()
     with state:
         write(letters, 0, 1)
@@ -265,8 +270,8 @@ def test_what_died_before_it_was_named_is_swept(bucket):
     assert listed(home) == every(1)
 
 
-def test_damage_is_told_and_nothing_is_sent(bucket):
-    home = Home(bucket)
+def test_damage_is_told_and_nothing_is_sent(place):
+    home = Home(place)
     state, letters = home.driver()
     with state:
         write(letters, 0, 2)
@@ -275,52 +280,53 @@ def test_damage_is_told_and_nothing_is_sent(bucket):
     data = store.get(file.path.key).data
     store.put(file.path.key, data[:99] + bytes([data[99] ^ 1]) + data[100:])
     with pytest.raises(CheckpointCorrupt, match=r"batch-0\.e1\..*not those that are on record"):
-        replay(bucket)
+        replay(place)
     store.delete([file.path.key])
-    with pytest.raises(CheckpointCorrupt, match=r"s3://.*batch-0\.e1\..*missing, though"):
+    with pytest.raises(CheckpointCorrupt, match=r"/lines/batch-0\.e1\..*missing, though"):
         listed(home)
     assert asked(home) == []
-    index = store.get("index.json").data
-    store.put("index.json", index.replace(b"lines", b"linEs", 1))
+    index = store.get("index.json")
+    damaged = index.data.replace(b"lines", b"linEs", 1)
+    store.replace("index.json", damaged, index.version)
     with pytest.raises(CheckpointCorrupt, match=r"index\.json is damaged"):
         listed(home)
 
 
-def test_a_request_that_is_damaged_can_be_withdrawn(bucket):
-    home = Home(bucket)
+def test_a_request_that_is_damaged_can_be_withdrawn(place):
+    home = Home(place)
     state, letters = home.driver()
     with state:
         write(letters, 0, 2)
-    replay(bucket, where=named(0))
+    replay(place, where=named(0))
     store = open_store(letters.place.url, "path")
     (key,) = [entry.key for entry in store.list(".requests")]
     store.put(key, b"x")
-    with pytest.raises(CheckpointCorrupt, match="put an empty object") as caught:
-        OPEN(bucket)
-    wanted = str(caught.value).partition("put an empty object ")[2].partition(" ")[0]
+    with pytest.raises(CheckpointCorrupt, match="make an empty file") as caught:
+        OPEN(place)
+    wanted = str(caught.value).partition("make an empty file ")[2].partition(" ")[0]
     store.put(wanted.removeprefix(f"{store.url}/"), b"")
     assert asked(home) == []
     assert listed(home, sent=True) == {}
-    assert replay(bucket).records == {"lines": 4}
+    assert replay(place).records == {"lines": 4}
     assert asked(home) == ["id-0", "id-1", "id-2", "id-3"]
 
 
-def test_many_notes_are_objects_of_their_own(bucket, monkeypatch):
-    home = Home(bucket)
+def test_many_notes_are_objects_of_their_own(place, monkeypatch):
+    home = Home(place)
     state, letters = home.driver()
     with state:
         letters.write(0, {"lines": died(0, 2000)})
     odd = tuple(LetterId("lines", 0, at) for at in range(0, 2000, 2))
-    assert replay(bucket, where=LetterFilter(odd), request="odd").records == {"lines": 1000}
+    assert replay(place, where=LetterFilter(odd), request="odd").records == {"lines": 1000}
     store = open_store(letters.place.url, "path")
     (note,) = store.list(".notes")
     assert len(store.get("index.json").data) < 3000
     with home.driver()[0]:
         pass
-    assert count_letters(store_of(bucket), LetterFilter(sent=True)) == 1000
+    assert count_letters(store_of(place), LetterFilter(sent=True)) == 1000
     store.delete([note.key])
     with pytest.raises(CheckpointCorrupt, match="missing or damaged, though the index names it"):
-        notes_of(store_of(bucket))
+        notes_of(store_of(place))
 
 
 def test_what_it_costs(bucket, s3):

@@ -1,4 +1,4 @@
-"""A store of dead letters in a bucket: objects, and one index that tells which of them count.
+"""A store of dead letters: objects, and one index that tells which of them count.
 
 ``index.json`` names the files of each spout with their lengths and checksums, the notes of what was
 sent again or dropped, the requests that no query has taken, and to whom the store belongs.  It is
@@ -19,7 +19,6 @@ version on which that would depend is gone.  The driver that opens the store swe
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import secrets
@@ -37,16 +36,14 @@ from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
 from ackcore.spark.base.letters import schema_of, write_letters
 from ackcore.spark.base.lock import process_name
-from ackcore.spark.checkpoint.replays import spout_of
+from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.requests import REQUESTS, object_of, put_object
 from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
-from ackcore.spark.dead_letters.files import Fill, LetterFile, NewFile, NotesChanged
-from ackcore.spark.dead_letters.letters import FilePath, read_schema
+from ackcore.spark.dead_letters.files import Fill, Kind, LetterFile, NewFile, NotesChanged
+from ackcore.spark.dead_letters.letters import GIVEN_UP, read_schema
 from ackcore.spark.dead_letters.objects import ObjectFile, Objects
-from ackcore.spark.stores.files import adopt_object, object_at
+from ackcore.spark.stores.files import adopt_object, is_beside, made_for, remove_abandoned
 from ackcore.spark.stores.interface import Store
-
-_log = logging.getLogger("ackcore")
 
 #: A note of more bytes is an object of its own.
 _LARGE = 2000
@@ -65,13 +62,13 @@ _AT_ONCE = 16
 _TRIES = 10
 
 
-class BucketLetters:
-    """A store in a bucket.
+class Letters:
+    """A store of dead letters, on a file system or in a bucket.
 
     Parameters
     ----------
     store : Store
-        The bucket, from the store's place on.
+        Where it is.
     clock : callable, optional
         Returns milliseconds since 1970.
     """
@@ -87,7 +84,7 @@ class BucketLetters:
         self._seen: tuple[Collection[str], int | None] = (), None
 
     def __repr__(self) -> str:
-        return f"BucketLetters({self.url!r})"
+        return f"Letters({self.url!r})"
 
     @property
     def index(self) -> SharedRecord:
@@ -95,17 +92,25 @@ class BucketLetters:
         return self._index
 
     def refresh(self) -> None:
-        """See `Letters.refresh`."""
+        """Look anew at what is there."""
         self._index.load()
 
     # -- whose it is --------------------------------------------------------------------------
 
     def owner(self) -> dict[str, Any] | None:
-        """See `Letters.owner`."""
+        """Return to which checkpoint it belongs, None if nobody has said yet."""
         return self._index.read().get("owner")
 
     def own(self, about: Mapping[str, str], check_owner: Callable[[], object]) -> None:
-        """See `Letters.own`."""
+        """Make it that of a checkpoint; a driver that wrote to it before is refused from now on.
+
+        Parameters
+        ----------
+        about : mapping of str to str
+            What `owner` returns from now on.
+        check_owner : callable
+            Raises if the checkpoint is another driver's meanwhile.
+        """
         token = secrets.token_hex(16)
 
         def take(body: Body) -> Body | None:
@@ -122,6 +127,12 @@ class BucketLetters:
         self._token = token
         self._sweep()
 
+    def has_remains(self) -> bool:
+        """Whether there are files of letters; asked where there is no index that names them."""
+        return any(
+            "/batch" in entry.key and _epoch_in(entry.key) > 0 for entry in self.store.list()
+        )
+
     def _check(self, body: Body) -> None:
         if self._token and body.get("token") != self._token:
             raise CheckpointInUse(
@@ -133,17 +144,30 @@ class BucketLetters:
 
     def _sweep(self) -> None:
         """Delete what drivers and commands left that died; a list that lags lacks some of it."""
+        remove_abandoned(self.store)
+        keys = [entry.key for entry in self.store.list()]
+        self._give_up({key.removesuffix(GIVEN_UP) for key in keys if key.endswith(GIVEN_UP)})
         body = self._index.read()
         named = {each["object"] for each in _named(body)}
         for merged in list(_merged(body)):
             named.update(self._merged_keys(merged))
-        left = [
-            entry.key
-            for entry in self.store.list()
-            if entry.key not in named and 0 <= _epoch_in(entry.key) < body["epoch"]
-        ]
-        if left:
-            self.store.delete(left)
+        self._delete(
+            key for key in keys if key not in named and 0 <= _epoch_in(key) < body["epoch"]
+        )
+
+    def _give_up(self, keys: Collection[str]) -> None:
+        """Leave files out of the index that cannot be read any more, as a user wants."""
+
+        def change(body: Body) -> Body:
+            for spout in body["spouts"]:
+                files = _of_spout(body, spout)["files"]
+                left = [each for each in files if each["object"] not in keys]
+                body = _with_files(body, spout, left)
+            return body
+
+        if keys:
+            self._change(change)
+            self._delete(f"{key}{GIVEN_UP}" for key in keys)
 
     def _change(self, change: Callable[[Body], Body | None]) -> None:
         def checked(body: Body) -> Body | None:
@@ -155,12 +179,12 @@ class BucketLetters:
     # -- files --------------------------------------------------------------------------------
 
     def spouts(self) -> list[str]:
-        """See `Letters.spouts`."""
+        """Return the spouts that have letters, or whose columns are known, sorted."""
         spouts = self._index.read().get("spouts", {})
         return sorted(name for name, of in spouts.items() if of["files"] or of["columns"])
 
     def files(self, spout: str) -> list[LetterFile]:
-        """See `Letters.files`."""
+        """Return the files of a spout that count, in the order of their micro-batches."""
         found = _of_spout(self._index.read(), spout)["files"]
         return [self._file(each) for each in found]
 
@@ -180,13 +204,13 @@ class BucketLetters:
                 return self._path(each)
         return None
 
-    def columns(self, spout: str) -> FilePath | None:
-        """See `Letters.columns`."""
+    def columns(self, spout: str) -> ObjectFile | None:
+        """Return the file that has the columns of a spout's source, if there is one."""
         found = _of_spout(self._index.read(), spout)["columns"]
         return None if found is None else self._path(found)
 
     def remember_columns(self, sources: Mapping[str, pa.Schema]) -> None:
-        """See `Letters.remember_columns`."""
+        """Note the columns of each source, so that they are known before a record died."""
         written: dict[str, Any] = {}
         for spout, schema in sources.items():
             letters, path = schema_of(schema), self.columns(spout)
@@ -219,13 +243,10 @@ class BucketLetters:
         It is not put if one with these bytes is ``there``.
         """
         epoch = self._index.read()["epoch"]
-        with tempfile.TemporaryDirectory(prefix="ackcore-") as place:
-            path = Path(place, "letters.parquet")
+        with made_for(self.store) as path:
             with open(path, "wb") as file:
                 fill(file)
-            with pa.memory_map(str(path)) as source:
-                digest = digest_of(source.read_buffer())
-            size = path.stat().st_size
+            size, digest = _measured(path)
             if there is not None and there["blake2b"] == digest:
                 return dict(there)
             small = path.read_bytes() if size <= _SMALL else None
@@ -236,9 +257,10 @@ class BucketLetters:
         return {"object": key, "bytes": size, "blake2b": digest}
 
     def publish(self, spout: str, number: int, new: Sequence[NewFile]) -> None:
-        """See `Letters.publish`; it takes two trips, and none if they are there.
+        """Write the letters of a micro-batch, in the place of those that are there of it.
 
-        What tasks wrote into this bucket is copied within it, for a trip more: many files at once.
+        It takes two trips to a bucket, and none if they are there.  What tasks wrote is linked, or
+        copied within the bucket, for a trip more: many files at once.
         """
         files = _of_spout(self._index.read(), spout)["files"]
         there = [each for each in files if each["first"] == number]
@@ -249,7 +271,7 @@ class BucketLetters:
                     self._copied, spout, _part(number, one), one, known.get(_part(number, one))
                 )
                 for one in new
-                if isinstance(one.source, str) and self._is_beside(one.source)
+                if one.source is not None and is_beside(one.source, self.store)
             }
             put = [
                 copies[one.position].result()
@@ -274,16 +296,12 @@ class BucketLetters:
         self._change(change)
         self._delete(gone - {*keys})
 
-    def _is_beside(self, url: str) -> bool:
-        """Whether a URL is of this bucket, within which what is there may be copied."""
-        return object_at(url)[0] is object_at(self.url)[0]
-
     def _copied(
         self, spout: str, name: str, new: NewFile, there: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """Do as `_put`, of a file that is an object in this bucket, with its checksum in its name.
+        """Do as `_put`, of a file of a task that is beside the store, its checksum in its name.
 
-        Its length is looked at, as of a link on a disk; whoever reads it looks at its checksum.
+        Its length is looked at; whoever reads it looks at its checksum.
         """
         assert new.source is not None
         digest = checksum_in(new.source)
@@ -297,11 +315,14 @@ class BucketLetters:
         return {"object": key, "bytes": size, "blake2b": digest}
 
     def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile | None:
-        """See `Letters.merge`; the merged files are deleted an hour later."""
+        """Write neighbours as one file; None if they are not all there any more.
+
+        Those that were merged are deleted an hour later.
+        """
         first, last, level = run[0].first, run[-1].last, run[0].level + 1
         put = self._put(spout, f"batches-{first}-{last}.{level}", fill)
         whole = {**put, "first": first, "last": last, "level": level}
-        keys = [_key(file) for file in run]
+        keys = [file.path.key for file in run]
         epoch = self._index.read()["epoch"]
         merged = put_object(self.store, f"{_MERGED}/e{epoch}", json.dumps(keys).encode())
         done = False
@@ -328,7 +349,7 @@ class BucketLetters:
         return self._file(whole)
 
     def remove_merged(self, spout: str, until_ms: int) -> None:
-        """See `Letters.remove_merged`."""
+        """Delete files that were merged into others before that time."""
         log = _of_spout(self._index.read(), spout)["merged"]
         self._forget_merged(spout, [each for each in log if each["at_ms"] < until_ms])
 
@@ -356,15 +377,18 @@ class BucketLetters:
         return keys
 
     def named(self, spout: str, numbers: set[int]) -> list[LetterFile]:
-        """See `Letters.named`; merged files are deleted, and readers that hold them ask again."""
+        """Return the files with letters of these micro-batches.
+
+        Files that were merged are deleted; who reads them finds those that took their place.
+        """
         self.refresh()
         self._forget_merged(spout, list(_of_spout(self._index.read(), spout)["merged"]))
         files = self.files(spout)
         return [file for file in files if any(file.first <= n <= file.last for n in numbers)]
 
-    def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> bool:
-        """See `Letters.rewrite`: under another key, which takes the place of the old one."""
-        key, done = _key(file), False
+    def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
+        """Write a file again under another key, if it has its place still."""
+        key, done = file.path.key, False
         name = _name(key)
         new: dict[str, Any] = {}
         epoch = -1
@@ -390,12 +414,11 @@ class BucketLetters:
             self._delete({key if done else new["object"]})
             if done or self._index.read()["epoch"] == epoch:
                 break
-        return done
 
     def has(self, spout: str, file: LetterFile) -> bool:
-        """See `Letters.has`."""
+        """Whether a file is there still."""
         self.refresh()
-        return _key(file) in {_key(each) for each in self.files(spout)}
+        return file.path.key in {each.path.key for each in self.files(spout)}
 
     def _delete(self, keys: Iterable[str]) -> None:
         """Delete objects that no index names any more."""
@@ -403,12 +426,33 @@ class BucketLetters:
         if some:
             self.store.delete(some)
 
-    def put_request(self, name: str, path: Path) -> dict[str, Any]:
+    # -- requests -----------------------------------------------------------------------------
+
+    def requested(self) -> list[str]:
+        """Return the names of requests to replay that are there, taken or not."""
+        return sorted(self._index.read().get("requests", {}))
+
+    def send(
+        self, request: str, note: Mapping[str, Any], tables: Mapping[str, Iterable[pa.Table]]
+    ) -> None:
+        """Send letters, all of a note or none.
+
+        Raises
+        ------
+        NotesChanged
+            If another noted a request meanwhile.
+        """
+        requests = {}
+        with tempfile.TemporaryDirectory(prefix="ackcore-") as place:
+            for spout, some in tables.items():
+                name = replays.write(Path(place), request, spout, some)
+                requests[name] = self._put_request(name, Path(place, name))
+        self.add_note(request, note, requests)
+
+    def _put_request(self, name: str, path: Path) -> dict[str, Any]:
         """Put the file of a request, for `add_note`; it is gone here afterwards."""
         epoch = self._index.read()["epoch"]
-        with pa.memory_map(str(path)) as source:
-            digest = digest_of(source.read_buffer())
-        size = path.stat().st_size
+        size, digest = _measured(path)
         key = f"{REQUESTS}/e{epoch}.{secrets.token_hex(4)}/{name}"
         self.store.put_file(key, path)
         return {"object": key, "bytes": size, "blake2b": digest}
@@ -416,12 +460,12 @@ class BucketLetters:
     def withdrawn(self) -> set[tuple[str, str]]:
         """Return the requests that were withdrawn, each with its spout."""
         names = self._index.read().get("withdrawn", [])
-        return {(name.partition(".")[0], spout_of(name)) for name in names}
+        return {(name.partition(".")[0], replays.spout_of(name)) for name in names}
 
     # -- notes --------------------------------------------------------------------------------
 
     def notes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """See `Letters.notes`."""
+        """Yield what was noted of requests, by request."""
         body = self._index.read()
         notes = body.get("notes", {})
         self._seen = notes.keys(), body.get("epoch")
@@ -435,17 +479,19 @@ class BucketLetters:
                 raise corrupt(where, "is missing or damaged, though the index names it")
             yield request, json.loads(data)
 
-    def note_place(self, request: str) -> str:
-        """See `Letters.note_place`."""
-        return self.url
-
     def add_note(
         self,
         request: str,
         body: Mapping[str, Any],
         requests: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """See `Letters.add_note`; with it requests to replay are there, by name."""
+        """Note down a request, by which it counts; with it requests to replay are there, by name.
+
+        Raises
+        ------
+        NotesChanged
+            If there are notes that `notes` did not yield before.
+        """
         data = json.dumps(body).encode()
         stamp = {"token": secrets.token_hex(8)}
         note: dict[str, Any] = {"body": dict(body), **stamp}
@@ -469,8 +515,14 @@ class BucketLetters:
         self._change(change)
 
 
+def _measured(path: Path) -> tuple[int, str]:
+    """Return the length and the checksum of a file that is not empty."""
+    with pa.memory_map(str(path)) as source:
+        return path.stat().st_size, digest_of(source.read_buffer())
+
+
 def _part(number: int, new: NewFile) -> str:
-    """Return what a file of letters of a micro-batch is called, as on a file system."""
+    """Return how the key of a file of letters of a micro-batch begins."""
     return f"batch-{number}.{new.position}" if new.position else f"batch-{number}"
 
 
@@ -506,12 +558,29 @@ def _named(body: Body) -> Iterator[Mapping[str, Any]]:
     yield from body["requests"].values()
 
 
-def _key(file: LetterFile) -> str:
-    assert isinstance(file.path, ObjectFile)
-    return file.path.key
-
-
 def _epoch_in(key: str) -> int:
     """Return the epoch that a key of ours bears, -1 if it is none."""
     found = _OURS.fullmatch(key)
     return -1 if found is None else int(found[1] or found[2] or found[3])
+
+
+# -- of all spouts --------------------------------------------------------------------------------
+
+
+def files_of(store: Letters) -> dict[str, list[LetterFile]]:
+    """Return the files that count, by spout; no spout without letters."""
+    found = {spout: store.files(spout) for spout in store.spouts()}
+    return {spout: files for spout, files in found.items() if files}
+
+
+def kinds_of(store: Letters, spout: str | None) -> list[Kind]:
+    """Return the files that count, of one spout or of all, those of the same columns together."""
+    kinds = []
+    for name, files in files_of(store).items():
+        if spout in (None, name):
+            by_columns: dict[pa.StructType, list[LetterFile]] = {}
+            for file in files:
+                payload = read_schema(file.path).field("payload").type
+                by_columns.setdefault(payload, []).append(file)
+            kinds += [Kind(name, tuple(each), payload) for payload, each in by_columns.items()]
+    return kinds
