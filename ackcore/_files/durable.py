@@ -1,4 +1,4 @@
-"""Files that a crash leaves whole: the old one or the new one."""
+"""Durable writes: after a crash a file has either its old content or its new one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 def sync_directory(path: Path) -> None:
-    """Make durable what was created, renamed or removed in a directory."""
+    """Make the creations, renames and deletions in a directory durable."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -21,7 +21,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_synced(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Have ``write`` fill a new file, and wait until the disk has what it holds, not its name."""
+    """Fill a new file with ``write`` and sync its content; its name is not yet durable."""
     with open(path, "wb") as file:
         write(file)
         file.flush()
@@ -29,9 +29,9 @@ def write_synced(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def link_if_free(temporary: Path, path: Path) -> bool:
-    """Give a file its name if no other has it, and return whether that was so.
+    """Give a file its final name unless the name is taken; return whether it got the name.
 
-    Of several processes that try at once one succeeds.  It may keep its temporary name beside it.
+    If several processes try at once, one succeeds.  The temporary name may remain.
     """
     try:
         os.link(temporary, path)
@@ -40,7 +40,7 @@ def link_if_free(temporary: Path, path: Path) -> bool:
     except OSError as error:
         if error.errno not in NO_LINKS:
             raise
-        # Not every file system that can be mounted has links; a look has to do there.
+        # Some file systems have no links; there a check that the name is free must do.
         if path.exists():
             return False
         os.replace(temporary, path)

@@ -1,27 +1,25 @@
-"""A journal of answers by key, on which all that write to it agree, whoever dies when.
+"""A journal of answers by key on which all its writers agree, also after crashes.
 
 A directory has *segments*, ``00000001.answers`` and so on, which are never changed, and one open
-file for each writer, ``<token>.open``, to which it appends.  What is in them, byte by byte, is in
-`journal_format`.
+file for each writer, ``<token>.open``, to which it appends.  `journal_format` describes their
+bytes.
 
-To *sync* is to make the open file durable and to link it under the next number that is free; a
-writer that finds a number taken reads that segment first.  So the segments are one sequence, of
-which everyone knows a beginning, and **the answer to a key is the first one in it**.
+A *sync* makes the open file durable and links it under the next free number.  If the number is
+taken, the writer first reads that segment.  So the segments form one sequence, of which every
+writer has read a beginning, and **the answer to a key is the first one in the sequence**.
 
-Why two writers use one answer to a key k: let s be the first segment that has k.  A writer uses an
-answer to k only after a sync from which on k is in a segment that it knows; it knows all segments
-before that one, hence s; and s never changes.  An answer in an open file binds nobody: its writer
-has not used it yet, since it has not synced.  Others may take it for theirs, append it to their own
-open file and sync: either way it is what the one call returned.
+All writers use the same answer to a key k, for this reason.  Let s be the first segment with k.  A
+writer uses an answer to k only after a sync, when k is in a segment that it has read.  It has read
+all earlier segments, too, and hence s; and s never changes.  An answer in an open file does not
+count yet: its writer has not used it, since it has not synced.  Other writers may adopt it, append
+it to their own open files and sync.  In both cases it is the result of the same call.
 
-So neither a lock nor a clock is needed, and a writer that was paused, or whose driver has been
-replaced, does no harm: what it syncs goes behind what is there, and once the directory is removed
-its sync raises.
+So neither locks nor clocks are needed.  A writer that was paused, or whose driver was replaced,
+does no harm: its sync only adds a later segment, and after the directory is removed it raises.
 
-What a writer has appended outlasts its process at once, and its host from the next sync on, or
-from a second after at the latest if more is appended.  Where a file is damaged, what can still be
-read by its checksums counts, and the rest is passed over with a warning: as if those calls had not
-been made.
+An appended answer survives its process at once.  It survives the host after the next sync, or about
+a second later while others are appended.  After a crash only entries with correct checksums count.
+The rest is skipped with a warning, as if those calls had not been made.
 """
 
 from __future__ import annotations
@@ -42,42 +40,42 @@ from ackcore._files.journal_format import KEY_BYTES, FileFormat, read_header
 
 _log = logging.getLogger("ackcore")
 
-#: For how long an entry may be in the system's memory alone while others are appended.
+#: The maximum time in seconds before an entry is synced to the disk while others are appended.
 _SYNC_S = 1.0
-#: A file that has so many is synced, so that it can be read in one go.
+#: The size in bytes above which the open file becomes a segment; segments are read as a whole.
 _SEGMENT_BYTES = 1 << 26
-#: For how long a change of a directory may not show in its time of change.
+#: The resolution of a directory's modification time.
 _COARSE_NS = 2_000_000_000
 
-#: macOS has the one only.
+#: macOS has only fsync.
 _sync_data: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
-#: What an entry may hold: a length that is damaged must not ask for more memory than there is.
+#: The maximum size of an answer, so that a damaged length cannot exhaust memory.
 MOST_BYTES = 1 << 30
 
 _OPEN = re.compile(r"[0-9a-f]{16}\.open")
 
 
 class Answered(Protocol):
-    """Answers by key on which all agree that open the same place, wherever that is."""
+    """Answers by key, shared by all writers that open the same place."""
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the answer to a key, None if none is known."""
+        """Return the answer to a key, or None."""
 
     def append(self, key: bytes, data: bytes) -> None:
-        """Write down an answer, which may turn out not to be the first one."""
+        """Append an answer, which counts only if it turns out to be the first one."""
 
     def sync(self) -> None:
-        """Make what was appended durable, and agree with all others on which answers count."""
+        """Make appended answers durable, and determine for each key the answer that counts."""
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Free the memory of keys that will not be asked for again."""
+        """Free the memory of keys that will not be used again."""
 
     def close(self) -> None:
-        """Let go of it; twice is fine."""
+        """Close all files; a second call does nothing."""
 
 
 class _Place(NamedTuple):
-    """The place of an answer: a segment by its number, or an open file."""
+    """The position of an answer: segment number or open file, offset and size."""
 
     file: int
     offset: int
@@ -86,31 +84,31 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenFile:
-    """Another writer's open file, and how far it was read."""
+    """Another writer's open file, and the position up to which it was read."""
 
     descriptor: int
     read: int = 0
-    size: int = 0  # when it was read
+    size: int = 0  # at the last read
 
 
 class Journal:
-    """Answers by key, shared with all that open the same directory.
+    """Answers by key, shared by all writers that open the same directory.
 
-    Threads may share one.
+    A journal is thread-safe.
 
     Parameters
     ----------
     directory : path
-        On a POSIX file system; made if it is not there.
+        A directory on a POSIX file system; created if it does not exist.
     context : bytes
-        16 bytes that say what the answers are to.  A file of another context counts for nothing.
+        16 bytes that identify the kind of calls.  Files of another context are ignored.
 
     Raises
     ------
     ValueError
         If the context has another size.
     OSError
-        If the directory cannot be made or read.
+        If the directory cannot be created or read.
     """
 
     def __init__(self, directory: str | os.PathLike[str], context: bytes) -> None:
@@ -121,32 +119,33 @@ class Journal:
         self._decided: dict[bytes, _Place] = {}
         self._candidates: dict[bytes, _Place] = {}
         self._next = 1
-        #: Of segments, by their number below 0, and of files that are open here, by descriptor.
+        #: The formats of segments, by negative number, and of open files, by descriptor.
         self._formats: dict[int, FileFormat] = {}
         self._others: dict[str, _OpenFile] = {}
         self._foreign: set[str] = set()
         self._seen_ns: tuple[int, int] = (0, 0)
-        #: The segment that was read from last, open: mostly the next answer is in it, too.
+        #: The open segment of the last answer; mostly the next answer is in it, too.
         self._segment_read: dict[int, int] = {}
-        # What is appended here since the last sync.
+        # The open file, with the entries appended since the last sync.
         self._name = ""
         self._file = -1
         self._size = 0
-        self._named = False  # durably
+        self._named = False  # whether its name is durable
         self._own: dict[bytes, _Place] = {}
         self._synced_s = 0.0
         _make(self._directory)
         self._look()
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the answer to a key, None if none is known.
+        """Return the answer to a key, or None.
 
-        It is everyone's if the key is one that was appended, or asked for, before the last sync.
+        After a sync the answer is the same for all writers, if the key was appended or read before
+        it.
 
         Parameters
         ----------
         key : bytes
-            16 of them.
+            The key, of 16 bytes.
 
         Raises
         ------
@@ -164,7 +163,7 @@ class Journal:
         for places in (self._decided, self._own, self._candidates):
             while (place := places.get(key)) is not None:
                 data = self._read(key, place)
-                if data is None:  # damaged since it was found
+                if data is None:  # damaged after it was found
                     del places[key]
                     continue
                 if places is self._candidates:
@@ -173,12 +172,12 @@ class Journal:
         return None
 
     def append(self, key: bytes, data: bytes) -> None:
-        """Write down an answer, which may turn out not to be the first one.
+        """Append an answer, which counts only if it turns out to be the first one.
 
         Parameters
         ----------
         key : bytes
-            16 of them.
+            The key, of 16 bytes.
         data : bytes
             The answer, of less than 1 GiB.
 
@@ -199,7 +198,7 @@ class Journal:
             try:
                 _write_all(self._file, head + data)
             except BaseException:
-                # Half an entry is nothing, but where the next one begins must be known.
+                # An incomplete entry is ignored, but the next one's position must be right.
                 self._size = os.fstat(self._file).st_size
                 raise
             self._own[key] = _Place(self._file, self._size + len(head), len(data))
@@ -209,12 +208,12 @@ class Journal:
             elif time.monotonic() - self._synced_s > _SYNC_S:
                 _sync_data(self._file)
                 if not self._named:
-                    sync_directory(self._directory)  # or the host would come back without the file
+                    sync_directory(self._directory)  # or a host crash could lose the file
                     self._named = True
                 self._synced_s = time.monotonic()
 
     def sync(self) -> None:
-        """Make what was appended durable, and agree with all others on which answers count.
+        """Make appended answers durable, and determine for each key the answer that counts.
 
         Raises
         ------
@@ -235,7 +234,7 @@ class Journal:
                 sync_directory(self._directory)
                 path.unlink(missing_ok=True)
             finally:
-                # It is a segment, to which nothing is appended, whether or not that went well.
+                # The file is a segment now, even after an error; no more entries are appended.
                 for key, (_, offset, size) in self._own.items():
                     self._decided.setdefault(key, _Place(-self._next, offset, size))
                 self._formats[-self._next] = self._formats[self._file]
@@ -244,14 +243,14 @@ class Journal:
                 self._end()
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Free the memory of keys that will not be asked for again; a key takes some 200 bytes."""
+        """Free the memory of keys that will not be used again; a key takes some 200 bytes."""
         with self._lock:
             for key in keys:
                 for places in (self._decided, self._candidates):
                     places.pop(key, None)
 
     def close(self) -> None:
-        """Let go of all files; what was not synced stays, for others to take."""
+        """Close all files; appended answers stay on disk, where other writers may adopt them."""
         with self._lock:
             self._end()
             for descriptor in (
@@ -278,7 +277,7 @@ class Journal:
         try:
             _write_all(self._file, form.header(self._context))
         except BaseException:
-            # Entries behind half a header would be nobody's but this writer's.
+            # Other writers could not read entries after an incomplete header.
             os.unlink(self._directory / self._name)
             self._end()
             raise
@@ -286,9 +285,10 @@ class Journal:
         self._synced_s = time.monotonic()
 
     def _link(self, path: Path) -> bool:
-        """Make the open file the next segment, if its number is free.
+        """Link the open file as the next segment; return False if its number is taken.
 
-        By a link alone: a rename would take the place of what another has just put there.
+        Only a link is safe here: a rename would replace a segment that another writer has just
+        linked.
         """
         try:
             os.link(path, self._segment(self._next))
@@ -318,14 +318,14 @@ class Journal:
     def _segment(self, number: int) -> Path:
         return self._directory / f"{number:08d}.answers"
 
-    # -- what others wrote --------------------------------------------------------------------
+    # -- reading of other writers' files ------------------------------------------------------
 
     def _look(self) -> None:
-        """Read what has come since the last look."""
+        """Read all data added since the last call."""
         self._segments()
         changed_ns = os.stat(self._directory).st_mtime_ns
         before, looked_ns = self._seen_ns
-        # A change right after a look may not move the time on.
+        # A change right after the last look may have the same modification time.
         if changed_ns != before or looked_ns - changed_ns < _COARSE_NS:
             self._seen_ns = (changed_ns, time.time_ns())
             self._find_open()
@@ -336,7 +336,7 @@ class Journal:
                 self._read_open(name, other, size)
 
     def _segments(self) -> None:
-        """Read the segments that are new; one that is gone was removed by other hands."""
+        """Read the new segments."""
         while os.path.exists(f"{self._directory}/{self._next:08d}.answers"):
             self._read_segment(self._next)
             self._next += 1
@@ -347,16 +347,16 @@ class Journal:
             try:
                 descriptor = os.open(self._directory / name, os.O_RDONLY)
             except FileNotFoundError:
-                continue  # it is a segment by now
+                continue  # it has become a segment
             self._others[name] = _OpenFile(descriptor)
         for name in self._others.keys() - there:
-            # It was synced: whatever it had is in a segment that was, or will be, read.
+            # It was synced: its entries are in a segment that was, or will be, read.
             gone = self._others.pop(name).descriptor
             lost = [key for key, place in self._candidates.items() if place.file == gone]
             for key in lost:
                 del self._candidates[key]
             self._close(gone)
-        # After the look, so that what was synced meanwhile is known.
+        # After the listing, to read files that were synced meanwhile.
         self._segments()
 
     def _read_open(self, name: str, other: _OpenFile, size: int) -> None:
@@ -371,7 +371,7 @@ class Journal:
                 os.close(self._others.pop(name).descriptor)
                 return
             if header is None:
-                return  # its writer is about to go on, or died
+                return  # its writer is still writing it, or died
             self._formats[other.descriptor] = header
             start = header.header_bytes
         end = start
@@ -382,7 +382,7 @@ class Journal:
             end = begin + length
             place = _Place(other.descriptor, other.read + begin, length)
             self._candidates.setdefault(key, place)
-        # What follows may be the beginning of an entry: it is looked at again when there is more.
+        # The rest may be the beginning of an entry, and is read again when the file grows.
         other.read += end
 
     def _read_segment(self, number: int) -> None:
@@ -406,7 +406,7 @@ class Journal:
             self._warn(path.name, f"is damaged: {lost} of its {len(data)} bytes are passed over")
 
     def _read(self, key: bytes, place: _Place) -> bytes | None:
-        """Return an answer, None if it is not as it was written any more."""
+        """Return an answer, or None if its entry was damaged after it was found."""
         file = place.file if place.file >= 0 else self._opened(-place.file)
         form = self._formats[place.file]
         begin = place.offset - form.head_bytes
@@ -432,13 +432,13 @@ class Journal:
 
 
 def check_context(context: bytes) -> None:
-    """Refuse a context of another size."""
+    """Raise ValueError for a context of another size."""
     if len(context) != KEY_BYTES:
         raise ValueError(f"context must be {KEY_BYTES} bytes, got {len(context)}")
 
 
 def check_entry(key: bytes, data: bytes) -> None:
-    """Refuse a key of another size, and an answer that is too large."""
+    """Raise ValueError for a key of another size, or an answer that is too large."""
     if len(key) != KEY_BYTES:
         raise ValueError(f"key must be {KEY_BYTES} bytes, got {len(key)}")
     if len(data) >= MOST_BYTES:
@@ -446,7 +446,7 @@ def check_entry(key: bytes, data: bytes) -> None:
 
 
 def _make(directory: Path) -> None:
-    """Make a directory so that it outlasts the host, and those above it."""
+    """Create a directory and its parents durably."""
     if not directory.is_dir():
         _make(directory.parent)
         directory.mkdir(exist_ok=True)

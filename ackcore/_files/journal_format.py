@@ -1,15 +1,15 @@
-"""The files of a journal, byte by byte: a header, and one entry after the other.
+"""The byte format of a journal's files: a header, then one entry after the other.
 
 ::
 
     magic 8 | context 16 | salt 8 | checksum of these 8
     ( magic 4 | bytes of data 4 | key 16 | checksum of data 8 | checksum of this head 8 | data ) ...
 
-All checksums of a file take its salt, which is random, and a head's its place in the file as well.
-So nothing within an answer passes for an entry, though it were read from a journal: not even where
-the entry around it is torn.  And only behind a head that was written here is anything read at its
-length, so that a scan takes time in proportion to the file; but for what writes that failed half
-way have left, each of which may cost as much as it says that it is long.
+All checksums of a file include its random salt, and that of a head also its position in the file.
+So no part of an answer can be mistaken for an entry, even if it was copied from a journal and the
+entry around it is torn.  Data is only read after a valid head, so a scan takes time in proportion
+to the file.  A failed write leaves a head without its data; each such head may cost the time of its
+stated length.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Self
 
-#: Bytes of a key, and of the context of a journal.
+#: The size in bytes of a key, and of a journal's context.
 KEY_BYTES = 16
-#: Of a checksum, a salt, and the magic of a file.
+#: The size in bytes of a checksum, a salt, and a file's magic.
 _SUM_BYTES = 8
 
 _MAGIC = b"ackjrnl1"
@@ -35,7 +35,7 @@ class FileFormat:
     Parameters
     ----------
     salt : bytes
-        8 bytes.
+        The file's salt, of 8 bytes.
     """
 
     header_bytes = len(_MAGIC) + KEY_BYTES + 2 * _SUM_BYTES
@@ -47,16 +47,16 @@ class FileFormat:
 
     @classmethod
     def new(cls) -> Self:
-        """Return the format of a file that is about to be written."""
+        """Return the format of a new file, with a random salt."""
         return cls(secrets.token_bytes(_SUM_BYTES))
 
     def header(self, context: bytes) -> bytes:
-        """Return the header of a file with answers to calls of a context."""
+        """Return the header of a file with answers for a context."""
         header = _MAGIC + context + self._salt
         return header + self._sum(header)
 
     def head(self, at: int, key: bytes, data: bytes) -> bytes:
-        """Return the head of an entry: the bytes before its data."""
+        """Return the head of an entry that begins at position ``at`` in the file."""
         head = self._HEAD.pack(_ENTRY_MAGIC, len(data), key, self._sum(data))
         return head + self._sum_of_head(head, at)
 
@@ -68,17 +68,18 @@ class FileFormat:
         data : bytes
             The part.
         first : int
-            Where in it to begin.
+            The offset in the part at which to begin.
         at : int
-            Where it is in the file.
+            The offset of the part in the file.
 
         Yields
         ------
         key : bytes
+            The entry's key.
         begin, length : int
-            Of its data, within the part.
+            The range of its data in the part.
         skipped : int
-            Bytes before it that are no entry.
+            The number of bytes before it that are not an entry.
         """
         view = memoryview(data)
         from_ = first
@@ -104,7 +105,7 @@ class FileFormat:
 
 
 def read_header(data: bytes, context: bytes) -> FileFormat | None:
-    """Return how a file has its entries, None if its header is not all there.
+    """Return the format of a file's entries, or None if its header is incomplete.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""Locks that end with this process, whichever processes it has forked.
+"""Locks that end with this process, even if it has forked others.
 
-An ``flock`` belongs to the open file, which a forked process shares: a pool or a daemon that a bolt
-starts would hold its worker's locks when that is dead, and one of the driver's its checkpoint.  So
-a child closes its copies, first of all; one that executes another program closes them by that (PEP
-446). POSIX locks are not inherited, but are gone as soon as anything in the process closes the
-file.
+An ``flock`` belongs to the open file, which a forked process shares.  A pool or a daemon that a
+bolt starts would keep the locks of its dead worker, and one that the driver starts would keep its
+checkpoint locked.  So a child closes its copies before anything else; a child that executes another
+program closes them automatically (PEP 446).  POSIX locks are not inherited, but are lost as soon as
+any code in the process closes the file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from weakref import WeakSet
 
 
 class ProcessLock:
-    """A file that is open here, and its lock; in a process that is forked, nothing.
+    """A file that this process holds open and can lock; closed in forked processes.
 
     Parameters
     ----------
     path : str or Path
-        The file; it is made if it is not there.
+        The file; created if it does not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -31,11 +31,11 @@ class ProcessLock:
 
     @property
     def is_open(self) -> bool:
-        """Whether this process has the file open: not one that was forked since."""
+        """Whether this process has the file open; False in a forked process."""
         return self._file is not None
 
     def lock(self, how: int) -> None:
-        """``fcntl.flock``."""
+        """Call ``fcntl.flock`` on the file."""
         if self._file is not None:
             fcntl.flock(self._file, how)
 
@@ -44,23 +44,23 @@ class ProcessLock:
         return b"" if self._file is None else os.pread(self._file, size, 0)
 
     def write(self, data: bytes, *, alone: bool = False) -> None:
-        """Write over the beginning of the file; ``alone``: what else was in it goes."""
+        """Write over the beginning of the file; with ``alone``, remove its other content first."""
         if self._file is not None:
             if alone:
                 os.ftruncate(self._file, 0)
             os.pwrite(self._file, data, 0)
 
     def close(self) -> None:
-        """Close the file, and with it the lock; twice is fine, and from any thread."""
-        # A number that is closed twice may be another file's by then: a sink's that is being
-        # written, a socket of Spark's, or the pipe whose end makes Spark's JVM exit.
+        """Close the file and release the lock, from any thread; a second call does nothing."""
+        # A second close of the descriptor could hit another file: a sink's output, a socket of
+        # Spark, or the pipe whose end makes Spark's JVM exit.
         with self._closing:
             file, self._file = self._file, None
         if file is not None:
             os.close(file)
 
     def close_in_child(self) -> None:
-        """Close the copy of a process that was forked, in which `_closing` may be held for ever."""
+        """Close the copy in a forked process, where another thread may hold `_closing` for ever."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)

@@ -1,12 +1,12 @@
-"""Arrow columns in, Arrow tables out: what a ledger takes and hands out, uncopied.
+"""Arrow data for a ledger: conversion of columns and tables, mostly without copies.
 
-A ledger reads Arrow arrays by itself; this package adds what batches of them need:
+A ledger reads Arrow arrays itself; this package adds functions for batches of them:
 
-- `tables`: columns by name, nulls refused with their place, entries and decisions as batches;
-- `hashing`: hashes of rows, by which equal ones go to one place;
+- `tables`: columns by name, errors for nulls with their row, entries and decisions as batches;
+- `hashing`: hashes of rows, so that equal rows go to the same task;
 - `batches`: rows taken in another order, batches cut by rows and bytes;
-- `lossless`: values and columns in a declared type, whole or not at all;
-- `buffers`: what Arrow's buffers hold, as numpy arrays.
+- `lossless`: conversion of values and columns to a declared type without loss, or an error;
+- `buffers`: Arrow's buffers as numpy arrays.
 """
 
 from ackcore.arrow.batches import bytes_before, end_within, one_batch, rebatched, take_rows

@@ -1,4 +1,4 @@
-"""Record batches: put together, cut by rows and bytes, and taken in another order."""
+"""Record batches: concatenated, cut by rows and bytes, and taken in another order."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from ackcore._records import Int64s
 from ackcore._shuffle import gather_binary
 from ackcore.arrow.buffers import has_offsets, strings, valid_rows
 
-#: What a row takes beside its text, or items; and one of a type whose width Arrow does not tell.
+#: The bytes of a row besides its text or items; and those of a type without a known width.
 _OFFSET_BYTES, _OTHER_BYTES = 4, 16
 
 
 def bytes_before(batch: pa.RecordBatch, row: int) -> int:
-    """Return how many bytes the rows before one take: by what they hold, not how it lies.
+    """Return the number of bytes of the rows before ``row``, by their values, not their layout.
 
-    Of types that keep values outside of their rows (dictionaries, views) each row counts alike.
+    For types that store values outside of their rows (dictionaries, views) all rows count the same.
     """
     return int(sum(_bytes_before(column, row) for column in batch.columns))
 
 
 def end_within(batch: pa.RecordBatch, start: int, most_bytes: int) -> int:
-    """Return where the longest run of rows from ``start`` on ends that has no more bytes."""
+    """Return the end of the longest run of rows from ``start`` within ``most_bytes`` bytes."""
     ends = _row_ends(batch)
     return _end_within(ends, start, most_bytes)
 
 
 def _row_ends(batch: pa.RecordBatch) -> Int64s:
-    """Return `bytes_before` of each row, and of the batch's end."""
+    """Return `bytes_before` for each row and for the end of the batch."""
     ends = np.zeros(len(batch) + 1, np.int64)
     rows = np.arange(len(batch) + 1)
     for column in batch.columns:
@@ -45,7 +45,7 @@ def _end_within(ends: Int64s, start: int, most_bytes: int) -> int:
 
 
 def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Return batches of one schema, at least one of them, as one.
+    """Return one batch from one or more batches of the same schema.
 
     Raises
     ------
@@ -62,12 +62,12 @@ def rebatched(
     *,
     copied: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Put batches together or take them apart, so that each has so many rows, but for the last.
+    """Combine or cut batches, so that each but the last has ``rows`` rows.
 
-    Of long rows there are fewer: as many as have ``most_bytes``, and one at least.  So rows are cut
-    by position and by what they hold, however they came; and what they came in does not show in
-    their bytes, once serialized, as it does in those of a slice.  What becomes Parquet has no such
-    bytes, and need not be ``copied``.
+    Batches of long rows have fewer: as many as fit into ``most_bytes``, and at least one.  So the
+    cuts depend on the rows alone, not on the batches in which they came.  With ``copied``, slices
+    are copied: otherwise their serialized bytes would contain neighbouring rows.  Rows for Parquet
+    need no copy.
     """
     waiting: list[pa.RecordBatch] = []
     n = size = 0
@@ -97,12 +97,12 @@ def rebatched(
 
 
 def _together(batches: list[pa.RecordBatch], sliced: bool) -> pa.RecordBatch:
-    # A slice is copied: serialized, it would have some of its neighbours for padding.
+    # A slice is copied: its serialized form would have bytes of adjacent rows as padding.
     return pa.concat_batches(batches) if sliced else one_batch(batches)
 
 
 def _bytes_before(column: pa.Array, rows: Any) -> Any:
-    """Return the bytes before a row, or before each of several."""
+    """Return the number of bytes before a row, or before each of several rows."""
     arrow_type, types = column.type, pa.types
     if not len(column):
         return rows * 0
@@ -125,7 +125,7 @@ def _bytes_before(column: pa.Array, rows: Any) -> Any:
         return inside + _OFFSET_BYTES * rows
     try:
         return rows * max(1, int(arrow_type.bit_width) // 8)
-    except ValueError:  # of a type that has no width
+    except ValueError:  # the type has no width
         return rows * _OTHER_BYTES
 
 
@@ -135,24 +135,24 @@ def take_rows(batch: pa.RecordBatch, order: Int64s) -> pa.RecordBatch:
     Parameters
     ----------
     batch : pyarrow.RecordBatch
-        Of any types that Arrow can take.
+        A batch with any types that Arrow can take.
     order : numpy.ndarray of int64
         Row numbers.
 
     Returns
     -------
     pyarrow.RecordBatch
-        Its bytes, once serialized, depend on the rows and nothing else: there is no memory in it
-        that was not written.  Spark gives a job up whose tasks, run again, write other bytes.
+        A batch whose serialized bytes depend on the rows alone: it has no uninitialized memory.
+        Spark aborts a job if a task that runs again writes other bytes.
 
     Raises
     ------
     ValueError
-        If there is no row of one of the numbers.
+        If a number is not that of a row.
     """
     indices = pa.array(order)
     if not batch.columns:
-        return batch.take(indices)  # from no arrays there would be no rows
+        return batch.take(indices)  # without arrays the number of rows would be lost
     try:
         columns = [_take(column, order, indices) for column in batch.columns]
     except pa.ArrowIndexError as error:

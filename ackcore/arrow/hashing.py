@@ -1,7 +1,7 @@
 """Hashes of rows: the same for equal rows in every process and version.
 
-Each column is brought to numbers or bytes of which equal values have equal ones, and mixed into the
-running hash of its row by the backend.
+Each column is converted to numbers or bytes that are equal for equal values; the backend mixes them
+into the running hash of each row.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from ackcore.arrow.buffers import bits, bytes_in, has_offsets, strings, valid_ro
 def hash_columns(columns: Sequence[pa.Array], n: int) -> Int64s:
     """Return a hash of each row, the same for equal rows in every process and version.
 
-    Floats are taken as numbers: -0.0 equals 0.0, and every NaN every other.  Integers and floats
-    hash alike in each of their widths, text and bytes in each of Arrow's layouts, and a
-    dictionary as what it stands for.  Nulls equal nulls.
+    Floats are compared as numbers: -0.0 equals 0.0, and all NaNs are equal.  The width of integers
+    and floats, the layout of text and bytes, and dictionary encoding do not change the hash.  Nulls
+    are equal.
 
     Parameters
     ----------
     columns : sequence of pyarrow.Array
-        Any types but maps and unions, at whatever depth; all of ``n`` rows.
+        Columns of ``n`` rows, of any types without maps and unions at any depth.
     n : int
-        Number of rows; needed where there are no columns, whose rows are all equal.
+        The number of rows; needed if there are no columns, when all rows are equal.
 
     Returns
     -------
     numpy.ndarray of int64, shape (n,)
-        Rows of which one column differs have other hashes by the odds of 64 bits.
+        The hashes.  Different rows have the same hash with the probability of 64 random bits.
 
     Raises
     ------
     TypeError
-        If a column is no Arrow array, or its type has a map or a union in it.
+        If a column is not an Arrow array, or its type contains a map or a union.
     ValueError
-        If a column has not ``n`` rows.
+        If a column does not have ``n`` rows.
     """
     hashes = np.zeros(n, np.int64)
     for number, column in enumerate(columns):
@@ -66,7 +66,7 @@ def hash_columns(columns: Sequence[pa.Array], n: int) -> Int64s:
 
 
 class _NotHashed(Exception):
-    """Says of which type, somewhere inside a column, there are no hashes."""
+    """A type inside a column has no hashes; the text is the type."""
 
 
 def _hash_into(hashes: Int64s, column: pa.Array) -> None:
@@ -82,7 +82,7 @@ def _hash_into(hashes: Int64s, column: pa.Array) -> None:
     elif types.is_null(arrow_type):
         hash_fixed(hashes, np.zeros(n, np.uint8), 1, np.zeros(n, np.uint8))
     elif n == 0:
-        # Empty arrays may lack the buffers that are read below; but what is inside is checked.
+        # Empty arrays may lack the buffers that are read below; only nested types are checked.
         for field in range(arrow_type.num_fields):
             _hash_into(hashes, pa.nulls(0, arrow_type.field(field).type))
     elif types.is_dictionary(arrow_type):
@@ -91,7 +91,7 @@ def _hash_into(hashes: Int64s, column: pa.Array) -> None:
         inner = np.zeros(n, np.int64)
         for field in range(arrow_type.num_fields):
             _hash_into(inner, column.field(field))
-        # A null struct is not one of nulls.
+        # A null struct differs from a struct of nulls.
         hash_fixed(hashes, inner, 8, valid_rows(column))
     elif types.is_nested(arrow_type):
         _hash_lists(hashes, column)
@@ -109,41 +109,41 @@ def _hash_into(hashes: Int64s, column: pa.Array) -> None:
 
 
 def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], int]:
-    """Return a column's numbers and their width; equal ones have equal bytes."""
+    """Return a column's numbers and their width in bytes; equal numbers have equal bytes."""
     arrow_type, n = column.type, len(column)
     if pa.types.is_boolean(arrow_type):
         return bits(column.buffers()[1], column.offset, n), 1
     width = arrow_type.bit_width // 8
     data = np.frombuffer(column.buffers()[1], np.uint8, n * width, column.offset * width)
     if pa.types.is_floating(arrow_type):
-        with np.errstate(invalid="ignore"):  # a signalling NaN, maybe behind a null
+        with np.errstate(invalid="ignore"):  # a signalling NaN, maybe under a null
             floats = data.view(f"f{width}").astype(np.float64)
-            floats += 0.0  # makes -0.0 into 0.0
+            floats += 0.0  # changes -0.0 to 0.0
         floats[np.isnan(floats)] = np.nan
         return floats, 8
     if pa.types.is_unsigned_integer(arrow_type):
-        # Below 2**63 the same as signed ones.
+        # Below 2**63 their bytes equal those of signed ones.
         return data.view(f"u{width}").astype(np.uint64), 8
     return data, width
 
 
 def _hash_dictionary(hashes: Int64s, column: pa.Array) -> None:
-    """Hash each entry once, and take."""
+    """Hash each dictionary entry once, and take the hash for each row."""
     entries = len(column.dictionary)
     if entries > len(column):
-        # What was cut out of a longer column may bring a dictionary of any length.
+        # A slice of a longer column may have a dictionary of any length.
         _hash_into(hashes, column.dictionary_decode())
         return
     of_entry = np.zeros(entries, np.int64)
     _hash_into(of_entry, column.dictionary)
     indices = column.indices.fill_null(0).cast(pa.int64()).to_numpy(zero_copy_only=True)
-    # Where all rows are null there may be no entry.
+    # If all rows are null, there may be no entry.
     of_row = of_entry[indices] if entries else np.zeros(len(column), np.int64)
     fold_values(hashes, of_row, valid_rows(column.indices))
 
 
 def _hash_lists(hashes: Int64s, column: pa.Array) -> None:
-    """Sum up the hashes of a row's items, each mixed with its place, then mix in their number."""
+    """Sum the hashes of a row's items, each mixed with its position, then mix in the length."""
     n = len(column)
     valid = valid_rows(column)
     if pa.types.is_fixed_size_list(column.type):
@@ -166,11 +166,11 @@ def _hash_lists(hashes: Int64s, column: pa.Array) -> None:
         first, last = int(items.min()), int(items.max())
         of_item = np.zeros(last + 1 - first, np.int64)
         _hash_into(of_item, column.values.slice(first, last + 1 - first))
-        # Steps of the golden ratio, as 64 bits with a sign.
+        # Steps of the golden ratio, as signed 64 bits.
         placed = of_item[items - first] + (in_row + 1) * -0x61C8864680B583EB
         mixed = np.zeros(total, np.int64)
         hash_fixed(mixed, placed, 8)
-        # Sums of 64 bits wrap, and so do their differences.
+        # Sums of 64 bits may overflow; their differences are still right.
         np.cumsum(mixed, out=mixed)
         sums[1:] = np.concatenate([[0], mixed])[ends]
     else:

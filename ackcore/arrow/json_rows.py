@@ -1,8 +1,8 @@
-"""Arrow columns as JSON texts, a row each.
+"""Arrow columns as JSON texts, one per row.
 
-Whole numbers, floats, texts, truth values, lists, structs and nulls are JSON's own, decimals
-numbers with all their digits.  Dates and times are ISO 8601 (an instant with its offset),
-bytes base64, and NaN and the infinities texts, as Spark's ``to_json`` has them; a map is an object.
+Whole numbers, floats, texts, booleans, lists, structs and nulls have JSON's own forms; a map is an
+object.  Decimals are numbers with all their digits.  Dates and times are ISO 8601 (with the offset
+for instants), and bytes are base64.  NaN and the infinities are texts, as in Spark's ``to_json``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _Encode = Callable[[Any], str]
 
 
 def json_encoder(arrow_type: pa.DataType) -> Callable[[Any], str]:
-    """Return a function that makes JSON of a type's values, as ``to_pylist`` gives them.
+    """Return a function that encodes values of a type, as ``to_pylist`` returns them, as JSON.
 
     Parameters
     ----------
     arrow_type : pyarrow.DataType
-        Of the values; those of None are ``null``.
+        The type of the values; None is encoded as ``null``.
 
     Raises
     ------
     TypeError
-        If JSON has nothing for it: the message is the type that it is about.
+        If the type, or one inside it, has no form in JSON; the message is that type.
     """
     encode = _encoder(arrow_type)
     return lambda value: "null" if value is None else encode(value)

@@ -1,10 +1,10 @@
-"""Values into columns of a declared type: whole, or not at all.
+"""Conversion of values to columns of a declared type without loss, or with an error.
 
-Arrow makes ``2`` of 2.7 for an int64, and a date of a time.  Here what a column gives back equals
-what was put in, or an error says which value would have become what.
+Arrow converts 2.7 to the int64 ``2``, and a time to a date.  These functions raise an error that
+shows the value and its changed form, unless the column's values equal the given ones.
 
-Where the kinds of values cannot lose anything, which is nearly always, their types are all that is
-looked at.  Else the column is read back, or cast back, and compared.
+Nearly always the types of the values rule out any loss, and only types are checked.  Otherwise the
+column is read back, or cast back, and compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-#: Types of values that either fit a type of columns, or are refused by Arrow itself.
+#: Types of values that fit a column type without loss, or that Arrow itself refuses.
 _FIT: tuple[tuple[tuple[str, ...], frozenset[type]], ...] = (
     (("is_integer",), frozenset({int})),
     (("is_float64",), frozenset({int, float})),
@@ -29,7 +29,7 @@ _FIT: tuple[tuple[tuple[str, ...], frozenset[type]], ...] = (
     (("is_date",), frozenset({datetime.date})),
 )
 _NONE = type(None)
-#: What columns of these types nearly always hold: for most rows that is one look at each value.
+#: The usual type of values in columns of these types: mostly one check per value is enough.
 _USUAL: dict[pa.DataType, type] = {
     pa.string(): str,
     pa.int64(): int,
@@ -38,7 +38,7 @@ _USUAL: dict[pa.DataType, type] = {
     pa.bool_(): bool,
     pa.binary(): bytes,
 }
-#: Units that take every time that Python has, or refuse it.
+#: Units that represent every Python time exactly, or refuse it.
 _FINE = ("us", "ns")
 _SHOWN_CHARS = 200
 
@@ -46,17 +46,17 @@ _SHOWN_CHARS = 200
 def array_of(
     values: Sequence[Any], arrow_type: pa.DataType, *, projects: bool = False
 ) -> pa.Array | pa.ChunkedArray:
-    """Return Python values as a column that gives back what equals them.
+    """Return Python values as a column whose values equal them.
 
     Parameters
     ----------
     values : sequence
         Numbers may be of another kind if they are equal; lists may be tuples or numpy arrays, and
-        maps dicts; NaN equals NaN; what pandas takes for missing is null. A struct may be a dict
-        or any object that `as_mapping` takes, whose values go by name; a plain tuple or list goes
-        by position.
+        maps dicts; NaN equals NaN; missing values of pandas are null. A struct may be a dict or any
+        object that `as_mapping` takes, whose values are matched by name; a plain tuple or list is
+        matched by position.
     arrow_type : pyarrow.DataType
-        Of the column.
+        The type of the column.
     projects : bool, default False
         Whether names that a struct lacks are left out, and fields without a value are null. By
         default both are errors.
@@ -64,12 +64,12 @@ def array_of(
     Returns
     -------
     pyarrow.Array or pyarrow.ChunkedArray
-        The latter if one array has no room for so much text.
+        The latter if the text does not fit into one array.
 
     Raises
     ------
     ValueError
-        For the first value that does not fit or would become another.
+        For the first value that does not fit or would be changed.
     """
     types = list(map(type, values))
     usual = types.count(
@@ -85,7 +85,7 @@ def array_of(
         if any(_is_missing(value) for value in values):
             values = [None if _is_missing(value) else value for value in values]
             return array_of(values, arrow_type, projects=projects)
-        # The words of Arrow and Python often leave out the value.
+        # The errors of Arrow and Python often do not show the value.
         if isinstance(error, pa.ArrowException | OverflowError | UnicodeError):
             raise ValueError(_unfit(values, arrow_type)) from error
         raise
@@ -110,19 +110,19 @@ def as_mapping(value: Any) -> Mapping[Any, Any] | None:
     ----------
     value : object
         A mapping, a `pyspark.sql.Row` with names, a namedtuple, a dataclass, or a pydantic or
-        attrs object. A plain tuple has no names, and neither has a ``Row(1, 2)``.
+        attrs object. A plain tuple and a ``Row(1, 2)`` have no names.
 
     Raises
     ------
     ValueError
-        If one name stands for two values.
+        If two values have the same name.
     """
     if isinstance(value, Mapping):
         return value
     kind = type(value)
     names: Iterable[str] | None = None
     if isinstance(value, tuple):
-        # A Row has its names in itself, a namedtuple (or os.stat_result) in its class.
+        # A Row has its names in the object, a namedtuple (or os.stat_result) in its class.
         names = getattr(value, "__fields__", None) or getattr(kind, "__match_args__", None)
         if names is None:
             return None
@@ -140,16 +140,16 @@ def as_mapping(value: Any) -> Mapping[Any, Any] | None:
 
 
 def _holds_struct(arrow_type: pa.DataType) -> bool:
-    """Whether a type has a struct in it, at any depth."""
+    """Return whether a type contains a struct, at any depth."""
     return pa.types.is_struct(arrow_type) or any(
         _holds_struct(arrow_type.field(at).type) for at in range(arrow_type.num_fields)
     )
 
 
 def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
-    """Return a value with a dict for each struct whose fields the value names.
+    """Return a value in which structs whose values have names are dicts.
 
-    Arrow takes a `pyspark.sql.Row` and a namedtuple for plain tuples, by position.
+    Arrow would match a `pyspark.sql.Row` and a namedtuple by position, as plain tuples.
     """
     kind = pa.types
     if value is None or not _holds_struct(arrow_type):
@@ -192,15 +192,15 @@ def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
 
 
 def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row: int = 0) -> Any:
-    """Return an Arrow column in another type, from which a cast leads back to what it was.
+    """Return an Arrow column in another type, if a cast back restores its values.
 
     ``first_row`` is the number of its first row, for messages.
 
     Raises
     ------
     ValueError
-        For the first value that would become another, 0.0 for -0.0 among them; or if equal
-        numbers mean something else in the other type, as 1 is no time; or if there is no such cast.
+        For the first value that would be changed, also -0.0 to 0.0; if equal numbers mean something
+        else in the other type (1 is not a time); or if there is no such cast.
     """
     if isinstance(column, pa.ChunkedArray):
         chunks = []
@@ -222,9 +222,9 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
         raise ValueError(str(error)) from error
     except pa.ArrowInvalid:
-        pass  # whose words often leave out the value
+        pass  # Arrow's error often does not show the value
     row, size = 0, len(column)
-    while size > 1:  # the first half with a value that is changed, and the first of that
+    while size > 1:  # bisect to the first changed value
         half = size // 2
         if _stays(column.slice(row, half), arrow_type):
             row, half = row + half, size - half
@@ -238,7 +238,7 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
 
 
 def _stays(column: pa.Array, arrow_type: pa.DataType) -> bool:
-    """Whether a cast leads back to what a column was."""
+    """Return whether a cast and the cast back restore a column."""
     try:
         return _are_alike(column, column.cast(arrow_type).cast(column.type))
     except pa.ArrowInvalid:
@@ -246,9 +246,9 @@ def _stays(column: pa.Array, arrow_type: pa.DataType) -> bool:
 
 
 def _without_null_types(was: pa.DataType, now: pa.DataType) -> pa.DataType:
-    """Return a type with another's parts in place of those that hold nulls only, or nothing.
+    """Return a type in which parts that have only nulls, or nothing, get the types of another type.
 
-    Arrow infers ``list<null>`` from empty lists, and casts nothing back to it.
+    Arrow infers ``list<null>`` from empty lists, and cannot cast back to it.
     """
     kind = pa.types
     if kind.is_null(was):
@@ -270,7 +270,7 @@ def _without_null_types(was: pa.DataType, now: pa.DataType) -> pa.DataType:
 
 
 def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
-    """Whether equal numbers beneath two types say the same: 1 is no time, nor noon an instant."""
+    """Return whether the numbers stored in two types mean the same; 1 is not a time."""
     kind = pa.types
     if kind.is_temporal(was) or kind.is_temporal(now):
         return _time(was) == _time(now)
@@ -279,7 +279,7 @@ def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
         if any(len(was.get_all_field_indices(name)) > 1 for name in names):
             raise ValueError(f"fields must have names of their own, got {was}")
         return all(_means_the_same(was.field(name).type, now.field(name).type) for name in names)
-    # What is nested on one side only is left to Arrow, which has no such cast.
+    # If only one of them is nested, Arrow raises, because it has no such cast.
     fields = range(min(was.num_fields, now.num_fields))
     return all(_means_the_same(was.field(at).type, now.field(at).type) for at in fields)
 
@@ -292,7 +292,7 @@ def _time(arrow_type: pa.DataType) -> tuple[bool, ...]:
 
 
 def _fits(kinds: set[type], values: Sequence[Any], arrow_type: pa.DataType) -> bool:
-    """Whether these types of values need no comparison."""
+    """Return whether values of these Python types need no comparison."""
     for tests, fit in _FIT:
         if kinds <= fit and any(getattr(pa.types, test)(arrow_type) for test in tests):
             return True
@@ -307,12 +307,12 @@ def _fits(kinds: set[type], values: Sequence[Any], arrow_type: pa.DataType) -> b
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a value is one of those that pandas has for null, beside None and NaN."""
+    """Return whether a value is one of pandas' nulls other than None and NaN."""
     return type(value).__name__ in ("NAType", "NaTType")
 
 
 def _is_same(value: Any, got: Any, arrow_type: pa.DataType) -> bool:
-    """Whether what a column gave back is what was put in."""
+    """Return whether a value read back from a column equals the given one."""
     kind = pa.types
     if got is None:
         return value is None or _is_missing(value)
@@ -341,7 +341,7 @@ def _is_same(value: Any, got: Any, arrow_type: pa.DataType) -> bool:
     if isinstance(got, bytes):
         return isinstance(value, bytes | bytearray | memoryview) and bytes(value) == got
     if isinstance(got, datetime.date) and not isinstance(got, datetime.datetime):
-        # A time at midnight may be equal to a date, and is none.
+        # A datetime at midnight must not pass for a date.
         return not isinstance(value, datetime.datetime) and bool(value == got)
     same = value == got
     return bool(same) or bool(value != value and got != got)
@@ -359,14 +359,14 @@ def _is_same_struct(value: Any, got: dict[str, Any], arrow_type: pa.DataType) ->
 
 
 def _items(value: Any) -> list[Any] | None:
-    """Return the items of what has an order of its own; None for a text, or a set."""
+    """Return the items of a list, tuple or numpy array; None for any other value."""
     if isinstance(value, np.ndarray):
         return list(value)
     return list(value) if isinstance(value, list | tuple) else None
 
 
 def _are_alike(one: pa.Array, other: pa.Array) -> bool:
-    """Whether two arrays of a type hold the same values: NaN is NaN, and -0.0 is not 0.0."""
+    """Return whether two arrays of a type have the same values; NaN is NaN, and -0.0 is not 0.0."""
     if not one.is_valid().equals(other.is_valid()):
         return False
     arrow_type, kind = one.type, pa.types
@@ -386,7 +386,7 @@ def _are_alike(one: pa.Array, other: pa.Array) -> bool:
 
 
 def _unfit(values: Sequence[Any], arrow_type: pa.DataType) -> str:
-    """Return a text about the first of some values that Arrow does not take."""
+    """Return a message about the first value that Arrow cannot convert."""
     for row, value in enumerate(values):
         try:
             pa.array([value], arrow_type)
@@ -397,7 +397,7 @@ def _unfit(values: Sequence[Any], arrow_type: pa.DataType) -> str:
 
 
 def _to_blame(value: Any, arrow_type: pa.DataType) -> tuple[str, Any]:
-    """Return the field of a dict that Arrow does not take and its value; else the value."""
+    """Return the field of a dict that Arrow cannot convert, with its value; otherwise the value."""
     if pa.types.is_struct(arrow_type) and isinstance(value, Mapping):
         for field in arrow_type:
             try:
@@ -421,7 +421,7 @@ def _became(value: Any, got: Any, arrow_type: pa.DataType, row: int) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """Return a value as messages show it: in one line, and cut if it is long."""
+    """Return the repr of a value for messages: in one line, and cut if it is long."""
     return _one_line(repr(value))
 
 

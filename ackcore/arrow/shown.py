@@ -1,7 +1,7 @@
-"""Arrow columns as Python values, with texts for the values that Python cannot show.
+"""Arrow columns as Python values, with texts for values that Python cannot represent.
 
-Arrow holds text that is not UTF-8, and dates and times before year 1 and beyond year 9999.
-``to_pylist()`` raises for a whole column if one value in it is such.
+Arrow may hold text that is not UTF-8, and dates and times before year 1 and after year 9999.
+``to_pylist()`` raises for a whole column if it has one such value.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import pyarrow.compute as pc
 from ackcore._records import Int64s
 from ackcore.arrow.buffers import is_text
 
-#: The first year that Arrow writes right and Python has, and the one behind the last.
+#: The first year that both Arrow and Python can format, and the year after the last.
 _YEARS = ("0001", "10000")
 
 
 class ShownTime(str):
-    """The text of a date or time that Python has no value for."""
+    """The text of a date or time that Python cannot represent."""
 
     __slots__ = ()
 
     def isoformat(self) -> str:
-        """Return the text, as dates and times return theirs."""
+        """Return the text, like the method of dates and times."""
         return str(self)
 
 
@@ -36,17 +36,17 @@ def shown_values(
     errors: str = "backslashreplace",
     far: Callable[[int, pa.DataType], str] | None = None,
 ) -> list[Any]:
-    """Return a column's values as ``to_pylist()`` does, and never raise for one of them.
+    """Return a column's values as ``to_pylist()`` does, but never raise for a value.
 
     Parameters
     ----------
     column : pyarrow.Array or pyarrow.ChunkedArray
         The values.
     errors : str, default "backslashreplace"
-        How bytes that are not UTF-8 are decoded.
+        The handling of bytes that are not UTF-8, as for `bytes.decode`.
     far : callable, optional
-        Returns the text of a date or time that Python has no value for, from its number and its
-        type.  It is ISO 8601 if not given.
+        Returns the text of a date or time that Python cannot represent, from its number and its
+        type.  ISO 8601 by default.
     """
     try:
         return list(column.to_pylist())
@@ -59,7 +59,7 @@ def shown_values(
 
 
 def shown_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as dicts, with the values that `shown_values` returns."""
+    """Return rows as dicts of the values that `shown_values` returns."""
     columns = [shown_values(column) for column in table.columns]
     return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -94,7 +94,7 @@ def _shown(one: pa.Scalar, errors: str, far: Callable[[int, pa.DataType], str]) 
 def _iso(number: int, kind: pa.DataType) -> str:
     is_date = pa.types.is_date(kind)
     text = str(np.datetime64(number, "D" if is_date else kind.unit))
-    if text == "NaT":  # the lowest number is none to numpy
+    if text == "NaT":  # numpy's meaning of the lowest number
         return f"{number} {'days' if is_date else kind.unit}"
     return text if is_date or kind.tz is None else f"{text}+00:00"
 
@@ -102,7 +102,7 @@ def _iso(number: int, kind: pa.DataType) -> str:
 def far_as_texts(
     column: pa.Array, far: Callable[[int, pa.DataType], str] | None = None
 ) -> pa.Array:
-    """Return dates or times; as texts if some are of years that Arrow does not write right.
+    """Return dates or times; as texts if some are of years that Arrow formats wrongly.
 
     Parameters
     ----------
@@ -123,9 +123,9 @@ def far_as_texts(
 
 
 def far_places(column: pa.Array) -> tuple[Int64s, list[int]]:
-    """Return the places of dates of 32 bits, or timestamps, outside of years 1 to 9999.
+    """Return the positions of 32-bit dates or timestamps outside of the years 1 to 9999.
 
-    Their numbers come with them.
+    Also return their numbers.
     """
     unit = "D" if pa.types.is_date(column.type) else column.type.unit
     first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()
@@ -136,26 +136,26 @@ def far_places(column: pa.Array) -> tuple[Int64s, list[int]]:
 
 
 def has_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds text, or has parts that do."""
+    """Return whether a column of this type has text, also in nested types."""
     if pa.types.is_dictionary(kind):
         return has_text(kind.value_type)
     return is_text(kind) or any(has_text(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def invalid_text(column: pa.Array) -> Int64s:
-    """Return the places of values that hold text that is not UTF-8."""
+    """Return the positions of values with text that is not UTF-8."""
     if not has_text(column.type):
         return np.empty(0, np.int64)
     return np.fromiter(_invalid(column, 0, len(column)), np.int64)
 
 
 def _invalid(column: pa.Array, start: int, stop: int) -> Iterator[int]:
-    """Yield the places from one to another, in order."""
+    """Yield the positions of such values from ``start`` to ``stop``, in order."""
     parts = [(start, stop)]
     while parts:
         start, stop = parts.pop()
         part = column.slice(start, stop - start)
-        if column.type.num_fields:  # a slice of lists or structs keeps the parts of all
+        if column.type.num_fields:  # a slice keeps the nested values of all rows
             part = column.take(pa.array(np.arange(start, stop)))
         if start == stop or _is_utf8(part):
             continue

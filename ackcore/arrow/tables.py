@@ -1,4 +1,4 @@
-"""A ledger's columns from Arrow's, and its entries and decisions as record batches."""
+"""Conversion of Arrow columns to a ledger's columns, and of entries and decisions to batches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 from ackcore import _columns
 from ackcore._records import Entries, Int64s, Settled, Status, UInt8s
 
-#: Status names by number, as settled tables show them.
+#: The names of statuses in settled tables, by number.
 STATUS_NAMES = tuple(status.name for status in Status)
 
-#: A ledger's columns as tables show them: singular names, and no unsigned numbers, which
-#: neither Spark nor the JVM has.
+#: A ledger's columns in tables: singular names, and no unsigned numbers, which Spark and the JVM
+#: lack.
 ENTRY_SCHEMA = pa.schema(
     [
         ("root_id", pa.int64()),
@@ -31,7 +31,7 @@ ENTRY_SCHEMA = pa.schema(
 
 
 def refuse_nulls(column: pa.Array, name: str) -> None:
-    """Raise `ValueError` if a column has nulls, with their number and the first one's row."""
+    """Raise `ValueError` if a column has nulls, with their number and the first null's row."""
     if column.null_count:
         first = pc.index(pc.is_null(column), True).as_py()
         raise ValueError(
@@ -48,16 +48,16 @@ def integers(column: pa.Array, name: str, arrow_type: pa.DataType) -> npt.NDArra
     column : pyarrow.Array
         Integers of any width without nulls; those of ``arrow_type`` are not copied.
     name : str
-        What messages call the column.
+        The column's name in messages.
     arrow_type : pyarrow.DataType
-        The integers to return.
+        The integer type to return.
 
     Raises
     ------
     TypeError
-        If the column does not hold integers.
+        If the column does not have integers.
     ValueError
-        If it has nulls, or a number that ``arrow_type`` has no room for.
+        If it has nulls, or a number outside of the range of ``arrow_type``.
     """
     if not pa.types.is_integer(column.type):
         raise TypeError(f"{name} must hold integers, got Arrow's {column.type}; cast it first")
@@ -79,7 +79,7 @@ def status_names(statuses: UInt8s) -> pa.Array:
 def entries_to_batch(entries: Entries) -> pa.RecordBatch:
     """Return entries as a record batch of `ENTRY_SCHEMA`; ages are left out.
 
-    Times are null where the entries have none.
+    The times of entries without times are null.
     """
     return _batch(entries)
 
@@ -90,17 +90,17 @@ def entries_from_batch(batch: pa.RecordBatch, name: str = "entries") -> Entries:
     Parameters
     ----------
     batch : pyarrow.RecordBatch
-        With the columns of `ENTRY_SCHEMA`, in any order and among others.  Times are either
-        all null or none.
+        A batch with the columns of `ENTRY_SCHEMA`, in any order; others are ignored.  Either all
+        times are null, or none.
     name : str, default "entries"
-        What messages call the table.
+        The table's name in messages.
 
     Raises
     ------
     TypeError
-        If a column is missing or holds no integers.
+        If a column is missing or does not have integers.
     ValueError
-        If there are nulls, or rows that no ledger holds.
+        If there are nulls, or rows that are not valid in a ledger.
     """
     columns = {field.name: _member(batch, field.name, name) for field in ENTRY_SCHEMA}
     times = [columns.pop("first_ms"), columns.pop("last_ms")]

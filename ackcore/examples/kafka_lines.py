@@ -1,11 +1,11 @@
-"""Lines of a Kafka topic through a topology that fails, killed and started again: all add up.
+"""Read lines from Kafka in a topology that fails, is killed and restarted, and check the result.
 
-Lines are sent to a topic of their own. Some cannot be read, some fail once, some always. The
-driver is killed by kill -9 and started again; in the end each line is among the rows or the dead
-letters, none of them twice, and the group's committed offset is the end of each partition.
+The lines are sent to a new topic. Some cannot be parsed, some fail once, some always. The driver is
+killed by kill -9 and started again. At the end each line is in the rows or in the dead letters,
+none of them twice, and the group's committed offset is the end of each partition.
 
     python -m ackcore.examples.kafka_lines --bootstrap-servers localhost:9092
-    make demo-kafka                                         # with a broker of its own
+    make demo-kafka                                         # with its own broker
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from ackcore.topology import BasicBolt, BasicCollector, Topology, TopologyBuilde
 
 GROUP, PARTITIONS, TIMEOUT_S = "kafka-lines", 4, 60.0
 LINE = pa.struct([("id", pa.int64()), ("text", pa.string())])
-#: Of so many lines one is none, one fails once, one always.
+#: One in this many lines is not JSON, one fails once, one always fails.
 NO_JSON, FLAKY, HOPELESS = 97, 41, 211
 
 
 def line(n: int) -> bytes:
-    """Return line n as it is sent."""
+    """Return the message of line n."""
     return b"{damaged" if n % NO_JSON == 0 else json.dumps({"id": n, "text": f"line {n}"}).encode()
 
 
 def dies(n: int) -> bool:
-    """Whether line n can only end among the dead letters."""
+    """Return whether line n must become a dead letter."""
     return n % NO_JSON == 0 or n % HOPELESS == 0
 
 
 class Check(BasicBolt):
-    """Takes lines, but for those that fail once or always."""
+    """A bolt that emits its lines; some fail once, some always."""
 
     outputs = pa.schema([("id", pa.int64()), ("text", pa.string())])
 
@@ -78,7 +78,7 @@ def topology(servers: str, topic: str, rows: Path) -> Topology:
 
 
 def run(servers: str, topic: str, directory: Path) -> int:
-    """Run the topology until nothing is left, telling of each micro-batch."""
+    """Run the topology until nothing is left; print each micro-batch."""
     with spark_session("local[2]") as (spark, _):
         it = topology(servers, topic, directory / "rows")
         on = start(it, spark, directory / "checkpoint", trigger={"availableNow": True})
@@ -100,7 +100,7 @@ def run(servers: str, topic: str, directory: Path) -> int:
 
 
 def send(servers: str, topic: str, lines: int) -> dict[str, int]:
-    """Make the topic and send the lines; return them by message id."""
+    """Create the topic and send the lines; return the line numbers by message id."""
     admin = AdminClient({"bootstrap.servers": servers})
     for made in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
         made.result(TIMEOUT_S)
@@ -128,12 +128,12 @@ class Found(NamedTuple):
     dead: int
     missing: int
     twice: int
-    wrong: int  # among the dead and not to be, or the other way round
+    wrong: int  # dead, but should be a row; or the other way round
     lag: int
 
 
 def look(servers: str, topic: str, directory: Path, ids: dict[str, int]) -> Found:
-    """Compare what came out with what was sent."""
+    """Compare the rows and dead letters with the lines that were sent."""
     table = ds.dataset(directory / "rows", format="parquet").to_table(columns=["id"])
     rows = Counter(table["id"].to_pylist())
     dead = Counter(ids[message] for message in json.loads((directory / "dead.json").read_text()))
@@ -156,12 +156,12 @@ def look(servers: str, topic: str, directory: Path, ids: dict[str, int]) -> Foun
 
 
 def crash(command: Sequence[str], directory: Path, kills: int) -> int:
-    """Run a command in children, kill the first ones, and let the last one end.
+    """Run a command in children; kill the first ones, and let the last one end.
 
-    One that ends before it is killed is a failure, too: the books of a run that nobody killed
-    prove nothing.
+    If a child ends before it is killed, that is a failure, too: a run without a kill proves
+    nothing.
     """
-    # Somewhere in the next micro-batch, each child in a later one.
+    # At some point in a micro-batch, for each child in a later one.
     points = [Kill(1 + kill, 0.3 * (kill + 1)) for kill in range(kills)]
     status, done = run_killed(command, directory, points, lambda said: print(said, flush=True))
     if done < kills and not status:

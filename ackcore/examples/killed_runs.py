@@ -1,4 +1,4 @@
-"""Runs a command whose children die by kill -9, one after the other, until one of them ends."""
+"""A function that runs a command in children and kills them by kill -9, until one of them ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Kill(NamedTuple):
-    """The time at which a child is killed: a delay after a number of its lines."""
+    """The time of a kill: a number of lines that the child prints, and a delay after them."""
 
     lines: int
     delay_s: float
@@ -25,26 +25,26 @@ def run_killed(
     show: Callable[[str], object],
     counts: Callable[[str], bool] = lambda said: True,
 ) -> tuple[int, int]:
-    """Run a command in children: the first ones are killed, and the last one ends by itself.
+    """Run a command in children; the first ones are killed, and the last one ends by itself.
 
     Parameters
     ----------
     command : sequence of str
-        What is run.
+        The command.
     directory : Path
-        Where its temporary files go: what a killed Spark leaves goes with the directory.
+        The directory of its temporary files, which removes the remains of a killed Spark with it.
     kills : iterable of Kill
-        When each of the first children dies.
+        The time of each kill.
     show : callable
-        Called with each line that a child says, and with each kill.
+        Called with each line that a child prints, and with each kill.
     counts : callable, optional
-        Whether a line is one of those that `Kill.lines` counts; all are if not given.
+        Returns whether `Kill.lines` counts a line; by default all lines count.
 
     Returns
     -------
     (int, int)
-        The exit status of the child that was not killed, and how many were.  Fewer than were to
-        be, if one ends before its time: whoever shows what a killed run comes to has to say so.
+        The exit status of the child that was not killed, and the number of kills.  The latter is
+        smaller than intended if a child ends early; the caller must report that.
     """
     environment = {**os.environ, "TMPDIR": str(directory)}
     for done, kill in enumerate((*kills, None)):

@@ -1,10 +1,10 @@
-"""Load a log: one producer, twelve unequal workers, and everything that dies.
+"""Load a log with one producer and twelve unequal workers, some of which are killed.
 
-Lines of a log are parsed and loaded by twelve processes, the fastest eight times as fast as the
-slowest, each slow or stalled now and then. Some lines are damaged. A worker is killed by kill -9,
-and later the producer; it is started again and goes on where it was. In the end each line was
-loaded, or is among the dead letters, and what was loaded twice is bounded by what was done beyond
-the committed position when the producer died.
+Twelve processes parse and load the lines of a log.  The fastest is eight times as fast as the
+slowest, and each is slow at times. Some lines are damaged. A worker is killed by kill -9, and later
+the producer, which is started again and continues. At the end each line is loaded or in the dead
+letters.  The number of lines loaded twice is bounded by the lines after the committed position that
+were done when the producer died.
 
     python -m ackcore.examples.log_etl
     python -m ackcore.examples.log_etl --lines 20000 --keep folder
@@ -40,36 +40,36 @@ class Books(NamedTuple):
     """The counts of lines by outcome."""
 
     lines: int
-    loaded: int  # lines, each once
+    loaded: int  # distinct lines
     dead: int
-    missing: int  # lines that are neither
-    twice: int  # loads of a line beyond its first
-    at_most: int  # of which there may be: done and not committed when the producer died
-    resumed_at: int  # the position at which it went on
+    missing: int  # neither loaded nor dead
+    twice: int  # loads of a line after its first
+    at_most: int  # the bound of `twice`: lines done but not committed when the producer died
+    resumed_at: int  # the position at which the second producer started
     by_worker: dict[str, int]
 
     @property
     def balance(self) -> bool:
-        """Whether each line came to its end, and none too often."""
+        """Whether each line is loaded or dead, and loads twice are within their bound."""
         ended = not self.missing and self.lines == self.loaded + self.dead
         return ended and self.twice <= self.at_most
 
 
-# ------------------------- the producer, a process of its own
+# ------------------------- the producer, in its own process
 
 
 def work(folder: str, worker: int, line: str) -> None:
-    """Parse a line and load it: what a worker does, at its own changing speed."""
+    """Parse and load a line in a worker, at its own changing speed."""
     number, _, rest = line.partition(" ")
     if not rest.startswith("GET "):
         raise Reject(f"line {number} is damaged: {rest[:20]!r}")
     per_s = SLOWEST_PER_S * (FASTEST_PER_S / SLOWEST_PER_S) ** (worker / (WORKERS - 1))
-    # A tenth of the time it is at a tenth of its speed, each worker at another time.
+    # For a tenth of the time, each worker has a tenth of its speed, each at another time.
     if (time.time() * 2 + worker * 7) % 20 < 2:
         per_s /= 10
     time.sleep(random.expovariate(per_s))
     row = json.dumps({"line": int(number), "path": rest.split()[1]})
-    # One write a row: it is there when the producer hears of it, whatever is killed then.
+    # One unbuffered write per row: it is complete before the producer gets the result.
     with open(Path(folder, LOADED, f"{worker}-{os.getpid()}"), "ab", buffering=0) as file:
         file.write(f"{row}\n".encode())
 
@@ -87,12 +87,12 @@ def produce(folder: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
 
-    # Each worker would import all this for itself.
+    # Otherwise each worker would import it.
     multiprocessing.set_forkserver_preload(["ackcore.dispatch"])
     Dispatcher(
         lines,
         {
-            # Forked ones would keep each other's pipes open when the producer is killed.
+            # Forked workers would keep each other's pipes open after the producer is killed.
             n: Process(work, str(folder), n, context="forkserver")
             for n in range(WORKERS)
         },
@@ -103,11 +103,11 @@ def produce(folder: Path) -> None:
     ).run()
 
 
-# ------------------------- what starts it, kills it, and does the books
+# ------------------------- the parent, which starts it, kills it, and counts
 
 
 def write_log(path: Path, lines: int, damaged: int) -> None:
-    """A log of numbered requests, some of them cut off."""
+    """Write a log of numbered requests, some of them cut off."""
     rng = random.Random(1)
     bad = set(rng.sample(range(lines), damaged))
     with path.open("w", encoding="utf-8") as file:
@@ -121,14 +121,14 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def loads(folder: Path) -> Iterator[tuple[str, int]]:
-    """Worker and line of each load; a row that is being written is none yet."""
+    """Yield worker and line of each load; incomplete rows are left out."""
     for file in sorted((folder / LOADED).iterdir()):
         for row in file.read_bytes().split(b"\n")[:-1]:
             yield file.name.partition("-")[0], json.loads(row)["line"]
 
 
 def wait_for(folder: Path, producer: subprocess.Popen[bytes], count: int) -> None:
-    """Wait until so many loads are there."""
+    """Wait until the workers have made ``count`` loads."""
     give_up = time.monotonic() + _PATIENCE_S
     while sum(file.read_bytes().count(b"\n") for file in (folder / LOADED).iterdir()) < count:
         if producer.poll() is not None or time.monotonic() > give_up:
@@ -137,13 +137,13 @@ def wait_for(folder: Path, producer: subprocess.Popen[bytes], count: int) -> Non
 
 
 def kill_worker(folder: Path, worker: int) -> None:
-    """Kill a worker's process by kill -9, if it lives."""
+    """Kill the newest process of a worker by kill -9."""
     pids = [int(file.name.partition("-")[2]) for file in (folder / LOADED).glob(f"{worker}-*")]
     os.kill(pids[-1], signal.SIGKILL)
 
 
 def run(folder: Path, lines: int) -> Books:
-    """The whole story: write the log, produce, kill, produce again, do the books."""
+    """Write the log, produce, kill, produce again; return the counts."""
     (folder / LOADED).mkdir(parents=True)
     write_log(folder / LOG, lines, damaged=max(1, lines // 1000))
     producer = start(folder)
@@ -167,7 +167,7 @@ def run(folder: Path, lines: int) -> Books:
         dead=len(dead),
         missing=len(set(range(lines)) - loaded.keys() - dead),
         twice=loaded.total() - len(loaded),
-        # Each worker may have been at one line more, and the one that was killed had one, too.
+        # Each worker may have had one more line in work, and so had the killed one.
         at_most=len(done) + WORKERS + 1,
         resumed_at=resumed_at,
         by_worker=dict(Counter(worker for worker, _ in loads(folder))),
@@ -175,7 +175,7 @@ def run(folder: Path, lines: int) -> Books:
 
 
 def main() -> int:
-    """Run it, and print the books; 1 if they do not balance."""
+    """Run the example and print the counts; return 1 if they do not balance."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--lines", type=int, default=6000, help="of the log; 6000 take 5 s or so")
     parser.add_argument("--keep", type=Path, help="a folder to be made, for what is written")

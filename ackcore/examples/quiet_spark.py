@@ -1,4 +1,4 @@
-"""A Spark session for a command line, which prints nothing and leaves no files behind."""
+"""A Spark session for command lines that prints nothing and leaves no files behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ackcore.spark.base.errors import one_line
 
 logger = logging.getLogger(__name__)
 
-# A JVM leaves a directory for its monitors in /tmp, whatever its setting for temporary files.
+# By default a JVM leaves performance data in /tmp, whatever its temporary directory is.
 _NO_TRACES = ["-XX:-UsePerfData"]
 
 
@@ -33,7 +33,7 @@ class SparkError(RuntimeError):
 
 
 def check_java() -> str:
-    """Return the version line of the Java that Spark will use; raise `SparkError` without one."""
+    """Return the version line of the Java for Spark; raise `SparkError` without a suitable one."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     way_out = "install a JDK of version 17 or 21 and point JAVA_HOME to it"
@@ -90,21 +90,21 @@ def _last_line(log: Path) -> str:
 
 
 def _stop(spark: SparkSession, process: subprocess.Popen[bytes] | None, log: Path) -> None:
-    """Stop a session, also one whose JVM has died: its work is over by now."""
+    """Stop a session, even if its JVM has died: its work is done."""
     try:
         with warnings.catch_warnings():
-            # PySpark warns of a JVM that does not answer, and then fails on it all the same.
+            # PySpark warns that the JVM does not answer, and then raises anyway.
             warnings.simplefilter("ignore", RuntimeWarning)
             spark.stop()
     except (Py4JError, OSError):
         code = None
         if process is not None:
             with suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout=10)  # its sockets close before it has ended
+                code = process.wait(timeout=10)  # its sockets close before its end
         logger.warning(
             "Spark's JVM ended before its session did (exit status %s): %s", code, _last_line(log)
         )
-        spark.sparkContext.stop()  # the first call forgot the JVM; this one does the rest
+        spark.sparkContext.stop()  # the first call dropped the JVM; this one resets the rest
 
 
 @contextmanager
@@ -113,37 +113,38 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     log: str | os.PathLike[str] | None = None,
 ) -> Iterator[tuple[SparkSession, str]]:
-    """Start Spark with all its files in one temporary directory, and remove that in the end.
+    """Start Spark with all its files in a temporary directory, which is removed at the end.
 
     Parameters
     ----------
     master : str
-        Where it runs.
+        Spark's master.
     conf : mapping from str to str, optional
-        More of Spark's settings.
+        Additional settings of Spark.
     log : path, optional
-        Where to keep what the JVM says, and beside it what it leaves should it crash; they are
-        among the files that are removed if not given.
+        The file for the JVM's output; files of a JVM crash are written beside it.  By default they
+        are in the temporary directory.
 
     Yields
     ------
     session : SparkSession
+        The session.
     directory : str
-        The temporary one.
+        The temporary directory.
 
     Raises
     ------
     SparkError
-        If Spark does not start, or in place of an error of Spark's that is raised within.
+        If Spark does not start, or in place of an error of Spark in the enclosed code.
     """
     with tempfile.TemporaryDirectory(prefix="ackcore-", ignore_cleanup_errors=True) as directory:
         said = Path(directory, "spark.log") if log is None else Path(log).absolute()
-        # What the JVM is to find in its environment, and its workers in theirs.
+        # The environment of the JVM and of its workers.
         variables = {
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "SPARK_LOCAL_DIRS": directory,  # goes before spark.local.dir
-            # Read by every JVM; the one that puts Spark's command line together has no options.
+            "SPARK_LOCAL_DIRS": directory,  # overrides spark.local.dir
+            # Read by every JVM; the one that builds Spark's command line takes no options.
             "JAVA_TOOL_OPTIONS": " ".join(
                 [
                     os.environ.get("JAVA_TOOL_OPTIONS", ""),
@@ -155,7 +156,7 @@ def spark_session(
         }
         top = Path(ackcore.__file__).parents[1]
         if str(top) in sys.path and top.name not in ("site-packages", "dist-packages"):
-            # The workers import this package too, from wherever it was found.
+            # The workers must import this package from the same place.
             before = os.environ.get("PYTHONPATH")
             variables["PYTHONPATH"] = f"{top}{os.pathsep}{before}" if before else str(top)
         builder = (
@@ -169,7 +170,7 @@ def spark_session(
             .config("spark.sql.catalogImplementation", "in-memory")
             # Blobs of ids do not compress, and the disk is local.
             .config("spark.shuffle.compress", "false")
-            # Every exchange has its number of partitions already.
+            # Every exchange has an explicit number of partitions.
             .config("spark.sql.adaptive.enabled", "false")
             .config("spark.sql.shuffle.partitions", "2")
         )
@@ -180,7 +181,7 @@ def spark_session(
             builder = builder.config("spark.driver.host", "127.0.0.1")
             builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
         try:
-            # The JVM keeps the streams that it is started with.
+            # The JVM keeps the output streams of its start.
             with _environment(variables), _said_elsewhere(said):
                 spark = builder.getOrCreate()
         except Exception as error:
@@ -190,13 +191,13 @@ def spark_session(
         gateway = spark.sparkContext._gateway
         try:
             yield spark, directory
-        # One that died between two calls refuses the connection.
+        # A JVM that died between two calls refuses the connection.
         except (Py4JError, PySparkException, ConnectionError) as error:
-            # Now, while there is a JVM that can be asked for the error's text.
+            # The text is read now, while the JVM runs.
             raise SparkError(one_line(error)) from None
         finally:
             _stop(spark, None if gateway is None else gateway.proc, said)
-            # The JVM removes its own directories as it ends: wait, or it finds them gone.
+            # Wait for the JVM's end, when it removes its own directories.
             if gateway is not None:
                 gateway.shutdown()
                 gateway.proc.stdin.close()
@@ -205,5 +206,5 @@ def spark_session(
                 except subprocess.TimeoutExpired:
                     gateway.proc.kill()
                     gateway.proc.wait()
-                # PySpark would go on speaking to it: the next session starts a JVM of its own.
+                # Reset, so that the next session starts a new JVM.
                 SparkContext._gateway = SparkContext._jvm = None

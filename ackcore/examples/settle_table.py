@@ -1,16 +1,16 @@
 """Settle the ack log of another system: which messages finished, failed, or are still open.
 
 Any system that folds acks by XOR, as Storm does, can log the messages to its acker.  Here is such a
-log as CSV, the ids in hex as Java's ``Long.toHexString`` has them::
+log as CSV, with the ids in hex as in Java's ``Long.toHexString``::
 
     at,what,root,val,task,why
     2024-05-01T10:00:00.000Z,init,8f1c1a0b,77aa01,3,
     2024-05-01T10:00:00.120Z,ack,8f1c1a0b,77aa01,,
     2024-05-01T10:00:01.500Z,fail,9d00,,,Connection refused
 
-`events` turns it into the columns that `ackcore.spark.settle` takes, and one call settles the
-table, be it of ten rows or of a billion.  What is open is written beside it: the next day's call
-begins with that.
+`events` converts it to the columns of `ackcore.spark.settle`, and one call settles the table, of
+ten rows or a billion.  The state is written with the open messages, and the next day's call starts
+from it.
 
     python -m ackcore.examples.settle_table monday.csv --state monday/
     python -m ackcore.examples.settle_table tuesday.csv --before monday/ --state tuesday/
@@ -42,18 +42,18 @@ _LOG = "at timestamp, what string, root string, val string, task int, why string
 
 
 def read_log(spark: SparkSession, path: str) -> DataFrame:
-    """Read a log, CSV with a header or Parquet."""
+    """Read a log from CSV with a header, or from Parquet."""
     if path.endswith(".parquet"):
         return spark.read.schema(_LOG).parquet(path)
-    # A line that is not of this shape must not become nulls, which belong to no root.
+    # An invalid line must raise, and not become nulls, which belong to no root.
     return spark.read.schema(_LOG).option("header", True).option("mode", "FAILFAST").csv(path)
 
 
 def events(log: DataFrame) -> DataFrame:
     """Return a log in the columns of `ackcore.spark.settle`.
 
-    A task >= 0 is an INIT by it, -1 an ACK, -2 a FAIL.  Ids are 64 bits, and signed in Spark: hex
-    digits above ``7fff...`` become negative numbers, as they are in Java.
+    A task >= 0 is an INIT by that task, -1 an ACK, -2 a FAIL.  Ids have 64 bits, which Spark reads
+    as signed: hex numbers above ``7fff...`` become negative, as in Java.
     """
     what = sql.col("what")
     task = (
@@ -64,7 +64,7 @@ def events(log: DataFrame) -> DataFrame:
     )
     return log.select(
         _bits("root").alias("root_id"),
-        # The value of a FAIL is not looked at, but it must be there.
+        # The value of a FAIL is ignored, but must not be null.
         sql.coalesce(_bits("val"), sql.lit(0)).cast("bigint").alias("val"),
         task.cast("int").alias("task"),
         sql.unix_millis("at").alias("ts_ms"),
@@ -83,19 +83,19 @@ def settle_log(
     now_ms: int | None = None,
     timeout_s: float | None = None,
 ) -> DataFrame:
-    """Return what became of each message of a log, its root in hex again.
+    """Return the outcome of each message of a log, with its root in hex.
 
     Parameters
     ----------
     log : DataFrame
-        As `read_log` returns it.
+        A log from `read_log`.
     before : DataFrame, optional
-        What the call for the log before this one returned; its open messages go on.
+        The result for the log before this one, whose open messages are continued.
     now_ms : int, optional
-        The time, in milliseconds since 1970; the newest event's if not given, so that a log that
-        is read a year later says the same.
+        The time in milliseconds since 1970; by default that of the newest event, so that the result
+        does not depend on the time of the call.
     timeout_s : float, optional
-        After so many seconds without a word of it a message is EXPIRED.
+        The time in seconds after the last event of a message after which it is EXPIRED.
     """
     rows = events(log)
     if now_ms is None and timeout_s is not None:
@@ -126,7 +126,7 @@ def main(
     ] = None,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[2]",
 ) -> None:
-    """Settle an ack log, and print what became of its messages."""
+    """Settle an ack log, and print the outcomes of its messages."""
     console = Console()
     try:
         check_java()
@@ -135,7 +135,7 @@ def main(
             if before is not None:
                 earlier = spark.read.parquet(str(before)).drop("root")
             outcomes = settle_log(read_log(spark, path), before=earlier, timeout_s=timeout)
-            # It is read twice below, and each action would settle again.
+            # Two actions follow, and each would settle again.
             outcomes = outcomes.persist()
             if state is not None:
                 outcomes.write.parquet(str(state))

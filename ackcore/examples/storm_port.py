@@ -2,9 +2,9 @@
 
     sentences ─► split ─► exclaim ═ by word ═► count ─► sink
 
-In Java it is a spout that keeps what is pending and emits it again when it failed, and three bolts
-that anchor, ack and fail.  Here the bolts are the same line by line, and the spout is a DataFrame:
-what is pending, what has failed and when it is tried again is the engine's to know.
+In Java it has a spout that keeps pending tuples and emits failed ones again, and three bolts that
+anchor, ack and fail.  Here the bolts are the same line by line, and the spout is a DataFrame: the
+engine keeps pending and failed records, and retries them.
 
 ==============================================  ==================================================
 Storm                                           ackcore
@@ -82,7 +82,7 @@ _WORD = pa.schema([("word", pa.string())])
 
 
 class SplitSentence(Bolt):
-    """Emits each word, anchored to its sentence, and acks the sentence."""
+    """A bolt that emits each word, anchored to its sentence, and acks the sentence."""
 
     outputs = _WORD
 
@@ -94,7 +94,7 @@ class SplitSentence(Bolt):
 
 
 class Exclaim(Bolt):
-    """Adds an exclamation mark; the first attempt at some words fails, as things do.
+    """A bolt that adds an exclamation mark; the first attempt at some words fails.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Exclaim(Bolt):
         self.fails = frozenset(fails)
 
     def execute(self, tuple: Tuple) -> None:
-        """Exclaim one word."""
+        """Add an exclamation mark to one word."""
         word = tuple["word"]
         if word in self.fails and tuple.attempt == 0:
             self.collector.fail(tuple, f"nobody heard {word!r}")
@@ -118,16 +118,16 @@ class Exclaim(Bolt):
 
 
 class WordCount(Bolt):
-    """Counts the words of a task: in Storm for ever, here until the micro-batch ends.
+    """A bolt that counts the words of its task: in Storm for ever, here until the micro-batch ends.
 
-    The count so far is emitted with each word, as in storm-starter.  Only what a sink has is kept:
-    the sum over all micro-batches is made from its rows.
+    It emits the count so far with each word, as in storm-starter.  Only the sink's rows are kept;
+    sum them for a count over all micro-batches.
     """
 
     outputs = pa.schema([("word", pa.string()), ("so_far", pa.int64())])
 
     def prepare(self, context: Context) -> None:
-        """Start from nothing."""
+        """Start with empty counts."""
         self.counts = Counter[str]()
 
     def execute(self, tuple: Tuple) -> None:
@@ -146,13 +146,13 @@ def build(
     Parameters
     ----------
     spark : SparkSession
-        Where it is to run.
+        The session to run it in.
     sentences : sequence of str
-        What the spout emits, numbered from 0.
+        The sentences that the spout emits, numbered from 0.
     fails : sequence of str
         As for `Exclaim`.
     path : str
-        Where the sink writes.
+        The directory of the sink.
     """
     frame = spark.createDataFrame(list(enumerate(sentences)), "id bigint, sentence string")
     builder = TopologyBuilder()
@@ -167,14 +167,14 @@ def build(
 def run(
     spark: SparkSession, directory: Path, sentences: Sequence[str], fails: Sequence[str] = ()
 ) -> tuple[Books, Counter[str]]:
-    """Run it to its end; return the books, and how often each word is in the sink.
+    """Run the topology to its end; return the books, and the count of each word in the sink.
 
     Parameters
     ----------
     spark : SparkSession
-        Where to run.
+        The session.
     directory : Path
-        Where checkpoint and rows go.
+        The directory of the checkpoint and the rows.
     sentences, fails
         As for `build`.
     """
@@ -188,7 +188,7 @@ def run(
 
 
 def main() -> None:
-    """Run it on two cores, and print what came of it."""
+    """Run the example on two cores, and print the result."""
     sentences = SENTENCES * 200
     with spark_session("local[2]") as (spark, directory):
         print(build(spark, sentences, ["moon"], f"{directory}/words").explain())

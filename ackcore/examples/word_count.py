@@ -54,12 +54,12 @@ from ackcore.topology import (
 MICRO_BATCHES = 8
 #: A child prints this when its stream runs.
 RUNNING = "running"
-#: The beginning of the line about a checkpoint that stays.
+#: The beginning of the line about a checkpoint that is kept.
 KEPT = "the checkpoint is kept:"
 
 
 class Split(BatchBolt):
-    """Splits lines into words."""
+    """A bolt that splits lines into words."""
 
     outputs = pa.schema([("line", pa.int64()), ("word", pa.string())])
 
@@ -73,12 +73,12 @@ class Split(BatchBolt):
 
 
 class Enrich(BasicBolt):
-    """Asks a service for the kind of a word; one call in a hundred fails."""
+    """A bolt that calls a service for the kind of a word; one call in a hundred fails."""
 
     outputs = pa.schema([*Split.outputs, ("kind", pa.string())])
 
     def execute(self, tuple: Tuple, collector: BasicCollector) -> None:
-        """Ask about one word."""
+        """Call the service for one word."""
         line, word = tuple.values
         if word == "XXX":
             raise Reject(f"nobody knows what {word} is")
@@ -95,12 +95,12 @@ def kind_of(word: str) -> str:
 
 
 class Count(BatchBolt):
-    """Adds up the equal words of a line, which all come to one task."""
+    """A bolt that counts the equal words of a line, which all come to one task."""
 
     outputs = pa.schema([*Enrich.outputs, ("times", pa.int64())])
 
     def process(self, batch: pa.RecordBatch, out: BatchOutput) -> None:
-        """Add up a batch; an output row has all the words that it counts as parents."""
+        """Count a batch; an output row has all the words that it counts as parents."""
         rows = pa.Table.from_batches([batch]).append_column("row", pa.array(range(len(batch))))
         # In one thread: a task that runs again must answer in the same order.
         groups = rows.group_by(["line", "word", "kind"], use_threads=False)
@@ -110,7 +110,7 @@ class Count(BatchBolt):
 
 
 def library_lines(number: int) -> list[str]:
-    """Return lines of the Python sources of the standard library, again and again if need be."""
+    """Return lines of the standard library's Python sources, repeated if needed."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     if not paths:
         raise RuntimeError(f"{sysconfig.get_path('stdlib')} has no sources of Python's library")
@@ -119,7 +119,7 @@ def library_lines(number: int) -> list[str]:
 
 
 def stage(texts: Sequence[str], directory: Path) -> None:
-    """Write numbered lines to Parquet files, of which the stream takes one at a time."""
+    """Write numbered lines to Parquet files; the stream reads one file at a time."""
     unfinished = directory / "unfinished"
     unfinished.mkdir(parents=True, exist_ok=True)
     size = -(-len(texts) // MICRO_BATCHES)
@@ -212,7 +212,7 @@ def crash(arguments: Sequence[str], directory: Path, kills: int, seed: int = 0) 
     status, done = run_killed(
         [*command, "--directory", str(directory)],
         scratch,
-        # Some lines after it has begun to run, and then a part of a second.
+        # Some lines after its start, and then within a second.
         [Kill(draw.randrange(1, 4), draw.uniform(0, 1)) for _ in range(kills)],
         lambda said: said.startswith(KEPT) or print(said, flush=True),
         lambda said: said.startswith((RUNNING, "micro-batch")),
@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # A terminated run cleans up as an interrupted one does.
+    # After SIGTERM the run cleans up as after an interrupt.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Each dead letter is a warning; the reasons are printed at the end.
     logging.getLogger("ackcore").setLevel(logging.ERROR)

@@ -1,32 +1,32 @@
 """Topologies and acks on Spark.
 
 =====================  ===========================================================================
-`start`                run a topology on streams; `Query` is what runs
-`run_batch`            run a topology on sources that end; `Books` is what came of it
-`QueryListener`        what is told of each micro-batch, of the dead and of the end
-`attempt`              try a function on each row of a frame: its errors become a column
-`guard`                call one for each row, tracked, retried and written once
-`to_parquet`           a sink: a Parquet directory by micro-batch
-`to_kafka`             a sink: a Kafka topic, by micro-batch at least once or in one transaction
+`start`                run a topology on streams; returns the running `Query`
+`run_batch`            run a topology on sources that end; returns the counts, `Books`
+`QueryListener`        base class of listeners: micro-batches, dead letters, the end of a query
+`attempt`              call a function for each row of a frame: its errors become a column
+`guard`                call a function for each row, with retries, dead letters and a sink
+`to_parquet`           a sink: a Parquet directory per micro-batch
+`to_kafka`             a sink: a Kafka topic, each micro-batch at least once or in a transaction
 `to_postgres`          a sink: a table of PostgreSQL, each micro-batch once, by keys or appended
 `to_jdbc`              a sink: a table of any JDBC database, each micro-batch once, as above
 `to_delta`             a sink: a Delta table, each micro-batch once, merged by keys or appended
 `to_iceberg`           a sink: an Iceberg table, each micro-batch once, merged by keys or appended
-`SinkRejects`          what a sink returns or raises: the rows that it refuses, and why
-`dead_letters`         read what could not succeed
-`DeadLetterTopic`      a Kafka topic that it goes to as well
-`replay`               send it again
-`settle`               what became of each root in a DataFrame of ack events
-`settle_parquet`       the same for Parquet files, read by the workers themselves
+`SinkRejects`          the rows that a sink refuses, with reasons; a sink returns or raises it
+`dead_letters`         read the dead letters
+`DeadLetterTopic`      a Kafka topic to which dead letters are also sent
+`replay`               send dead letters again
+`settle`               the outcome of each root in a DataFrame of ack events
+`settle_parquet`       the same for Parquet files, which the workers read themselves
 `combine`              fold each partition's events, without a shuffle
 `settle_partitions`    settle the partitions of an RDD
 `functions`            root ids, edge ids and routing as Arrow UDFs
 =====================  ===========================================================================
 
-What goes wrong has a name: `StateError` and its kinds for a checkpoint, `RunFailed` for a
-micro-batch that Spark cannot run, `RunCancelled` for one whose job was cancelled, `SinkError` for a
-sink or the dead-letter store, `TooManyDead` for a run of which too little is left,
-`WorkerPythonError` for workers that cannot run it.
+Each kind of failure has its own error: `StateError` and its subclasses for a checkpoint,
+`RunFailed` for a micro-batch that Spark cannot run, `RunCancelled` for a cancelled job, `SinkError`
+for a sink or the dead-letter store, `TooManyDead` for a run with too many dead records, and
+`WorkerPythonError` for workers whose Python cannot run it.
 
 Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore on its workers.
 """
@@ -121,8 +121,8 @@ __all__ = [
     "to_postgres",
 ]
 
-#: Where each public name is.  They are loaded when they are asked for: what only looks at a
-#: checkpoint imports modules below this package, and needs no pyspark, which takes over a second.
+#: The module of each public name.  Names are loaded at first use: tools that only read a
+#: checkpoint import modules below this package, without pyspark, which takes over a second.
 _MODULES = {
     "Books": ".protocol.progress",
     "CheckpointCorrupt": ".base.errors",
@@ -169,7 +169,7 @@ _MODULES = {
 
 
 class _Package(ModuleType):
-    """This package; one of its public names is that of a package in it, too, and goes before."""
+    """This package's class; the function `settle` takes precedence over the subpackage."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "functions":
@@ -181,7 +181,7 @@ class _Package(ModuleType):
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # An import of the package `settle` would put it in the place of the function.
+        # An import of the subpackage `settle` would replace the function of the same name.
         if not (name in _MODULES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 

@@ -1,7 +1,7 @@
-"""`attempt`: a function tried on each row of a frame, whose errors become a column.
+"""`attempt`: call a function for each row of a frame; its errors become a column.
 
-Nothing is tracked and nothing recorded: it is a single mapInArrow, so it is lazy, and works in
-batches, in streams and on Spark Connect.  `guard` is the next step, with the same function.
+It tracks and records nothing.  It is a single mapInArrow, so it is lazy, and works in batches, in
+streams and on Spark Connect.  For retries and dead letters pass the same function to `guard`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ackcore.spark.checks import arrow_schema
 from ackcore.spark.tasks.attempts import ERROR, ERROR_COLUMN, Attempts
 from ackcore.topology.functions import Function, kind_of
 
-#: Where what cannot be pickled may be made: calls enter a function that is a context manager.
+#: Places to create objects that cannot be pickled: tasks enter a context manager before calls.
 WHERE = "fn, or in __enter__() or __aenter__() of an object that is called"
 
 
@@ -63,7 +63,7 @@ def attempt(
         - an ``async`` function of a row. Many calls run concurrently;
         - a function of batches. Its parameter must be annotated as `pyarrow.RecordBatch`. It
           returns the outputs for the rows it received, in their order: a RecordBatch, a Table, a
-          dict or list of columns, or the one column.
+          dict or list of columns, or the single column.
 
         Objects with ``__call__`` work too. If the object is an (asynchronous) context manager, it
         is entered before a task's first call: open connections there.
@@ -73,8 +73,8 @@ def attempt(
     retry_on : exception class, or iterable of them, default ()
         The exceptions after which a call is repeated, with a back-off.
     attempts : int, default 3
-        The maximum number of calls per row, the first one included. `ackcore.calls.Retry` is
-        followed beyond that, within `wait_in_task_s`; `ackcore.calls.Reject` is never retried.
+        The maximum number of calls per row, the first one included. `ackcore.calls.Retry` may
+        exceed it, within `wait_in_task_s`; `ackcore.calls.Reject` is never retried.
     max_concurrency : int or callable, optional
         The number of concurrent calls in a task: a number, or a callable that returns a `Limit` of
         `ackcore.flow`. By default the number of async calls adapts to the service (`DelayTarget`),
@@ -92,7 +92,7 @@ def attempt(
     tasks : int, optional
         The number of tasks that run at once, for `rate_per_s`. The default is the session's default
         parallelism, which equals its cores. With fewer partitions the rate is lower; if the cluster
-        grows meanwhile, it is higher. On Spark Connect a small job asks for the default, once per
+        grows meanwhile, it is higher. On Spark Connect a small job finds the default, once per
         session.
 
     Returns

@@ -22,12 +22,12 @@ _FORMS = "a schema: 'label string, score double', a StructType or a pyarrow.Sche
 
 
 def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]:
-    """Return the columns that a function answers, as Spark has them and as Arrow does.
+    """Return the output columns of a function as a Spark schema and as an Arrow schema.
 
     Raises
     ------
     TypeError, ValueError
-        If they are no columns that Spark takes from Python.
+        If they are not columns that Spark accepts from Python.
     """
     if isinstance(outputs, StructType):
         columns = outputs
@@ -43,9 +43,9 @@ def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]
 
 
 def _nullable_within(kind: Any) -> Any:
-    """Return a type of Spark's as `ackcore.arrow.nullable_within` returns one of Arrow's.
+    """Return a Spark type with all nested types nullable, like `ackcore.arrow.nullable_within`.
 
-    Spark reads a null as 0 where it was told that there is none.
+    If a type is declared not nullable, Spark reads a null as 0.
     """
     if isinstance(kind, StructType):
         return StructType(
@@ -75,11 +75,11 @@ def _from_arrow(outputs: pa.Schema) -> StructType:
 
 def _from_ddl(outputs: str, frame: DataFrame) -> StructType:
     try:
-        # Its parser is the JVM's, and Spark Connect's another's; both are behind this.
+        # This call uses the DDL parser of the JVM or of Spark Connect.
         columns: StructType = frame.sparkSession.createDataFrame([], outputs).schema
     except (PySparkException, ValueError) as error:
         raise ValueError(f"outputs must be {_FORMS}, got {outputs!r}: {one_line(error)}") from None
-    # To Spark a type by itself is that of a column of this name.
+    # Spark reads a type without a name as a column of this name.
     if columns.names == ["value"] and "value" not in outputs.lower():
         raise ValueError(
             f"outputs must name its columns, got {outputs!r}; give 'answer {outputs.strip()}'"
@@ -88,21 +88,21 @@ def _from_ddl(outputs: str, frame: DataFrame) -> StructType:
 
 
 def check_names(frame: DataFrame, columns: StructType, added: Sequence[str] = ()) -> None:
-    """Refuse columns of which two would go by one name.
+    """Refuse columns if two of them have the same name in this session.
 
     Parameters
     ----------
     frame : DataFrame
-        Whose columns stay.
+        The frame, whose columns are kept.
     columns : StructType
         The outputs.
     added : sequence of str, default ()
-        Columns of our own.
+        The names of columns that ackcore adds.
 
     Raises
     ------
     ValueError
-        Naming both.
+        If two names are equal; the message has both.
     """
     sensitive = is_case_sensitive(frame.sparkSession)
     taken: dict[str, tuple[str, str]] = {}
@@ -126,15 +126,15 @@ def check_names(frame: DataFrame, columns: StructType, added: Sequence[str] = ()
 def read_concurrency(
     kind: Kind, given: int | Callable[[], Limit] | None
 ) -> int | Callable[[], Limit]:
-    """Return how many calls of a function a task makes at once.
+    """Return the number of calls that a task makes at once, or a callable that returns a `Limit`.
 
-    Only an async function is called many times at once unless it is asked for: few others are
-    written for threads.
+    By default only an async function is called several times at once: few other functions are
+    thread-safe.
 
     Raises
     ------
     ValueError
-        If a function of batches is to be called more than once.
+        If a function of batches is to be called several times at once.
     """
     if kind is Kind.BATCH and given not in (None, 1):
         raise ValueError(
@@ -147,12 +147,12 @@ def read_concurrency(
 
 
 def share_of_rate(frame: DataFrame, rate_per_s: float | None, tasks: int | None) -> float | None:
-    """Return a task's share of a rate: by the tasks that run at once.
+    """Return the rate of one task: the total rate divided by the number of concurrent tasks.
 
     Raises
     ------
     TypeError, ValueError
-        If the number of tasks is none, is missing, or is for no rate.
+        If `tasks` is not a positive number, or is given without a rate.
     """
     if tasks is not None:
         tasks = _columns.as_count(tasks, "tasks", 1)

@@ -1,4 +1,4 @@
-"""Checks of a topology before anything is written: errors name what cannot run on Spark."""
+"""Checks of a topology before anything is written; errors name the unsupported part."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _INSTEAD = (
 
 
 def check_trigger(topology: Topology, spark: SparkSession, options: Mapping[str, Any]) -> None:
-    """Raise ValueError if Spark does not take a trigger."""
+    """Raise ValueError if Spark does not accept a trigger."""
     source = next((one.source for one in topology.spouts.values() if one.kind is None), None)
     try:
         if options:
@@ -60,12 +60,12 @@ def check_options(
     accept_changes: bool,
     **functions: Callable[..., object],
 ) -> None:
-    """Refuse what `start` and `run_batch` are given beside the topology, if it is of another type.
+    """Check the types of the other arguments of `start` and `run_batch`.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        If an argument has the wrong type or value; the message names it.
     """
     if dead_letters is not None and not isinstance(dead_letters, DeadLetterTopic):
         place_of(dead_letters, "dead_letters")
@@ -80,12 +80,12 @@ def check_options(
 
 
 def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
-    """Refuse a topic for dead letters that a spout reads: they would come back.
+    """Refuse a dead-letter topic that a spout reads: dead letters would be read as records.
 
     Raises
     ------
     ValueError
-        Naming spout and topic.
+        If a spout reads the topic; the message names both.
     """
     if not isinstance(dead_letters, DeadLetterTopic):
         return
@@ -110,17 +110,17 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     Parameters
     ----------
     topology : Topology
-        As `start` and `run_batch` get it.
+        The argument of `start` or `run_batch`.
     spark : SparkSession
-        Where it is to run.
+        The session to run it in.
     streaming : bool
-        Whether its sources must be streams, or must not.
+        Whether its sources must be streams; otherwise they must be bounded.
 
     Raises
     ------
     TypeError
-        If the session is Spark Connect's and the sources are streams or a sink needs a JVM, a type
-        will not do, a bolt cannot be sent to the workers, or a sink cannot take its stream.
+        If the session is of Spark Connect and the sources are streams or a sink needs a JVM, a type
+        is not supported, a bolt cannot be pickled, or a sink cannot take its stream.
     ValueError
         If a source is of the other kind, or there is no spout.
     WorkerPythonError
@@ -206,12 +206,12 @@ def _check_group(spout: Spout, streaming: bool) -> None:
 
 
 def is_case_sensitive(spark: SparkSession) -> bool:
-    """Whether a session tells columns apart that differ in case only."""
+    """Return whether a session distinguishes columns whose names differ only in case."""
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
 def _check_names(what: str, schema: pa.Schema, sensitive: bool) -> None:
-    """Refuse columns, or fields of one struct at any depth, that cannot be told apart."""
+    """Refuse columns, or fields of a struct at any depth, with names that are not distinguished."""
     for inside, one, other in _alike(schema, ()):
         where = f" in {'.'.join(inside)!r}" if inside else ""
         if one == other:
@@ -229,7 +229,7 @@ def _check_names(what: str, schema: pa.Schema, sensitive: bool) -> None:
 def _alike(
     fields: Iterable[pa.Field], inside: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Yield names that are equal or differ in case only, and what they are fields of."""
+    """Yield pairs of names that are equal or differ only in case, with the path of their struct."""
     seen: dict[str, list[str]] = {}
     for field in fields:
         before = seen.setdefault(field.name.lower(), [])
@@ -262,7 +262,7 @@ def _check_keys(what: str, keys: Sequence[str], schema: pa.Schema) -> None:
 
 
 def arrow_schema(schema: StructType, what: str) -> pa.Schema:
-    """Return columns of Spark's as Arrow has them, or refuse the one that it has not."""
+    """Return a Spark schema as an Arrow schema; refuse types that Spark does not pass to Python."""
     for field in schema.fields:
         try:
             to_arrow_schema(StructType([field]))
@@ -276,7 +276,7 @@ def arrow_schema(schema: StructType, what: str) -> pa.Schema:
 
 
 def kept_schema(schema: StructType, what: str) -> pa.Schema:
-    """Do as `arrow_schema`, and refuse also the type that sinks and dead letters would not have."""
+    """Return the `arrow_schema`; also refuse types that sinks and dead letters would lose."""
     kept = arrow_schema(schema, what)
     for field in schema.fields:
         lost = lost_in_arrow(field.dataType)
@@ -290,7 +290,7 @@ def kept_schema(schema: StructType, what: str) -> pa.Schema:
 
 
 def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
-    """Hold what a bolt asks of a spout to its source, whose types are known only here."""
+    """Check the inputs that a bolt declares against the types of a spout's source."""
     _check_keys(f"grouping of bolt {bolt.name!r}", each.grouping.keys, schema)
     wanted = {field.name: nullable_within(field.type) for field in bolt.component.inputs or ()}
     for field in schema:
@@ -304,7 +304,7 @@ def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
 
 
 def read_trigger(trigger: str | Mapping[str, Any] | None) -> tuple[bool, dict[str, Any]]:
-    """Whether the query ends with what there is, and the keywords for Spark's trigger()."""
+    """Return whether the trigger is ``availableNow``, and the keywords for Spark's trigger()."""
     if trigger is None:
         return False, {}
     if isinstance(trigger, str):

@@ -1,13 +1,13 @@
 """Ids and routing as functions of Columns, computed by Arrow UDFs.
 
-They are `ackcore.ids`'s, so a column made here holds what a bolt in plain Python would make: pure
-functions of positions, which a task that runs again makes alike.
+They call `ackcore.ids`, so a column has the same ids that a bolt in plain Python would compute.
+The functions are pure, so a task that runs again computes the same values.
 
     key = ackcore.spout_key(deployment_key, "lines", "access-log", generation=1)
     events = kafka.select(functions.root_id(key, "partition", "offset", 0).alias("root_id"), ...)
 
-Where a function takes a Column, the name of one will do, and where it says so an integer that
-stands for all rows.  Nulls are refused when the job runs, with the column's name.
+A column can be given as a Column or by name and, where documented, as one integer for all rows.
+Nulls are refused when the job runs; the error names the column.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def edge_id(
 
 
 def acker_task(root_id: ColumnOrName, n: int) -> Column:
-    """Return the acker, of n, that each root is routed to, as in Storm: `ackcore.ids.acker_task`.
+    """Return the acker of each root as in Storm, from 0 to n - 1: `ackcore.ids.acker_task`.
 
     Parameters
     ----------
@@ -180,13 +180,13 @@ def xor_edges(edges: ColumnOrName) -> Column:
 
 
 def _operand(value: Any, name: str) -> Column:
-    """A column, a column's name, or one integer for all rows."""
+    """Return a Column for a Column, a column's name, or one integer for all rows."""
     refuse_no_session()
     if isinstance(value, Column):
         return value
     if isinstance(value, str):
         return sql.col(value)
-    # Python's True would pass for 1.
+    # True would be accepted as 1.
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(
             f"{name} must be a Column, a column's name or an integer, got {type(value).__name__}"
@@ -197,7 +197,7 @@ def _operand(value: Any, name: str) -> Column:
 def _call(
     name: str, compute: Callable[..., pa.Array], returns: DataType, *operands: Column
 ) -> Column:
-    compute.__name__ = name  # what plans and unnamed columns show
+    compute.__name__ = name  # shown in plans and as the name of unnamed columns
     if not is_remote():
         use_drivers_python(active_context())
     return arrow_udf(compute, returns)(*operands)

@@ -1,4 +1,4 @@
-"""`guard`: a function called for each row of a frame, every row tracked: a topology of one bolt."""
+"""`guard`: call a function for each row of a frame in a topology with one bolt."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""A source without rows that advances when something is due, so that retries need no new data.
+"""A source without rows that advances when a retry is due, so that retries need no new data.
 
-Spark runs no micro-batch while no source has anything new.  So the spouts are unioned with a source
-of ours: Spark's own for text files, on a directory that is empty.  A thread of the driver puts an
-empty file there when the first of the waiting records is due, and Spark runs a micro-batch for it.
+Spark runs no micro-batch while no source has new data.  So the spouts are unioned with Spark's
+source for text files on an empty directory.  When the first waiting record is due, a thread of the
+driver puts an empty file (a beat) there, and Spark runs a micro-batch.
 
-A beat is a hint and no record: what is due follows from the plans alone, and a beat too many is a
-micro-batch with nothing in it.  So a beat's file is removed as soon as a micro-batch begins, and
-what Spark has noted of beats is forgotten whenever its query starts (`forget_beats`) and cut short
-while it runs (`trim_log`): else it would grow by a line with every beat, for ever.
+Beats are not records: the due times follow from the plans alone, and an unneeded beat only causes
+an empty micro-batch.  The start of each micro-batch removes the beats' files.  Spark's notes of
+beats are deleted when its query starts (`forget_beats`) and trimmed while it runs (`trim_log`).
+Otherwise they would grow by a line with each beat.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from ackcore.spark.base.paths import numbered
 
 _log = logging.getLogger("ackcore")
 
-#: What a glob reads as anything but itself.
+#: The special characters of a glob.
 _GLOB = re.compile(r"([{}\[\]*?\\])")
-#: Beats whose files Spark keeps note of, by their times, which are a second apart.
+#: The age of the beats that Spark remembers; their files' times are a second apart.
 _KNOWN = "60s"
-#: In Spark's offset log, format 1: a source that has nothing yet, and the heartbeat's offset.
+#: In Spark's offset log, format 1: the offset of a source without data, and of the heartbeat.
 _NOTHING = "-"
 _BEAT = re.compile(r'^\{"logOffset": ?\d+\}$')
-#: How the directory of the beats is called: no other source reads one of that name.
+#: The prefix of the directory of the beats; no other source's path has it.
 _DIRECTORY = "ackcore-beats-"
 
 
 class Beats:
-    """A directory where an empty file is a beat.
+    """A directory in which each empty file is a beat.
 
     Parameters
     ----------
     directory : Path
-        On the driver's machine; made here, removed by `close`.
+        A path on the driver's machine.  The directory is created here, and removed by `close`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -61,23 +61,23 @@ class Beats:
 
     @classmethod
     def beside(cls, spark: SparkSession) -> Beats:
-        """Make one among the temporary files of a session, which the JVM removes as it ends."""
+        """Create the directory among the session's temporary files, which the JVM removes."""
         return cls(Path(spark.sparkContext._temp_dir) / (_DIRECTORY + secrets.token_hex(8)))
 
     def advance(self) -> None:
-        """Have Spark run a micro-batch."""
+        """Write a beat, so that Spark runs a micro-batch."""
         number = next(self._numbers)
-        # A sweeper of temporary directories removes one that has been empty for days.
+        # Cleaners of temporary directories remove one that has been empty for days.
         self.directory.mkdir(parents=True, exist_ok=True)
         hidden = self.directory / f".{number}"
         hidden.touch()
-        # Spark passes over files that are older than what it has forgotten.  The number is the
-        # time, so that no clock that was set back makes a beat older than the one before.
+        # Spark ignores files that are older than those it has forgotten.  The number is used as
+        # the time, so that each beat is newer than the one before, whatever the clock does.
         os.utime(hidden, (number, number))
         hidden.rename(self.directory / str(number))
 
     def clear(self) -> bool:
-        """Take the beats away; tell whether there were any."""
+        """Remove all beats; return whether there were any."""
         beats = numbered(self.directory)
         for number in beats:
             (self.directory / str(number)).unlink(missing_ok=True)
@@ -89,62 +89,62 @@ class Beats:
 
 
 def with_heartbeat(spark: SparkSession, frame: DataFrame | None, directory: Path) -> DataFrame:
-    """Return a streaming DataFrame that has a micro-batch for each beat also.
+    """Return a streaming DataFrame that also has a micro-batch for each beat.
 
     Parameters
     ----------
     spark : SparkSession
-        The one that the query will run in.
+        The session of the query.
     frame : DataFrame or None
-        Streaming.  Its columns stay as they are, but are nullable in its schema.  Without one
-        there are the beats alone.
+        A streaming frame.  Its columns are kept, but become nullable in the schema.  None for beats
+        alone.
     directory : Path
-        Of the beats.
+        The directory of the beats.
     """
     reader = spark.readStream.format("text").schema("value string").option("maxFileAge", _KNOWN)
-    # Hadoop takes what follows the scheme as it is, but for what a glob is made of.
+    # Hadoop unescapes nothing after the scheme, but reads special characters as a glob.
     beats = reader.load("file://" + _GLOB.sub(r"\\\1", str(directory)))
     if frame is None:
         return beats
     fields = frame.schema.fields
     nulls = [sql.lit(None).cast(field.dataType).alias(field.name) for field in fields]
-    # The frame comes first: its partitions keep their numbers, and its sources theirs.
+    # The frame comes first, so that its partitions and sources keep their numbers.
     return frame.union(beats.select(*nulls))
 
 
 def forget_beats(checkpoint: Path) -> None:
-    """Make Spark's part of a checkpoint what it is before the first beat.
+    """Delete all traces of beats from Spark's part of a checkpoint.
 
-    Whether a micro-batch is to be repeated or comes next, it has no rows of the heartbeat.  May be
-    cut short anywhere, and repeated; Spark's query must not run.
+    Then neither a repeated micro-batch nor the next one has rows of the heartbeat.  An interrupted
+    call may be repeated.  Spark's query must not run.
 
     Parameters
     ----------
     checkpoint : Path
-        Spark's part of it.
+        The directory of Spark's part.
 
     Raises
     ------
     StateError
-        If it cannot be written.
+        If the directory cannot be written.
     """
     offsets = checkpoint / "offsets"
     log = find_log(checkpoint)
-    # Spark reads the last one, and the one before if that was not committed.
+    # Spark reads the last offsets, and those before if the last are not committed.
     for batch in numbered(offsets)[-2:]:
         path = offsets / str(batch)
         with writing(path):
             lines = path.read_text("utf-8").split("\n")
         if lines[0] == "v1":
-            # A line for each source, and ours is the last of them.
+            # Each source has a line; the heartbeat's is the last.
             forgotten = [*lines[:-1], _BEAT.sub(_NOTHING, lines[-1])]
         else:
-            # Format 2 has the number before each offset, and no line for a source without one.
+            # In format 2 each line starts with the source's number; a source without data has none.
             ours = f"{log.name}:" if log is not None else "none"
             forgotten = [line for line in lines if not line.startswith(ours)]
         if forgotten == lines:
             continue
-        # Hadoop's checksum first: without one, a file is taken as it is.
+        # Hadoop's checksum is removed first: a file without a checksum is not verified.
         remove(offsets / f".{batch}.crc")
         sync_directory(offsets)
         text = "\n".join(forgotten).encode()
@@ -154,9 +154,9 @@ def forget_beats(checkpoint: Path) -> None:
 
 
 def find_log(checkpoint: Path) -> Path | None:
-    """Return where Spark notes the beats that it has seen; None if it has seen none.
+    """Return Spark's log of the beats that it has read; None if it has read none.
 
-    Known by what is in it: which number Spark gives a source is Spark's affair.
+    The log is found by its content, because Spark chooses the numbers of sources.
     """
     sources = checkpoint / "sources"
     for number in reversed(numbered(sources)):
@@ -168,10 +168,10 @@ def find_log(checkpoint: Path) -> Path | None:
 
 
 def trim_log(log: Path) -> None:
-    """Remove from Spark's log of a file source what it read before its last compact file.
+    """Remove from Spark's log of a file source all entries before the last compact file.
 
-    Nothing may be reading or writing there.  A compact file has a line for every file that the
-    source ever read; the last one is left, by which `find_log` finds the log.
+    Nobody may read or write the log meanwhile.  A compact file has a line for every file that the
+    source ever read.  The last line is kept, so that `find_log` finds the log.
 
     Parameters
     ----------
@@ -196,21 +196,22 @@ def trim_log(log: Path) -> None:
 
 
 class Pacemaker(Attendant):
-    """The thread that beats when something is due.
+    """The thread that writes a beat when a record is due.
 
     Parameters
     ----------
     beat : callable
         `Beats.advance`.
     clock : callable
-        Returns milliseconds, by the clock that made the due times.
+        Returns the time in milliseconds, by the clock of the due times.
     poll_ms : int
-        How often to look at the clock while something waits.
+        The time in milliseconds between two looks at the clock while a record waits.
     called : callable, optional
-        Whether something else waits for a micro-batch, as a replay: called once a second.
+        Returns whether something else, such as a replay, waits for a micro-batch.  Called once a
+        second.
     """
 
-    #: How often what other processes ask for is looked at.
+    #: The interval in which requests of other processes are checked, in seconds.
     CALLED_S = 1.0
 
     def __init__(
@@ -229,7 +230,7 @@ class Pacemaker(Attendant):
         self._answered = False
 
     def schedule(self, due_ms: int | None) -> None:
-        """Say when the first of the records that wait now is due; None if none waits."""
+        """Set the time at which the first waiting record is due; None if none waits."""
         with self._changed:
             self._due_ms = due_ms
             self._answered = False
@@ -250,8 +251,8 @@ class Pacemaker(Attendant):
             if self._called is not None and not self._answered and now >= look_at:
                 look_at = now + self.CALLED_S
                 with contextlib.suppress(OSError, RuntimeError):
-                    # One beat for all of it: the next micro-batch takes it, and raises what is
-                    # raised here.
+                    # One beat for all requests: the next micro-batch takes them, and raises errors
+                    # that are suppressed here.
                     self._answered = self._called()
                     beat = beat or self._answered
             if beat:
@@ -259,7 +260,7 @@ class Pacemaker(Attendant):
                     self._advance()
                     complained = False
                 except OSError as error:
-                    # A disk that is full now may have room later; the query itself will tell.
+                    # A full disk may have room later; the query itself reports lasting errors.
                     if not complained:
                         _log.warning("the heartbeat cannot be written, trying again: %s", error)
                     complained = True
@@ -268,21 +269,21 @@ class Pacemaker(Attendant):
                             self._due_ms = due if due is not None else 0
             with self._changed:
                 if not self._stopped:
-                    # What is due already and could not be written need not be tried without pause.
+                    # After a failed write, retry a due beat with a pause.
                     self._changed.wait(self._poll_s if complained else self._pause_s())
 
     def _left_ms(self, due_ms: int) -> int:
         try:
             return due_ms - self._clock()
         except BaseException:
-            # The user's clock: the micro-batch asks it too, and its error ends the query.
+            # The user's clock failed.  The micro-batch calls it too, and its error ends the query.
             return 0
 
     def _pause_s(self) -> float | None:
         pauses = []
         if self._due_ms is not None:
             left = self._left_ms(self._due_ms) / 1000
-            # In steps: the clock may be another than this machine's.
+            # In steps, because the clock may differ from this machine's.
             pauses.append(min(max(left, 0.001), self._poll_s))
         if self._called is not None and not self._answered:
             pauses.append(self.CALLED_S)

@@ -1,8 +1,8 @@
-"""Listeners: what is told of each micro-batch that is done, as Spark's StreamingQueryListener is.
+"""Listeners: callbacks for finished micro-batches, like Spark's StreamingQueryListener.
 
-They are called by the thread that runs the micro-batches, between two of them, after the mark: what
-they are told stands.  A driver that dies in between has told nobody; the books and the dead-letter
-store have it all.
+The thread that runs the micro-batches calls them between two micro-batches, after the mark of the
+finished one.  So their reports are final.  If the driver dies in between, the call is lost; the
+counts and the dead letters are in the checkpoint and the dead-letter store.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
 
-#: So many bytes of letters a listener is told of at once.
+#: The maximum size in bytes of the dead letters in one call of a listener.
 _TOLD_BYTES = 1 << 25
 
 _METHODS = ("on_start", "on_batch_start", "on_progress", "on_dead", "on_end")
@@ -43,8 +43,7 @@ class QueryListener:
         """Called at the start, with the counts so far of each tracked spout."""
 
     def on_batch_start(self, batch_id: int) -> None:
-        """Called when a stream begins a micro-batch, or begins it again. `run_batch` does not call
-        it.
+        """Called when a stream begins or repeats a micro-batch; `run_batch` does not call it.
 
         If `on_progress` does not follow for long, the micro-batch hangs.
         """
@@ -53,9 +52,9 @@ class QueryListener:
         """Called with the report of a micro-batch, and the counts after it."""
 
     def on_dead(self, batch_id: int, letters: Mapping[str, pa.Table]) -> None:
-        """Called with the letters of records that died in a micro-batch, if there are any.
+        """Called with the dead letters of a micro-batch, if there are any.
 
-        With many letters it is called several times, each time with about 32 MB. Letters are read
+        If they are many, it is called several times, each time with about 32 MB. Letters are read
         only for listeners that override this method.
 
         Parameters
@@ -63,8 +62,9 @@ class QueryListener:
         batch_id : int
             The micro-batch.
         letters : mapping from str to pyarrow.Table
-            By spout, in the columns of `ackcore.spark.dead_letters`: ``message_id, attempts,
-            error_type, error_message, component, first_ms, last_ms, batch_id, replays, payload``.
+            The dead letters by spout, in the columns of `ackcore.spark.dead_letters`: ``message_id,
+            attempts, error_type, error_message, component, first_ms, last_ms, batch_id, replays,
+            payload``.
         """
 
     def on_end(self, error: BaseException | None, books: Books) -> None:
@@ -90,7 +90,7 @@ class Listeners:
     Raises
     ------
     TypeError
-        If one has none of them.
+        If an object has none of these methods.
     """
 
     def __init__(self, listeners: Sequence[Any] = ()) -> None:
@@ -105,7 +105,7 @@ class Listeners:
             self.add(one)
 
     def add(self, listener: Any, books: Books | None = None) -> None:
-        """Add a listener. With the books of a running query, call its ``on_start``.
+        """Add a listener. If the books of a running query are given, call its ``on_start``.
 
         Raises
         ------
@@ -121,7 +121,8 @@ class Listeners:
             )
         if books is not None:
             self._tell_start([listener], books)
-        self._all = [*self._all, listener]  # another thread may be telling those that are there
+        # A new list, because other threads may iterate over the old one.
+        self._all = [*self._all, listener]
 
     def started(self, topology: Topology, books: Books) -> None:
         """Call the listeners at the start."""
@@ -157,7 +158,7 @@ class Listeners:
 
     @contextmanager
     def of_run(self, engine: Engine) -> Iterator[None]:
-        """Call the listeners at the start and at the end of the enclosed code, however it ends."""
+        """Call the listeners before and after the enclosed code, also after an error."""
         self.started(engine.topology, engine.books)
         try:
             yield
@@ -173,7 +174,7 @@ class Listeners:
     def _hearing(
         self, name: str, listeners: Sequence[Any] | None = None
     ) -> list[tuple[Any, Callable[..., object]]]:
-        """Return the listeners that have a method which does something, and that."""
+        """Return the listeners that override a method, each with the method."""
         found = []
         for listener in self._all if listeners is None else listeners:
             method = getattr(listener, name, None)
@@ -191,7 +192,7 @@ class Listeners:
 
 
 def _some_at_a_time(dead: Dead, number: int) -> Iterator[dict[str, pa.Table]]:
-    """Yield all letters, some at once."""
+    """Yield all dead letters in portions of limited size."""
     held: dict[str, list[pa.Table]] = {}
     nbytes = 0
     for spout in dead:

@@ -1,9 +1,9 @@
-"""Running a topology: `start` for streams, `run_batch` for sources that end.
+"""The entry points that run a topology: `start` for streams, `run_batch` for sources that end.
 
-Spark brings the micro-batches of a stream, with a heartbeat among its sources; the numbers of ours
-are Spark's own.  Spark keeps which offsets belong to a number in ``<checkpoint>/spark``, and we
-keep in ``<checkpoint>/ackcore`` what became of the records.  A source that ends is micro-batch 0,
-and the retries are the ones after it.
+Spark makes the micro-batches of a stream, with a heartbeat among its sources; ackcore uses Spark's
+numbers for them.  Spark keeps the offsets of each number in ``<checkpoint>/spark``, and ackcore
+keeps the outcomes of the records in ``<checkpoint>/ackcore``.  A source that ends is micro-batch 0;
+the later micro-batches are its retries.
 """
 
 from __future__ import annotations
@@ -69,60 +69,63 @@ def start(
     Parameters
     ----------
     topology : Topology
-        What `TopologyBuilder.build` made.  The source of each spout is a streaming DataFrame.
+        A topology from `TopologyBuilder.build`.  The source of each spout is a streaming DataFrame.
     spark : SparkSession
         A classic session.
     checkpoint : path
-        A directory of its own for this query, on a file system that driver and executors share, or
-        the URL of a place in a bucket (``s3://bucket/place``).  A query that is started again with
-        it goes on where the last one ended, however that was.
+        A directory for this query alone, on a file system that driver and executors share, or the
+        URL of a place in a bucket (``s3://bucket/place``).  If you start the query again with the
+        same checkpoint, it continues, also after a crash.
     trigger : str or mapping, optional
-        As Spark's: ``"1 second"`` or ``{"processingTime": "1 second"}`` for a micro-batch so
-        often, ``{"availableNow": True}`` to take what there is and then end, when no record waits
-        any more; None for micro-batches without a pause.
+        A trigger in Spark's form: ``"1 second"`` or ``{"processingTime": "1 second"}`` for the
+        interval of micro-batches, ``{"availableNow": True}`` to read the present data and end when
+        no record waits any more; None for micro-batches without a pause.
     max_dead : int, optional
-        The number of records that may die of those that ended (ACKED or DEAD) since this start; one
-        more, and the query ends with `TooManyDead`.  It is judged when a micro-batch is done; the
-        next start counts anew.  ``Settings.max_dead_window`` limits it to the last records.
+        The maximum number of dead records among those that ended (ACKED or DEAD) since this start;
+        one more ends the query with `TooManyDead`.  It is checked after each micro-batch, and
+        counted anew from each start.  ``Settings.max_dead_window`` limits the check to the last
+        records.
     max_dead_ratio : float or None, default 1.0
-        The share of the same records that may die, from 0 to 1, but never all of them; None lets
-        the query run on.  It is judged from ten dead records on, and with ``availableNow`` at the
-        end, however few they are.  A record that was seen before this start does not count as dead.
+        The maximum share of dead records among the same records, from 0 to 1; if all of them are
+        dead, the query always ends.  None for no limit.  It is checked from ten dead records on,
+        and with ``availableNow`` at the end, however few they are.  A record that was seen before
+        this start does not count as dead.
     dead_letters : path or DeadLetterTopic, optional
-        Where the dead go, a directory or, as it must be if the checkpoint is in one, the URL of a
-        place in a bucket; if not given, where they went at the last start, and at the first one
-        ``<checkpoint>/ackcore/dead_letters``.  To a topic they go beside that.
+        The directory of the dead letters, or the URL of a place in a bucket, which is required if
+        the checkpoint is in a bucket.  By default the place of the last start, and at the first
+        start ``<checkpoint>/ackcore/dead_letters``.  With a topic, dead letters are sent to it as
+        well.
     spark_checkpoint : path, optional
-        Where Spark keeps its own part: a directory that the driver alone reads and writes, and
-        that the next driver finds again.  ``<checkpoint>/spark`` if not given; to be given where
-        the checkpoint is in a bucket.
+        The directory of Spark's own part, which only the driver reads and writes, and which the
+        next driver must find again; ``<checkpoint>/spark`` by default.  Required if the checkpoint
+        is in a bucket.
     accept_changes : bool, default False
-        Go on although the topology is not the one that the checkpoint was made by.  Its spouts
-        must be the same, in any order.
+        Whether to continue although the topology differs from the one that made the checkpoint.
+        Its spouts must be the same, in any order.
     listeners : sequence of QueryListener, optional
-        Are told of each micro-batch, of the dead, and of the end.
+        The listeners, which are called for each micro-batch, for dead letters, and at the end.
     clock : callable, optional
         Returns milliseconds since 1970.
 
     Returns
     -------
     Query
-        Which runs.
+        The running query.
 
     Raises
     ------
     TypeError
-        If the session is Spark Connect's, a source has other types than a bolt asks for, or a
-        type that cannot be kept, or a sink cannot take its stream.
+        If the session is of Spark Connect, a source's types differ from the inputs of a bolt or
+        cannot be kept, or a sink cannot take its stream.
     ValueError
-        If the session was stopped, a source is bounded or has columns that differ in case only,
-        the topology has no spout, the trigger is none of Spark's, a limit on the dead is no such
-        number; the checkpoint is in a bucket, and `dead_letters` is not, or `spark_checkpoint` not
-        given.
+        If the session was stopped, a source is bounded or has columns that differ in case only, the
+        topology has no spout, the trigger is not one of Spark's, a limit on the dead is out of
+        range; or if the checkpoint is in a bucket and `dead_letters` is not, or `spark_checkpoint`
+        is missing.
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     """
-    DeadLimit(max_dead, max_dead_ratio)  # refuses what is none before anything is read
+    DeadLimit(max_dead, max_dead_ratio)  # raises for invalid limits before anything is read
     check_options(dead_letters, accept_changes, clock=clock)
     told = Listeners(listeners)
     check(topology, spark, streaming=True)
@@ -182,28 +185,29 @@ def run_batch(
     Parameters
     ----------
     topology : Topology
-        What `TopologyBuilder.build` made.  The source of each spout is a bounded DataFrame.
+        A topology from `TopologyBuilder.build`.  The source of each spout is a bounded DataFrame.
     spark : SparkSession
         A classic session or one of Spark Connect.
     checkpoint : path
-        A directory of its own, on a file system that driver and executors share, or the URL of a
-        place in a bucket (``s3://bucket/place``).  Run again with it after a crash, it goes on; run
-        again after the end, it warns and returns the books, since everything it was made for is
-        decided: each run of a nightly job takes a new one.
+        A directory for this run alone, on a file system that driver and executors share, or the URL
+        of a place in a bucket (``s3://bucket/place``).  After a crash, a call with the same
+        checkpoint continues.  After the end it only warns and returns the books, since all records
+        are decided: each run of a nightly job needs a new checkpoint.
     max_dead : int, optional
-        The number of records that may be dead in the end.  A record that a replay got through is
-        not dead any more.
+        The maximum number of records that are dead at the end.  A record that succeeded in a replay
+        is no longer dead.
     max_dead_ratio : float or None, default 1.0
-        The share of the records read that may be dead in the end, from 0 to 1, but never all of
-        them; None lets that pass, too.
+        The maximum share of the records read that are dead at the end, from 0 to 1; if all of them
+        are dead, the run always fails.  None for no limit.
     dead_letters : path or DeadLetterTopic, optional
-        Where the dead go, a directory or, as it must be if the checkpoint is in one, the URL of a
-        place in a bucket; if not given, where they went at the last start, and at the first one
-        ``<checkpoint>/ackcore/dead_letters``.  To a topic they go beside that.
+        The directory of the dead letters, or the URL of a place in a bucket, which is required if
+        the checkpoint is in a bucket.  By default the place of the last start, and at the first
+        start ``<checkpoint>/ackcore/dead_letters``.  With a topic, dead letters are sent to it as
+        well.
     accept_changes : bool, default False
-        Go on although the topology is not the one that the checkpoint was made by.
+        Whether to continue although the topology differs from the one that made the checkpoint.
     listeners : sequence of QueryListener, optional
-        Are told of each micro-batch, of the dead, and of the end.
+        The listeners, which are called for each micro-batch, for dead letters, and at the end.
     clock : callable, optional
         Returns milliseconds since 1970.
     wait : callable, optional
@@ -212,30 +216,32 @@ def run_batch(
     Returns
     -------
     Books
+        The counts.
 
     Raises
     ------
     TypeError
-        If a source has other types than a bolt asks for, or a type that cannot be kept, or a sink
-        cannot take its stream, or needs a classic session.
+        If a source's types differ from the inputs of a bolt or cannot be kept, or a sink cannot
+        take its stream or needs a classic session.
     ValueError
         If the session was stopped, a source is a stream or has columns that differ in case only,
-        the topology has no spout, a limit on the dead is no such number, or the checkpoint is in a
+        the topology has no spout, a limit on the dead is out of range, or the checkpoint is in a
         bucket and `dead_letters` is not.
     TooManyDead
-        If more died than may; after the end, so that all is on record, and again if it is
-        run again.  It tells what records died of, as a warning does if fewer died.
+        If too many records are dead.  It is raised after the end, when all is recorded, and again
+        by each further call.  It lists the errors of the dead records; a warning does if fewer are
+        dead.
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     RunFailed
         If Spark cannot run a micro-batch.
     RunCancelled
-        If a job was cancelled from outside; run again on the same checkpoint, it goes on.
+        If a job was cancelled from outside.  A call with the same checkpoint continues.
     SinkError
         If a sink or the dead-letter store fails too often.
     KeyboardInterrupt, SystemExit
-        What a handler of a signal raised: the job is cancelled, and run again on the same
-        checkpoint, it goes on.
+        If a signal handler raises it.  The job is cancelled; a call with the same checkpoint
+        continues.
     """
     limit = DeadLimit(max_dead, max_dead_ratio)
     check_options(dead_letters, accept_changes, clock=clock, wait=wait)
@@ -304,7 +310,7 @@ def run_to_end(
     Returns
     -------
     bool
-        Whether anything was run.
+        Whether any micro-batch was run.
     """
     state = engine.state
 
@@ -331,13 +337,13 @@ def run_to_end(
 
 
 def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) -> None:
-    """Wait, for a while at a time if a server ends sessions of which it hears nothing."""
+    """Wait; on Spark Connect for `ALIVE_S` at most, because its server ends idle sessions."""
     wait(min(seconds, ALIVE_S) if is_connect(spark) else seconds)
     keep_alive(spark)
 
 
 def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
-    """Return where a checkpoint is, before it is taken over by who is refused for its letters."""
+    """Return the place of a checkpoint; check that the dead letters' place suits it."""
     place = place_of(checkpoint, "checkpoint")
     path = dead_letters.store if isinstance(dead_letters, DeadLetterTopic) else dead_letters
     if path is not None:
@@ -346,12 +352,12 @@ def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
 
 
 def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:
-    """Return where Spark's own part is.
+    """Return the directory of Spark's own part of a checkpoint.
 
     Raises
     ------
     ValueError, TypeError
-        If it is no path of a file system, or is to be given.
+        If it is not a path of a file system, or is required and missing.
     """
     if given is not None:
         return local_path(given, "spark_checkpoint")
@@ -381,7 +387,7 @@ def _schemas(topology: Topology) -> dict[str, pa.Schema]:
 def _open_dead_letters(
     topology: Topology, state: State, place: Place
 ) -> tuple[DeadLetters, DeadLetterWriter, Callable[[], object]]:
-    """Return the store, what a micro-batch's dead are handed to, and what closes that."""
+    """Return the dead-letter store, the function that writes to it, and one that closes it."""
     schemas = _schemas(topology)
     sources = {name: schemas[name] for name, spout in topology.spouts.items() if spout.tracked}
     path = place.store if isinstance(place, DeadLetterTopic) else place
@@ -398,10 +404,10 @@ def _open_dead_letters(
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:
-    """No new rows; made only where there are retries to go with them, since it takes its time."""
+    """Return inputs without rows, for a micro-batch of retries."""
     first = next(iter(topology.spouts.values()))
     if any(spout.kind is not None for spout in topology.spouts.values()):
-        return []  # those have an input in each micro-batch
+        return []  # such spouts have an input in each micro-batch
     return [InputFrame(spark.createDataFrame([], first.source.schema), first.name)]
 
 
@@ -447,7 +453,7 @@ class Query:
         return self._stream.books
 
     def pending_tree(self, message_id: str, *, spout: str | None = None) -> PendingTree | None:
-        """Return why a record is waiting.
+        """Return the reason why a record is waiting.
 
         Parameters
         ----------
@@ -522,8 +528,8 @@ class Query:
         port : int, default 0
             The port; 0 for any free one.
         host : str, default "127.0.0.1"
-            The address to listen at; ``"0.0.0.0"`` for all addresses of this machine. With any
-            other than the default, others can read all dead letters.
+            The address to listen at; ``"0.0.0.0"`` for all addresses of this machine. At any
+            address but the default, other people can read all dead letters.
         token : str, optional
             The token that allows a user to replay dead letters. Without it nobody can.
         hosts : sequence of str
@@ -532,7 +538,7 @@ class Query:
         Returns
         -------
         ackcore.ui.server.Server
-            The server, with ``url``. ``close()`` ends it, as does the end of this process.
+            The server, with ``url``. It ends with ``close()`` or with this process.
 
         Raises
         ------
@@ -544,7 +550,7 @@ class Query:
             If the address cannot be bound: the port is in use, or the host is not of this machine.
             The query continues.
         """
-        # From above: it is there only where its extra is installed.
+        # Imported here: it needs an extra.
         server = import_module("ackcore.ui.server")
         return server.Server([self._checkpoint], host=host, port=port, token=token, hosts=hosts)
 
@@ -587,12 +593,12 @@ class Query:
     def stop(self, finish: bool = False) -> None:
         """Stop the query and wait for its end. The next start continues unfinished work.
 
-        A sink may call it; it then returns at once, since the sink is part of the query.
+        If a sink calls it, it returns at once, since the sink is part of the query.
 
         Parameters
         ----------
         finish : bool, default False
-            Whether to finish the running micro-batch first. Otherwise it is given up, and counts no
-            attempt of a record. A second call gives it up while the first one waits.
+            Whether to finish the running micro-batch first. Otherwise it is abandoned, and does not
+            count as an attempt of its records. A second call abandons it while the first one waits.
         """
         self._stream.stop(finish)

@@ -14,11 +14,11 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import INTERRUPTED, Py4JError, Py4JJavaError
 from ackcore.spark.protocol.insist import Stopped
 
-#: What Python shows of what may pass: a source or a worker that could not be reached, a lost
-#: connection.  Errors of ours have had their attempts before.
+#: Python errors that may be temporary: a source or a worker that could not be reached, a lost
+#: connection.  ackcore's own errors come after their retries.
 _FROM_OUTSIDE = (Py4JError, PySparkException, OSError, EOFError)
-#: How Java's classes of what another start would end in as well are called, at their end: queries
-#: and settings that will not do, offsets that do not fit, and a Spark that was stopped.
+#: Ends of the names of Java classes for lasting errors: invalid queries and settings, offsets that
+#: do not fit, and a stopped Spark.
 _LASTING = (
     "AnalysisException",
     "AssertionError",
@@ -36,7 +36,7 @@ _DEEPEST = 50
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether what ended a query might not end the next one."""
+    """Return whether the error may be temporary, so that a restart of the query could succeed."""
     if not isinstance(error, _FROM_OUTSIDE) or isinstance(error, AnalysisException):
         return False
     return not any(name.endswith(_LASTING) for name in _java_classes(error))
@@ -55,7 +55,7 @@ def _java_classes(error: BaseException) -> Iterator[str]:
 
 
 def end_of(spark: SparkSession) -> str | None:
-    """Tell how a session ended, None if it goes on."""
+    """Return the reason why a session ended, or None if it runs."""
     gateway = spark.sparkContext._gateway
     process = getattr(gateway, "proc", None)
     status = None if process is None else process.poll()
@@ -72,7 +72,7 @@ def end_of(spark: SparkSession) -> str | None:
 
 
 def is_active(spark_query: StreamingQuery) -> bool | None:
-    """Whether Spark's query has not ended; None if that cannot be told."""
+    """Return whether Spark's query runs; None if the JVM cannot be reached."""
     try:
         return bool(spark_query.isActive)
     except (Py4JError, OSError):
@@ -80,24 +80,24 @@ def is_active(spark_query: StreamingQuery) -> bool | None:
 
 
 class SaidElsewhere(RuntimeError):
-    """Stands for an error that the query itself reports, towards Spark and Py4J."""
+    """The error raised to Spark and Py4J in place of one that the query itself reports."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], SaidElsewhere))
 
 
-# Py4J logs whatever a callback raises, with its traceback.
+# Py4J logs each exception of a callback with its traceback.
 for _name in ("py4j.clientserver", "py4j.java_gateway"):
     logging.getLogger(_name).addFilter(_is_news)
 
 
 def for_spark(error: Exception) -> Exception:
-    """Return what is raised to Spark for an error; `Query.exception` has the error itself.
+    """Return the error to raise to Spark for an error; `Query.exception` has the error itself.
 
-    Spark searches the text for an interruption, by a pattern that overflows the stack on a long
-    one, and logs the text several times.  An interruption in the text of a query that was stopped
-    is taken for the end of it.
+    Its text is one short line.  Spark logs the text several times, and searches it for an
+    interruption with a pattern that overflows the stack on a long text.  For a stopped query the
+    text contains an interruption, so that Spark ends its query without an error.
     """
     if isinstance(error, Stopped):
         return SaidElsewhere(f"{INTERRUPTED} ({one_line(error)})")

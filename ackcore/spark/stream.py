@@ -1,8 +1,8 @@
-"""A stream on Spark: the calls that Spark makes for each micro-batch, and the thread that waits.
+"""The execution of a stream: the callback for each micro-batch, and the thread that waits.
 
-Spark's query calls `Stream._each` in a thread of Py4J's, one micro-batch after the other.  A thread
-of ours waits for that query to end, starts it again if it ended for a reason that may pass, or
-while records wait, and closes the checkpoint in the end.
+Spark's query calls `Stream._each` in a Py4J thread, one micro-batch after the other.  Another
+thread waits for the end of Spark's query.  It restarts the query after a temporary error or while
+records wait, and finally closes the checkpoint.
 """
 
 from __future__ import annotations
@@ -53,54 +53,56 @@ from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
 
-#: How long Spark may take to note that a micro-batch has ended.
+#: The time in seconds that Spark may take to record the end of a micro-batch.
 _COMMIT_S, _CHECKSUM_S = 10.0, 0.5
-#: How long its query may take to be stopped, once we are told to: a call to the JVM.
+#: The time in seconds between a call of `Stream.stop` and the stop of Spark's query in the JVM.
 _STOP_S = 30.0
-#: How many micro-batches `Query.recent_progress` goes back.
+#: The number of micro-batches in `Query.recent_progress`.
 _RECENT = 100
 
 
 class Stream:
-    """A topology that runs on a stream, from the moment that this is made.
+    """A topology that runs on a stream; the constructor starts it.
 
     Parameters
     ----------
     topology : Topology
-        What runs; its spouts in the order of the checkpoint.
+        The topology, with its spouts in the order of the checkpoint.
     spark : SparkSession
-        Where.
+        The session.
     state : State
         The open checkpoint; closed when the stream has ended.
-    checkpoint : Path
-        The directory that Spark's part of it lies in, too.
+    checkpoint : str
+        The place of the checkpoint.
+    spark_checkpoint : Path
+        The directory of Spark's own part of it.
     available_now : bool
         Whether it ends when the sources have been read and no record waits.
     trigger : mapping
-        Keywords for Spark's ``trigger()``; none for its default.
+        Keywords for Spark's ``trigger()``; empty for its default.
     write_dead_letters : callable
-        As `Engine` has it.
+        Writes the dead letters of a micro-batch; see `Engine`.
     clock : callable
         Returns milliseconds since 1970.
     limit : DeadLimit
         The limit on dead records; see `start`.
     listeners : Listeners
-        Told of each micro-batch, and of the end.
+        Called for each micro-batch, and at the end.
     release : callable, optional
-        Called when it has ended, to let go of what the dead letters are written by.
+        Called at the end, to close the writer of the dead letters.
 
     Attributes
     ----------
     spark_query : StreamingQuery or None
-        Spark's own, None while it is being started.
+        Spark's own query; None while it is being started.
     ended : threading.Event
-        Set when it has ended.
+        Set when the stream has ended.
     error : Exception or None
-        What ends it.
+        The error that ends the stream.
     recent : deque of Progress
         The last micro-batches, the newest one last.
     books : Books
-        After the last micro-batch that is done.
+        The counts after the last finished micro-batch.
     """
 
     def __init__(
@@ -124,13 +126,13 @@ class Stream:
         self._settings = topology.settings
         self.listeners = listeners
         self._available_now = available_now
-        #: Nothing new is begun; and what runs is given up.
+        #: Set to begin no new micro-batch; set to abandon the running one.
         self._leaving, self._stopping = threading.Event(), threading.Event()
-        #: The thread that a micro-batch runs in; notified when that or anything here changes.
+        #: The thread that runs a micro-batch.  `_changed` is notified of changes of this object.
         self._at_work: threading.Thread | None = None
         self._changed = threading.Condition()
         self._restarts = 0
-        #: Calls that wait for the end, and raise what it ends with.
+        #: The number of calls that wait for the end and raise its error.
         self._awaited = 0
         self.spark_query: StreamingQuery | None = None
         self.ended = threading.Event()
@@ -172,7 +174,7 @@ class Stream:
             beaten = with_heartbeat(spark, frame, self._beats.directory)
             self._writer = (
                 beaten.writeStream.foreachBatch(self._each)
-                # Hadoop takes what follows the scheme as it is: an escape would be another name.
+                # Hadoop unescapes nothing after the scheme: an escaped path would be another one.
                 .option("checkpointLocation", f"file://{self._spark_checkpoint}")
             )
             if trigger:
@@ -199,20 +201,20 @@ class Stream:
                 one.close()
 
     def _is_called(self) -> bool:
-        """Whether a micro-batch is to run for a replay, or for a commit that did not arrive."""
+        """Return whether a replay, or a commit that failed, needs a micro-batch."""
         groups = self._groups
         return bool(self._state.pending_replays()) or (groups is not None and groups.has_commit_due)
 
     def _begin(self) -> StreamingQuery:
-        """Start Spark's query, with what there is at the checkpoint."""
+        """Start Spark's query from the checkpoint."""
         with fenced(self._state.check_owner):
-            # Spark's part is another driver's as well, once that has taken over.
+            # After a takeover, Spark's part belongs to the other driver, too.
             self._state.check_owner()
             forget_beats(self._spark_checkpoint)
         if self._watch is not None:
             self._watch.look_again()
         if self._available_now and self._is_owed():
-            # Retries, which no new data may come with, and records of Kafka's.
+            # Retries and Kafka records need a micro-batch even if no source has new data.
             self._beats.advance()
         return _SparkQuery(self._writer.start(), lambda: self._leave(finish=False))
 
@@ -224,7 +226,7 @@ class Stream:
         try:
             if self._leaving.is_set():
                 raise Stopped(f"stopped before micro-batch {number}")
-            # Before its plan is made, which answers all beats.  Spark waits for us meanwhile.
+            # Before the plan is made, which answers all beats.  Spark waits meanwhile.
             if self._beats.clear():
                 self._state.check_owner()
                 with contextlib.suppress(OSError):
@@ -248,8 +250,8 @@ class Stream:
             if self._watch is not None:
                 self._watch.look_again()
         except BaseException as error:
-            # Spark would show it as text in the midst of a Java stack; and wait for ever for an
-            # answer, were the thread that called us to end.
+            # Kept here: Spark would only show its text within a Java stack trace.  If this thread
+            # ended, Spark would wait for ever for its answer.
             if not isinstance(error, Exception):
                 error = RuntimeError(f"{type(error).__name__} was raised: {error}")
             self.error = ended = error
@@ -263,26 +265,26 @@ class Stream:
             raise for_spark(ended) from None
 
     def _wait_for_sparks_stop(self) -> None:
-        """Wait until Spark's query is being stopped: before, it takes an interruption for an error.
+        """Wait until Spark's query is being stopped, which happens just after the call of `stop`.
 
-        It is just after we are told to stop.
+        If an interruption is raised earlier, Spark takes it for an error.
         """
         until = time.monotonic() + _STOP_S
         while time.monotonic() < until and not self.ended.is_set():
-            spark_query = self.spark_query  # None while it is being started
+            spark_query = self.spark_query  # None during its start
             if spark_query is not None and not is_active(spark_query):
                 return
             self.ended.wait(0.01)
 
     def _pause(self, seconds: float) -> bool:
-        """Wait; True if the query, or Spark's own, is being stopped."""
+        """Wait; return True if this query or Spark's is being stopped."""
         if self._stopping.wait(seconds):
             return True
         spark_query = self.spark_query
         return spark_query is not None and not is_active(spark_query)
 
     def _attend(self) -> None:
-        """Wait for Spark's query to end, and start it again if need be; in a thread of its own."""
+        """Wait for the end of Spark's query and restart it if needed; runs in its own thread."""
         try:
             while self._goes_on():
                 pass
@@ -291,7 +293,7 @@ class Stream:
                 self.error = error
         finally:
             with self._changed:
-                # The checkpoint is locked for as long as anything here may write to it.
+                # The checkpoint stays locked while a micro-batch may write to it.
                 self._changed.wait_for(lambda: self._at_work is None)
             if isinstance(self.error, Stopped):
                 self.error = None
@@ -305,7 +307,7 @@ class Stream:
             self._release()
             self._state.close()
             self.listeners.ended(self.error, self.books)
-            # One that is raised is not logged as well, if all that it says is of dead letters.
+            # `TooManyDead` is not logged if a waiting call raises it.
             if self.error and not (self._awaited and isinstance(self.error, TooManyDead)):
                 _log.error("the query ended: %s", self.error)
             with self._changed:
@@ -313,7 +315,7 @@ class Stream:
                 self._changed.notify_all()
 
     def _goes_on(self) -> bool:
-        """Wait until Spark's query has ended; whether it is to be started again, if it was not."""
+        """Start Spark's query unless it runs, and wait for its end; return whether to restart."""
         try:
             if self.spark_query is None:
                 self.spark_query = self._begin()
@@ -327,18 +329,18 @@ class Stream:
                 active = is_active(self.spark_query)
                 if active or (active is None and end_of(self._spark) is None):
                     self.ended.wait(self._poll_s)
-                    return True  # only our connection was lost
+                    return True  # only the connection to the JVM was lost
             with self._changed:
-                # A connection that breaks ends Spark's query, and not what that has called here.
+                # A broken connection ends Spark's query, but not the micro-batch that runs here.
                 self._changed.wait_for(lambda: self._at_work is None or self._leaving.is_set())
             if isinstance(self.error, Stopped) and self.error is not error:
-                self.error = None  # it stopped since Spark's query had ended by itself
+                self.error = None  # the micro-batch stopped because Spark's query had ended
             if not self._may_begin_again(self.error or error):
                 raise
             self.error = None
         else:
-            # Spark has ended with what there was.  If records wait it is started again when one is
-            # due, and the heartbeat gives it a micro-batch.
+            # Spark has read all data and ended.  If records wait, its query is started again when
+            # one is due, and the heartbeat causes a micro-batch.
             if not self._available_now or self._leaving.is_set():
                 return False
             if not self._is_owed():
@@ -346,11 +348,11 @@ class Stream:
                 return False
             if self._wait_until_due():
                 return False
-        self.spark_query = None  # that one's end is not the next one's
+        self.spark_query = None  # the next loop starts a new one
         return True
 
     def _may_begin_again(self, error: Exception) -> bool:
-        """Wait, if Spark's query ended for a reason that may pass; False if ours ends too."""
+        """Wait for the restart after a temporary error; return False if the stream must end too."""
         if self._leaving.is_set():
             return False
         end = end_of(self._spark)
@@ -373,36 +375,36 @@ class Stream:
         return not self._leaving.wait(waits / 1000)
 
     def _is_owed(self) -> bool:
-        """Whether a record waits for a retry, or a replay or records of Kafka's for their turn."""
+        """Return whether a retry, a replay or Kafka records are still to be processed."""
         waits = self._engine.next_due_ms is not None or bool(self._state.pending_replays())
         return waits or self._is_behind()
 
     def _is_behind(self) -> bool:
-        """Whether it is to take more of Kafka before it ends, and has room for it."""
+        """Return whether Kafka records are left to read before the end, and there is room."""
         offsets = self._offsets
         if offsets is None or not self._available_now:
             return False
         return not offsets.is_through and offsets.has_room
 
     def _wait_until_due(self) -> bool:
-        """Wait; True if the query is to stop."""
+        """Wait for the next retry or Kafka records; return True if the query is to stop."""
         while not self._leaving.is_set():
             if self._is_behind():
-                # What does not answer is not asked without a pause.
+                # Pause if the last micro-batch had no records: the broker may not answer.
                 took = not self.recent or self.recent[-1].records
                 return not took and self._leaving.wait(self._poll_s)
             due = self._engine.next_due_ms
             left = 0 if due is None else due - self._engine.clock()
             if left <= 0 or self._state.pending_replays():
                 return False
-            # In steps: the clock may be another than this machine's.
+            # In steps, because the clock may differ from this machine's.
             self._leaving.wait(min(left / 1000, self._poll_s))
         return True
 
     # ---------------------------------------------------------------------------------- the end
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until it has ended, as `Query.await_termination` says."""
+        """Wait for the end; see `Query.await_termination`."""
         with self._awaiting():
             ended = self.ended.wait(timeout)
         if ended and self.error is not None:
@@ -410,7 +412,7 @@ class Stream:
         return ended
 
     def process_all_available(self) -> None:
-        """Wait until nothing is left to do, as `Query.process_all_available` says."""
+        """Wait until nothing is left to do; see `Query.process_all_available`."""
         with self._awaiting():
             reached = self._reaching_ends()
             self._read_all_available()
@@ -425,17 +427,17 @@ class Stream:
             raise self.error
 
     def _reaching_ends(self) -> Callable[[], bool] | None:
-        """Return what tells whether all of Kafka's has been taken, None if there is none."""
+        """Return a check whether the present Kafka records are read; None without Kafka."""
         offsets = self._offsets
         try:
             return None if offsets is None or offsets.is_closed else offsets.reaching_ends()
         except Exception:
             if offsets is None or not offsets.is_closed:
                 raise
-            return None  # it has ended meanwhile
+            return None  # the query has ended meanwhile
 
     def _read_all_available(self) -> None:
-        """Wait until Spark has taken in what its sources have now."""
+        """Wait until Spark has read the data that its sources have now."""
         while not self.ended.is_set():
             spark_query = self.spark_query
             if spark_query is not None and not self._available_now:
@@ -443,12 +445,13 @@ class Stream:
                     spark_query.processAllAvailable()
                     if is_active(spark_query):
                         return
-            self.ended.wait(self._poll_s)  # it ends, or is being started again
+            self.ended.wait(self._poll_s)  # the query ends or restarts
 
     def _is_waiting(self) -> bool:
-        """Whether a record, a replay or a micro-batch is under way."""
+        """Return whether a micro-batch runs, or a record or a replay waits."""
         state = self._state
-        # Planned, it may have taken the replays; done, its commits and the books are yet to come.
+        # A planned micro-batch may have taken the replays; the commits and the books of a done one
+        # may be missing.
         under_way = self._at_work is not None or state.last_plan != state.last_done
         return under_way or bool(self.books.waiting or state.pending_replays())
 
@@ -463,7 +466,7 @@ class Stream:
                 self._awaited -= 1
 
     def stop(self, finish: bool) -> None:
-        """End it, as `Query.stop` says."""
+        """End the stream; see `Query.stop`."""
         self._leave(finish)
         with self._changed:
             if self._at_work is threading.current_thread():
@@ -473,12 +476,12 @@ class Stream:
             self._finish()
         spark_query = self.spark_query
         if spark_query is not None and not self.ended.is_set():
-            with contextlib.suppress(Py4JError, OSError):  # of a JVM that is gone
+            with contextlib.suppress(Py4JError, OSError):  # the JVM is gone
                 spark_query.stop()
         self._thread.join()
 
     def _leave(self, finish: bool) -> None:
-        """Begin nothing new, and give up what runs unless it is to finish."""
+        """Begin no new micro-batch, and abandon the running one unless it is to finish."""
         self._leaving.set()
         if not finish:
             self._stopping.set()
@@ -486,7 +489,7 @@ class Stream:
             self._changed.notify_all()
 
     def _finish(self) -> None:
-        """Wait until no micro-batch runs, and until Spark has noted the end of the last one."""
+        """Wait until no micro-batch runs, and until Spark has recorded the end of the last one."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._at_work is None or self._stopping.is_set() or self.ended.is_set()
@@ -494,7 +497,8 @@ class Stream:
         if self.recent:
             last = self.recent[-1]
             commits = self._spark_checkpoint / "commits"
-            # An interrupt before Hadoop's checksum, which may not come at all, is a long warning.
+            # If Spark is interrupted before it writes the checksum file, it logs a long warning.
+            # Some file systems have no checksum file.
             noted = ((str(last.batch_id), _COMMIT_S), (f".{last.batch_id}.crc", _CHECKSUM_S))
             for name, patience in noted:
                 until = time.monotonic() + patience
@@ -505,14 +509,14 @@ class Stream:
 
 
 class _SparkQuery(StreamingQuery):
-    """Spark's query, which ends ours when its user stops it: else records that wait start it again.
+    """Spark's query, whose `stop` also stops the `Stream`, which would otherwise restart it.
 
     Parameters
     ----------
     query : StreamingQuery
-        As Spark started it.
+        The query that Spark has started.
     leave : callable
-        Called before it is stopped.
+        Called before the query is stopped.
     """
 
     def __init__(self, query: StreamingQuery, leave: Callable[[], object]) -> None:
@@ -520,15 +524,15 @@ class _SparkQuery(StreamingQuery):
         self._leave = leave
 
     def stop(self) -> None:
-        """Stop it, and the query that it is a part of."""
+        """Stop Spark's query and the stream that it belongs to."""
         self._leave()
         super().stop()
 
 
 def _united(topology: Topology) -> tuple[DataFrame | None, str | None]:
-    """Return the sources as one stream: the only one as it is, several side by side as structs.
+    """Return the sources as one stream: one source unchanged, several as a struct column each.
 
-    Those that tasks read by themselves are not among them.
+    Sources that tasks read themselves are left out.
     """
     spouts = [spout for spout in topology.spouts.values() if spout.kind is None]
     if not spouts:

@@ -1,7 +1,7 @@
 """Tests in any framework: topologies run in this process, and the contract of a ledger.
 
-`run` takes the records of a topology through it without Spark, and returns their outcomes.
-`check_backend` checks a backend of your own against the contract of `ackcore.Ledger`.
+`run` runs a topology on given records without Spark, and returns their outcomes.
+`check_backend` checks your own backend against the contract of `ackcore.Ledger`.
 """
 
 from __future__ import annotations

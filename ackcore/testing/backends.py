@@ -1,8 +1,8 @@
 """The contract of a ledger for backends of other packages, by comparison with ackcore's own.
 
 Each run makes a ledger of the backend and one of `ackcore._reference`, the plain-Python ledger
-that says what is right, and gives both the same random calls. Each call must return the same
-records or raise the same class of error, and must leave both ledgers alike.
+that defines correct behaviour, and makes the same random calls on both. Each call must return the
+same records or raise the same class of error, and must leave both ledgers in the same state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from ackcore._records import ACK, FAIL, RESET, Entries, Int32s, Int64s
 from ackcore._reference import Ledger
 
-#: Makes a ledger from the arguments of `ackcore.Ledger`.
+#: Returns a ledger for the arguments of `ackcore.Ledger`.
 Factory = Callable[..., Any]
 
 _RUNS, _CALLS = 120, 60
@@ -34,9 +34,9 @@ _ROOTS: tuple[int, ...] = (
 )
 _VALS = (0, 0, 1, 1, 2, 3, -1, 2**63)
 _KINDS = (ACK, ACK, ACK, FAIL, RESET, 0, 0, 1, 2**31 - 1)
-#: Rows for `merge`, as columns would have them: task, inits, flags.
+#: Rows for `merge`: task, inits, flags.
 _FOLDED = ((-1, 0, 0), (-1, 0, 1), (0, 1, 0), (1, 1, 1), (1, 2, 0), (2, 2, 2), (2, 2, 3))
-#: Arguments that a column refuses, and an id refuses.
+#: Invalid arguments for a column, and for an id.
 _NO_COLUMNS = (
     [1, 2], None, "12", np.zeros(2), np.zeros(2, bool), np.zeros(2, np.int16), np.array(1),
     np.zeros((2, 1), np.int64), np.arange(4)[::2], np.frombuffer(bytes(17), np.int64, 2, 1),
@@ -50,7 +50,7 @@ _NO_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 class _Clock:
-    """A clock that is set by hand, and counts how often it is read."""
+    """A clock that is set by hand and counts its reads."""
 
     def __init__(self) -> None:
         self.now_ms: Any = 0
@@ -62,7 +62,7 @@ class _Clock:
 
 
 class _Call(NamedTuple):
-    """A call of a method, as it is made and as it is shown."""
+    """A call of a method; its text is Python code."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -86,12 +86,12 @@ def check_backend(factory: Factory) -> None:
     Parameters
     ----------
     factory : callable
-        Takes the arguments of `ackcore.Ledger` and returns a ledger, as a class does.
+        Returns a ledger; takes the arguments of `ackcore.Ledger`, as a class does.
 
     Raises
     ------
     AssertionError
-        For the first call with another result than the reference's. The message has the arguments
+        For the first call whose result differs from the reference's. The message has the arguments
         of the ledger and all calls up to this one.
     """
     for bad in _NO_OPTIONS:
@@ -151,7 +151,7 @@ def _reloaded(ledger: Any) -> Any:
 
 
 def _drawn(chance: random.Random, buckets: int, timed: bool) -> _Call:
-    """Draw a call; some are to be refused."""
+    """Draw a random call; some have invalid arguments."""
 
     def root() -> int:
         return chance.choice(_ROOTS)
@@ -190,7 +190,7 @@ def _drawn(chance: random.Random, buckets: int, timed: bool) -> _Call:
 
 
 def _refused(chance: random.Random) -> _Call:
-    """Draw a call with an argument that is refused."""
+    """Draw a random call with an invalid argument."""
     bad, no_id = chance.choice(_NO_COLUMNS), chance.choice(_NO_IDS)
     two, tasks, unknown = _int64s([1, 2]), _int32s([4, ACK]), _int32s([4, RESET - 1])
     return chance.choice(
@@ -214,7 +214,7 @@ def _refused(chance: random.Random) -> _Call:
 
 
 def _entries(chance: random.Random, roots: list[int], buckets: int, timed: bool) -> Entries:
-    """Draw entries; now and then with times where there must be none, or the other way round."""
+    """Draw random entries; a few wrongly have times, or lack them."""
     folded = [chance.choice(_FOLDED) for _ in roots]
     tasks, inits, flags = ([row[column] for row in folded] for column in range(3))
     timed = timed == (chance.random() < 0.95)
@@ -232,7 +232,7 @@ def _entries(chance: random.Random, roots: list[int], buckets: int, timed: bool)
 
 
 def _state(ledger: Any) -> Any:
-    """Return all that a ledger shows; growth is each backend's own."""
+    """Return the visible state of a ledger, except its growth, which backends may choose."""
     clock = ledger.clock
     pending, stats = ledger.entries(), ledger.stats._replace(growths=0)
     writable = [table for table in ledger.tables if table.flags.writeable]
@@ -241,7 +241,7 @@ def _state(ledger: Any) -> Any:
 
 
 def _seen(call: Callable[[Any], Any], ledger: Any, in_order: bool) -> Any:
-    """Return what a call returned or raised, in a form that can be compared."""
+    """Return the result or the error of a call in a form that can be compared."""
     try:
         found = call(ledger)
     except Exception as error:
@@ -254,7 +254,7 @@ def _seen(call: Callable[[Any], Any], ledger: Any, in_order: bool) -> Any:
 
 def _same(history: str, call: Callable[[Any], Any], *ledgers: Any) -> None:
     """Make a call on the backend and on the reference; raise AssertionError if they differ."""
-    # Rows of settle() and expired() come in any order; outcomes in that of the messages.
+    # settle() and expired() return rows in any order; outcomes are in the order of messages.
     in_order = not history.rpartition("\n  ")[2].startswith(("settle", "expired"))
     got, wanted = (_seen(call, ledger, in_order) for ledger in ledgers)
     if got != wanted:
@@ -262,7 +262,7 @@ def _same(history: str, call: Callable[[Any], Any], *ledgers: Any) -> None:
 
 
 def _many_roots(factory: Factory) -> None:
-    """Ids in patterns, through growth and back: each must be found."""
+    """Check that each of thousands of patterned ids is found, while the table grows and shrinks."""
     patterns = [
         range(3_000), range(-3_000, 0), [i << 20 for i in range(3_000)],
         [i * 1_000 for i in range(3_000)], [i << 52 for i in range(3_000)],
@@ -286,7 +286,7 @@ def _many_roots(factory: Factory) -> None:
 
 
 def _threads(factory: Factory) -> None:
-    """Threads that share a ledger: no message may be lost."""
+    """Check that no message is lost if threads share a ledger."""
     ledger = factory(capacity=1)
     roots = np.arange(200)
     edges = [(roots + 1) << (8 * thread) for thread in range(4)]

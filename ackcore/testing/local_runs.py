@@ -1,8 +1,7 @@
-"""Runs the micro-batches of a topology in this process: the tasks of a stage, one by one.
+"""The runner of a topology's micro-batches in this process: the tasks of a stage, one by one.
 
-The protocol, the checkpoint and the stages are those of `ackcore.spark`.  What stands for Spark is
-here: partitions of the rows that a test gives, an exchange that is a list, and tasks that are tried
-four times.
+The protocol, the checkpoint and the stages are those of `ackcore.spark`.  This module replaces
+Spark: partitions of the test's rows, a list as the exchange, and up to four tries of each task.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ from ackcore.topology.stage_layout import Layout
 
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-#: How often a task is tried, as Spark does.
+#: The maximum number of tries of a task, as on Spark.
 _TRIES = 4
-#: Where simulated time begins, in milliseconds since 1970: any time, the same in each test.
+#: The start of simulated time, in milliseconds since 1970; arbitrary, but the same in each test.
 _BEGIN_MS = 1_700_000_000_000
-#: All ids follow from it, so that a test that fails fails again.
+#: The key of all ids; it is fixed, so that a failing test fails again.
 _KEY = 0x5EED
-#: In memory, where that can be had: a checkpoint is synced at each step.
+#: A directory in memory, if there is one, because a checkpoint is synced at each step.
 _MEMORY = Path("/dev/shm")
 
 
@@ -84,7 +83,7 @@ def run_in_process(
     kills: Mapping[str, Kill],
     listeners: Sequence[Any],
 ) -> TopologyRun:
-    """Do what `ackcore.testing.run` says."""
+    """Run a topology; see `ackcore.testing.run`."""
     if not isinstance(topology, Topology):
         raise TypeError(
             f"topology must be a Topology, got {type(topology).__name__}; "
@@ -100,21 +99,21 @@ def run_in_process(
 
 
 class _Recorder:
-    """A sink that keeps its rows."""
+    """A sink that keeps its rows in memory."""
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
 
     def write_accepted(self, accepted: Accepted) -> None:
-        """Take the rows of a micro-batch."""
+        """Keep the rows of a micro-batch."""
         for file in accepted.files:
             for batch in read_accepted(file, accepted.nonacked):
-                # The file goes with the checkpoint.
+                # Copied, because the file is deleted with the checkpoint.
                 self.batches.append(pa.concat_batches([batch]))
 
 
 class _Copies(Mapping[str, Any]):
-    """The bolts of one task, each made of what was sent when it is first asked for."""
+    """The bolts of one task, each unpickled at its first use."""
 
     def __init__(self, sent: Mapping[str, bytes]) -> None:
         self._sent = sent
@@ -138,10 +137,11 @@ class LocalRuns:
     Parameters
     ----------
     topology : Topology
+        The topology.
     rows : mapping from str to pyarrow.Table
         The rows by spout, in the columns of its source.
     tasks : int
-        The number of tasks that read a spout, and that run the bolts behind an exchange.
+        The number of tasks that read a spout, and that run the bolts after an exchange.
     kills : Kills
         The tasks to kill.
     listeners : Listeners
@@ -166,7 +166,7 @@ class LocalRuns:
         )
         for name, bolt in topology.bolts.items():
             refuse_unpicklable(f"bolt {name!r}", bolt.component, "its prepare()")
-        #: As they are sent to tasks.
+        #: The pickled bolts, as they are sent to tasks.
         self._bolts: dict[str, bytes] = {
             name: cloudpickle.dumps(bolt.component)  # type: ignore[no-untyped-call]
             for name, bolt in topology.bolts.items()
@@ -181,13 +181,13 @@ class LocalRuns:
         listeners.add(self)
         self._dead: list[DeadLetter] = []
         self._untracked_failures = 0
-        #: By spout and message id, in which micro-batches it was executed.
+        #: The number of executions by spout and message id.
         self._executed: dict[str, Counter[str]] = defaultdict(Counter)
         self._message_ids: dict[str, list[str]] = {}
         self._counted: set[int] = set()
 
     def run(self, directory: Path) -> TopologyRun:
-        """Run it with a checkpoint in a directory."""
+        """Run the topology with a checkpoint in a directory; return the outcome."""
         topology = self._topology
         with ExitStack() as stack:
             state = stack.enter_context(
@@ -276,7 +276,7 @@ class LocalRuns:
     def _setup(self, topology: Topology, layout: Layout, plan: RunPlan) -> RunSetup:
         rows = {name: SpoutRows(table.schema, True) for name, table in self._rows.items()}
         setup = RunSetup(topology, layout, plan, rows, self._tasks, isolates=True)
-        # A limit would be kept by ending this process.
+        # Without a timeout, which would end this process.
         setup.spec = replace(
             setup.spec, timeout_s=None, make_executor=self._kills.make_executor, slots=self._tasks
         )
@@ -285,7 +285,7 @@ class LocalRuns:
     def _run(
         self, topology: Topology, layout: Layout, inputs: Sequence[InputFrame], plan: RunPlan
     ) -> RunResult:
-        """Do what `ackcore.spark.run.action.run` does."""
+        """Run the stages of a plan, like `ackcore.spark.run.action.run`."""
         setup = self._setup(topology, layout, plan)
         spec = setup.spec
         sent: list[list[pa.RecordBatch]] = []
@@ -323,7 +323,7 @@ class LocalRuns:
         return found
 
     def _count(self, setup: RunSetup, plan: RunPlan) -> None:
-        """Count what was executed: a run that is not accepted is no attempt."""
+        """Count the executions of records; only accepted runs are attempts."""
         self._counted.add(plan.number)
         for name, file in plan.retries.items():
             self._executed[name].update(read_whole(file)[MESSAGE_ID].to_pylist())
@@ -337,7 +337,7 @@ class LocalRuns:
                 self._executed[name].update(ids)
 
     def _parts(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the rows of each task that reads a spout."""
+        """Yield the spout and the rows of each task that reads a spout."""
         for name, table in self._rows.items():
             cuts = [len(table) * i // self._tasks for i in range(self._tasks + 1)]
             for start, stop in pairwise(cuts):
@@ -351,7 +351,7 @@ class LocalRuns:
         partition: int,
         rows: list[pa.RecordBatch],
     ) -> list[pa.RecordBatch]:
-        """Run a task, again if it dies; what a process that was killed leaves is left."""
+        """Run a task, and again if it is killed; keep the marker file of a killed process."""
         for _ in range(_TRIES):
             self._attempt += 1
             marker = Path(TaskAttempt(level, partition, self._attempt).path(spec.directory))
@@ -365,18 +365,18 @@ class LocalRuns:
                 marker.write_bytes(left[0])
             except (Exception, KeyboardInterrupt):
                 raise
-            except BaseException as error:  # of a bolt that is unpickled: on Spark a worker ends
+            except BaseException as error:  # e.g. SystemExit in unpickling; on Spark a worker ends
                 raise RuntimeError(f"task {partition} ended with {error!r}") from error
             finally:
                 self._kills.ended()
         raise RuntimeError(f"task {partition} of level {level} died {_TRIES} times")
 
 
-# ---------------------------------------------------------------------------------- what is given
+# ------------------------------------------------------------------------------------- input rows
 
 
 def _tables(topology: Topology, rows: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """Return the rows of each spout in the columns of its source."""
+    """Return the rows of each spout as a table with the columns of its source."""
     if not isinstance(rows, Mapping):
         raise TypeError(
             f"rows must map the names of spouts to their rows, got {type(rows).__name__}; "
@@ -404,7 +404,7 @@ def _table(spout: Spout, rows: Any) -> pa.Table:
     for place, row in enumerate(rows):
         try:
             named = as_mapping(row)
-            if named is not None:  # a column that is left out is null
+            if named is not None:  # missing columns are null
                 made_up = {"topic": "topic", "partition": 0, "offset": place} if spout.kind else {}
                 row = {**dict.fromkeys(schema.names), **made_up, **named}
             found.append(columns.row(row))

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
     from ackcore.spark.protocol.progress import Books, Progress
 
-#: Rows of a spout, or of a sink.
+#: A row of a spout or a sink.
 Row = dict[str, Any]
-#: Which of the tuples that a bolt takes its task dies of.
+#: The tuples at which a bolt's task dies.
 Kill = int | Collection[int] | Callable[[Row], bool]
 
 
 class Source:
-    """The columns of a spout in a topology that is built without a DataFrame.
+    """The columns of a spout, for a topology that is built without a DataFrame.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class DeadLetter:
     Attributes
     ----------
     spout, message_id : str
-        The record.
+        The record's spout and message id.
     attempts : int
         The number of its executions.
     component, error_type, error_message : str
@@ -90,26 +90,27 @@ class TopologyRun:
     Attributes
     ----------
     outputs : mapping from str to list of dict
-        By sink, the rows that it was given, in the order of micro-batches; within one their order
-        is that of their tasks, which is always the same here, and promised nowhere else.
+        The rows of each sink, in the order of micro-batches.  Within a micro-batch they are in the
+        order of tasks, which is the same in each test run, but not guaranteed on Spark.
     tables : mapping from str to pyarrow.Table
-        The same as tables.
+        The same rows as tables.
     dead : list of DeadLetter
-        In the order in which they died.
+        The dead records in the order of their deaths.
     books : Books
-        At the end: ``records``, ``acked``, ``dead``, ``retried`` and others, of all and by spout.
+        The counts at the end, in total and by spout: ``records``, ``acked``, ``dead``, ``retried``
+        and others.
     attempts : mapping from str to list of int
-        By tracked spout, how often each of its rows was executed, in their order.
+        The number of executions of each row, in order, by tracked spout.
     executions : mapping from str to int
-        By bolt, how many tuples it took, those again that a killed task had taken.
+        The number of tuples that each bolt took, including those taken again after a kill.
     progress : list of Progress
-        Of each micro-batch.
+        The report of each micro-batch.
     untracked_failures : int
-        Tuples that failed and hang from no record.
+        The number of failed tuples that belong to no record.
     elapsed_ms : int
-        How much simulated time passed, all of it in waiting for retries.
+        The simulated time in milliseconds, all of it waits for retries.
     kills : int
-        How many tasks died.
+        The number of killed tasks.
     """
 
     outputs: Mapping[str, list[Row]]
@@ -124,8 +125,7 @@ class TopologyRun:
     kills: int = 0
 
     def check(self, *, dead: int = 0) -> TopologyRun:
-        """Return the run if it went as expected; otherwise raise an error that contains its
-        `print`.
+        """Return the run if it went as expected; otherwise raise an error that shows the run.
 
         Parameters
         ----------
@@ -174,12 +174,12 @@ class TopologyRun:
         return "\n".join(lines)
 
 
-#: How many of the dead are printed, and how much of what a record says.
+#: The maximum number of dead letters that are printed, and of characters of a text.
 _SHOWN, _CHARS = 10, 200
 
 
 def _told(figures: Any) -> str:
-    """Say the figures of books, or of a spout's account."""
+    """Return the counts of books, or of a spout's account, as text."""
     return (
         f"{figures.records} records: {figures.acked} acked, {figures.dead} dead, "
         f"{figures.waiting} waiting, {figures.retried} executed again"

@@ -1,4 +1,4 @@
-"""Executors of bolts that die at a tuple, as a worker does that is killed; and time that jumps."""
+"""Executors of bolts that die at a tuple, like a killed worker, and simulated time."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from ackcore.topology.tuples import Identity, Results
 
 
 class TaskKilled(BaseException):
-    """A task is to die here: nothing of a bolt, and nothing that runs it, may catch this."""
+    """The task is killed here; no code of a bolt or its executor may catch this."""
 
 
 class Kills:
-    """Says at which tuples tasks die, and counts what bolts take.
+    """The tuples at which tasks die, and the number of tuples that each bolt took.
 
     Parameters
     ----------
     kills : mapping from str to int, collection of int or callable
-        As `ackcore.testing.run` has them.
+        The tuples, as for `ackcore.testing.run`.
     bolts : collection of str
-        Which there are.
+        The names of the bolts.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        If a bolt or a place is invalid; the error names the argument.
     """
 
     def __init__(self, kills: Mapping[str, Kill], bolts: Collection[str]) -> None:
@@ -58,15 +58,15 @@ class Kills:
                     f"function of a row, got {kill!r}"
                 )
             self._at[name] = set(places)
-        #: By bolt, how many tuples it took.
+        #: The number of tuples that each bolt took.
         self.taken: Counter[str] = Counter()
         self.count = 0
-        #: Called where a task is to die.
+        #: Called when a task dies.
         self.dying: Callable[[], object] = lambda: None
         self._executors: list[Executor] = []
 
     def make_executor(self, name: str, component: Any, **keywords: Any) -> Executor:
-        """Make the executor of one task of a bolt, as `executor_for` does."""
+        """Return the executor of one task of a bolt, like `executor_for`."""
         executor = executor_for(name, component, **keywords)
         if isinstance(executor, CallExecutor):
             waits = SimulatedWaits()
@@ -75,7 +75,7 @@ class Kills:
         return MortalExecutor(name, executor, self)
 
     def place_in(self, name: str, batch: pa.RecordBatch) -> int | None:
-        """Return the place of the first tuple in a batch that its task dies of."""
+        """Return the position of the first tuple in a batch at which the task dies, or None."""
         taken, places = self.taken[name], self._at.get(name, ())
         found = [at - taken - 1 for at in places if 0 < at - taken <= len(batch)]
         if name in self._when:
@@ -86,7 +86,7 @@ class Kills:
         return first if first < len(batch) else None
 
     def die(self) -> None:
-        """Die: what the process would take along is let go of."""
+        """Raise `TaskKilled`, after the running calls of the task are abandoned."""
         self.count += 1
         self.dying()
         for executor in self._executors:
@@ -100,7 +100,7 @@ class Kills:
 
 
 class MortalExecutor:
-    """One task of a bolt that dies where `Kills` says so; see `Executor`."""
+    """An executor of one task of a bolt that dies at the tuples of `Kills`; see `Executor`."""
 
     def __init__(self, name: str, executor: Executor, kills: Kills) -> None:
         self._name = name
@@ -109,13 +109,13 @@ class MortalExecutor:
 
     @property
     def ignored(self) -> int:
-        """Calls that came too late to change anything."""
+        """The number of calls that came too late to have an effect."""
         return self._executor.ignored
 
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
     ) -> Results:
-        """Run the bolt on a batch, or on those of its rows that come before its death."""
+        """Run the bolt on a batch; if the task dies in it, only on the rows before."""
         place = self._kills.place_in(self._name, batch)
         if place is None:
             self._kills.taken[self._name] += len(batch)
@@ -133,12 +133,12 @@ class MortalExecutor:
         return self._executor.flush()
 
     def cleanup(self) -> None:
-        """Let the bolt clean up."""
+        """Call the bolt's cleanup."""
         self._executor.cleanup()
 
 
 class SimulatedWaits(selectors.DefaultSelector):
-    """A selector that advances simulated time instead of waiting for it."""
+    """A selector that advances simulated time instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,18 +146,18 @@ class SimulatedWaits(selectors.DefaultSelector):
         self._threads = threading.active_count()
 
     def clock(self) -> int:
-        """Return nanoseconds."""
+        """Return the simulated time in nanoseconds."""
         return time.monotonic_ns() + self._ahead_ns
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for a socket or, if there is none, set the clock."""
+        """Wait for a socket if there is one; otherwise advance the clock."""
         found = super().select(0)
         if found or (timeout is not None and timeout <= 0):
             return found
-        # One file is the loop's own; and a thread of the bolt's may have an answer any time.
+        # One file belongs to the event loop.  A thread of the bolt may answer at any time.
         waits = len(self.get_map()) > 1 or threading.active_count() > self._threads
         if timeout is None or waits:
             return super().select(timeout)
-        # Up, so that what is due by a float of seconds is due by whole nanoseconds.
+        # Rounded up, so that a call that is due in float seconds is due in nanoseconds.
         self._ahead_ns += int(timeout * 1e9) + 1
         return found

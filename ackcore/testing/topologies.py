@@ -1,6 +1,6 @@
-"""Topologies run in this process: the way to test one's bolts.
+"""Topologies run in this process, to test their bolts.
 
-Needs ``ackcore[spark]``, and neither Java nor a Spark that runs; loaded when `run` is called.
+Needs ``ackcore[spark]``, but neither Java nor a running Spark; loaded when `run` is called.
 """
 
 from __future__ import annotations
@@ -26,32 +26,34 @@ def run(
 ) -> TopologyRun:
     """Run a topology in this process, until each of its records is ACKED or DEAD.
 
-    What runs bolts, tracks, decides and retries is what does so on Spark, protocol and checkpoint
-    included; only the exchanges are lists, and the clock is a number that waiting adds to.  So is
-    the time of an `AsyncBolt`'s calls as long as it has no socket open and no thread at work.
+    The code that runs bolts, tracks, decides and retries is the same as on Spark, including
+    protocol and checkpoint.  Only the exchanges are lists, and the clock is simulated: waiting
+    advances it.  The calls of an `AsyncBolt` use simulated time, too, while it has no open socket
+    and no running thread.
 
     Parameters
     ----------
     topology : Topology
-        What `TopologyBuilder.build` made.  The source of each spout is a `Source`, a
-        `ackcore.kafka.KafkaSpout`, which is not asked, or a DataFrame, whose columns are read and
-        nothing else.  Its sinks are not called: their rows are in the result.
+        A topology from `TopologyBuilder.build`.  The source of each spout is a `Source`, a
+        `ackcore.kafka.KafkaSpout`, whose brokers are not contacted, or a DataFrame, of which only
+        the columns are read.  Its sinks are not called: their rows are in the result.
     rows : mapping from str to sequence of dict or tuple, or pyarrow.Table
-        The records of each spout, in the columns of its source.  Those of a `KafkaSpout` need no
-        more than a ``value``: the rest is made up.
+        The records of each spout, in the columns of its source.  Those of a `KafkaSpout` need only
+        a ``value``; defaults are used for the rest.
     tasks : int, default 2
-        How many tasks read each spout, and run the bolts behind an exchange.
+        The number of tasks that read each spout, and that run the bolts after an exchange.
     kills : mapping from str to int, ints or callable, optional
-        By bolt, what its task dies of, as a worker does that is killed; the task is then run again,
-        with the same ids.  A number is the place, from 1, of a tuple among all that the bolt takes
-        in the whole run, those of earlier tries included; a callable is asked of each tuple, as a
-        dict, and says whether it always kills.
+        The tuples at which a bolt's task dies like a killed worker, by bolt; the task then runs
+        again, with the same ids.  A number is the position, from 1, of a tuple among all that the
+        bolt takes in the whole run, earlier tries included.  A callable gets each tuple as a dict,
+        and returns whether it kills the task, each time.
     listeners : sequence of `ackcore.spark.QueryListener`, optional
-        Are told as `ackcore.spark.run_batch` tells them.
+        The listeners, called as by `ackcore.spark.run_batch`.
 
     Returns
     -------
     TopologyRun
+        The outcome.
 
     Raises
     ------
@@ -64,12 +66,13 @@ def run(
 
     Notes
     -----
-    Each task has a copy of a bolt, as on Spark: what one keeps in itself, or in a variable that its
-    class was defined beside, is not to be seen from outside.  What is in an imported module is.
+    Each task has a pickled copy of a bolt, as on Spark.  So you cannot see changes of a bolt's
+    attributes, or of variables next to its class.  You can see changes in an imported module.
 
-    A bolt that hangs hangs the test: ``bolt_call_timeout_s`` would end this process.
+    A bolt that hangs also hangs the test: ``bolt_call_timeout_s`` is ignored, since it would end
+    this process.
     """
-    # Loaded here: what tests a backend needs neither Arrow nor Spark.
+    # Imported here, because the check of a backend needs neither Arrow nor Spark.
     from ackcore.testing.local_runs import run_in_process  # noqa: PLC0415
 
     return run_in_process(topology, rows, tasks, {} if kills is None else kills, listeners)

@@ -1,1 +1,1 @@
-"""The base of the other packages: files, locks, clocks, and Spark's particulars."""
+"""The lowest layer of `ackcore.spark`: files, locks, clocks, and differences between Sparks."""

@@ -1,11 +1,11 @@
-"""Files that are there whole or not at all, and directories that last.
+"""Atomic and durable writes of files and directories.
 
-A file is written under a temporary name, synced, renamed, and its directory synced: whenever the
-machine stops, the name leads to the whole old file or the whole new one.
+A file is written under a temporary name, synced, renamed, and its directory is synced.  Whenever
+the machine stops, the name refers to the whole old file or the whole new one.
 
-A driver that was cut off long enough for another to take over its checkpoint may resume at any
-line.  So what it writes within `fenced` is refused from then on, by a check right before a file
-gets its name; and what is written ``once`` is never replaced, whatever was checked before.
+A driver may be suspended so long that another one takes over its checkpoint, and may then resume at
+any line.  Therefore `fenced` adds a check right before a file gets its name, which refuses the
+write.  A file that is written ``once`` is never replaced, whatever was checked before.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_directory(path: Path) -> Path:
-    """Return a directory, made durably if it was not there, and those above it."""
+    """Create a directory and its parents durably, if they do not exist; return it."""
     with writing(path):
         if not path.is_dir():
             make_directory(path.parent)
             try:
                 path.mkdir(exist_ok=True)
             except FileExistsError:
-                # Not where another process makes and removes it meanwhile.
+                # No error if another process creates and removes the directory meanwhile.
                 if path.is_file():
                     told = f"{path} must be a directory, or not be there yet; it is a file"
                     raise StateError(told) from None
@@ -61,13 +61,13 @@ def make_directory(path: Path) -> Path:
     return path
 
 
-#: Raises once another driver has taken over; set by `fenced`.
+#: Raises after another driver has taken over; set by `fenced`.
 _fence: ContextVar[Callable[[], object] | None] = ContextVar("fence", default=None)
 
 
 @contextlib.contextmanager
 def fenced(check: Callable[[], object]) -> Iterator[None]:
-    """Have ``check``, which may raise, called before each file written within gets its name."""
+    """Call ``check``, which may raise, before each file written in this context gets its name."""
     token = _fence.set(check)
     try:
         yield
@@ -76,7 +76,7 @@ def fenced(check: Callable[[], object]) -> Iterator[None]:
 
 
 def check_fence() -> None:
-    """Raise `CheckpointInUse` if this is within `fenced`, and the checkpoint is another's now."""
+    """Raise `CheckpointInUse` within `fenced` if another driver owns the checkpoint."""
     check = _fence.get()
     if check is not None:
         check()
@@ -89,28 +89,28 @@ def write_file(
     once: bool = False,
     made_in: Path | None = None,
 ) -> None:
-    """Have ``write`` fill a file, which replaces ``path`` as a whole and durably.
+    """Fill a file and give it the name ``path``, atomically and durably.
 
     Parameters
     ----------
     path : Path
-        Its name.
+        The file's name.
     write : callable
-        Fills it.
+        Writes the content to the open file.
     once : bool, default False
-        Whether it must not be there yet.
+        Whether the file must not exist.
     made_in : Path, optional
-        The directory, on the same file system, in which it is until it gets its name; that of
-        ``path`` if not given.  Once this directory is renamed, the file never gets its name.
+        The directory of the temporary file, on the same file system; by default that of ``path``.
+        If this directory is renamed meanwhile, the file never gets its name.
 
     Raises
     ------
     FileExistsError
-        If it is to be written ``once``, and is there.
+        If it is to be written ``once`` and exists.
     CheckpointInUse
         If another driver has taken over.
     """
-    # Random: a driver that resumes after another took over may have its file open still.
+    # Random, because a suspended driver that resumes after a takeover may still have its file open.
     temporary = (made_in or path.parent) / f".{path.name}.{secrets.token_hex(8)}.tmp"
     free = True
     with writing(path):
@@ -131,10 +131,10 @@ def write_file(
 
 
 def link_file(source: Path, path: Path, *, named: bool = True) -> None:
-    """Have ``path`` be a file that is whole and never written again, as a whole and durably.
+    """Make ``path`` a hard link to a finished file, atomically and durably.
 
-    It is the same file, or a copy where there are no links or ``path`` is on another file system.
-    A name that is not ``named`` lasts once its directory is synced.
+    If the file system has no links, or ``path`` is on another one, the file is copied.  With
+    ``named=False`` the name becomes durable only when the caller syncs its directory.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def link_file(source: Path, path: Path, *, named: bool = True) -> None:
                 check_fence()
                 os.replace(temporary, path)
             finally:
-                # Where path was the same file already, replacing it does nothing.
+                # If both names are links to the same file, os.replace keeps the temporary one.
                 temporary.unlink(missing_ok=True)
             if named:
                 sync_directory(path.parent)
@@ -163,7 +163,7 @@ def link_file(source: Path, path: Path, *, named: bool = True) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a directory with all below, if it is there."""
+    """Remove a file, or a directory with its content, if it exists."""
     with writing(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -172,14 +172,14 @@ def remove(path: Path) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file is one in the making, by its name."""
+    """Return whether a file's name is that of a temporary file."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what writers left that died; none may be writing there."""
+    """Remove the temporary files of writers that died; no writer of this driver may be active."""
     left = list(directory.iterdir()) if directory.is_dir() else []
-    # Listed before the check: no file of a driver that has taken over is among them.
+    # Listed before the check, so that no file of a driver that takes over is removed.
     check_fence()
     for path in left:
         if is_temporary(path.name):

@@ -1,4 +1,4 @@
-"""A thread of the driver that waits for something to do, until it is stopped."""
+"""A thread of the driver that waits for work until it is stopped."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from abc import ABC, abstractmethod
 
 
 class Attendant(ABC):
-    """A daemon thread.
+    """A daemon thread that runs until it is stopped.
 
     Parameters
     ----------
     name : str
-        Of the thread.
+        The thread's name.
     """
 
     def __init__(self, name: str) -> None:
         self._stopped = False
-        #: Notified by whatever it may wait for.
+        #: Notified when there is work.
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -26,7 +26,7 @@ class Attendant(ABC):
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; waits for it."""
+        """Stop the thread and wait for its end."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -35,4 +35,4 @@ class Attendant(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Do what there is to do, and wait in `_changed`, until `_stopped`."""
+        """Do the work, and wait in `_changed` for more, until `_stopped`."""

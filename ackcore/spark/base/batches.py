@@ -1,4 +1,4 @@
-"""The batches that Spark passes to a mapInArrow task, and those it gets back."""
+"""The batches that Spark passes to a mapInArrow task and receives from it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pyspark.sql import DataFrame
 
 Batches = Iterator[pa.RecordBatch]
 
-#: What mapInArrow calls on a worker, once a partition.
+#: The function that mapInArrow calls on a worker, once per partition.
 MapInArrow = Callable[[Batches], Batches]
 
 
 def plainly_named(frame: DataFrame) -> DataFrame:
-    """Return a frame whose columns mapInArrow finds, in their order.
+    """Return a frame with column names that mapInArrow can resolve, in the same order.
 
-    PySpark looks columns up by name, and takes a dot for one of a field.
+    PySpark looks columns up by name, and reads a dot as the access to a field.
     """
     names = frame.columns
     if any("." in name or "`" in name for name in names):
@@ -25,7 +25,7 @@ def plainly_named(frame: DataFrame) -> DataFrame:
 
 
 def as_spark_types(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Cast a batch to the types that Spark has for its columns."""
+    """Cast a batch to the types of Spark's columns."""
     if batch.schema.types == target.types:
         return pa.RecordBatch.from_arrays(batch.columns, schema=target)
     columns = [

@@ -1,14 +1,14 @@
-"""Files of a checkpoint that carry their checksum, and are checked by it when they are read.
+"""Files of a checkpoint with a checksum that is checked when they are read.
 
-* A *record* (JSON) is one line, and after it a line with the checksum of the first:
-  ``{"file": "batches/7.plan", "format": 1, ...}`` and ``blake2b <32 hex digits>``.  It names
-  itself, so that a copy under another name is not taken for it.
-* A *table* is a plain Arrow IPC file that any tool opens; its checksum is part of its name
-  (``waiting-lines.<32 hex digits>.arrow``), so it cannot be in two states under one name.  Those
-  that tasks write, of any size, have the fingerprint of row files there (16 hex digits), which
-  takes a tenth of the time.  The dead letters that tasks write are Parquet, and named alike.
+* A *record* is a line of JSON, followed by a line with its checksum:
+  ``{"file": "batches/7.plan", "format": 1, ...}`` and ``blake2b <32 hex digits>``.  It contains its
+  own name, so that a copy under another name is refused.
+* A *table* is an Arrow IPC file, readable by any Arrow tool, with its checksum in its name
+  (``waiting-lines.<32 hex digits>.arrow``).  So one name cannot have two contents.  Tables that
+  tasks write may be large; they have the fingerprint of row files instead (16 hex digits), which
+  takes a tenth of the time.  Dead letters that tasks write are Parquet files, named likewise.
 
-Both are damaged if a byte is missing, added or changed.
+A missing, added or changed byte makes either file damaged.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corr
 
 #: The format of a checkpoint's files.
 FORMAT = 1
-#: Ends the message about a file of a run that is not decided.
+#: The end of the message about a damaged file of an undecided run.
 RUN_AGAIN = "Start again: its micro-batch is not decided, and is run once more"
-#: A file's checksum: the hex digits in its name.
+#: The checksum in a file's name.
 _NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.(?:arrow|parquet)")
-#: A table's bytes are hashed so many at a time: its fingerprint is that of these pieces in a row.
+#: The size in bytes of the pieces whose hashes, one after the other, make a fingerprint.
 _PIECE = 1 << 20
-#: What `write_table` writes at a time: Arrow hands each batch over in memory of its own.
+#: The number of rows that `write_table` writes at a time: Arrow copies each batch.
 _TABLE_ROWS = 1 << 20
-#: Of a large file so much is in the page cache, whose pages serve for what comes next: a page that
-#: was not used for long takes longer to be had than to be filled and written.
+#: The maximum size in bytes of a large file's pages in the page cache; they are reused.  To get a
+#: page that was long unused takes longer than to fill and write it.
 _CACHED = 1 << 23
-#: And no more than so much of it waits for the disk.
+#: The maximum number of bytes of it that wait for the disk.
 _UNSYNCED = 1 << 26
 
 
@@ -54,7 +54,7 @@ def digest_of(data: bytes | memoryview | pa.Buffer) -> str:
 
 
 def checksum_of(data: bytes | memoryview | pa.Buffer, digits: int) -> str:
-    """Return the checksum of bytes that has so many hex digits: a digest, or a fingerprint."""
+    """Return the checksum of bytes: a digest for 32 hex digits, a fingerprint for 16."""
     checksum = _Digest() if digits == 32 else _Fingerprint()
     view = memoryview(data)
     for start in range(0, len(view), _PIECE):
@@ -63,7 +63,7 @@ def checksum_of(data: bytes | memoryview | pa.Buffer, digits: int) -> str:
 
 
 def checksum_in(name: str | os.PathLike[str]) -> str | None:
-    """Return the checksum that a file has in its name, None if it has none."""
+    """Return the checksum in a file's name, or None."""
     named = _NAMED.search(os.fspath(name))
     return None if named is None else named[1]
 
@@ -76,25 +76,25 @@ def write_record(
     once: bool = False,
     made_in: Path | None = None,
 ) -> None:
-    """Write a record that calls itself ``name``, as `write_file` does."""
+    """Write a record that contains the name ``name``; see `write_file`."""
     said = record_bytes(name, body)
     write_file(path, lambda file: file.write(said), once=once, made_in=made_in)
 
 
 def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
-    """Return a record that calls itself ``name`` as it is written."""
+    """Return the bytes of a record that contains the name ``name``."""
     whole = {"file": name, "format": FORMAT, **body}
     line = json.dumps(whole, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
     return b"%s\nblake2b %s\n" % (line, digest_of(line).encode())
 
 
 def read_record(path: Path, name: str) -> dict[str, Any] | None:
-    """A record, or None if there is no such file, nor its directory.
+    """Read a record; return None if the file or its directory does not exist.
 
     Raises
     ------
     CheckpointCorrupt
-        If it is not as it was written, or is another record.
+        If the file is damaged, or is another record.
     CheckpointNewer
         If a newer ackcore wrote it.
     """
@@ -108,7 +108,7 @@ def read_record(path: Path, name: str) -> dict[str, Any] | None:
 
 
 def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """Return the record that a file holds; raises as `read_record` does."""
+    """Return the record in the bytes of a file; raises as `read_record` does."""
     line, _, rest = data.partition(b"\n")
     if rest != b"blake2b %s\n" % digest_of(line).encode():
         raise corrupt(
@@ -127,7 +127,7 @@ def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str,
 
 
 class _Digest:
-    """blake2b of what comes."""
+    """The blake2b digest of the bytes added so far."""
 
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=16)
@@ -140,7 +140,7 @@ class _Digest:
 
 
 class _Fingerprint:
-    """`fingerprint` of what comes, whatever pieces it comes in."""
+    """The `fingerprint` of the bytes added so far; it does not depend on how they were divided."""
 
     def __init__(self) -> None:
         self._so_far = 0
@@ -171,7 +171,7 @@ class _Fingerprint:
 
 
 class _Hashed:
-    """A file with the checksum of what was written to it, as far as Arrow needs a file."""
+    """A file, with the methods that Arrow needs, that also computes the checksum of its bytes."""
 
     def __init__(self, file: BinaryIO, checksum: _Digest | _Fingerprint, passing: bool):
         self._file = file
@@ -194,7 +194,7 @@ class _Hashed:
         return view.nbytes
 
     def sync(self) -> None:
-        """Have what was written on the disk; of a large file no more stays in memory."""
+        """Write all bytes to the disk; drop those of a large file from the page cache."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._unsynced = 0
@@ -202,9 +202,9 @@ class _Hashed:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Start writing to the disk what was written, and drop from memory what is there.
+        """Start writing to the disk, and drop from the page cache the pages that are already there.
 
-        The task does not wait for it: what is not on the disk yet is dropped the next time.
+        The task does not wait for the disk: other pages are dropped the next time.
         """
         self._file.flush()
         os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -212,7 +212,7 @@ class _Hashed:
 
 
 def _checksum_of(path: Path, digits: int) -> str:
-    """Return the checksum of a file; its bytes do not stay in memory."""
+    """Return the checksum of a file, read piece by piece."""
     checksum = _Digest() if digits == 32 else _Fingerprint()
     piece = memoryview(bytearray(_PIECE))
     with open(path, "rb", buffering=0) as file:
@@ -227,12 +227,12 @@ def write_table(directory: Path, name: str, table: pa.Table) -> str:
 
 
 def batches_of(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield a table in few batches, whatever pieces it came in: a filter makes as many again."""
+    """Yield a table in few batches; a filtered table may consist of many."""
     return in_few(table.to_batches(max_chunksize=_TABLE_ROWS))
 
 
 def in_few(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches as tables have them: the bytes of a table do not depend on what it came in."""
+    """Yield the rows in batches of fixed size, so that a table's bytes depend on its rows alone."""
     return rebatched(batches, _TABLE_ROWS)
 
 
@@ -246,10 +246,10 @@ def write_batches(
     synced: bool = True,
     named: bool = True,
 ) -> str:
-    """Write a table batch by batch, as `write_table` does; a ``large`` one with a fingerprint.
+    """Write a table batch by batch, as `write_table` does; a ``large`` one gets a fingerprint.
 
-    One that is not ``synced`` may be gone when the machine stops; the name of one that is not
-    ``named`` lasts once its directory is synced.
+    A table that is not ``synced`` may be lost if the machine stops.  With ``named=False`` its name
+    becomes durable only when the caller syncs the directory.
     """
     made = NamedByChecksum(directory, name, "arrow", large=large, synced=synced)
     try:
@@ -265,23 +265,23 @@ def write_batches(
 
 
 class NamedByChecksum:
-    """A file that is written piece by piece, and has the checksum of all of it in its name.
+    """A file that is written piece by piece and gets the checksum of its content in its name.
 
     Parameters
     ----------
     directory : Path
-        Where it is to be.
+        The directory of the file.
     name, ending : str
-        Its name is to be ``<name>.<checksum>.<ending>``.
+        The parts of the final name, ``<name>.<checksum>.<ending>``.
     large : bool, default False
         Whether the checksum is a fingerprint.
     synced : bool, default True
-        Whether it is to outlast the machine's stop.
+        Whether the file must survive a stop of the machine.
 
     Attributes
     ----------
     sink : pyarrow.NativeFile
-        What is written to it is in the file.
+        The open file to write to.
     """
 
     def __init__(
@@ -299,11 +299,11 @@ class NamedByChecksum:
         self.sink = pa.PythonFile(self._hashed, "w")
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
-        """Raise what goes wrong within as an error that names the file."""
+        """Raise errors of the enclosed code as errors that name the file."""
         return writing(self._directory / self._name)
 
     def finish(self, *, named: bool = True) -> str:
-        """Give it its name, which is returned; nothing is written after that."""
+        """Rename the file to its final name, and return that name; no write may follow."""
         with self.writing():
             if self._synced:
                 self._hashed.sync()
@@ -315,18 +315,18 @@ class NamedByChecksum:
         return name
 
     def close(self) -> None:
-        """Close it, whatever was written; twice is fine."""
+        """Close the file; a second call does nothing."""
         self._file.close()
 
     def discard(self) -> None:
-        """Leave nothing of it, unless it has its name."""
+        """Close the file, and delete it unless it has its final name."""
         self.close()
         self._temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _reading(path: Path, way_out: str) -> Iterator[None]:
-    """Raise what is wrong with a table's file as an error that names it."""
+    """Raise errors in reading a table's file as errors that name the file."""
     try:
         yield
     except FileNotFoundError:
@@ -344,12 +344,12 @@ def table_in(
     check: bool = True,
     way_out: str = WAY_OUT,
 ) -> pa.Table:
-    """Return the table that an object holds, by the name of which it is checked.
+    """Return the table in the bytes of an object, checked against the object's name.
 
     Raises
     ------
     CheckpointCorrupt
-        If it is not as it was written.
+        If the bytes are damaged.
     """
     check_data(data, path, content=check, way_out=way_out)
     try:
@@ -358,13 +358,13 @@ def table_in(
         raise corrupt(path, f"is damaged: {error}", way_out) from error
 
 
-#: What Arrow raises over bytes that it did not write.
+#: The errors that Arrow raises for damaged bytes.
 _DAMAGE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError)
 
 
 def _table_of(data: pa.Buffer) -> pa.Table:
     table: pa.Table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-    # What is damaged where no checksum was looked at is to fail here, and be named.
+    # Without a check of the checksum, damage must raise here, where the file is known.
     len(table.column_names)
     table.validate()
     return table
@@ -377,12 +377,12 @@ def check_data(
     content: bool = True,
     way_out: str = WAY_OUT,
 ) -> None:
-    """Raise unless the bytes of an object have the checksum in its name.
+    """Check the bytes of an object against the checksum in its name.
 
     Raises
     ------
     CheckpointCorrupt
-        If they are not as they were written.
+        If they differ.
     """
     named = checksum_in(path)
     if named is None:
@@ -396,7 +396,7 @@ def check_data(
 def check_size(
     path: str | os.PathLike[str], size: int, nbytes: int | None, way_out: str = WAY_OUT
 ) -> None:
-    """Raise `CheckpointCorrupt` unless a file has the length that a record says, if one does."""
+    """Raise `CheckpointCorrupt` if a file's size differs from the recorded size, if any."""
     if nbytes is not None and size != nbytes:
         raise corrupt(path, f"is damaged: it has {size} bytes, and had {nbytes}", way_out)
 
@@ -404,25 +404,25 @@ def check_size(
 def read_table(
     path: Path, *, check: bool = True, nbytes: int | None = None, way_out: str = WAY_OUT
 ) -> pa.Table:
-    """A table, its columns in a memory map of the file.
+    """Return a table whose columns are in a memory map of its file.
 
     Parameters
     ----------
     path : Path
-        Its file.
+        The file.
     check : bool, default True
-        Whether its checksum is looked at.
+        Whether to check the checksum.
     nbytes : int, optional
-        Its length, if a record says it.
+        The recorded size of the file in bytes.
     way_out : str, optional
-        Ends the message if it is damaged: a sentence without the full stop.
+        The end of the message about damage: a sentence without the full stop.
 
     Raises
     ------
     CheckpointCorrupt
-        If it is missing or not as it was written.
+        If the file is missing or damaged.
     StateError
-        If the system does not let it be read.
+        If the system cannot read it.
     """
     named = _NAMED.search(path.name)
     with _reading(path, way_out):

@@ -1,4 +1,4 @@
-"""Clocks: milliseconds since 1970, the machine's or the user's, and one that does not go back."""
+"""Clocks in milliseconds since 1970: the machine's, the user's, and one that never goes back."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Clock = Callable[[], int]
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970, as the machine's clock has them."""
+    """Return the machine's time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 
 def read_clock(clock: Clock) -> int:
-    """Return what a clock of the user's says, which must be whole milliseconds."""
+    """Return the time of a user's clock; raise TypeError unless it is a whole number."""
     now = clock()
     if not isinstance(now, int | np.integer):
         raise TypeError(
@@ -28,14 +28,14 @@ def read_clock(clock: Clock) -> int:
 
 
 class SteadyClock:
-    """A clock that goes on from where it was when the one beneath it goes back.
+    """A clock that never goes back, even if the underlying clock does.
 
     Parameters
     ----------
     clock : callable
-        Returns milliseconds; may go back, or stand still.
+        Returns milliseconds; may go back or stand still.
     at_least : int, default 0
-        What it shows at least: a time that is on record already.
+        The lowest time to return, in milliseconds: the last recorded time.
     """
 
     def __init__(self, clock: Clock, at_least: int = 0) -> None:
@@ -45,12 +45,12 @@ class SteadyClock:
         self._lock = threading.Lock()
 
     def __call__(self) -> int:
-        """Return milliseconds, never fewer than before."""
+        """Return milliseconds, never less than before."""
         with self._lock:
             now = read_clock(self._clock) + self._ahead
             if now < self._last:
-                # The difference stays: else whatever is due would wait until the clock has
-                # caught up, an hour when it was set back by an hour.
+                # The difference is kept.  Otherwise, if the clock is set back by an hour, due
+                # records would wait for an hour.
                 self._ahead += self._last - now
                 now = self._last
             self._last = now

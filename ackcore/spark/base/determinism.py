@@ -1,4 +1,4 @@
-"""Detection of sources that give the same rows in the same order when read again, by their plan."""
+"""Detection, by their plans, of sources that return the same rows in the same order again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame
 from ackcore.spark.base.session import is_connect
 from ackcore.spark.base.versions import MAP_IN_ARROW_NODE
 
-#: In the names of classes: scans of files, by data sources of version 2.
+#: A part of the class names of file scans by data sources of version 2.
 _FILE_SCAN = re.compile(r"\.v2\.(parquet|orc|csv|json|text|avro)\.")
-#: Nodes of a plan that leave the rows of a partition in their order, or read them in one.
+#: Nodes of a plan that keep the order of a partition's rows, or read them in a fixed order.
 _ORDERED_NODES = frozenset(
     {
         "ArrowEvalPython",
@@ -33,11 +33,11 @@ _ORDERED_NODES = frozenset(
 
 
 def has_fixed_rows(frame: DataFrame) -> bool:
-    """Whether a source computes the same rows if it is read again, as far as Spark can tell.
+    """Return whether a source returns the same rows when it is read again.
 
-    Not if it depends on the time or on chance, nor if Python code takes part, whose determinism is
-    not known: functions, data sources, and RDDs, whatever computes them.  (That of a list is one,
-    too.)  Nor on Spark Connect, which shows no plan.
+    True only if Spark's plan shows it.  False if the source depends on the time or on random
+    numbers. False if Python code takes part, whose determinism is unknown: functions, data sources,
+    and all RDDs, also that of a list.  False on Spark Connect, which has no plan here.
     """
     known = _FIXED_ROWS.get(frame)
     if known is None:
@@ -45,7 +45,7 @@ def has_fixed_rows(frame: DataFrame) -> bool:
     return known
 
 
-#: A stream's source is looked at in each micro-batch, and a plan does not change.
+#: A cache: a stream's source is checked in each micro-batch, and its plan does not change.
 _FIXED_ROWS: WeakKeyDictionary[DataFrame, bool] = WeakKeyDictionary()
 
 
@@ -59,7 +59,7 @@ def _computes_alike(frame: DataFrame) -> bool:
     jvm = frame.sparkSession._jvm
     assert jvm is not None
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    # The nodes of a subquery are not among those that are looked at below.
+    # The loop below does not see the nodes of subqueries.
     may_differ = (patterns.PYTHON_UDF(), patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION())
     if not plan.deterministic() or any(map(plan.containsPattern, may_differ)):
         return False
@@ -73,7 +73,7 @@ def _computes_alike(frame: DataFrame) -> bool:
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
-    """Yield a plan and all below it."""
+    """Yield a plan and all nodes below it."""
     nodes = [plan]
     while nodes:
         node = nodes.pop()
@@ -83,12 +83,12 @@ def _nodes(plan: Any) -> Iterator[Any]:
 
 
 def has_fixed_order(frame: DataFrame) -> bool:
-    """Whether the rows of each partition come in the same order if it is computed again.
+    """Return whether each partition has the same order of rows when it is computed again.
 
-    True only of plans that read files, ranges, local tables and RDDs that Spark calls DETERMINATE,
-    as the frames that ``foreachBatch`` is given are made of, and go row by row; a shuffle hands out
-    its rows as they come in, and of what is cached nothing is known.  Nor of any plan on Spark
-    Connect, which shows none.
+    True only for plans that read files, ranges, local tables and RDDs that Spark calls DETERMINATE
+    (those of ``foreachBatch`` frames are), and that work row by row.  A shuffle returns rows in the
+    order of their arrival, and the order of cached data is unknown.  False on Spark Connect, which
+    has no plan here.
     """
     if is_connect(frame):
         return False
@@ -98,7 +98,7 @@ def has_fixed_order(frame: DataFrame) -> bool:
             if node.rdd().outputDeterministicLevel().toString() != "DETERMINATE":
                 return False
         elif name == "LogicalRelation":
-            # Others, such as JDBC's, promise no order.
+            # Other relations, such as JDBC's, guarantee no order.
             if node.relation().getClass().getSimpleName() != "HadoopFsRelation":
                 return False
         elif name == "DataSourceV2ScanRelation":

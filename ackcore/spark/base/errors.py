@@ -1,4 +1,4 @@
-"""Errors about checkpoints, and errors of Spark's in a line."""
+"""Errors about checkpoints, and the shortening of Spark's errors to one line."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 
 
 class StateError(RuntimeError):
-    """The checkpoint cannot be used or written; the message says which file, and the way out."""
+    """The checkpoint cannot be used or written; the message names the file and what to do."""
 
 
 class CheckpointInUse(StateError):
-    """Another query holds the checkpoint, or has taken it over."""
+    """Another query holds the checkpoint or has taken it over."""
 
 
 class CheckpointCorrupt(StateError):
@@ -18,11 +18,11 @@ class CheckpointCorrupt(StateError):
 
 
 class RowFileDamaged(CheckpointCorrupt):
-    """A file that a run left is damaged or missing; before a decision that costs only a run."""
+    """A file of a run is damaged or missing; before the decision the run is only repeated."""
 
 
 class CheckpointForeign(StateError):
-    """The checkpoint belongs to another topology, or to another way of running it."""
+    """The checkpoint belongs to another topology, to another kind of run, or to other output."""
 
 
 class CheckpointNewer(StateError):
@@ -33,7 +33,7 @@ class CheckpointReadOnly(StateError):
     """The checkpoint cannot be written."""
 
 
-#: Ends most messages about damage: there is no repairing it, only the choice what to give up.
+#: The end of most messages about damage, which cannot be repaired.
 WAY_OUT = (
     "Restore the whole checkpoint directory, Spark's part and ackcore's together, from a backup; "
     "or start on a new checkpoint, which reads the source from where it is told to and knows "
@@ -42,26 +42,26 @@ WAY_OUT = (
 
 
 def corrupt(path: str | os.PathLike[str], what: str, way_out: str = WAY_OUT) -> CheckpointCorrupt:
-    """The error for a file that is not as it was written."""
+    """Return the error for a damaged file."""
     return CheckpointCorrupt(f"{os.fspath(path)} {what}. {way_out}.")
 
 
-#: Longer lines hold data rather than what was wrong.
+#: The maximum length of a line; longer ones contain data rather than a cause.
 _LONGEST = 500
 
 
-#: What Spark says of an error of another thread; the cause says what was wrong.
+#: Spark's text for an error in another thread; only the cause is informative.
 _HOLLOW = "Exception thrown in awaitResult"
 _CAUSE = "Caused by: "
 _TRACEBACK = "Traceback (most recent call last):"
 
 
 def one_line(error: BaseException) -> str:
-    """Return the line of an error that says what was wrong; Spark's go on for pages."""
+    """Return the line of an error that states its cause; Spark's errors fill pages."""
     line = _telling_line(error)
     cause: BaseException | None = error
     while _HOLLOW in line:
-        # Of an error of Java's, PySpark keeps the cause in an attribute of its own.
+        # PySpark keeps the cause of a Java error in its own attribute.
         cause = getattr(cause, "_cause", None)
         if cause is None:
             break
@@ -74,12 +74,12 @@ def _telling_line(error: BaseException) -> str:
         text = str(error)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # the user's __str__ is code of the user's, too
+    except BaseException:  # __str__ may be user code
         text = ""
     lines = text.strip().splitlines() or [type(error).__name__]
     if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
-        lines[0] = lines[1].removeprefix(": ")  # the first is Py4J's, and names its own object
-    # What a worker raised stands behind the frames of its last traceback, in the midst of Java's.
+        lines[0] = lines[1].removeprefix(": ")  # the first line is Py4J's
+    # A worker's error follows the frames of the last traceback, within Java's stack trace.
     tracebacks = [at for at, line in enumerate(lines) if line.endswith(_TRACEBACK)]
     for line in lines[tracebacks[-1] + 1 :] if tracebacks else ():
         if line[:1].strip():

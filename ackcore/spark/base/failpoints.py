@@ -1,9 +1,9 @@
-"""Points at which a test may kill or stop the driver, named in the environment.
+"""Points at which a test may kill or stop the driver, set in the environment.
 
 ``ACKCORE_FAILPOINTS="planned,decided:3,in-sink=raise,acted=stop"`` kills the process at the first
 ``planned`` of any micro-batch and at ``decided`` of micro-batch 3, raises `FailpointReached` in a
-sink, and stops it the first time that it has ``acted``, until SIGCONT.  Read once, when this module
-is imported: a run without them pays one comparison.
+sink, and stops the process at the first ``acted`` until SIGCONT.  The variable is read once, at the
+import of this module.  Without it a failpoint costs one comparison.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FailpointReached(RuntimeError):
 
 
 def parse(text: str) -> dict[tuple[str, int | None], Action]:
-    """``{(name, batch or None): action}`` of the variable's text."""
+    """Return the variable's text as ``{(name, batch or None): action}``."""
     points: dict[tuple[str, int | None], Action] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         place, _, action = item.partition("=")
@@ -60,7 +60,7 @@ _POINTS = parse(os.environ.get(VARIABLE, ""))
 
 
 def failpoint(name: Name, batch: int | None = None) -> None:
-    """Die here by SIGKILL, raise, or stop once by SIGSTOP, if the environment says so.
+    """Kill the process, raise, or stop the process once, if the environment sets this failpoint.
 
     Raises
     ------

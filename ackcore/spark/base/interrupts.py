@@ -1,9 +1,9 @@
-"""Interrupts: how they end a run, and what tells a cancelled job from a failed one.
+"""Interrupts of a run, and the distinction between cancelled and failed jobs.
 
-PySpark's handler of SIGINT cancels all jobs and raises `KeyboardInterrupt`, which its own cleaning
-up then replaces by the error of the cancelled job.  Jupyter's only raises, and that cleaning up
-waits for the job to end.  So in the main thread jobs of ours are run in another one, where no
-interrupt comes, and cancelled from here; those of a user's sink, which stays where it is, are
+PySpark's handler of SIGINT cancels all jobs and raises `KeyboardInterrupt`; PySpark's cleanup then
+replaces that by the error of the cancelled job.  Jupyter's handler only raises, and the cleanup
+waits for the end of the job.  Therefore the main thread runs ackcore's jobs in another thread,
+which gets no interrupt, and cancels them itself.  A user's sink stays in its thread; its jobs are
 cancelled by a thread that the signal starts.
 """
 
@@ -27,13 +27,13 @@ from ackcore.spark.base.session import LOST, JobTag, activate, job_thread, sessi
 from ackcore.spark.base.versions import Py4JError
 
 T = TypeVar("T")
-#: Of a signal: called with its number and what was running.
+#: A signal handler: called with the signal's number and the interrupted frame.
 Handler = Callable[[int, FrameType | None], object]
 
-#: How long an interrupt waits for the jobs that it cancelled, and how often it cancels meanwhile:
-#: a job may begin after the first time.
+#: The time in seconds that an interrupt waits for cancelled jobs, and the interval in which it
+#: cancels again, because a job may begin after the first time.
 _PATIENCE_S, _AGAIN_S = 4.0, 0.2
-#: How long the handler of a signal may take that is no interrupt.
+#: The time in seconds after which a signal handler that has not returned counts as an interrupt.
 _HANDLER_S = 0.5
 
 _CANCELLED = re.compile(r"SPARK_JOB_CANCELLED|OPERATION_CANCELED|\bJob \d+ cancelled\b")
@@ -42,12 +42,12 @@ _SHUT_DOWN = "SparkContext was shut down"
 
 
 class RunCancelled(RuntimeError):
-    """A job was cancelled from outside; the next start on the same checkpoint goes on there.
+    """A job was cancelled from outside; the next start on the same checkpoint continues.
 
     Attributes
     ----------
     shut_down : bool
-        Whether the SparkContext ended meanwhile, for a reason that is not known.
+        Whether the SparkContext ended meanwhile, for an unknown reason.
     """
 
     def __init__(self, message: str, shut_down: bool = False) -> None:
@@ -56,21 +56,21 @@ class RunCancelled(RuntimeError):
 
 
 def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
-    """Call what runs Spark jobs; an interrupt of the main thread cancels them and is raised.
+    """Call a function that runs Spark jobs; an interrupt of the main thread cancels the jobs.
 
     Parameters
     ----------
     session : SparkSession or None
-        Where the jobs run; None for what is none of Spark's.
+        The session of the jobs; None if the function runs no Spark jobs.
     job : callable
-        Runs them, in a thread that has the local properties of this one.
+        The function; called in a thread with the local properties of this one.
 
     Raises
     ------
     KeyboardInterrupt, SystemExit
-        Whatever a handler of a signal raises.
+        The exception of a signal handler.
     Exception
-        What the callable raises.
+        The exception of the function.
     """
     if session is None or threading.current_thread() is not threading.main_thread():
         return job()
@@ -78,7 +78,7 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
     results: list[T] = []
     errors: list[BaseException] = []
     ended = threading.Event()
-    inside = copy_context()  # of the fence around this driver's writes, for one
+    inside = copy_context()  # it has `fenced`'s check, for instance
 
     def run() -> None:
         try:
@@ -104,20 +104,20 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
 
 @contextmanager
 def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
-    """Within, an interrupt of the main thread cancels the Spark jobs that were begun in it.
+    """Cancel the Spark jobs of the enclosed code if the main thread is interrupted.
 
-    For code of the user's, a sink's: it may have to stay in the thread that it was made in, so it
-    cannot be called as `interruptible` calls; but what it runs on Spark would be waited for.
+    This is for a user's sink.  It may depend on its thread, so it cannot be called by
+    `interruptible`; without this context an interrupt would wait for its jobs.
 
     Parameters
     ----------
     session : SparkSession or None
-        Where the jobs run; None for what is none of Spark's.
+        The session of the jobs; None if the code runs no Spark jobs.
 
     Yields
     ------
     list of BaseException
-        Gets what handlers of signals raise within, which may come out as another error.
+        Filled with the exceptions of signal handlers, which the code may replace by other errors.
     """
     raised: list[BaseException] = []
     if threading.current_thread() is not threading.main_thread():
@@ -135,12 +135,12 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
             returned = threading.Event()
             thread = threading.Thread(target=cancel, args=(returned,), daemon=True)
             if number == signal.SIGINT:
-                # PySpark's handler calls Spark, and waits for the job itself before it raises.
+                # PySpark's handler calls Spark and waits for the job before it raises.
                 thread.start()
             try:
                 handler(number, frame)
                 returned.set()
-            except Py4JError as error:  # its call was answered by the cancelled job
+            except Py4JError as error:  # the handler's call failed with the cancelled job
                 raised.append(KeyboardInterrupt())
                 raise raised[-1] from error
             except BaseException as error:
@@ -168,19 +168,19 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
             if signal.getsignal(number) is ours:
                 signal.signal(number, handler)
         if tag is not None:
-            with suppress(*LOST):  # of a Spark that is gone
-                if raised:  # and perhaps without waiting for its job, which would run on
+            with suppress(*LOST):  # Spark is gone
+                if raised:  # the code may have left a job running
                     tag.cancel()
                 tag.remove()
 
 
 def raised_by(call: Callable[[], object]) -> BaseException | None:
-    """Call code of the user's whose errors end nothing; return its error, None if there is none.
+    """Call user code whose errors must not end the query; return its error, or None.
 
     Raises
     ------
     KeyboardInterrupt, SystemExit
-        Whatever a handler of a signal raises meanwhile.
+        The exception of a signal handler meanwhile.
     """
     signals: list[BaseException] = []
     try:
@@ -208,16 +208,16 @@ def _cancel(tag: JobTag, ended: threading.Event) -> None:
 def raise_if_interrupted(
     error: BaseException, handled: BaseException | None, what: str, way_out: str
 ) -> None:
-    """Raise the interrupt that an error hides, or `RunCancelled` if a job of it was cancelled.
+    """Raise the interrupt that an error hides, or `RunCancelled` if its job was cancelled.
 
     Parameters
     ----------
     error : BaseException
-        What was raised instead of a result.
+        The error of the call.
     handled : BaseException or None
-        What was being handled before (`sys.exception`): that is nothing new.
+        The exception that was being handled before the call (`sys.exception`); it is ignored.
     what, way_out : str
-        What was cancelled and how to go on, for the message.
+        What was cancelled and how to continue, for the message.
     """
     old = {id(one) for one in _chain(handled)}
     for one in _chain(error):
@@ -246,7 +246,7 @@ _FROM_OUTSIDE = (
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """An error, what caused it, and what was being handled as it was raised."""
+    """Return an error, its causes, and the exceptions that were handled when it was raised."""
     found: list[BaseException] = []
     left = [error]
     while left:

@@ -1,6 +1,6 @@
-"""Dead letters: their columns, made of records that died, and how files of them are written.
+"""Dead letters: their columns, their conversion from dead records, and the writing of their files.
 
-Tasks write those of many records, and the driver those of few.
+Tasks write the files of many dead letters, and the driver those of few.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ackcore.spark.base.schemas import (
 )
 
 TIME = pa.timestamp("ms", "UTC")
-#: What every letter has beside its payload.
+#: The columns of a dead letter besides its payload.
 LETTER = pa.schema(
     [
         pa.field("message_id", pa.string()),
@@ -36,22 +36,22 @@ LETTER = pa.schema(
         pa.field("first_ms", TIME),
         pa.field("last_ms", TIME),
         pa.field("batch_id", pa.int64()),
-        # How often it had been sent again when it died.
+        # The number of replays before this death.
         pa.field("replays", pa.int32()),
     ]
 )
-#: Pages carry checksums, so that a flipped bit is an error and not another letter.
+#: Pages have checksums, so that a flipped bit raises an error.
 _WRITING: dict[str, Any] = {"write_page_checksum": True}
 _CODEC = "zstd"
-#: Payloads are compressed if so many bytes of them, here and there, come to a share of at most so
-#: much.  To save less takes longer than to write it.
+#: Payloads are compressed if a sample of this many bytes, in this many places, shrinks to at most
+#: this share.  Smaller savings take longer than the writing.
 _SAMPLE_BYTES, _SAMPLES, _WORTH_IT = 1 << 18, 8, 0.75
-#: What goes into one row group, so that no more of a file is in memory.
+#: The maximum rows and bytes of a row group, which a reader holds in memory.
 GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 23
 
 
 def as_letters(dead: pa.Table, number: int) -> pa.Table:
-    """Return the dead of a micro-batch, in `TRACKING` and the source's columns, as letters."""
+    """Return dead records of a micro-batch, in `TRACKING` and the source's columns, as letters."""
     component, kind, message = reason_parts(dead[REASON])
     payload = dead.select(dead.column_names[len(TRACKING) :])
     columns = [
@@ -70,23 +70,23 @@ def as_letters(dead: pa.Table, number: int) -> pa.Table:
 
 
 def schema_of(source: pa.Schema) -> pa.Schema:
-    """Return the schema of letters from a source of these columns."""
+    """Return the schema of dead letters for a source's schema."""
     return LETTER.append(pa.field("payload", pa.struct(list(source))))
 
 
 def as_tracked(
     letters: pa.Table, attempts: pa.Array, replayed: pa.Array, *, payload: bool = True
 ) -> pa.Table:
-    """Return letters in `TRACKING` and the source's columns, due at once.
+    """Return dead letters in `TRACKING` and the source's columns, due at once.
 
     Parameters
     ----------
     letters : pyarrow.Table
-        The letters.
+        The dead letters.
     attempts, replayed : pyarrow.Array
-        What is to stand for them in these columns.
+        The values of these two columns.
     payload : bool, default True
-        Whether there are the source's columns.
+        Whether to include the source's columns.
     """
     told = (letters[name] for name in ("component", "error_type", "error_message"))
     columns = [
@@ -104,7 +104,7 @@ def as_tracked(
 
 
 def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Write letters, so few to a row group that a reader can have one in memory."""
+    """Write dead letters in row groups that are small enough for a reader's memory."""
     batches = (batch for table in tables for batch in table.to_batches())
     with letters_writer(file, schema) as writer:
         for batch in rebatched(batches, GROUP_ROWS, GROUP_BYTES):
@@ -114,26 +114,26 @@ def write_letters(file: BinaryIO, schema: pa.Schema, tables: Iterable[pa.Table])
 def letters_writer(
     file: BinaryIO | pa.NativeFile, schema: pa.Schema, *, compressed: bool = True
 ) -> pq.ParquetWriter:
-    """Return what writes letters, each batch as a row group, ``compressed`` or as they are."""
+    """Return a Parquet writer for dead letters, which writes each batch as a row group."""
     return pq.ParquetWriter(file, schema, compression=_CODEC if compressed else "none", **_WRITING)
 
 
 def worth_compressing(letters: pa.Table) -> bool:
-    """Whether payloads are worth compressing, as a sample of them has it: alike for alike letters.
+    """Return whether compression makes a sample of the payloads enough smaller; deterministic.
 
-    Those that are compressed, encrypted or random already are not.
+    Payloads that are compressed, encrypted or random already are not worth compressing.
     """
     payload = letters.select(["payload"])
     share = min(1.0, _SAMPLE_BYTES / max(1, payload.nbytes))
     rows = max(1, int(len(payload) * share) // _SAMPLES)
-    # Each row once: what is there twice would be worth it.
+    # Each row only once: repeated rows would compress well.
     starts = np.unique(np.linspace(0, len(payload) - rows, _SAMPLES).astype(np.int64))
     parts = [payload.slice(start, rows) for start in starts.tolist()]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, payload.schema) as stream:
         stream.write_table(pa.concat_tables(parts).combine_chunks())
     sample = sink.getvalue()
-    # One row may be large.
+    # Cut, because one row may be large.
     size = min(sample.size, 2 * _SAMPLE_BYTES)
     sample = sample.slice((sample.size - size) // 2, size)
     return bool(len(pa.Codec(_CODEC).compress(sample)) <= _WORTH_IT * size)

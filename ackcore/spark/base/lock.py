@@ -1,4 +1,4 @@
-"""The lock by which one driver at a time writes a checkpoint."""
+"""The lock that lets only one driver at a time write a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ackcore.spark.base.errors import CheckpointInUse, StateError
 
 
 class Lock:
-    """A file's lock, which the system takes back when the process that holds it dies.
+    """A file lock that the system releases when its process dies.
 
-    Locked by ``flock``: another opening in the same process is refused, too.  A file system may
-    give a lock to another host when it hears nothing of the one that holds it; so the file also
-    has a random token of its holder, for `check`.
+    It uses ``flock``, so that a second opening in the same process is refused, too.  A file system
+    may give the lock to another host if it loses contact with the holder.  Therefore the file also
+    contains a random token of its holder, for `check`.
 
     Attributes
     ----------
     epoch : int
-        How often it was held, this time included.
+        The number of times that the lock was held, this time included.
     """
 
     def __init__(self, path: Path, wait: bool = False):
@@ -49,14 +49,15 @@ class Lock:
             raise
 
     def check(self) -> None:
-        """Make sure that it is still held.
+        """Check that this driver still holds the lock.
 
         Raises
         ------
         CheckpointInUse
-            If another driver took it over, or it was removed, so that one may at any time.
+            If another driver took it over, or the file was removed, so that another may at any
+            time.
         StateError
-            If its file cannot be read.
+            If the file cannot be read.
         """
         try:
             found = self.path.read_bytes()
@@ -73,7 +74,7 @@ class Lock:
             )
 
     def close(self) -> None:
-        """Release it; twice is fine, and from any thread."""
+        """Release the lock, from any thread; a second call does nothing."""
         self._file.close()
 
 
@@ -83,9 +84,9 @@ class Holder(NamedTuple):
     Attributes
     ----------
     name : str
-        Its process and host.
+        The process and its host.
     holds : bool or None
-        Whether it holds it now; None where that cannot be told from this host.
+        Whether it holds the lock now; None if this host cannot determine it.
     """
 
     name: str
@@ -93,12 +94,12 @@ class Holder(NamedTuple):
 
 
 def holder_of(path: Path) -> Holder | None:
-    """Tell who holds the lock of a file, without asking for it; None if there is no such file.
+    """Return the holder of a lock without locking; None if the file does not exist.
 
     Raises
     ------
     StateError
-        If it cannot be read.
+        If the file cannot be read.
     """
     try:
         name, inode = _holder(path.read_bytes()), path.stat().st_ino
@@ -113,15 +114,15 @@ def holder_of(path: Path) -> Holder | None:
         locks = Path("/proc/locks").read_text()
     except OSError:
         return Holder(name, None)
-    # "1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF".  The device is not looked at, as some
-    # file systems show another one by stat.
+    # "1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF".  The device is ignored, because stat
+    # returns another one on some file systems.
     fields = (line.split() for line in locks.splitlines())
     held = {(each[4], each[5].rpartition(":")[2]) for each in fields if each[1] == "FLOCK"}
     return Holder(name, (pid, str(inode)) in held)
 
 
 def epoch_of(path: Path) -> int:
-    """Return how often a lock was held, the last time included; 0 if that cannot be told."""
+    """Return the number of times that a lock was held, or 0 if the file cannot be read."""
     try:
         return _epoch(path.read_bytes())
     except OSError:
@@ -129,16 +130,16 @@ def epoch_of(path: Path) -> int:
 
 
 def process_name() -> str:
-    """Return how a lock calls this process."""
+    """Return the name of this process in lock files."""
     return f"pid {os.getpid()} on {os.uname().nodename}"
 
 
 def _epoch(found: bytes) -> int:
-    """The epoch of a lock's last holder; older ones did not write any."""
+    """Return the epoch in a lock file; 0 for files of older versions, which have none."""
     last = found.decode("utf-8", "replace").partition("epoch ")[2].strip()
     return int(last) if last.isdecimal() else 0
 
 
 def _holder(found: bytes) -> str:
-    """The holder of a lock, by what is in its file."""
+    """Return the holder named in a lock file."""
     return found.decode("utf-8", "replace").partition("\n")[0].strip() or "unknown"

@@ -1,4 +1,4 @@
-"""Paths that a user gives, and the numbered files of a directory."""
+"""Checks of paths from the user, and the numbered files of a directory."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import re
 from pathlib import Path
 from typing import TypeAlias
 
-#: A path of a file system or, where that is said, the URL of an object or a prefix in a bucket.
+#: A path of a file system or, where documented, the URL of an object or a prefix in a bucket.
 Place: TypeAlias = str | os.PathLike[str]
 
 
 def local_path(path: str | os.PathLike[str], argument: str) -> Path:
-    """An absolute path of this machine's file systems, shared ones among them.
+    """Return an absolute path on a local or shared file system.
 
     Raises
     ------
     ValueError
-        If it is a URI of another kind than ``file:``, empty, or on a file system of the kernel's.
+        If it is a URI with a scheme other than ``file:``, empty, or on a kernel file system.
     TypeError
-        If it is no path.
+        If it is not a path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{argument} must be a str or a path, got {type(path).__name__}")
@@ -28,7 +28,7 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
         raise ValueError(f"{argument} must be a path, got {text!r}")
     scheme, colon, rest = text.partition(":")
     if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme):
-        # The scheme and no more: the rest may be a signed URL, or have a password in it.
+        # Only the scheme is shown: the rest may contain a signature or a password.
         if scheme.lower() != "file":
             raise ValueError(
                 f"{argument} must be a path on a local or shared file system, got a URL "
@@ -48,7 +48,7 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
     return Path(os.path.abspath(text))
 
 
-#: File systems that show the kernel's state; in some of them mkdir even does something.
+#: File systems that represent the kernel's state; in some of them mkdir has side effects.
 _KERNELS = frozenset(
     {"binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "efivarfs"}
     | {"mqueue", "proc", "pstore", "securityfs", "sysfs", "tracefs"}
@@ -56,7 +56,7 @@ _KERNELS = frozenset(
 
 
 def file_system(path: str) -> str:
-    """Return the type of the file system that a path is on; empty where it cannot be told."""
+    """Return the type of the file system of a path; empty if it is unknown."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -64,14 +64,14 @@ def file_system(path: str) -> str:
     found, longest = "", -1
     for line in mounts.splitlines():
         _, point, kind, *_ = line.split(" ")
-        # Of several on one place the last hides the others.
+        # The last of several mounts at one place hides the others.
         if len(point) >= longest and (point == "/" or f"{path}/".startswith(f"{point}/")):
             found, longest = kind, len(point)
     return found
 
 
 def numbered(directory: Path, suffix: str = "") -> list[int]:
-    """The numbers of ``<number><suffix>`` in a directory, sorted; [] if there is none."""
+    """Return the sorted numbers of the files ``<number><suffix>`` in a directory, if it exists."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:

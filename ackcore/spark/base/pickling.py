@@ -12,7 +12,7 @@ from ackcore.spark.base.errors import one_line
 
 
 def _refusal(value: object) -> Exception | None:
-    """Return what pickling a value raises, None if it can be pickled."""
+    """Return the error of pickling a value, or None if it can be pickled."""
     try:
         cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
     except Exception as error:
@@ -21,16 +21,16 @@ def _refusal(value: object) -> Exception | None:
 
 
 def refuse_unpicklable(subject: str, value: object, where: str) -> None:
-    """Refuse what cannot be sent to the workers, by what of it cannot.
+    """Refuse an object that cannot be sent to the workers; the message names the part at fault.
 
     Parameters
     ----------
     subject : str
-        What messages call it.
+        The object's name in messages.
     value : object
         A function, or an object whose methods are called.
     where : str
-        Where to make what cannot travel instead.
+        The place at which to create the unpicklable part instead.
 
     Raises
     ------
@@ -74,9 +74,9 @@ def refuse_unpicklable(subject: str, value: object, where: str) -> None:
 
 
 def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, object]]:
-    """Yield what of a class cannot be pickled: attributes, and what its methods refer to."""
+    """Yield the unpicklable parts of a class: attributes, and values that its methods refer to."""
     for base in kind.__mro__:
-        # One of a module that workers import goes as its name.
+        # A class of a module that workers import is pickled by name.
         if _refusal(base) is None:
             continue
         for attribute, value in vars(base).items():
@@ -118,6 +118,6 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def _names_in(code: CodeType) -> list[str]:
-    """Return the names that code looks up, that of functions within it included."""
+    """Return the names that code looks up, including those of nested functions."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
     return [*code.co_names, *(name for one in inner for name in _names_in(one))]

@@ -1,11 +1,11 @@
-"""Why roots failed: of several reasons the earliest by (time, text) is kept.
+"""Reasons of failed roots; of several reasons the earliest by (time, text) is kept.
 
-Few rows carry one, so reasons travel beside the rows of a ledger and not in them: as Arrow tables
-of (root, time, text), joined again when the root is settled.
+Few rows have a reason.  So reasons are kept apart from the rows of a ledger, in Arrow tables of
+(root, time, text), and joined again when the root is settled.
 
-While a run is under way a reason is the text that `Reason.encode` makes: the few different ones are
-a dictionary, for the driver as for the exchange.  `Reasons` takes it apart, once, when its record
-is judged; from then on it is a struct, `REASON_TYPE`.
+During a run a reason is the text of `Reason.encode`.  The few distinct texts are a dictionary, in
+the driver and in the exchange.  When a record is judged, `Reasons` splits its text once; from then
+on the reason is a struct, `REASON_TYPE`.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from ackcore.arrow.shown import as_texts
 from ackcore.spark.base.schemas import DUE_MS, REASON, REASON_TYPE, TRACKING, without_numbers
 from ackcore.topology.tuples import UNCOUNTED, UNIT, Reason
 
-#: Records that are not ACKED, and why: an encoded `ackcore.topology.Reason`.
-#: Many fail alike when a service is down: each text is there once.
+#: The columns of records that are not ACKED, with an encoded `ackcore.topology.Reason`.
+#: If a service is down, many records have the same reason: a dictionary stores each text once.
 TEXTS = pa.dictionary(pa.int32(), pa.string())
 FAILED = pa.schema([("root_id", pa.int64()), ("spout", TEXTS), ("reason", TEXTS)])
 
 REASON_SCHEMA = pa.schema([("root_id", pa.int64()), ("ms", pa.int64()), ("text", pa.string())])
 
-#: The time of a reason that an earlier settle has already shown: it stays.
+#: The time of a reason that an earlier settle has already returned, so that it is kept.
 SHOWN_BEFORE = -(2**63)
-#: The time of reasons in events that have no times: their texts alone decide.
+#: The time of reasons in events without times, so that only texts are compared.
 NO_TIME = 0
 
 
-#: The component in reasons that no bolt gave.
+#: The component in reasons that do not come from a bolt.
 ENGINE = "ackcore"
 
 
-#: Why a record waits that may have done nothing wrong: no attempt, and it never becomes one.
+#: The reason of a record that waits behind another one; it never counts as an attempt.
 BEHIND = Reason(ENGINE, "Behind", "an earlier record of its key waits", counts=False)
 
 
 def killed_worker(final: bool) -> Reason:
-    """Return why a record that crashed its workers failed."""
+    """Return the reason of a record that crashed its workers."""
     return Reason(ENGINE, "KilledWorker", "killed its worker", final)
 
 
 def null_message_id(spout: str, columns: Sequence[str]) -> Reason:
-    """Return why a record without a message id failed."""
+    """Return the reason of a record without a message id."""
     text = f"its message id, {', '.join(columns)}, is null; drop or name such records in the source"
     return Reason(spout, "NullMessageId", text, final=True)
 
@@ -62,12 +62,12 @@ def no_reasons() -> pa.Table:
 
 
 def reasons_of(root_ids: Int64s, ms: Int64s | int, texts: pa.Array) -> pa.Table | None:
-    """Return the rows that carry a text as a table of reasons, None if there are none."""
+    """Return the rows that have a text as a table of reasons, or None if no row has."""
     if texts.null_count == len(texts):
         return None
     rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
     times = np.full(len(rows), ms) if isinstance(ms, int) else ms[rows]
-    # Cast first: Arrow cannot take() from views of strings. Users' text may not be UTF-8.
+    # Cast first, because Arrow cannot take() from string views. Users' text may not be UTF-8.
     found = as_texts(texts.cast(pa.string()).take(pa.array(rows)))
     return pa.table([pa.array(root_ids[rows]), pa.array(times), found], schema=REASON_SCHEMA)
 
@@ -89,10 +89,10 @@ def earliest(tables: list[pa.Table]) -> pa.Table:
 
 
 def first_reasons(tables: list[pa.Table]) -> pa.Table:
-    """Return what `earliest` does of encoded reasons.
+    """Return the earliest encoded reason of each root, as `earliest` does.
 
-    Waits that reasons ask for are left out of the comparison, and the one that is kept asks for the
-    longest of its root: reasons may be joined in any order and grouping.
+    Requested waits are ignored in the comparison.  The reason that is kept gets the longest wait of
+    its root.  So the result does not depend on the order and grouping in which reasons are joined.
     """
     if not tables:
         return no_reasons()
@@ -107,17 +107,17 @@ def first_reasons(tables: list[pa.Table]) -> pa.Table:
     places = np.searchsorted(kept["root_id"].to_numpy(), reasons["root_id"].to_numpy())
     np.maximum.at(longest, places, asked)
     said = Reasons.of_texts(kept["text"])
-    # What is final is not waited for.
+    # Final reasons have no wait.
     return kept.set_column(place, field, said.encoded(np.where(said.final(), 0, longest)))
 
 
 def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
-    """Return the texts and times of these roots' reasons; null where a root has none.
+    """Return the texts and times of these roots' reasons; null for a root without a reason.
 
     Parameters
     ----------
     reasons : pyarrow.Table
-        As `earliest` returns it: one row per root, in their order.
+        A result of `earliest`: one row per root, in their order.
     root_ids : numpy.ndarray of int64, shape (n,)
         Any roots.
     """
@@ -136,7 +136,7 @@ def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
 
 Bools = npt.NDArray[np.bool_]
 
-#: Why records died, and how many of each reason.
+#: The reasons of dead records, and the number of deaths for each.
 DEATHS = pa.schema(
     [
         ("component", pa.string()),
@@ -148,14 +148,14 @@ DEATHS = pa.schema(
 
 
 class Reasons(NamedTuple):
-    """Different reasons, and which one each row has."""
+    """The distinct reasons of a column, and the index of each row's reason."""
 
     values: pa.StructArray
     of: Int64s
 
     @classmethod
     def of_texts(cls, texts: pa.Array | pa.ChunkedArray) -> Reasons:
-        """Return the reasons of a column of encoded ones, or of a dictionary of them."""
+        """Return the reasons of a column of encoded reasons, or of a dictionary of them."""
         whole = one_array(texts)
         if not pa.types.is_dictionary(whole.type):
             whole = whole.dictionary_encode()
@@ -172,26 +172,26 @@ class Reasons(NamedTuple):
         return Reasons(self.values, self.of[rows])
 
     def final(self) -> Bools:
-        """Return which rows' reasons allow of no other attempt."""
+        """Return which rows' reasons rule out another attempt."""
         return self._flags("final")
 
     def counts(self) -> Bools:
-        """Return which rows' failures were attempts."""
+        """Return which rows' failures count as attempts."""
         return self._flags("counts")
 
     def after_ms(self) -> Int64s:
-        """Return how long each row's reason asks to wait."""
+        """Return the wait in milliseconds that each row's reason requests; 0 if none."""
         waits: Int64s = self.values.field("after_ms").to_numpy()[self.of]
         return waits
 
     def behind(self) -> Bools:
-        """Return which rows only wait behind another of their key."""
+        """Return which rows wait only because an earlier record of their key waits."""
         same = (pc.equal(self.values.field(name), getattr(BEHIND, name)) for name in _TEXTS)
         found: Bools = reduce(pc.and_, same).to_numpy(zero_copy_only=False)[self.of]
         return found
 
     def encoded(self, after_ms: Int64s) -> pa.Array:
-        """Return the reason of each row as `Reason.encode` does, with other waits."""
+        """Return each row's reason in the form of `Reason.encode`, with the given waits."""
         texts = (self.values.field(name) for name in _TEXTS)
         counts, final = (self.values.field(name) for name in ("counts", "final"))
         flags = pc.if_else(final, "!", pc.if_else(counts, "-", UNCOUNTED))
@@ -203,9 +203,10 @@ class Reasons(NamedTuple):
         return pc.binary_join_element_wise(heads, said.take(rows), UNIT)
 
     def kept(self, counts: Bools) -> pa.StructArray:
-        """Return the reasons of rows that wait or are dead, as they are on record.
+        """Return the reasons to store for rows that wait or are dead.
 
-        The wait is on record as the time; whether a failure counted, as ``counts`` has it.
+        The requested wait is left out, since the due time records it.  ``counts`` says for each row
+        whether the failure counted as an attempt.
         """
         n = len(self.values)
         told = [self.values.field(name) for name in (*_TEXTS, "final")]
@@ -224,7 +225,7 @@ _TEXTS = ("component", "type", "message")
 def one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Return a column as one array."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(whole, pa.ChunkedArray):  # as some versions have it where there is no chunk
+    if isinstance(whole, pa.ChunkedArray):  # some versions return this without chunks
         return pa.array([], whole.type)
     return whole
 
@@ -236,7 +237,7 @@ def _struct(columns: list[pa.Array]) -> pa.StructArray:
 def reason_column(
     component: pa.Array, kind: pa.Array, message: pa.Array, *, final: bool = False
 ) -> pa.StructArray:
-    """Return reasons that counted, from the parts of each row."""
+    """Return reasons that count as attempts, from the parts of each row."""
     n = len(message)
     told = [one_array(part).cast(pa.string()) for part in (component, kind, message)]
     return _struct(
@@ -250,7 +251,7 @@ def reason_parts(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, ...]:
 
 
 def refused(rows: pa.Table, most: int) -> pa.Table:
-    """Return records for which the waiting store has no room, as dead ones."""
+    """Return records refused by the full waiting store as dead records."""
     component, kind, message = map(one_array, reason_parts(rows[REASON]))
     said = f"{most} records wait already (max_waiting); it failed with "
     message = pc.binary_join_element_wise(said, kind, ": ", message, "")

@@ -1,8 +1,7 @@
-"""Columns of root ids: put in order, each of them once, and a range of values at a time.
+"""Columns of root ids: sorting, removal of duplicates, and processing by ranges of values.
 
-Of a micro-batch in which millions fail the driver has columns of roots, mapped from files that
-tasks wrote where these are large.  To have them all sorted takes memory for all of them, so whoever
-can goes by ranges.
+If millions of records of a micro-batch fail, the driver has large columns of roots, mapped from
+files that tasks wrote.  Sorting all of them at once would take memory for all; ranges take little.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 
-#: So many ids are put in order at a time.
+#: The number of ids that are sorted at a time.
 _AT_ONCE = 1 << 18
-#: Of a range so many ids are looked at to say where it ends.
+#: The number of sampled ids per range from which the ends of ranges are chosen.
 _SAMPLES = 64
-#: So many are compared at a time.
+#: The number of ids that are compared at a time.
 _PIECE = 1 << 18
 
 Bools = npt.NDArray[np.bool_]
 
 
 def in_order(*columns: Int64s) -> Int64s:
-    """Return the ids of columns, sorted: there may be many, so it is the one copy of them."""
+    """Return the ids of all columns, sorted; this is the only copy, since they may be many."""
     ordered: Int64s = np.concatenate([np.empty(0, np.int64), *columns])
-    # Columns that are sorted each are merged, in an eighth of the time.
+    # A stable sort merges columns that are already sorted, in an eighth of the time.
     ordered.sort(kind="stable")
     return ordered
 
 
 def once(ordered: Int64s) -> Int64s:
-    """Return sorted ids, each of them once."""
+    """Return sorted ids without duplicates."""
     repeated = ordered[1:] == ordered[:-1]
     if not repeated.any():
         return ordered
@@ -59,9 +58,9 @@ def ids_in(column: pa.ChunkedArray) -> list[Int64s]:
 
 
 def starts_of_ranges(columns: Sequence[Int64s]) -> Int64s:
-    """Return where ranges of values begin, but for the first, that have some `_AT_ONCE` ids each.
+    """Return the first values of all ranges but the first; a range has about `_AT_ONCE` ids.
 
-    All ids of a value are in one range, however many these are.
+    All ids with the same value are in one range, even if they are many.
     """
     n = sum(map(len, columns))
     parts = -(-n // _AT_ONCE)
@@ -71,9 +70,9 @@ def starts_of_ranges(columns: Sequence[Int64s]) -> Int64s:
 
 
 def in_ranges(*groups: Iterable[Int64s]) -> Iterator[list[Int64s]]:
-    """Yield the ids of groups of columns, a range of values at a time: of each group, sorted.
+    """Yield the sorted ids of each group of columns, one range of values at a time.
 
-    Columns that are sorted, as tasks write them, are not copied.
+    Columns that are already sorted, as tasks write them, are not copied.
     """
     sorted_groups = [[c if is_sorted(c) else np.sort(c) for c in group] for group in groups]
     starts = starts_of_ranges([*chain(*sorted_groups)])
@@ -86,18 +85,18 @@ def in_ranges(*groups: Iterable[Int64s]) -> Iterator[list[Int64s]]:
 
 
 def is_sorted(column: Int64s) -> bool:
-    """Whether the ids of a column are in order."""
+    """Return whether the ids of a column are sorted."""
     pieces = (column[at : at + _PIECE + 1] for at in range(0, len(column), _PIECE))
     return all((piece[1:] >= piece[:-1]).all() for piece in pieces)
 
 
 def cuts_of(column: Int64s, starts: Int64s) -> Int64s:
-    """Return the places in a sorted column at which ranges begin and end."""
+    """Return the positions in a sorted column at which ranges begin and end."""
     return np.concatenate([[0], np.searchsorted(column, starts), [len(column)]])
 
 
 def found_in(ordered: Int64s, columns: Iterable[Int64s]) -> Bools:
-    """Return which of the ids, which are sorted and there once, are in columns."""
+    """Return which of some sorted, distinct ids are in the columns."""
     found = np.zeros(len(ordered), np.bool_)
     for column in columns if len(ordered) else ():
         for start in range(0, len(column), _PIECE):
@@ -109,27 +108,27 @@ def found_in(ordered: Int64s, columns: Iterable[Int64s]) -> Bools:
 
 
 class RootColumns:
-    """Root ids of a decision that are too many to be put in order at once.
+    """The root ids of a decision, which may be too many to sort at once.
 
     Parameters
     ----------
     columns : sequence of numpy.ndarray of int64
-        An id may be there more than once.
+        The ids, possibly with duplicates.
     """
 
     def __init__(self, columns: Sequence[Int64s]) -> None:
         self._columns = columns
 
     def __len__(self) -> int:
-        """The number of ids, repeated ones included."""
+        """Return the number of ids, including duplicates."""
         return sum(map(len, self._columns))
 
     @property
     def are_many(self) -> bool:
-        """Whether they are more than are put in order at a time."""
+        """Whether there are more ids than are sorted at once."""
         return len(self) > _AT_ONCE
 
     def ordered(self) -> Iterator[Int64s]:
-        """Yield the ids, sorted and each of them once, a range of values at a time."""
+        """Yield the sorted, distinct ids, one range of values at a time."""
         for (ids,) in in_ranges(self._columns):
             yield once(ids)

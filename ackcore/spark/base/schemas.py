@@ -1,4 +1,4 @@
-"""Columns: in which records that wait or are dead are tracked, and which Parquet cannot hold."""
+"""The columns that track waiting and dead records, and the types that Parquet cannot hold."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAST_MS = "_ackcore_last_ms"
 REASON = "_ackcore_reason"
 REPLAYED = "_ackcore_replayed"
 
-#: A `Reason`, field by field.
+#: The type of a column of `Reason`.
 REASON_TYPE = pa.struct(
     [
         ("component", pa.string()),
@@ -27,39 +27,39 @@ REASON_TYPE = pa.struct(
         ("counts", pa.bool_()),
     ]
 )
-#: What a waiting or dead table has in front of the source's own columns.
+#: The columns before the source's own columns in a table of waiting or dead records.
 TRACKING = pa.schema(
     [
         pa.field(MESSAGE_ID, pa.string(), nullable=False),
-        # Of the next execution, counted from 0; in a table of the dead: executions it had.
+        # The number of the next attempt, from 0; for dead records the number of attempts made.
         pa.field(ATTEMPT, pa.int32(), nullable=False),
-        # 0 in a table of the dead.
+        # 0 for dead records.
         pa.field(DUE_MS, pa.int64(), nullable=False),
         pa.field(FIRST_MS, pa.int64(), nullable=False),
         pa.field(LAST_MS, pa.int64(), nullable=False),
         pa.field(REASON, REASON_TYPE, nullable=False),
-        # How often it was sent again as a dead letter: the books count what was resolved of those,
-        # and `replay` leaves out what dies again and again.
+        # The number of replays as a dead letter.  The books count resolved replays, and `replay`
+        # leaves out records that die repeatedly.
         pa.field(REPLAYED, pa.int32(), nullable=False),
     ]
 )
 
 
-#: Of records of a spout that is ordered: in which order they came.  It is behind the source's
-#: columns, which it is taken for as long as a record waits.
+#: The position in the order of arrival, for records of an ordered spout.  While a record waits,
+#: this is the last column, as if it belonged to the source.
 ORDER = "_ackcore_order"
-#: Those of a micro-batch have it from its number, shifted by so many bits, on: in the lower half
-#: what requests brought, in the upper one what its source gave.
+#: The positions of a micro-batch start at its number, shifted by this many bits.  Records of replay
+#: requests are in the lower half of its range, records of its source in the upper half.
 ORDER_BITS = 32
 
 
 def without_numbers(rows: pa.Table) -> pa.Table:
-    """Return dead records without `ORDER`: they come behind nothing any more."""
+    """Return dead records without the column `ORDER`, which only waiting records need."""
     return rows.drop_columns([ORDER]) if ORDER in rows.schema.names else rows
 
 
 class SinkFile(NamedTuple):
-    """A file that an accepted run left for a sink, under ``State.runs.of(decision)``."""
+    """A file of an accepted run with rows for a sink, under ``State.runs.of(decision)``."""
 
     component: str
     stream: str
@@ -72,14 +72,14 @@ class SinkFile(NamedTuple):
 class FailedFile:
     """A file of failed records of one spout that a task wrote, until a decision adopts it.
 
-    Records that wait are an Arrow table, sorted by when they are due.  Dead records are Parquet, as
-    the dead-letter store has them.  ``no_room`` is set where records from ``start`` on were to wait
-    and there was no room: they are dead, and the number is `max_waiting`.
+    Waiting records are an Arrow table, sorted by their due times.  Dead records are Parquet, in the
+    form of the dead-letter store.  ``no_room`` is the limit `max_waiting` if the records from
+    ``start`` on are dead because the waiting store had no room.
     """
 
     spout: str
     dead: bool
-    path: str  # in the report of a task its name
+    path: str  # in a task's report only the name
     rows: int
     nbytes: int | None
     next_due_ms: int = 0
@@ -92,7 +92,7 @@ class FailedFile:
 
 
 def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
-    """Yield the columns that Parquet cannot hold, and why."""
+    """Yield the columns that Parquet cannot hold, each with the reason."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - no task needs it to know the columns
 
     for field in schema:

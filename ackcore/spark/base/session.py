@@ -1,8 +1,8 @@
-"""The session that jobs run in, and what differs between a classic one and Spark Connect's.
+"""The session that runs jobs, and the differences between a classic session and Spark Connect.
 
-On Spark Connect the driver of Spark is a server's, in another process or on another machine: there
-is no JVM here, no SparkContext, and no plan to be looked at.  All that goes another way there is
-asked for here; what a plan would tell, `determinism` takes for unknown.
+On Spark Connect the driver of Spark is a server, in another process or on another machine.  This
+process then has no JVM, no SparkContext and no plan.  This module has a function for each such
+difference; without a plan, `determinism` treats a source as not deterministic.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ackcore.spark.base.versions import SPARK, Py4JError, active_context, set_ac
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-#: The conditions of errors by which Spark Connect says that a session is not there any more, or
-#: that this is not the server that it was made on.
+#: Error conditions of Spark Connect for a session that no longer exists, or that was made on
+#: another server.
 _GONE = {
     "INVALID_HANDLE.SESSION_CHANGED",
     "INVALID_HANDLE.SESSION_CLOSED",
@@ -34,33 +34,33 @@ _GONE = {
     "RESPONSE_ALREADY_RECEIVED",
     "SESSION_NOT_SAME",
 }
-#: How the text of gRPC's own errors begins: that no server answers, or that the client was closed.
+#: Beginnings of gRPC's errors if no server answers, or the client was closed.
 _NO_ANSWER = re.compile(
     r"<_\w+ of RPC that terminated with:\s+status = StatusCode\.UNAVAILABLE\b"
     r"|Cannot invoke RPC\b.*\bclosed channel"
 )
-#: What a call to Spark may raise, whichever kind of session it goes to, if that is gone:
-#: ValueError is gRPC's on a channel that was closed.
+#: Errors of calls to Spark, classic or Connect, if the session is gone: gRPC raises ValueError on
+#: a closed channel.
 LOST = (Py4JError, PySparkException, OSError, ValueError)
-#: Rows of a range that is cut into partitions, to see how many these are.
+#: The number of rows of a range that is used to count partitions.
 _RANGE_ROWS = 1 << 16
-#: How often a server of Spark Connect should hear of a session, in seconds: after an hour without
-#: it would end it (spark.connect.session.manager.defaultSessionTimeout).
+#: The interval in seconds of requests to a Spark Connect server, which ends a session after an hour
+#: without one (spark.connect.session.manager.defaultSessionTimeout).
 ALIVE_S = 300.0
-#: By session of Spark Connect, how many tasks it runs at once.
+#: The number of concurrent tasks, by session of Spark Connect.
 _SLOTS: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
 
 
 def is_connect(value: Any) -> bool:
-    """Whether a session or a DataFrame is Spark Connect's."""
+    """Return whether a session or a DataFrame is of Spark Connect."""
     return type(value).__module__.startswith("pyspark.sql.connect")
 
 
-# ------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------- checks of arguments
 
 
 def refuse_frame(frame: Any, name: str) -> None:
-    """Raise if an argument is no DataFrame, or one of a session that was stopped."""
+    """Raise if an argument is not a DataFrame, or its session was stopped."""
     if not is_connect(frame) and not isinstance(frame, DataFrame):
         raise TypeError(
             f"{name} must be a pyspark DataFrame, got {type(frame).__name__}; "
@@ -71,7 +71,7 @@ def refuse_frame(frame: Any, name: str) -> None:
 
 
 def refuse_session(spark: Any) -> None:
-    """Raise if an argument is no SparkSession, or one that was stopped."""
+    """Raise if an argument is not a SparkSession, or was stopped."""
     if not is_connect(spark) and not isinstance(spark, SparkSession):
         raise TypeError(
             f"spark must be a SparkSession, got {type(spark).__name__}; "
@@ -82,30 +82,30 @@ def refuse_session(spark: Any) -> None:
 
 
 def refuse_connect(value: Any, what: str, way_out: str) -> None:
-    """Raise TypeError if a session or a DataFrame is Spark Connect's.
+    """Raise TypeError if a session or a DataFrame is of Spark Connect.
 
     Parameters
     ----------
     value : SparkSession or DataFrame
-        Which is asked about.
+        The object to check.
     what : str
-        What needs a classic session, and why, for the message.
+        The feature that needs a classic session, and the reason, for the message.
     way_out : str
-        What to do instead.
+        The alternative.
     """
     if is_connect(value):
         raise TypeError(f"{what}, and this one is Spark Connect's; {way_out}")
 
 
 def refuse_mixed(frame: Any, name: str, spark: Any, other: str) -> None:
-    """Raise TypeError if one of a DataFrame and a session is Spark Connect's, and the other not.
+    """Raise TypeError if only one of a DataFrame and a session is of Spark Connect.
 
     Parameters
     ----------
     frame, spark : DataFrame and SparkSession
-        Which are to run together.
+        The objects, which are to run together.
     name, other : str
-        What they are, for the message.
+        Their names in the message.
     """
     if is_connect(frame) != is_connect(spark):
         kinds = ("a classic session", "Spark Connect")
@@ -144,7 +144,7 @@ def _is_stopped(spark: Any) -> bool:
 
 
 def refuse_no_session() -> None:
-    """Raise if there is no session, without which there are no Columns."""
+    """Raise if there is no session; Columns cannot be made without one."""
     context = active_context()
     if not is_remote() and (context is None or context._jsc is None):
         raise ValueError(
@@ -153,20 +153,20 @@ def refuse_no_session() -> None:
         )
 
 
-# ------------------------------------------------------------------------ what a session is asked
+# -------------------------------------------------------------------------- properties of sessions
 
 
 def session_key(spark: Any) -> Hashable:
-    """Return what tells a session from all others of this process."""
+    """Return a key that identifies a session in this process."""
     key: Hashable = spark.session_id if is_connect(spark) else spark._jsparkSession.hashCode()
     return key
 
 
 def task_slots(spark: Any) -> int:
-    """Return how many tasks a session runs at once, at least 1: its default parallelism.
+    """Return the number of tasks that a session runs at once, at least 1: its default parallelism.
 
-    Of Spark Connect it is the number of partitions that a range is cut into, which takes a small
-    job, once for each session; what joins or leaves the cluster later is not seen there.
+    On Spark Connect a small job finds it, once per session, as the number of partitions of a range.
+    Later changes of the cluster are not seen there.
     """
     if not is_connect(spark):
         return max(1, int(spark.sparkContext.defaultParallelism))
@@ -178,38 +178,38 @@ def task_slots(spark: Any) -> int:
 
 
 def keep_alive(spark: Any) -> None:
-    """Keep a server of Spark Connect from ending a session of which it hears nothing."""
+    """Send a request to a Spark Connect server, so that it does not end an idle session."""
     if is_connect(spark):
-        with contextlib.suppress(*LOST):  # what runs next will tell
+        with contextlib.suppress(*LOST):  # the next job reports the error
             spark.conf.get("spark.sql.caseSensitive")
 
 
 def session_lost(error: BaseException) -> bool:
-    """Whether Spark Connect's session or its server is gone, by an error.
+    """Return whether an error means that the Spark Connect session or its server is gone.
 
-    PySpark has then tried again for some ten minutes where there was any hope.
+    PySpark has then already retried for about ten minutes, if a retry could help.
     """
     if isinstance(error, PySparkException):
-        # What a task raises has no such condition, whatever its text may hold; and for an error of
-        # a classic session a JVM would be asked, which may be gone.
+        # Errors of tasks have other conditions, whatever their text is.  The condition of a classic
+        # session's error needs a call to the JVM, which may be gone.
         asks_jvm = type(error).__module__.endswith(".captured")
         told = None if SPARK < (4, 0) or asks_jvm else error.getCondition()
         return told in _GONE or bool(_NO_ANSWER.match(str(error)))
     return isinstance(error, ValueError) and bool(_NO_ANSWER.match(str(error)))
 
 
-# ----------------------------------------------------------------- jobs that have to be cancelled
+# --------------------------------------------------------------------------- cancellation of jobs
 
 
 class JobTag:
-    """A name for the jobs that one thread starts, by which they are cancelled.
+    """A name for the jobs that one thread starts, used to cancel them.
 
     Parameters
     ----------
     spark : SparkSession
-        Where they run.
+        The session of the jobs.
     name : str
-        No other's.
+        A unique name.
     """
 
     def __init__(self, spark: Any, name: str) -> None:
@@ -219,25 +219,25 @@ class JobTag:
         self._asking: threading.Thread | None = None
 
     def add(self) -> None:
-        """Name the jobs that this thread starts from now on."""
+        """Tag the jobs that this thread starts from now on."""
         if self._context is None:
             self._spark.addTag(self._name)
         else:
             self._context.addJobTag(self._name)
 
     def remove(self) -> None:
-        """Name no more of them."""
+        """Stop tagging jobs of this thread."""
         if self._context is None:
             self._spark.removeTag(self._name)
         else:
             self._context.removeJobTag(self._name)
 
     def cancel(self) -> None:
-        """Cancel those that run; from any thread."""
+        """Cancel the running jobs with this tag; may be called from any thread."""
         if self._context is not None:
             self._context.cancelJobsWithTag(self._name)
         elif self._asking is None or not self._asking.is_alive():
-            # A server that is gone would be asked for ten minutes.
+            # In a thread, because PySpark retries for ten minutes if the server is gone.
             self._asking = threading.Thread(target=self._interrupt, daemon=True)
             self._asking.start()
 
@@ -247,13 +247,13 @@ class JobTag:
 
 
 def activate(spark: Any) -> None:
-    """Have the settings of a session count in this thread, as they do where it was made."""
-    if not is_connect(spark):  # there it is the server's session by itself
+    """Make a session active in this thread, so that its settings apply here."""
+    if not is_connect(spark):  # Spark Connect's server does this itself
         set_active(spark)
 
 
 def job_thread(spark: Any, run: Callable[[], object], name: str) -> threading.Thread:
-    """Return a thread whose jobs have the properties and tags of this one's."""
+    """Return a thread whose jobs have the local properties and tags of this thread."""
     if not is_connect(spark):
         return InheritableThread(target=run, name=name, daemon=True)
     tags = spark.getTags()

@@ -1,4 +1,4 @@
-"""The columns of a spout: as its source has them, and as it emits them."""
+"""The columns of a spout's records: in its source, as emitted, and while they wait."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ackcore.topology.parts import Spout
 
 
 def source_schema(spout: Spout) -> pa.Schema:
-    """Return the columns of a spout's records, as they are kept if they wait or are dead."""
+    """Return the schema of a spout's source, which waiting and dead records keep."""
     schema = spout.source.schema
     return schema if isinstance(schema, pa.Schema) else to_arrow_schema(schema)
 
 
 def emitted_schema(spout: Spout) -> pa.Schema:
-    """Return the columns of what a spout emits."""
+    """Return the schema of the tuples that a spout emits."""
     if spout.kind is None:
         return source_schema(spout)
     schema: pa.Schema = spout.source.emits
@@ -27,14 +27,14 @@ def emitted_schema(spout: Spout) -> pa.Schema:
 
 
 def kept_schemas(schemas: Mapping[str, pa.Schema], topology: Any) -> dict[str, pa.Schema]:
-    """Return the columns that records have as long as they wait: with the order, if they have one.
+    """Return the schemas of waiting records: the source's, with `ORDER` for ordered spouts.
 
     Parameters
     ----------
     schemas : mapping from str to pyarrow.Schema
-        By spout, the source's.
+        The sources' schemas by spout.
     topology : Topology
-        Says which spouts are ordered.
+        The topology, which has the spouts' order.
     """
     return {
         name: schema.append(pa.field(ORDER, pa.int64()))

@@ -1,4 +1,4 @@
-"""The trace of a record: the components it went through, and the time in each."""
+"""The trace of a record: the components that it passed, and the time in each."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 
 
 class Step(NamedTuple):
-    """One call of a bolt in which a record had tuples.
+    """One call of a bolt with tuples of a record.
 
     Attributes
     ----------
     component : str
         The bolt.
     partition : int
-        Of the task.
+        The task's partition.
     rows : int
-        Tuples of the record in the call.
+        The number of tuples of the record in the call.
     started_ms : float
-        When it began, in milliseconds since 1970 by the worker's clock.
+        The start of the call, in milliseconds since 1970 by the worker's clock.
     took_ms : float
-        How long the call took, whatever else was in it.
+        The duration of the whole call in milliseconds, with the tuples of other records.
     call_rows : int
-        Tuples of all records in the call; 0 of a flush.
+        The number of tuples of all records in the call; 0 for a flush.
     """
 
     component: str
@@ -34,18 +34,18 @@ class Step(NamedTuple):
 
 
 class RecordTrace(NamedTuple):
-    """The way of one record in one attempt.
+    """The trace of one record in one attempt.
 
     Attributes
     ----------
     spout, message_id : str
-        Which record.
+        The record's spout and message id.
     attempt : int
-        Counted from 0.
+        The number of the attempt, from 0.
     outcome : str
-        ``"ACKED"``, or why it failed: component, type and message.
+        ``"ACKED"``, or the reason of the failure: component, type and message.
     steps : tuple of Step
-        By when they began.
+        The steps in the order of their start.
     """
 
     spout: str
@@ -56,7 +56,7 @@ class RecordTrace(NamedTuple):
 
     @classmethod
     def of(cls, found: Iterable[Any]) -> RecordTrace:
-        """Read what JSON made of one."""
+        """Return the trace from its decoded JSON."""
         spout, message_id, attempt, outcome, steps = found
         return cls(spout, message_id, attempt, outcome, tuple(Step(*step) for step in steps))
 

@@ -1,8 +1,7 @@
 """Differences between Spark versions, each with the version that makes its workaround needless.
 
-All else in `ackcore.spark` is written for Spark 4.3, and asks here for what an older one does
-otherwise or does not have; and for what PySpark's thin client (pyspark-client) lacks, which has no
-Py4J and no SparkContext.
+The rest of `ackcore.spark` is written for Spark 4.3.  It calls this module for behaviour that older
+versions lack, and for Py4J and SparkContext, which PySpark's thin client (pyspark-client) lacks.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ try:
 except ImportError:  # the thin client
     py4j_errors = None
 
-#: What Py4J raises, and what Java does through it; without Py4J, what nothing raises.
+#: The errors of Py4J, and of Java through it; without Py4J, classes that nothing raises.
 Py4JError: Any = py4j_errors.Py4JError if py4j_errors else type("Py4JError", (Exception,), {})
 Py4JJavaError: Any = (
     py4j_errors.Py4JJavaError if py4j_errors else type("Py4JJavaError", (Py4JError,), {})
 )
 
-#: The versions that tests in tests/spark ran on; docs/limits.md says which tests on which.
+#: The Spark versions on which tests in tests/spark ran; docs/limits.md lists which tests.
 TESTED = ("3.5", "4.0", "4.1", "4.2", "4.3")
 
 
 def read_version(text: str) -> tuple[int, int]:
-    """Return the first two numbers of a version of Spark.
+    """Return the first two numbers of a Spark version.
 
     Raises
     ------
     ImportError
-        If it is older than the oldest that was tested.
+        If it is older than the oldest tested version.
 
     Warns
     -----
     RuntimeWarning
-        If it is newer than the newest that was tested.
+        If it is newer than the newest tested version.
     """
     found = re.match(r"(\d+)\.(\d+)", text)
     version = (int(found[1]), int(found[2])) if found else (0, 0)
@@ -69,13 +68,13 @@ def read_version(text: str) -> tuple[int, int]:
 
 SPARK = read_version(pyspark.__version__)
 
-#: What a job that failed on its workers is raised as: until 4.0, Py4J's error by itself.
+#: The errors of a job that failed on its workers; before 4.0 also Py4J's own error.
 JOB_ERRORS = (PySparkException,) if SPARK >= (4, 0) else (PySparkException, Py4JJavaError)
 
-#: The node of a plan that `mapInArrow` makes; the same from 4.0 on.
+#: The plan node of `mapInArrow`; unchanged from 4.0 on.
 MAP_IN_ARROW_NODE = "MapInArrow" if SPARK >= (4, 0) else "PythonMapInArrow"
 
-#: How Spark finds an interruption in the text of Python's error: until 4.0, with the line break.
+#: The text by which Spark recognizes an interruption in a Python error; before 4.0 with the break.
 INTERRUPTED = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling us.\n"
     ": java.lang.InterruptedException"
@@ -83,16 +82,16 @@ INTERRUPTED = (
 
 
 def repartition_by_id(frame: DataFrame, n: int, column: str) -> DataFrame:
-    """Return rows in n partitions, each in the one whose number is in a column of type int.
+    """Return rows in n partitions; a column of type int has the number of each row's partition.
 
     Parameters
     ----------
     frame : DataFrame
         The rows.
     n : int
-        How many partitions.
+        The number of partitions.
     column : str
-        Which has numbers in 0..n-1.
+        The name of the column, with numbers in 0..n-1.
     """
     if SPARK >= (4, 1):
         return frame.repartitionById(n, column)
@@ -100,23 +99,23 @@ def repartition_by_id(frame: DataFrame, n: int, column: str) -> DataFrame:
 
 
 def repartition_by_key(frame: DataFrame, n: int, column: str) -> DataFrame:
-    """Do what `repartition_by_id` does, by Spark's hash of a key: until 4.1."""
+    """Do the same as `repartition_by_id` through Spark's hash of a key; needed before 4.1."""
     return frame.repartition(n, sql.expr(f"{_keys_sql(n)}[{column}]"))
 
 
 @lru_cache(64)
 def _keys_sql(n: int) -> str:
-    # A literal for the parser: PySpark's would be a call to the JVM for each number.
+    # As SQL text: PySpark's array() would call the JVM for each number.
     return f"array({','.join(map(str, partition_keys(n).tolist()))})"
 
 
 def partition_keys(n: int) -> Int64s:
-    """Return for each of n partitions a number that Spark's hash partitioning puts there.
+    """Return, for each of n partitions, a number that Spark's hash partitioning assigns to it.
 
     Returns
     -------
     numpy.ndarray of int64, shape (n,)
-        Of which the i-th, as Spark's int, is hashed to partition i of n.
+        The i-th number, as Spark's int, is hashed to partition i of n.
     """
     keys = np.full(n, -1, np.int64)
     left, first = n, 0
@@ -131,17 +130,17 @@ def partition_keys(n: int) -> Int64s:
 
 
 def murmur3(keys: Int64s) -> Int64s:
-    """Return Spark's hash of ints: Murmur3 for x86, 32 bits, of four bytes and with seed 42.
+    """Return Spark's hash of ints: Murmur3 for x86 with 32 bits, of four bytes, with seed 42.
 
     Parameters
     ----------
     keys : numpy.ndarray of int64
-        In the range of an int.
+        Numbers in the range of an int.
 
     Returns
     -------
     numpy.ndarray of int64
-        In the range of an int.
+        Numbers in the range of an int.
     """
     k = keys.astype(np.uint32) * np.uint32(0xCC9E2D51)
     k = _rotated(k, 15) * np.uint32(0x1B873593)
@@ -176,9 +175,9 @@ _LOST = ("variant", "geometry", "geography", "time")
 
 
 def lost_in_arrow(kind: DataType) -> str | None:
-    """Return the name of a type, at any depth, that Arrow's columns lose; None if they keep all.
+    """Return the name of a type, or of one inside it, that Arrow does not preserve; else None.
 
-    A user's type (UDT) counts as the type that it is stored as, without a look inside.
+    A user-defined type (UDT) is treated as its storage type.
     """
     if isinstance(kind, StructType):
         inner = [field.dataType for field in kind]
@@ -186,10 +185,10 @@ def lost_in_arrow(kind: DataType) -> str | None:
         inner = [kind.keyType, kind.valueType]
     elif isinstance(kind, ArrayType):
         inner = [kind.elementType]
-        if isinstance(kind.elementType, NullType):  # whose lengths Arrow gets wrong
+        if isinstance(kind.elementType, NullType):  # Arrow gets its lengths wrong
             return kind.simpleString()
     else:
-        # Strings have a collation from 4.0 on.
+        # From 4.0 on strings have a collation.
         collated = getattr(kind, "collation", "UTF8_BINARY") != "UTF8_BINARY"
         lost = collated or kind.typeName() in _LOST
         return kind.simpleString() if lost else None
@@ -197,29 +196,29 @@ def lost_in_arrow(kind: DataType) -> str | None:
 
 
 def from_arrow_schema(schema: pa.Schema) -> StructType:
-    """Return Arrow's columns as Spark has them, times without a zone as such: from 4.2 as is."""
+    """Return an Arrow schema as a Spark schema; times without a zone stay so (default from 4.2)."""
     return arrow_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
-    """Run a job and return its rows: `DataFrame.toArrow`, from 4.0."""
+    """Run a job and return its rows, by `DataFrame.toArrow` from 4.0 on."""
     if SPARK >= (4, 0):
         return frame.toArrow()
     schema = to_arrow_schema(frame.schema)
     batches = frame._collect_as_arrow()  # type: ignore[operator]
-    # Times are in the session's zone there.
+    # Before 4.0 times are in the session's zone.
     return pa.Table.from_batches(batches).cast(schema) if batches else schema.empty_table()
 
 
 def arrow_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
-    """Return a function of columns that computes on Arrow arrays: Spark's `arrow_udf`, from 4.1."""
+    """Return a function of columns that computes on Arrow arrays: `arrow_udf` from 4.1 on."""
     if SPARK >= (4, 1):
         return sql.arrow_udf(compute, returns)  # type: ignore[attr-defined, no-any-return]
     return pandas_udf(compute, returns)
 
 
 def pandas_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[..., Column]:
-    """Do what `arrow_udf` does through pandas, for integers and arrays of them: until 4.1."""
+    """Do the same as `arrow_udf` through pandas, for integers and arrays of them, before 4.1."""
 
     def on_series(*columns: Any) -> Any:
         return compute(*map(_from_pandas, columns)).to_pandas()
@@ -231,29 +230,29 @@ def pandas_udf(compute: Callable[..., pa.Array], returns: DataType) -> Callable[
 
 
 def _from_pandas(series: Any) -> pa.Array:
-    """Return a column as Arrow had it before pandas made floats of integers with nulls."""
+    """Return a column as Arrow integers; pandas makes floats of integers with nulls."""
     column = pa.Array.from_pandas(series)
     if pa.types.is_list(column.type):
         values, kind = column.flatten(), pa.list_(pa.int64())
     else:
         values, kind = column, pa.int64()
     if pa.types.is_floating(values.type) and values.null_count:
-        # Nulls are refused, so it does no harm that a float has no room for all integers.
+        # Nulls are refused later, so the loss of precision does no harm.
         return column.cast(kind, safe=False)
     return column
 
 
 def active_context() -> Any:
-    """Return the SparkContext of this process; None if there is none, as on the thin client."""
+    """Return the SparkContext of this process, or None, as on the thin client."""
     kind = getattr(pyspark, "SparkContext", None)
     return None if kind is None else kind._active_spark_context
 
 
 def set_active(session: SparkSession) -> None:
-    """Have the settings of a session count in this thread, as they do where it was made.
+    """Make a session active in this thread, so that its settings apply here.
 
-    What Spark resolves by its *active* session, such as whether the case of names counts, would
-    else go by defaults: that is no local property.
+    Spark resolves some settings, such as case sensitivity, by its *active* session.  New threads do
+    not inherit it with the local properties, and would use the defaults.
     """
     jvm = session._jvm
     assert jvm is not None

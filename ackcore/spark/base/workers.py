@@ -1,8 +1,8 @@
-"""The Python of Spark's workers: the driver's where nothing else is set, and looked at before use.
+"""The Python of Spark's workers: the driver's by default, and checked before use.
 
-What is sent to the workers refers to ackcore's modules.  Where those are missing, or are of
-another version, a job fails in its first task with a traceback of PySpark's.  On Spark Connect the
-workers are the server's, whose settings are not to be seen here: they are asked, always.
+Objects sent to the workers refer to ackcore's modules.  If those are missing or of another version,
+a job fails in its first task with a PySpark traceback.  On Spark Connect the server's settings are
+not visible here, so the workers are always checked by a job.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from ackcore.spark.base.versions import Py4JError
 
 _log = logging.getLogger("ackcore")
 
-#: What PySpark takes where nothing is set.
+#: PySpark's default interpreter.
 _UNSET = "python3"
-#: How Spark says that it could not start a Python, or that it is of another version.
+#: Spark's errors for a Python that does not start or has another version.
 _NO_START = re.compile(
     r'Cannot run program ".*|Python in worker has different version.*'
     r"|(?<=Error from python worker:)\s*(?:[^\n]*\n)*?[^\n]*(?:No module named|Error: )[^\n]*"
 )
-#: By session's context, or by session of Spark Connect, the Python that was found fit.
+#: The checked Python, by SparkContext or session of Spark Connect.
 _FIT: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-#: What stands there for that of a server.
+#: The value in `_FIT` for a server's Python.
 _SERVERS = "the server's"
 
 
 class WorkerPythonError(RuntimeError):
-    """The workers' Python cannot run ackcore; the message says why, and the way out."""
+    """The workers' Python cannot run ackcore; the message says why, and what to do."""
 
 
 class Answer(NamedTuple):
-    """A worker's report of its Python: `version` is ackcore's, null where it `lacks` something."""
+    """A worker's report on its Python: ackcore's version, or the error of its import in `lacks`."""
 
     executable: str
     python: str
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
 
 
 def use_drivers_python(context: Any) -> None:
-    """Have workers of a local master run the driver's interpreter, where no other was set."""
+    """Set the workers of a local master to the driver's interpreter, unless another one is set."""
     if (
         context.pythonExec == _UNSET
         and "PYSPARK_PYTHON" not in os.environ
@@ -73,12 +73,12 @@ def use_drivers_python(context: Any) -> None:
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Refuse a session whose workers cannot run what is sent to them.
+    """Refuse a session whose workers cannot run ackcore.
 
-    Costs a small job, once for each SparkContext or session of Spark Connect; none on a local
-    master whose workers run the driver's interpreter and have ackcore from where the driver has it.
-    A job that fails for another reason is run once more; then a warning is logged, and it is up to
-    what runs next.
+    The check takes a small job, once per SparkContext or session of Spark Connect.  It takes none
+    on a local master whose workers run the driver's interpreter and import ackcore from the same
+    place. If the job fails for another reason it is run once more; then a warning is logged and the
+    check is skipped.
 
     Raises
     ------
@@ -95,13 +95,13 @@ def check_workers(spark: SparkSession) -> None:
     if connect or not _is_drivers_own(context):
         answers = _answers(spark, python)
         if answers is None:
-            return  # what runs next will tell
+            return  # the next job reports the error
         judge(answers, connect)
     _FIT[context] = python
 
 
 def _answers(spark: SparkSession, python: str) -> set[Answer] | None:
-    """Ask the workers, twice if need be; None if there is no telling."""
+    """Run the check on the workers, twice if needed; return None if it fails for another reason."""
     for may_pass in (True, False):
         try:
             return interruptible(spark, lambda: ask(spark))
@@ -111,7 +111,7 @@ def _answers(spark: SparkSession, python: str) -> set[Answer] | None:
                 said = found[0].strip().splitlines()[-1].strip()
                 what = f"Spark's workers are to run {python}: {said}"
                 raise _unfit(what, is_connect(spark)) from error
-            # On a local master one lost worker fails the job.  A session that is lost stays so.
+            # On a local master one lost worker fails the job.  A lost session stays lost.
             if not may_pass or session_lost(error):
                 _log.warning(
                     "the Python of Spark's workers is not checked, since the job that asks them "
@@ -127,7 +127,7 @@ def _is_local(context: Any) -> bool:
 
 
 def _is_drivers_own(context: Any) -> bool:
-    """Whether workers import ackcore from where the driver did, as far as can be told here."""
+    """Return whether workers import ackcore from the driver's place, as far as visible here."""
     if not (_is_local(context) and context.pythonExec == sys.executable):
         return False
     here = Path(ackcore.__file__).parents[1]
@@ -137,7 +137,7 @@ def _is_drivers_own(context: Any) -> bool:
 
 
 def _installed_from(sites: list[str]) -> Iterator[Path]:
-    """Yield the directories that ackcore is imported from by an editable install (PEP 610)."""
+    """Yield the directories of editable installs of ackcore (PEP 610)."""
     for one in distributions(name="ackcore", path=sites):
         origin = json.loads(one.read_text("direct_url.json") or "{}")
         if origin.get("dir_info", {}).get("editable"):
@@ -145,9 +145,9 @@ def _installed_from(sites: list[str]) -> Iterator[Path]:
 
 
 def ask(spark: SparkSession) -> set[Answer]:
-    """Run a job that asks workers for their Python: as many as there are cores, or one here."""
+    """Run a job that returns the workers' reports: one task per core, or one on a local master."""
 
-    # Within another function, it is pickled whole: the workers need nothing of ours to run it.
+    # A nested function is pickled by value, so that workers can run it without ackcore.
     def look(_: int) -> str:
         version = lacks = None
         try:
@@ -159,14 +159,14 @@ def ask(spark: SparkSession) -> set[Answer]:
 
     one = not is_connect(spark) and _is_local(spark.sparkContext)
     tasks = 1 if one else task_slots(spark)
-    # Not Arrow's, which may be what they lack.
+    # Without Arrow, which the workers may lack.
     asked = sql.udf(look, "string", useArrow=False)
     rows = spark.range(0, tasks, 1, tasks).select(asked("id")).collect()
     return {Answer(*json.loads(row[0])) for row in rows}
 
 
 def judge(answers: Iterable[Answer], connect: bool = False) -> None:
-    """Raise `WorkerPythonError` if one of the answers is not that of a fit Python."""
+    """Raise `WorkerPythonError` if a report is of a Python that cannot run ackcore."""
     for one in sorted(answers, key=str):
         who = f"Spark's workers run {one.executable} (Python {one.python})"
         if one.lacks is not None:

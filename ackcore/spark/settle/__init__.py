@@ -1,1 +1,1 @@
-"""Settling tables of ack events: folded, shipped in blobs, decided by shard."""
+"""Settling tables of ack events: events are folded, shuffled as blobs, and settled by shard."""

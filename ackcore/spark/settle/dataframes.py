@@ -1,12 +1,12 @@
 """Settling tables of ack events on Spark: which tuple trees finished, failed, or are still open.
 
-Spark decides nothing here; it carries.  Each task folds its partition natively (where that makes
-fewer rows of them), packs what is left into a few blobs per shard, and only blobs are shuffled;
-the ledger of a shard merges them and settles each root once.
+Spark only transports the data.  Each task folds its partition natively, if that reduces its rows,
+and packs the result into a few blobs per shard.  Only blobs are shuffled.  The ledger of a shard
+merges them and settles each root once.
 
-What is returned is a DataFrame like any other, and nothing runs before its first action; **each
-action runs it all again**, with the same outcomes.  Persist it, or write it, if it is read twice;
-and do so with the open rows that a later call is given, or that call will run this one again.
+The result is a lazy DataFrame, and **each action computes it again**, with the same outcomes.
+Persist or write it if you read it twice.  Do the same with open rows that you pass to a later call;
+otherwise that call computes this one again.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def combine(events: DataFrame) -> DataFrame:
     -------
     pyspark.sql.DataFrame
         ``root_id, val, task, inits, flags, first_ms, last_ms, reason, reason_ms``. `settle` accepts
-        it in place of events, or as ``open_before``. A root whose events are in several partitions
-        has several rows.
+        it in place of events, or as ``open_before``. A root with events in several partitions has
+        several rows.
 
     Raises
     ------
     TypeError, ValueError
-        As `settle`; rows that `combine` made are refused here.
+        As `settle`; also if the rows come from `combine`.
     """
     columns = check_events(events)
     if columns.folded:
@@ -186,11 +186,11 @@ class Settling:
                     "timeout_ms was given and events has no times; add a column ts_ms bigint "
                     "(milliseconds), or leave timeout_ms out"
                 )
-        # Fixed here, so that an action that runs it all again decides alike.
+        # Fixed here, so that each action on the result makes the same decisions.
         now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         self.now_ms = _columns.as_ms(now, "now_ms")
         self.seed = secrets.randbits(64)
-        # Rows that were open before may bring reasons, though the events have none.
+        # Earlier open rows may have reasons even if the events have none.
         self.narrow = Narrow(timed is not False, reasons or open_before is not None)
         if shards is None:
             self.shards = default_shards(spark, size())
@@ -209,6 +209,6 @@ class Settling:
         settle_shard = settle_blobs(
             seed=self.seed, now_ms=self.now_ms, timeout_ms=self.timeout_ms, narrow=self.narrow
         )
-        # Partition n holds shard n; if Spark joins small partitions, it joins whole ones.
+        # Partition n has shard n; if Spark coalesces small partitions, they stay whole.
         shards = repartition_by_id(blobs, self.shards, "dest")
         return self.narrow.widen(shards.mapInArrow(settle_shard, self.narrow.ddl))

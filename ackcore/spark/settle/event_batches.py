@@ -1,4 +1,4 @@
-"""Batches of events, whatever they were read from, as columns for the ledger; checked."""
+"""Checked batches of events from any source, as columns for the ledger."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ackcore.spark.settle.wire import Events
 def read_events(
     batches: Batches, timed: bool, reasons: bool, source: str = "events", first_row: int = 0
 ) -> Iterator[tuple[Events, pa.Table | None]]:
-    """Return each batch's events and the reasons among them.
+    """Yield each batch's events and the reasons among them.
 
     Parameters
     ----------
     batches : iterator of pyarrow.RecordBatch
-        With ``root_id``, ``val``, ``task``, in any order.
+        Batches with ``root_id``, ``val``, ``task``, in any order.
     timed, reasons : bool
-        Whether there are a column ``ts_ms`` and ``reason``.
+        Whether there are columns ``ts_ms`` and ``reason``.
     source : str, default "events"
-        What messages call the table.
+        The table's name in messages.
     first_row : int, default 0
-        Place of the first batch, for messages.
+        The row number of the first batch, for messages.
 
     Raises
     ------
     ValueError
-        If a column has nulls, or a task stands for no message; it names the place.
+        If a column has nulls, or a task stands for no message; the error names the row.
     """
     row = first_row
     for batch in batches:
@@ -65,7 +65,7 @@ def _events(batch: pa.RecordBatch, timed: bool) -> Events:
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """Return a column by its name, wherever it is."""
+    """Return a column by its name."""
     return batch.column(batch.schema.names.index(name))
 
 

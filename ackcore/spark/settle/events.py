@@ -1,4 +1,4 @@
-"""Checks of DataFrames of events, before any job runs; their size and columns."""
+"""Checks of DataFrames of events before any job runs: columns, types and size."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _ENTRY = {
 }
 _ENTRY_OPTIONS = {"status": _STRING, "reason_ms": _LONG}
 
-#: Bytes of events that one shard is given, where Spark can tell how many there are: a ledger of
-#: some 500 000 roots, which is settled in half a second.
+#: The maximum bytes of events per shard, if Spark has an estimate: a ledger of some 500 000 roots,
+#: which is settled in half a second.
 _SHARD_BYTES = 32 << 20
-#: Less than this is not worth another task.
+#: The minimum bytes that are worth another task.
 _TASK_BYTES = 1 << 20
-#: Spark's estimate for what it has no statistics of is 8 EiB, and products of that.
+#: Larger estimates are not real: without statistics Spark returns 8 EiB, or products of that.
 _UNKNOWN_BYTES = 1 << 50
 
 
 class Columns(NamedTuple):
-    """The columns of a table of events, besides root ids, values and tasks."""
+    """The optional columns of a table of events, and all columns to read."""
 
-    #: None where it depends on the rows: those that `combine` made.
+    #: None if it depends on the rows, as for those from `combine`.
     timed: bool | None
     reasons: bool
-    #: Whether the rows were folded before, by `combine`.
+    #: Whether `combine` has folded the rows.
     folded: bool
     #: The columns to read.
     names: list[str]
@@ -58,7 +58,7 @@ def refuse_stream(frame: DataFrame, name: str) -> None:
 
 
 def check_events(events: Any, name: str = "events") -> Columns:
-    """Return what is in a table of events, or of rows that `combine` made; refuse any other."""
+    """Return the columns of a table of events, or of rows from `combine`; refuse other tables."""
     refuse_frame(events, name)
     refuse_stream(events, name)
     found = _types(events, name)
@@ -104,7 +104,7 @@ def _check_types(
         elif found[column] != expected:
             cast = f'cast it first: .withColumn("{column}", col("{column}").cast("{{}}"))'
             if column == "ts_ms" and found[column].typeName().startswith("timestamp"):
-                # A cast would give seconds, and no error.
+                # A cast would return seconds without an error.
                 cast = 'make it milliseconds first: .withColumn("ts_ms", unix_millis("ts_ms"))'
             raise TypeError(
                 f"{name}: {column} must be {expected.simpleString()}, got "
@@ -120,7 +120,7 @@ def _check_types(
 
 
 def estimated_bytes(frame: DataFrame) -> int | None:
-    """Return Spark's estimate of a table's size, or None if it has none or shows none."""
+    """Return Spark's estimate of a table's size in bytes, or None without an estimate."""
     if is_connect(frame):
         return None
     size = int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
@@ -128,10 +128,11 @@ def estimated_bytes(frame: DataFrame) -> int | None:
 
 
 def default_shards(spark: SparkSession, size: int | None) -> int:
-    """Return a sensible number of shards for so many bytes of events.
+    """Return the default number of shards for events of ``size`` bytes.
 
-    A shard for each core, if there is a MiB for each; more where a shard would have more than 32
-    MiB; and so many that the cores have the same number.  If the size is unknown, two per core.
+    It is one shard per core if each gets at least 1 MiB, and fewer for less data.  If shards would
+    exceed 32 MiB, it is a multiple of the cores, so that all cores have the same number.  If the
+    size is unknown, it is two per core.
     """
     cores = task_slots(spark)
     if size is None:

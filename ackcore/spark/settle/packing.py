@@ -1,10 +1,10 @@
-"""Folding a partition's rows where that pays, and cutting the result into blobs.
+"""Folding of a partition's rows, if that pays, and packing of the result into blobs.
 
-**A task may run twice, and must then write the same bytes** (`ackcore.spark.settle.wire`). The seed
-of its ledgers is drawn once per job, by the driver. Blobs are cut by the position of rows, never by
-the batches they came in. Where a partition's rows may come in another order the second time (they
-were fetched from a shuffle), the whole partition is folded. Folded rows are sorted by a fixed hash
-of their root: a table's own order differs from one kind of processor to another.
+**A task may run twice, and must then write the same bytes** (`ackcore.spark.settle.wire`). The
+driver draws the seed of the ledgers once per job. Blobs are cut by the position of rows, never by
+the batches in which rows arrive. If the order of rows may differ in the second run (they came from
+a shuffle), the whole partition is folded. Folded rows are sorted by a fixed hash of their root,
+because a table's own order depends on the processor.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from ackcore.spark.base.reasons import earliest
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.wire import Events
 
-#: Rows that are taken together: 5 to 7 MiB, so that it is the same memory again and again.
+#: The number of rows that are processed together: 5 to 7 MiB of memory, which is reused.
 CHUNK_ROWS = 1 << 18
-#: Rows from which the number of distinct roots is estimated, in two halves.
+#: The number of rows, in two halves, from which the number of distinct roots is estimated.
 PROBE_ROWS = 1 << 17
-#: Rows that a partition is taken to have where that is not known.
+#: The assumed number of rows of a partition, if it is not known.
 LIKELY_ROWS = 1 << 22
-#: What a row costs, in ns: to be shipped to its shard's ledger, most of it in the JVM; and to be
-#: folded, so that only its root need be shipped.
+#: The cost of a row in ns: of sending it to its shard's ledger, mostly in the JVM; and of folding
+#: it, so that only its root is sent.
 SHIP_NS, FOLD_NS = 130, 12
-#: Roots that a table takes before it is shipped (12 or 200 MiB), and what each costs in ns.
-#: The small one stays in caches and in memory that the task has; the other has to be given some,
-#: at up to 2.6 ns a byte where a hypervisor has to find it first.
+#: The maximum roots of a table before it is sent (12 or 200 MiB), and the cost of each in ns.
+#: The small table stays in caches and in memory that the task already has.  The large one needs new
+#: memory, which costs up to 2.6 ns per byte under a hypervisor.
 TABLES = ((1 << 18, 10), (1 << 22, 60))
-#: Chunks that are shipped as they are before folding is tried again.
+#: The number of chunks that are sent unfolded before folding is tried again.
 UNFOLDED_CHUNKS = 63
-#: Without a fixed order of rows, a table takes all roots, up to 200 MiB; then it is cut by what
-#: came.  The outcomes are the same; but if the task has to run again because a shuffle file was
-#: lost, Spark finds other bytes, and runs more anew or gives the job up.
+#: Without a fixed order of rows, a table takes all roots, up to 200 MiB.  Beyond that the cuts
+#: depend on the order.  The outcomes are the same; but if the task runs again after the loss of a
+#: shuffle file, Spark finds other bytes, and repeats more stages or aborts the job.
 HELD_ROOTS = 1 << 22
 
 
 class Packer:
-    """Turn the rows of one partition into blobs by shard.
+    """A converter of the rows of one partition into blobs by shard.
 
     Parameters
     ----------
     shards : int
-        How many there are.
+        The number of shards.
     seed : int
-        Of the ledgers: one per job.
+        The seed of the ledgers, the same for all tasks of a job.
     timed : bool
         Whether the rows have times.
     fixed_order : bool
         Whether the rows come in the same order if the task runs again.
     rows : int, optional
-        How many will come.
+        The number of rows to expect.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Packer:
         self._reason_rows = 0
 
     def add(self, events: Events) -> Batches:
-        """Take messages in; yields what is ready to be shipped."""
+        """Add messages; yield batches that are ready to be shuffled."""
         if self._buffer is None:
             self._buffer = _EventBuffer(self._timed)
         while len(events.root_ids):
@@ -86,7 +86,7 @@ class Packer:
                 yield from self._take_in(self._buffer.take())
 
     def add_entries(self, entries: Entries) -> Batches:
-        """Take folded rows in; yields what is ready to be shipped."""
+        """Add folded rows; yield batches that are ready to be shuffled."""
         ledger = self._ledger
         if ledger is None:
             ledger = self._open_ledger(HELD_ROOTS, len(entries))
@@ -95,7 +95,7 @@ class Packer:
             yield from self._ship_ledger()
 
     def add_reasons(self, reasons: pa.Table | None) -> Batches:
-        """Take reasons in; yields what is ready to be shipped."""
+        """Add reasons; yield batches that are ready to be shuffled."""
         if reasons is None:
             return
         self._reasons.append(reasons)
@@ -103,11 +103,11 @@ class Packer:
         if self._reason_rows >= CHUNK_ROWS:
             self._reasons = [earliest(self._reasons)]
             self._reason_rows = len(self._reasons[0])
-            if self._reason_rows >= CHUNK_ROWS // 2:  # cut by what came, as roots beyond HELD_ROOTS
+            if self._reason_rows >= CHUNK_ROWS // 2:  # depends on the order, as beyond HELD_ROOTS
                 yield from self._ship_reasons()
 
     def finish(self) -> Batches:
-        """Yield the rest."""
+        """Yield the remaining batches."""
         if self._buffer is not None:
             last = self._buffer.take()
             self._rows = len(last.root_ids)
@@ -123,7 +123,7 @@ class Packer:
             self._chunks_to_ship -= 1
             yield wire.pack_events(events, self._shards)
             return
-        # An empty ledger is false, and here as good as a full one.
+        # Compared with None, because an empty ledger is false.
         ledger = self._choose_table(events) if self._ledger is None else self._ledger
         if ledger is None:
             self._chunks_to_ship = UNFOLDED_CHUNKS
@@ -140,7 +140,7 @@ class Packer:
                 self._chunks_to_ship = UNFOLDED_CHUNKS
 
     def _choose_table(self, events: Events) -> Ledger | None:
-        """Open a ledger of the size that suits, going by the first rows; None if none does."""
+        """Open a ledger of the cheapest size by an estimate; None if folding costs more."""
         likely = LIKELY_ROWS if self._rows is None else self._rows
         estimate = CardinalityEstimate.of_sample(events, self._seed, self._timed)
         if not self._fixed_order:
@@ -162,7 +162,7 @@ class Packer:
     def _ship_ledger(self) -> Batches:
         if self._ledger is None:
             return
-        # Two turns empty a wheel of two buckets: the table stays, to be filled again.
+        # Two rotations empty two buckets; the table's memory is kept and reused.
         self._ledger.rotate()
         self._ledger.rotate()
         entries = self._ledger.expired()
@@ -177,7 +177,7 @@ class Packer:
 
 
 class _EventBuffer:
-    """Messages copied together: cut by their number, whatever batches they came in."""
+    """A buffer of messages with a fixed number of rows, independent of the batches they came in."""
 
     def __init__(self, timed: bool) -> None:
         self._roots = np.empty(CHUNK_ROWS, np.int64)
@@ -191,7 +191,7 @@ class _EventBuffer:
         return self._rows == CHUNK_ROWS
 
     def fill(self, events: Events) -> Events:
-        """Copy as many messages as there is room for, and return the others."""
+        """Copy as many messages as fit, and return the others."""
         start = self._rows
         until = min(CHUNK_ROWS, start + len(events.root_ids))
         taken = until - start
@@ -206,7 +206,7 @@ class _EventBuffer:
         return Events(events.root_ids[taken:], events.vals[taken:], events.tasks[taken:], rest)
 
     def take(self) -> Events:
-        """Return what is there, valid until the next `fill`."""
+        """Empty the buffer and return its messages, which are valid until the next `fill`."""
         rows, self._rows = self._rows, 0
         times = None if self._times is None else self._times[:rows]
         return Events(self._roots[:rows], self._vals[:rows], self._tasks[:rows], times)
@@ -215,9 +215,9 @@ class _EventBuffer:
 class CardinalityEstimate(NamedTuple):
     """An estimate of the distinct roots among rows, by capture and recapture (Lincoln-Petersen).
 
-    The first half of a sample is the capture, the second the recapture: of ``pool`` roots, or of
-    infinitely many.  Rows of a root that lie together count as one draw.  Among n halves there
-    are ``pool * (1 - again ** n)`` roots then, which the counts in one half and in both settle.
+    The first half of a sample is the capture, the second the recapture, from ``pool`` roots or from
+    infinitely many.  Adjacent rows of a root count as one draw.  Then n halves have
+    ``pool * (1 - again ** n)`` roots; the counts in one half and in both determine the parameters.
     """
 
     half: int
@@ -227,7 +227,7 @@ class CardinalityEstimate(NamedTuple):
 
     @classmethod
     def of_sample(cls, events: Events, seed: int, timed: bool) -> CardinalityEstimate:
-        """Estimate from the first of these rows."""
+        """Return an estimate from the first of these rows."""
         half = min(PROBE_ROWS, len(events.root_ids)) // 2
         probe = new_ledger(seed, timed, 2 * half)
         fold(probe, events, 0, half)
@@ -237,19 +237,22 @@ class CardinalityEstimate(NamedTuple):
 
     @classmethod
     def from_counts(cls, half: int, first: int, both: int) -> CardinalityEstimate:
-        """Estimate from ``first`` roots among ``half`` rows, and ``both`` among twice as many."""
+        """Return an estimate from ``first`` roots in ``half`` rows and ``both`` in all rows.
+
+        ``both`` counts the roots in twice as many rows.
+        """
         met_again = 2 * first - both
         pool = first * first / met_again if met_again > 0 else math.inf
         return cls(half, first, pool, both / first - 1 if first else 1.0)
 
     def roots_in(self, rows: float) -> float:
-        """Return about how many roots so many rows have."""
+        """Return the estimated number of roots among a number of rows."""
         if math.isinf(self.pool):
             return rows * self.first / max(1, self.half)
         return float(min(rows, self.pool * (1 - self.again ** (rows / self.half))))
 
     def rows_with(self, roots: float) -> float:
-        """Return about how many rows have so many roots; infinity if there are not as many."""
+        """Return the estimated number of rows with so many roots; infinity for a smaller pool."""
         if math.isinf(self.pool):
             return roots * self.half / max(1, self.first)
         if roots >= self.pool or self.again <= 0:
@@ -258,9 +261,9 @@ class CardinalityEstimate(NamedTuple):
 
 
 def new_ledger(seed: int | None, timed: bool, roots: int = 0) -> Ledger:
-    """Return a ledger to fold about so many roots into.
+    """Return an empty ledger for folding, sized for about ``roots`` roots.
 
-    One that keeps times has a clock, which is never read.
+    A ``timed`` ledger has a clock, which is never read.
     """
     return Ledger(max(1024, roots), buckets=2, clock=_no_clock if timed else None, seed=seed)
 
@@ -270,7 +273,7 @@ def _no_clock() -> int:
 
 
 def fold(ledger: Ledger, events: Events, start: int = 0, until: int | None = None) -> None:
-    """Fold a range of messages in."""
+    """Fold a range of messages into a ledger."""
     rows = slice(start, until)
     times = None if events.times_ms is None else events.times_ms[rows]
     ledger.fold(events.root_ids[rows], events.vals[rows], events.tasks[rows], times)

@@ -1,11 +1,11 @@
-"""Settling a table that lies in Parquet files: the workers read them, and no event meets the JVM.
+"""Settling of events in Parquet files, which the workers read themselves, without the JVM.
 
-There are two plans, and what crosses into the JVM is names, blobs and results:
+Only file names, blobs and results pass through the JVM.  There are two plans:
 
-- *shares*, for few cores: each task reads all files and settles its share of the roots.  To read a
-  row once more costs less than to fold it, pack it, and have the JVM carry it to another task.
-- *blobs*, for the rest: the driver deals row groups out; a task reads its own, and folds and packs
-  them as `ackcore.spark.settle` does.
+- *shares*, for few cores: each task reads all files and settles its share of the roots.  Reading a
+  row once more costs less than to fold it, pack it, and send it to another task.
+- *blobs*, otherwise: the driver distributes the row groups; a task reads its own, and folds and
+  packs them as `ackcore.spark.settle` does.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ from ackcore.spark.settle.settled import Narrow
 from ackcore.spark.settle.wire import BLOB_DDL, Events
 from ackcore.spark.settle.worker_functions import results
 
-#: Compressed bytes that a task reads at most, a row group more or less.  The more it reads, the
-#: more rows meet their root again and need not be shipped.
+#: The approximate maximum of compressed bytes that a task reads.  The more it reads, the more rows
+#: are folded with others of their root and need not be sent.
 _TASK_BYTES = 256 << 20
-#: Rows that are decoded at a time.
+#: The number of rows that are decoded at a time.
 _READ_ROWS = 1 << 16
-#: Cores up to which all read all.  Each but one pays 16 ns a row for it (11 to read, 5 to pick its
-#: share); carrying costs all of them together, for each row of the table, 40 ns where a tree's rows
-#: lie together and 130 where they are scattered, and a stage more.  (Measured with two cores.)
+#: The maximum number of cores with which each core reads all files.  That costs each further core
+#: 16 ns per row (11 to read, 5 to select its share).  Sending rows costs all cores together 40 ns
+#: per row of the table if a tree's rows are adjacent, 130 if they are scattered, and one more
+#: stage.  (Measured with two cores.)
 MOST_READERS = 4
-#: Rows of such a share at most: where each is a root of its own, it is read in some five passes.
+#: The maximum rows of such a share; if each row is its own root, that takes some five passes.
 SHARE_ROWS = 1 << 24
-#: Tables of reasons that are kept until they are made into one, which has but one of each root.
+#: The number of tables of reasons after which they are merged to one reason per root.
 _READINGS = 64
-#: Bytes of one event in memory, as `default_shards` counts them.
+#: The bytes of one event in memory, for `default_shards`.
 _EVENT_BYTES, _TIME_BYTES = 20, 8
 
 
 class _Piece(NamedTuple):
-    """Row groups ``first`` to ``end`` (without it) of a file."""
+    """The row groups of a file from ``first`` to ``end`` (exclusive)."""
 
     source: ListedFile
     first: int
@@ -82,20 +83,20 @@ def settle_parquet(
         A classic session, or one of Spark Connect.
     paths : path or sequence of paths
         Files, directories (read recursively, without names that begin with ``_`` or ``.``) and
-        patterns (``*``, ``?``, ``[...]``, ``**/``). A path is local, or a URI that pyarrow knows
+        patterns (``*``, ``?``, ``[...]``, ``**/``). A path is local, or a URI that pyarrow supports
         (``s3://``, ``gs://``, ``hdfs://``, ``file://``). Every worker must be able to read it. The
         files must not change until the last action on the result.
     filesystem : pyarrow.fs.FileSystem, optional
         The file system of the paths, for instance with credentials, if they are not URIs.
     shards, open_before, now_ms, timeout_ms
-        As for `settle`. Without the first two, up to 4 cores read all local files each, and there
-        is no shuffle.
+        As for `settle`. Without the first two, each of up to 4 cores reads all local files, and
+        there is no shuffle.
 
     Returns
     -------
     pyspark.sql.DataFrame
-        The same as `settle` returns. The files must hold ``root_id`` (int64), ``val`` (int64),
-        ``task`` (int32), and may hold ``ts_ms`` (int64) and ``reason`` (text). Other columns are
+        The result of `settle`. The files must have ``root_id`` (int64), ``val`` (int64),
+        ``task`` (int32), and may have ``ts_ms`` (int64) and ``reason`` (text). Other columns are
         not read.
 
     Raises
@@ -141,7 +142,7 @@ def settle_parquet(
 
 
 def _is_read_by_all(files: list[EventFile], rows: int, cores: int) -> bool:
-    """Whether each core had better read all files: they are near, and neither is too many."""
+    """Return whether each core should read all files: local files, few cores and few rows."""
     near = all(isinstance(file.source.filesystem, pa.fs.LocalFileSystem) for file in files)
     return near and cores <= MOST_READERS and 0 < rows <= cores * SHARE_ROWS
 
@@ -184,7 +185,7 @@ def settle_shares(
                 if len(texts) == _READINGS:
                     texts = [earliest(texts)]
                 if len(ledger) > held_roots and 2 * of <= MAX_SHARDS:
-                    # This pass goes on with half of its roots; the others get one of their own.
+                    # This pass continues with half of its roots; the other half gets another pass.
                     share, of = 2 * share, 2 * of
                     todo.append((share + 1, of))
                     entries = ledger.entries()
@@ -205,7 +206,7 @@ def _rows_of(root_ids: Int64s, share: int, of: int) -> Int64s:
 
 
 def _pack_pieces(tasks: list[list[_Piece]], names: list[str], shards: int, seed: int) -> MapInArrow:
-    """Return what maps the numbers of tasks to blobs of what they read."""
+    """Return a function that maps the numbers of tasks to blobs of the tasks' events."""
     timed = "ts_ms" in names
 
     def pack(numbers: Batches) -> Batches:
@@ -246,7 +247,7 @@ def _read(piece: _Piece, names: list[str]) -> Batches:
 
 
 def _deal_out(files: list[EventFile], cores: int) -> list[list[_Piece]]:
-    """Deal row groups out to tasks: neighbours together, and so that all have about as much."""
+    """Distribute row groups among tasks: adjacent ones together, and about equal bytes for each."""
     total = sum(sum(file.group_bytes) for file in files)
     if total == 0:
         return []
@@ -255,7 +256,7 @@ def _deal_out(files: list[EventFile], cores: int) -> list[list[_Piece]]:
     before = 0
     for file in files:
         for group, (rows, size) in enumerate(zip(file.group_rows, file.group_bytes, strict=True)):
-            # By its middle, so that a large group does not fall to the task that it only begins in.
+            # By the middle of the group, so that a large one goes to the task with most of it.
             task = tasks[min(wanted - 1, (2 * before + size) * wanted // (2 * total))]
             before += size
             if task and task[-1].source == file.source and task[-1].end == group:

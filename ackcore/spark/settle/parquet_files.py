@@ -1,4 +1,4 @@
-"""The Parquet files at given paths, and the facts in their footers."""
+"""The Parquet files at given paths, and the data in their footers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from ackcore.arrow import is_text
 
-#: Footers that the driver reads at a time: it waits for storage, not for its core.
+#: The number of footers that the driver reads at a time; it mostly waits for storage.
 _LISTING_THREADS = 16
 
 _TYPES = {
@@ -31,7 +31,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
 class ListedFile(NamedTuple):
-    """A file as it was when it was listed."""
+    """A file with its size and time of change when it was listed."""
 
     path: str
     size: int
@@ -40,7 +40,7 @@ class ListedFile(NamedTuple):
 
 
 class EventFile(NamedTuple):
-    """The facts of a file that the driver reads."""
+    """The columns and row groups of a file, from its footer."""
 
     source: ListedFile
     columns: list[str]
@@ -49,7 +49,7 @@ class EventFile(NamedTuple):
 
 
 def read_footers(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[EventFile]:
-    """Return the files that paths stand for, with what they say of themselves.
+    """Return the files at some paths, with the data in their footers.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[ListedF
 
 
 def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]:
-    """Return the files that a path, a directory or a pattern stands for."""
+    """Return the files of a path, a directory or a pattern."""
     wild = _WILD.search(given)
     files, base, info = _look_at(given, filesystem)
     if info is not None and info.type == pa.fs.FileType.File:
@@ -101,7 +101,7 @@ def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]
     for info in files.get_file_info(below):
         parts = info.path[len(base) :].strip("/").split("/")
         shown = not any(part.startswith(("_", ".")) for part in parts)
-        # A pattern may name a directory, and then all below it is meant.
+        # If a pattern matches a directory, all files below it are included.
         heads = ("/".join(parts[:n]) for n in range(len(parts), 0, -1))
         if info.type == pa.fs.FileType.File and shown and any(map(pattern.fullmatch, heads)):
             found.append(_source(info, files))
@@ -113,18 +113,18 @@ def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]
 def _look_at(
     given: str, filesystem: pa.fs.FileSystem | None
 ) -> tuple[pa.fs.FileSystem, str, pa.fs.FileInfo | None]:
-    """Take a path as it is written: a name may have brackets in it."""
+    """Look a path up literally first, because a name may contain brackets."""
     try:
         files, path = _resolve(given, filesystem)
     except pa.ArrowInvalid:
         if _WILD.search(given) is None:
             raise
-        return filesystem, given, None  # a URI must not have brackets, and then this is a pattern
+        return filesystem, given, None  # a URI has no brackets, so this is a pattern
     return files, path, files.get_file_info(path)
 
 
 def _resolve(path: str, filesystem: pa.fs.FileSystem | None) -> tuple[pa.fs.FileSystem, str]:
-    """Return the file system that a path or URI belongs to, and the path within it."""
+    """Return the file system of a path or URI, and the path within it."""
     if filesystem is not None:
         return filesystem, path.rstrip("/")
     if _URI.match(path):
@@ -134,7 +134,7 @@ def _resolve(path: str, filesystem: pa.fs.FileSystem | None) -> tuple[pa.fs.File
 
 
 def _translate(pattern: str) -> str:
-    """Return the regular expression of a shell pattern whose ``*`` and ``?`` stop at ``/``."""
+    """Return a regular expression for a shell pattern; ``*`` and ``?`` do not match ``/``."""
     out = ""
     while pattern:
         bracket = re.match(r"\[(!?)([^\]]+)\]", pattern)
@@ -155,7 +155,7 @@ def _source(info: pa.fs.FileInfo, filesystem: pa.fs.FileSystem) -> ListedFile:
 
 
 def _read_footer(source: ListedFile) -> EventFile:
-    """Return what a file says of itself, and refuse a file that does not hold events."""
+    """Read a file's footer, and refuse a file that does not have events."""
     path = source.path
     for part in path.split("/"):
         name = part.partition("=")[0]
@@ -170,7 +170,7 @@ def _read_footer(source: ListedFile) -> EventFile:
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is not a Parquet file: {error}") from None
     found = _check_schema(path, schema)
-    # Columns are numbered by their leaves, which differ from the schema's where one is nested.
+    # Columns are numbered by leaves, which differ from the schema's fields if one is nested.
     numbers = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}
     group_rows, group_bytes = [], []
     for number in range(metadata.num_row_groups):
@@ -192,7 +192,7 @@ def _read_footer(source: ListedFile) -> EventFile:
 
 
 def _check_schema(path: str, schema: pa.Schema) -> list[str]:
-    """Return which columns of events a file has; refuse those of other types."""
+    """Return the event columns of a file; refuse columns of other types."""
     found = []
     for name, expected in _TYPES.items():
         fields = [field for field in schema if field.name == name]
@@ -215,7 +215,7 @@ def _check_schema(path: str, schema: pa.Schema) -> list[str]:
 
 
 def common_columns(files: list[EventFile]) -> list[str]:
-    """Return the columns of all files, which must have the same ones."""
+    """Return the columns of all files; refuse files with different columns."""
     first, *others = files
     for other in others:
         for name in set(first.columns) ^ set(other.columns):

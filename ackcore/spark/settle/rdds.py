@@ -1,4 +1,4 @@
-"""Settling the partitions of an RDD, each by itself: ``rdd.mapPartitions(settle_partitions)``."""
+"""Settling of each partition of an RDD by itself: ``rdd.mapPartitions(settle_partitions)``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ackcore.spark.settle.event_batches import read_events
 from ackcore.spark.settle.packing import fold, new_ledger
 from ackcore.spark.settle.worker_functions import results
 
-#: Rows that are taken together.
+#: The number of rows that are processed together.
 TUPLE_ROWS = 1 << 16
 
 
@@ -23,7 +23,7 @@ def settle_partitions(
 ) -> Iterator[tuple[Any, ...]]:
     """Settle each partition of an RDD by itself: ``rdd.mapPartitions(settle_partitions)``.
 
-    All messages of a root must be in one partition; ``rdd.partitionBy`` of its id ensures this.
+    All messages of a root must be in one partition; ``rdd.partitionBy`` the root id ensures this.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def settle_partitions(
     for batch in _tuple_batches(rows):
         if ledger is None:
             timed = _has_times(batch)
-            # No bytes of this are ever compared, so a seed of its own will do.
+            # Its bytes are never compared, so the seed may be random.
             ledger = new_ledger(None, timed)
         if not timed and _has_times(batch):
             raise ValueError(f"ts_ms must be None in all rows or in none, got both by row {read}")

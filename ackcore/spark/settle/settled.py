@@ -1,9 +1,9 @@
-"""The transfer of settled rows from Python to the JVM: few and narrow columns, widened there.
+"""The transfer of settled rows from Python to the JVM in few narrow columns, which Spark widens.
 
-Handing a row over costs some 10 ns for each column and more for text, in Python and in the JVM.  So
-a task hands over ``root_id``, ``val``, and ``marks`` with everything small in one number; times and
-reasons only where there may be some.  A projection makes the documented columns of that, compiled
-by Spark into whatever comes next: what that does not ask for is not made.
+A transferred row costs some 10 ns for each column and more for text, in Python and in the JVM.  So
+a task transfers ``root_id``, ``val``, and ``marks``, one number with all small columns.  Times and
+reasons are only transferred if there may be some.  A projection makes the documented columns from
+these.  Spark compiles it into the next operator, so columns that are not used are not made.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from pyspark.sql import DataFrame
 from ackcore._records import Settled
 from ackcore.arrow import STATUS_NAMES
 
-# What is never null spares the JVM a look at each row.
+# For columns declared not null the JVM checks no rows.
 _ALWAYS, _TIMES = ("root_id", "marks", "val"), ("first_ms", "last_ms")
 
-# marks: task | flags | inits | status, the task in the upper bits as it may be -1.
+# marks: task | flags | inits | status; the task is in the upper bits because it may be -1.
 _INITS, _FLAGS, _TASK = 4, 8, 12
 
-#: Statuses in the order of how many rows have them, for it is asked in this order.
+#: Statuses by decreasing frequency, the order in which the SQL expression compares them.
 _STATUSES = ("ACKED", "OPEN", "FAILED", "EXPIRED", "ORPHAN", "ANOMALY")
 
 
 class Narrow(NamedTuple):
-    """The form in which settled rows cross."""
+    """The form in which settled rows are transferred."""
 
-    #: Whether there may be times, and reasons; without them the columns do not cross.
+    #: Whether there may be times, and reasons; otherwise their columns are not transferred.
     times: bool
     reasons: bool
 
     @property
     def ddl(self) -> str:
-        """The columns, for ``mapInArrow``."""
+        """The schema for ``mapInArrow``."""
         ddl = [f"{name} bigint not null" for name in _ALWAYS]
         if self.times:
             ddl += [f"{name} bigint" for name in _TIMES]
@@ -54,7 +54,7 @@ class Narrow(NamedTuple):
         return pa.schema(fields)
 
     def batch(self, settled: Settled, texts: pa.Array) -> pa.RecordBatch:
-        """Return rows with these reasons as a batch of `ddl`."""
+        """Return settled rows with their reasons as a batch of `ddl`."""
         n = len(settled)
         marks = settled.tasks.astype(np.int64)
         marks <<= _TASK - _FLAGS
@@ -72,7 +72,7 @@ class Narrow(NamedTuple):
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def widen(self, rows: DataFrame) -> DataFrame:
-        """Return the documented columns of rows that crossed; any of them may be null, formally."""
+        """Return the documented columns of transferred rows, all of them declared nullable."""
         statuses = " ".join(f"when {STATUS_NAMES.index(name)} then '{name}'" for name in _STATUSES)
         columns = {
             "root_id": "root_id",
@@ -85,8 +85,8 @@ class Narrow(NamedTuple):
             "last_ms": "last_ms" if self.times else "cast(null as bigint)",
             "reason": "reason" if self.reasons else "cast(null as string)",
         }
-        # With a null in it a column may be null: the schema is the same whatever crossed.  Spark's
-        # optimizer takes it away.  Text, as columns would cost some 500 calls of the JVM.
+        # The null makes each column nullable, so that the schema is always the same.  Spark's
+        # optimizer removes it.  As text, because Column objects would take some 500 JVM calls.
         return rows.selectExpr(
             *(f"if(false, null, {value}) as {name}" for name, value in columns.items())
         )

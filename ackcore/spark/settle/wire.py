@@ -1,6 +1,6 @@
 """The encoding of ledger rows: a few large blobs per shard, never a Spark row per event.
 
-A row of the shuffle is ``(dest, kind, blob)``: the shard, what the blob holds, its bytes.  A blob
+A row of the shuffle is ``(dest, kind, blob)``: the shard, the kind of content, the bytes.  A blob
 is a header of 16 bytes, then whole columns one after the other, then zeros up to a multiple of 8:
 
 ==========  ======================================================================================
@@ -9,11 +9,11 @@ is a header of 16 bytes, then whole columns one after the other, then zeros up t
 `REASONS`   root_id 8 | time 8 | end of text 4 | texts in UTF-8
 ==========  ======================================================================================
 
-All numbers are little-endian.  Tasks take the least width that holds those of the call.
+All numbers are little-endian.  Tasks have the smallest width that holds those of the call.
 
-Spark compares the bytes of a shuffle's output when a task runs again, and gives the job up if they
-differ.  So what is packed here depends on nothing but the arguments: rows keep their order within
-a shard, and every byte is written, the padding too.
+Spark compares the bytes of a shuffle's output when a task runs again, and aborts the job if they
+differ.  So the bytes depend on the arguments alone: rows keep their order within a shard, and every
+byte is written, also the padding.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _Column = npt.NDArray[Any]
 
 
 class Events(NamedTuple):
-    """Messages as columns; ``times_ms`` is None where they have none."""
+    """Messages as columns; ``times_ms`` is None for messages without times."""
 
     root_ids: Int64s
     vals: Int64s
@@ -55,7 +55,7 @@ class Events(NamedTuple):
 
 
 def pack_events(events: Events, shards: int) -> pa.RecordBatch:
-    """Return messages as they are, a blob for each shard that has any."""
+    """Return messages without folding, one blob for each shard that has any."""
     times = () if events.times_ms is None else (events.times_ms,)
     columns = (events.root_ids, events.vals, *times, _narrow(events.tasks))
     return _pack(EVENTS, bool(times), columns, *split_by_shard(events.root_ids, shards))
@@ -64,10 +64,10 @@ def pack_events(events: Events, shards: int) -> pa.RecordBatch:
 def pack_entries(
     entries: Entries, shards: int, most_rows: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Return folded rows in batches of so many, a blob for each shard that has any; without ages.
+    """Yield folded rows without their ages, in batches of at most ``most_rows`` rows.
 
-    They come out of a table, whose order differs from one kind of processor to another: they are
-    sorted by shard and by a fixed hash of the root.
+    Each batch has one blob for each shard with rows in it.  The rows are sorted by shard and by a
+    fixed hash of the root, because the order in a ledger's table depends on the processor.
     """
     times: tuple[Int64s, ...] = ()
     if entries.first_ms is not None and entries.last_ms is not None:
@@ -83,7 +83,7 @@ def pack_entries(
 
 
 def pack_reasons(reasons: pa.Table, shards: int) -> pa.RecordBatch:
-    """Return reasons, a blob for each shard that has any."""
+    """Return reasons, one blob for each shard that has any."""
     reasons = reasons.combine_chunks()
     order, counts = split_by_shard(reasons["root_id"].to_numpy(), shards)
     reasons = reasons.take(pa.array(order)).combine_chunks()
@@ -91,7 +91,7 @@ def pack_reasons(reasons: pa.Table, shards: int) -> pa.RecordBatch:
     for dest in dests:
         rows = reasons.slice(start, counts[dest])
         start += counts[dest]
-        # as_py, not Arrow's buffers: those hold what lies outside the slice as well.
+        # Not Arrow's buffers, because they also contain texts outside of the slice.
         texts = [text.encode() for text in rows["text"].to_pylist()]
         ends = np.cumsum([len(text) for text in texts], dtype=np.uint32)
         head = _HEADER.pack(VERSION, REASONS, 0, True, len(rows))
@@ -106,7 +106,7 @@ def pack_reasons(reasons: pa.Table, shards: int) -> pa.RecordBatch:
 
 
 def _narrow(tasks: Int32s) -> _Column:
-    """The same tasks in the least width that holds them all."""
+    """Return the tasks in the smallest width that holds all of them."""
     if len(tasks) == 0:
         return tasks.astype(np.int8)
     least, most = int(tasks.min()), int(tasks.max())
@@ -120,7 +120,10 @@ def _narrow(tasks: Int32s) -> _Column:
 def _pack(
     kind: int, timed: bool, columns: tuple[_Column, ...], order: Int64s, counts: Int64s
 ) -> pa.RecordBatch:
-    """Deal columns out to shards, in this order and as many to each; wide columns come first."""
+    """Divide columns among shards: rows in ``order``, ``counts`` of them per shard.
+
+    Wide columns must come first.
+    """
     dests = np.flatnonzero(counts)
     task_bytes = next(column.itemsize for column in columns if column.itemsize < 8)
     row_bytes = sum(column.itemsize for column in columns)
@@ -134,12 +137,12 @@ def _pack(
         rows = order[start : start + counts[dest]]
         start += len(rows)
         place = int(end) - _padded(_HEADER.size + len(rows) * row_bytes)
-        data[end - 8 : end] = 0  # the padding; what of it is a column is written again below
+        data[end - 8 : end] = 0  # the padding; columns overwrite their part of it
         _HEADER.pack_into(data.data, place, VERSION, kind, task_bytes, timed, len(rows))
         place += _HEADER.size
         for column in columns:
             until = place + len(rows) * column.itemsize
-            # The row numbers are all in range: "clip" only spares take() a copy of its output.
+            # All row numbers are in range; "clip" only saves take() a copy of its output.
             np.take(column, rows, out=data[place:until].view(column.dtype), mode="clip")
             place = until
     blobs = pa.BinaryArray.from_buffers(
@@ -155,12 +158,12 @@ def _padded(size: int) -> int:
 
 
 def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
-    """Return what the blobs of a batch hold, one by one, in place where alignment allows.
+    """Yield the contents of a batch's blobs, without a copy where alignment allows.
 
     Raises
     ------
     ValueError
-        If a blob is not one of this version, or is cut short.
+        If a blob has another version, or is incomplete.
     """
     blobs = batch.column(batch.schema.names.index("blob"))
     if len(blobs) == 0:
@@ -175,7 +178,7 @@ def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
 
 
 def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | pa.Table:
-    """Return what one blob holds; as `unpack`."""
+    """Return the contents of one blob; raises as `unpack` does."""
     if len(blob) < _HEADER.size:
         raise ValueError(
             f"a blob must have a header of {_HEADER.size} bytes, got {len(blob)} bytes"

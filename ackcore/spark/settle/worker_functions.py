@@ -1,13 +1,13 @@
 """Packing and settling on workers: functions of a partition's batches, for ``mapInArrow``.
 
-`ackcore.spark.settle` puts them together, and you may put them together otherwise::
+`ackcore.spark.settle` combines them; you can combine them in another way::
 
     seed = secrets.randbits(64)                                  # once per job, on the driver
     blobs = events.mapInArrow(events_packer(8, seed=seed), BLOB_DDL)
     shards = blobs.repartitionById(8, "dest")                    # blobs, not rows, are shuffled
     settled = shards.mapInArrow(settle_blobs(seed=seed), SETTLED_DDL)
 
-Any number of packed tables may be unioned before the shuffle, if their shards are as many.
+You may union any number of packed tables before the shuffle, if they have equally many shards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ackcore.spark.settle.packing import Packer, fold, new_ledger
 from ackcore.spark.settle.settled import Narrow
 from ackcore.spark.settle.wire import Events
 
-#: The columns that settling and combining give.
+#: The columns of the results of settling and combining.
 SETTLED_DDL = (
     "root_id bigint, status string, task int, val bigint, inits tinyint, flags tinyint, "
     "first_ms bigint, last_ms bigint, reason string"
@@ -39,7 +39,7 @@ COMBINED_DDL = (
 )
 _SETTLED_NAMES = [column.split()[0] for column in SETTLED_DDL.split(", ")]
 
-#: Rows of one batch of results.
+#: The number of rows in one batch of results.
 RESULT_ROWS = 1 << 17
 
 
@@ -51,11 +51,11 @@ def events_packer(
     Parameters
     ----------
     shards : int
-        How many there are.
+        The number of shards.
     seed : int
-        64 bits, drawn once per job and not per task.
+        64 random bits, drawn once per job and not per task.
     timed, reasons : bool, default False
-        Whether the events have a column ``ts_ms``, ``reason``.
+        Whether the events have columns ``ts_ms`` and ``reason``.
     fixed_order : bool, default False
         Whether a partition's rows come in the same order if its task runs again, as they do
         from files but not from a shuffle.
@@ -80,24 +80,24 @@ def events_packer(
 def entries_packer(
     shards: int, *, seed: int, timed: bool | None = None, name: str = "entries"
 ) -> MapInArrow:
-    """Return a function that packs rows which were folded before as blobs by shard.
+    """Return a function that packs folded rows as blobs by shard.
 
     Parameters
     ----------
     shards, seed
         As for `events_packer`.
     timed : bool, optional
-        Whether the events that these rows are settled with have times; the rows are refused if
-        they differ.  By default the rows decide.
+        Whether the events that are settled together with these rows have times; rows that differ
+        are refused.  By default the rows decide.
     name : str, default "entries"
-        What messages call the table.
+        The table's name in messages.
 
     Returns
     -------
     callable
-        Maps batches with the columns that `settle_blobs` or `combine_events` give to batches of
-        `BLOB_DDL`.  Rows with a ``status`` other than ``OPEN`` are left out:
-        they were decided.
+        Maps batches with the columns of `settle_blobs` or `combine_events` to batches of
+        `BLOB_DDL`. Rows with a ``status`` other than ``OPEN`` are left out, because they are
+        decided.
     """
 
     def pack(batches: Batches) -> Batches:
@@ -113,7 +113,7 @@ def entries_packer(
             if (entries.first_ms is not None) != have_times:
                 raise ValueError(_UNLIKE_TIMES.format(name if have_times else "events"))
             if packer is None:
-                # These rows came through a shuffle once: their order is not to be relied on.
+                # These rows came through a shuffle, so their order may change.
                 packer = Packer(shards, seed=seed, timed=have_times, fixed_order=False)
             yield from packer.add_entries(entries)
             yield from packer.add_reasons(_entry_reasons(still_open, entries.root_ids))
@@ -130,12 +130,12 @@ def settle_blobs(
     timeout_ms: int | None = None,
     narrow: Narrow | None = None,
 ) -> MapInArrow:
-    """Return a function that settles the blobs of one shard, or of several whole ones.
+    """Return a function that settles the blobs of one shard, or of several whole shards.
 
     Parameters
     ----------
     seed : int
-        As given to `events_packer`.
+        The seed that was passed to `events_packer`.
     now_ms, timeout_ms : int, optional
         As for `ackcore.Ledger.settle`.
     narrow : ackcore.spark.settle.settled.Narrow, optional
@@ -144,8 +144,8 @@ def settle_blobs(
     Returns
     -------
     callable
-        Maps batches of `BLOB_DDL` to batches of `SETTLED_DDL`, one row for
-        each root, the open ones too.
+        Maps batches of `BLOB_DDL` to batches of `SETTLED_DDL`, with one row for each root, also for
+        open ones.
     """
 
     def settle(batches: Batches) -> Batches:
@@ -161,7 +161,7 @@ def settle_blobs(
                 times = rows.times_ms if isinstance(rows, Events) else rows.first_ms
                 if ledger is None:
                     timed = times is not None
-                    # The first batch is most of them, and of a root it has one row or a few.
+                    # The first batch has most of the rows, with few rows per root.
                     ledger = new_ledger(seed, timed, sum(map(_roots_in, parts)) // 2)
                 if (times is not None) != timed:
                     raise ValueError(_UNLIKE_TIMES.format("one of the tables"))
@@ -188,7 +188,7 @@ _UNLIKE_TIMES = (
 def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> MapInArrow:
     """Return a function that folds a partition's events into one row per root.
 
-    The parameters are those of `events_packer`; what it maps to are batches of `COMBINED_DDL`.
+    The parameters are those of `events_packer`.  The function yields batches of `COMBINED_DDL`.
     """
 
     def combine(batches: Batches) -> Batches:
@@ -201,7 +201,7 @@ def combine_events(*, seed: int, timed: bool = False, reasons: bool = False) -> 
         kept = earliest(texts)
         entries = ledger.entries()
         del ledger
-        # In an order that is the same on every processor: these rows go on to a shuffle.
+        # In an order that is the same on every processor, because a shuffle may follow.
         entries = entries.take(sort_by_shard(entries.root_ids, 1)[0])
         batch = entries_to_batch(entries)
         for start in range(0, len(batch), RESULT_ROWS):
@@ -235,11 +235,11 @@ def results(
     timeout_ms: int | None,
     narrow: Narrow | None = None,
 ) -> Batches:
-    """Return batches of `SETTLED_DDL` or of a narrow form: what is decided, and what is not.
+    """Yield decided and open roots as batches of `SETTLED_DDL` or of a narrow form.
 
-    They come in the order of the table, which differs between kinds of processors.  That is no
-    order to rely on, and Spark's checksum of a shuffle behind them does not depend on any
-    (``spark.sql.shuffle.orderIndependentChecksum``): a row is a root here, and no blob.
+    They come in the order of the ledger's table, which depends on the processor.  Spark's checksum
+    of a later shuffle ignores the order (``spark.sql.shuffle.orderIndependentChecksum``), since a
+    row is one root here, not a blob.
     """
     if timeout_ms is not None and not timed:
         raise ValueError(

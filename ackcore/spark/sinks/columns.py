@@ -1,4 +1,4 @@
-"""The requirements of tables on a stream's columns: keys, names, types."""
+"""Checks of a stream's columns against a sink's table: keys, names, types and values."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ackcore.spark.sinks.rejects import SinkRejects
 _ROW = "_ackcore_row"
 
 
-#: Says whether a type is one of some kind.
+#: Returns whether a type is of a certain kind.
 _IsType = Callable[[pa.DataType], bool]
 
 
 def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of key columns, none if rows are appended.
+    """Return the names of the key columns; an empty tuple if the sink appends all rows.
 
     Raises
     ------
     TypeError
-        If they are no names.
+        If a key is not a str.
     ValueError
-        If they are given and name nothing.
+        If ``keys`` is given but empty.
     """
     named = [keys] if isinstance(keys, str) else list(keys or ())
     if not all(isinstance(key, str) for key in named):
@@ -41,7 +41,7 @@ def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def check_keys(what: str, keys: Sequence[str], schema: pa.Schema) -> None:
-    """Raise ValueError if a key is no column, TypeError if it has no simple values."""
+    """Raise ValueError if a key is not a column, TypeError if the key's type is nested."""
     for key in keys:
         if key not in schema.names:
             raise ValueError(
@@ -65,7 +65,7 @@ def with_columns(what: str, table: str, wanted: Sequence[str], has: Sequence[str
 
 
 def with_fields(what: str, table: str, wanted: pa.Schema, has: pa.Schema) -> None:
-    """Raise ValueError if a column of a table lacks a field of the stream's: a cast drops it."""
+    """Raise ValueError if a struct column of a table lacks a field of the stream's column."""
     for column in wanted:
         for name in _lacking(column.name, column.type, has.field(column.name).type):
             raise ValueError(
@@ -92,7 +92,13 @@ def _lacking(name: str, wanted: pa.DataType, has: pa.DataType) -> Iterator[str]:
 
 
 def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
-    """Return the columns in the types that Spark would read them back in, or raise TypeError."""
+    """Return the schema with the types that Spark reads the columns back in.
+
+    Raises
+    ------
+    TypeError
+        If Spark has no type for a column.
+    """
     try:
         return to_arrow_schema(from_arrow_schema(schema))
     except PySparkException as error:
@@ -100,7 +106,7 @@ def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
 
 
 def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the last row of each key, in the order of the rows; a key that is null equals none."""
+    """Return the last row of each key and all rows with a null key, in the order of the rows."""
     numbered = rows.select(list(keys)).append_column(_ROW, pa.array(np.arange(len(rows))))
     last = numbered.group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
     keep = np.zeros(len(rows), np.bool_)
@@ -111,19 +117,19 @@ def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def refuse_misfits(accepted: Accepted, columns: pa.Schema, is_near: _IsType) -> None:
-    """Raise `SinkRejects` for rows that have values which a table's columns do not take.
+    """Raise `SinkRejects` for rows with values that the table's columns cannot take.
 
-    These are nulls where there must be none, values that would be changed by being cast, and text
-    that is not UTF-8.  The rows are read for it only where a column may have such.
+    Such values are nulls in columns without nulls, values that a cast would change, and text that
+    is not UTF-8.  Rows are read only if a column may have such values.
 
     Parameters
     ----------
     accepted : Accepted
         The rows.
     columns : pyarrow.Schema
-        The table's columns; those that the stream does not have do not matter.
+        The table's columns.  Columns that the stream does not have are ignored.
     is_near : callable
-        Returns whether a type of dates or times must be of years 1 to 9999.
+        Returns True for a type of dates or times whose values must be in the years 1 to 9999.
     """
     stream = accepted.schema()
     fields = [
@@ -154,13 +160,13 @@ def refuse_misfits(accepted: Accepted, columns: pa.Schema, is_near: _IsType) -> 
 
 
 def _holds(kind: pa.DataType, is_type: _IsType) -> bool:
-    """Whether ``is_type`` is true of a type or of a part of it, at any depth."""
+    """Return whether ``is_type`` is true for a type or one of its nested types."""
     parts = (kind.field(at).type for at in range(kind.num_fields))
     return is_type(kind) or any(_holds(part, is_type) for part in parts)
 
 
 def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field], is_near: _IsType) -> pa.StringArray:
-    """Return of each row what is wrong with it; null if nothing is."""
+    """Return the reason why each row is refused; null for a row that fits."""
 
     def is_far(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
         found = np.zeros(len(column), np.bool_)
@@ -196,16 +202,16 @@ def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field], is_near: _IsType)
     return why
 
 
-#: Says of values without parts which are wrong for a type.
+#: Returns which values of a column without nested types are wrong for a type.
 _IsWrong = Callable[[pa.Array, pa.DataType], npt.NDArray[np.bool_]]
 
 
 def _inside(
     column: pa.Array, kind: pa.DataType, is_wrong: _IsWrong | None
 ) -> npt.NDArray[np.bool_]:
-    """Return which values are wrong, or have parts that are; a cast passes over both.
+    """Return which values are wrong or contain wrong values, which a cast would not report.
 
-    Without ``is_wrong``, those are nulls in lists and maps that take none.
+    Without ``is_wrong``, the wrong values are nulls inside lists and maps that must not have any.
     """
     is_, have = pa.types, column.type
     found = np.zeros(len(column), np.bool_)
@@ -237,10 +243,9 @@ def _any_of_each(
 
 
 def _changed(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
-    """Return which numbers and times Arrow casts without an error into what is not equal to them.
+    """Return which numbers and times Arrow would cast, without an error, into a different value.
 
-    A float may be rounded to one of fewer bits, as any number that is written into it, and must not
-    become infinite.
+    A float may be rounded to fewer bits, but must not become infinite.
     """
     is_, have = pa.types, column.type
     tests = (is_.is_boolean, is_.is_integer, is_.is_floating, is_.is_decimal, is_.is_temporal)
@@ -260,7 +265,7 @@ def _changed(column: pa.Array, kind: pa.DataType) -> npt.NDArray[np.bool_]:
 
 
 def _unfit(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterator[int]:
-    """Yield the places, from one to another, of values that cannot be cast as they are."""
+    """Yield the positions from ``start`` to ``stop`` of the values for which Arrow's cast fails."""
     parts = [(start, stop)]
     while parts:
         start, stop = parts.pop()
@@ -277,7 +282,7 @@ def _unfit(column: pa.Array, kind: pa.DataType, start: int, stop: int) -> Iterat
 
 
 def _part(column: pa.Array, start: int, stop: int) -> pa.Array:
-    """Return some of the values, and of nested ones no others' parts, which a cast looks at."""
+    """Return a slice of a column without nested values outside of it, which a cast would read."""
     if column.type.num_fields:
         return column.take(pa.array(np.arange(start, stop)))
     return column.slice(start, stop - start)

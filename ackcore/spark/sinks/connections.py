@@ -14,10 +14,10 @@ T = TypeVar("T", bound=_Closes)
 
 
 class Connections(Generic[T]):
-    """A connection for each deployment and sink that a writer is used for; none of them travels.
+    """The open connections of one writer, by deployment and sink.
 
-    Pickled it is empty, so that a writer may go to workers or be copied.  For several threads, but
-    for one at a time with the same deployment and sink.
+    A pickled copy is empty, so that a writer can be sent to workers or copied.  Several threads may
+    use it, but only one at a time for the same deployment and sink.
     """
 
     def __init__(self) -> None:
@@ -28,28 +28,28 @@ class Connections(Generic[T]):
         return type(self), ()
 
     def __len__(self) -> int:
-        """The number of open connections."""
+        """Return the number of open connections."""
         return len(self._open)
 
     def get(self, sink: str, deployment: str) -> T | None:
-        """Return a sink's connection, if it has one."""
+        """Return a sink's open connection, or None."""
         with self._lock:
             return self._open.get((deployment, sink))
 
     def put(self, sink: str, deployment: str, connection: T) -> T:
-        """Keep a sink's connection, and return it."""
+        """Store a sink's open connection, and return it."""
         with self._lock:
             self._open[deployment, sink] = connection
         return connection
 
     def release(self, sink: str, deployment: str) -> None:
-        """Close a sink's connection, if it has one."""
+        """Close a sink's connection, if one is open."""
         with self._lock:
             found = self._open.pop((deployment, sink), None)
         if found is not None:
             found.close()
 
     def close(self) -> None:
-        """Close all."""
+        """Close all connections."""
         for deployment, sink in list(self._open):
             self.release(sink, deployment)

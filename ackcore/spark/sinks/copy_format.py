@@ -1,4 +1,4 @@
-"""Rows in the form that PostgreSQL's COPY reads: CSV, of which Arrow writes most by itself."""
+"""Conversion of rows to CSV for PostgreSQL's COPY; Arrow writes most types itself."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _OPTIONS = pyarrow.csv.WriteOptions(include_header=False)
 
 
 def refuse_unfit(what: str, schema: pa.Schema) -> None:
-    """Refuse columns of types that have no text for PostgreSQL.
+    """Refuse columns of types that cannot be written as text for PostgreSQL.
 
     Parameters
     ----------
     what : str
-        Begins the message.
+        The beginning of the message.
     schema : pyarrow.Schema
-        The rows'.
+        The schema of the rows.
 
     Raises
     ------
     TypeError
-        Naming the column.
+        If a column has such a type; the message names the column.
     """
     for field in schema:
         kind = field.type
@@ -59,9 +59,9 @@ def as_csv(batch: pa.RecordBatch, arrays: list[bool], first: int | None = None) 
     batch : pyarrow.RecordBatch
         The rows.
     arrays : list of bool
-        Of each column, whether a list in it becomes an array; JSON if not.
+        For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
     first : int, optional
-        The number of the first row; the rows' numbers are a last column then.
+        The number of the first row.  If given, the rows' numbers are added as a last column.
 
     Returns
     -------
@@ -79,12 +79,12 @@ def as_csv(batch: pa.RecordBatch, arrays: list[bool], first: int | None = None) 
 
 
 def _plain(column: pa.Array, as_array: bool) -> pa.Array:
-    """Return a column of a type that Arrow writes as PostgreSQL reads it."""
+    """Return a column in a type that Arrow's CSV writer writes in PostgreSQL's format."""
     kind, is_ = column.type, pa.types
     if is_.is_date64(kind):
         return far_as_texts(column.cast(pa.date32()), _far)
     if is_.is_timestamp(kind) and kind.tz is not None:
-        # What has an offset and goes into a column without one loses it there.
+        # In UTC: PostgreSQL drops the offset in a column without time zone.
         return far_as_texts(column.cast(pa.timestamp(kind.unit, "UTC")), _far)
     if is_.is_timestamp(kind) or is_.is_date(kind):
         return far_as_texts(column, _far)
@@ -98,11 +98,11 @@ def _plain(column: pa.Array, as_array: bool) -> pa.Array:
 
 
 def _far(number: int, kind: pa.DataType) -> str:
-    """Return a date or time of any year, as PostgreSQL reads it; it has no year 0."""
+    """Return the text of a date or time of any year in PostgreSQL's format, which has no year 0."""
     is_date = pa.types.is_date(kind)
     text = str(np.datetime64(number, "D" if is_date else kind.unit))
     found = _ISO.fullmatch(text)
-    if found is None:  # the lowest number is none to numpy, and not a year of PostgreSQL's
+    if found is None:  # numpy's NaT; PostgreSQL has no such year
         return text
     sign, year, rest = found.groups()
     zone = "" if is_date or kind.tz is None else "Z"
@@ -112,7 +112,7 @@ def _far(number: int, kind: pa.DataType) -> str:
 
 
 def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
-    # PostgreSQL is given bytes that are not UTF-8 as they are, and refuses the row.
+    # Bytes that are not UTF-8 are sent unchanged; PostgreSQL refuses the row.
     values = shown_values(column, errors="surrogateescape", far=_far)
     return text_of(
         [None if one is None else text(one).encode(errors="surrogateescape") for one in values]
@@ -120,7 +120,7 @@ def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
 
 
 def _array(kind: pa.DataType) -> Callable[[Any], str]:
-    """Return a function that makes the literal of an array."""
+    """Return a function that formats a list as a PostgreSQL array literal."""
     item = _array(kind.value_type) if _is_list(kind.value_type) else _item(kind.value_type)
     return lambda values: (
         f"{{{','.join('NULL' if value is None else item(value) for value in values)}}}"

@@ -1,4 +1,4 @@
-"""A sink that is a Delta table: each micro-batch once, in a commit with its number."""
+"""A sink that writes each micro-batch into a Delta table once, as one numbered commit."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _WAY_OUT = (
     "and has room; and that the table is where it was"
 )
 
-#: What deltalake says of rows, of which it has no kind of error; behind it come their values.
+#: Beginnings of deltalake's errors about rows, which have no class; values of rows follow.
 _REFUSAL = re.compile(
     r"Invalid data found: \d+ rows failed validation check|Cast error|Unsupported CAST from [^\n]+"
     r"|Error during planning|[Nn]on-nullable (?:field|StructArray|ListArray|column)"
 )
 
-#: Of storage_options, where a bucket is; and what else of them may be seen.
+#: Names of storage_options with the endpoint, and of others without secrets.
 _ENDPOINT = re.compile(r"(?i)((aws|azure|azure_storage)_)?endpoint(_url)?(_s3)?")
 _SHOWN = re.compile(r"(?i)(^|_)(region|bucket(_name)?|container_name|account_name)$")
 
-#: A field of a table with this is computed from others, where rows do not have it.
+#: Metadata of a field that Delta computes from others if rows do not have it.
 _COMPUTED = "delta.generationExpression"
 
-#: In place of a fingerprint: somebody says that what is there under the number is right.
+#: Set by a user in place of a fingerprint, to accept the rows written under this number.
 _AS_IT_IS = 0
 
 
@@ -124,9 +124,9 @@ class DeltaSink:
             raise ValueError("path must not be empty")
         self.keys = named_keys(keys)
         self._options = dict(storage_options or {})
-        #: As errors call it.
+        #: The table's name in errors.
         self._shown = f"table {bare(self.path)}"
-        #: Columns of the streams that it was checked for, by the sinks' names.
+        #: The schemas of the checked streams, by sink.
         self._schemas: dict[str, pa.Schema] = {}
         _deltalake()
 
@@ -172,12 +172,12 @@ class DeltaSink:
         SinkUnavailable
             If the table is gone or cannot be written.
         ValueError
-            If deltalake refuses the rows as a whole, for instance by a CHECK constraint; without
-            their values.
+            If deltalake refuses the rows as a whole, for instance because of a CHECK constraint.
+            The message does not contain values of rows.
         deltalake.exceptions.DeltaError
             If another writer has committed meanwhile.
         CheckpointForeign
-            If this micro-batch is in the table with other rows, or a later one is.
+            If the table already has this micro-batch with other rows, or a later one.
         CheckpointInUse
             If another driver has taken over.
         """
@@ -187,8 +187,8 @@ class DeltaSink:
     def _write(self, accepted: Accepted) -> None:
         number, application = accepted.batch_id, f"ackcore-{accepted.deployment}-{accepted.sink}"
         table, content = self._open(), accepted.content()
-        # A second one beside the number, since transactions are what a table keeps of its commits
-        # when their log is cleaned up.
+        # The fingerprint is a second transaction, because a table keeps transactions, but not the
+        # metadata of commits, when its log is cleaned up.
         of_content, told = f"{application}-content", _told(number, content)
         last = table.transaction_version(application)
         if last is not None and last >= number:
@@ -198,7 +198,7 @@ class DeltaSink:
             raise accepted.foreign(
                 f"Delta {self._shown}", last, self._way_out(application, number, last)
             )
-        # What another driver commits from here on under this name is a conflict with this commit.
+        # If another driver commits under this name after this line, this commit fails.
         check_fence()
         what = f"sink {accepted.sink!r}"
         columns = self._columns_for(what, table, accepted.schema())
@@ -224,9 +224,15 @@ class DeltaSink:
                 lake.write_deltalake(table, rows, mode="append", commit_properties=properties)
 
     def _columns_for(self, what: str, table: DeltaTable, stream: pa.Schema) -> pa.Schema:
-        """Return the columns that are written; raise ValueError if the stream lacks, or has, one.
+        """Return the columns to write.
 
-        Appended rows have all of the table's but those that it computes.
+        Appended rows have all columns of the table except those that Delta computes.
+
+        Raises
+        ------
+        ValueError
+            If the table lacks a column of the stream's, or the stream lacks a column that takes no
+            null.
         """
         columns = pa.schema(table.schema().to_arrow())
         with_columns(what, self._shown, stream.names, columns.names)
@@ -248,7 +254,7 @@ class DeltaSink:
     def _merge(
         self, table: DeltaTable, accepted: Accepted, columns: pa.Schema, properties: Any
     ) -> None:
-        # In the table's types: deltalake would cast no column into one with fewer nulls inside.
+        # Cast here, because deltalake does not cast to nested types with fewer nulls.
         schema = pa.schema([columns.field(name) for name in accepted.schema().names])
         rows = last_of_each_key(pa.Table.from_batches(_rows(accepted, schema), schema), self.keys)
         if not len(rows):
@@ -266,7 +272,7 @@ class DeltaSink:
 
     @contextlib.contextmanager
     def _without_values(self, accepted: Accepted) -> Iterator[None]:
-        """Raise ValueError for rows that deltalake refuses: its own errors show what is in them."""
+        """Raise ValueError if deltalake refuses rows: its own errors show the rows' values."""
         exceptions = _deltalake().exceptions
         try:
             yield
@@ -287,7 +293,7 @@ class DeltaSink:
 
     @contextlib.contextmanager
     def _named(self, sink: str) -> Iterator[None]:
-        """Raise with the sink's name what the table's storage, and no row, is at fault for."""
+        """Raise errors of the table's storage as `SinkUnavailable` with the sink's name."""
         exceptions = _deltalake().exceptions
         try:
             yield
@@ -296,24 +302,24 @@ class DeltaSink:
         except (OSError, exceptions.DeltaError) as error:
             text = f"{type(error).__name__}: {error}"
             said = redacted(text, self._secrets())
-            # No cause that shows what is redacted.
+            # A cause would show the redacted text.
             cause = error if said == text else None
             raise unavailable(sink, self._where(), said, _WAY_OUT) from cause
 
     def _where(self) -> str:
-        """Say which table it is, and at which server."""
+        """Return the table's name and its server for an error."""
         endpoints = [of for name, of in self._options.items() if _ENDPOINT.fullmatch(name)]
         return f"Delta {self._shown}" + "".join(f" at {bare(each)}" for each in endpoints[:1])
 
     def _secrets(self) -> list[str]:
-        """Return what no error may show: passwords, parameters, and options of other names."""
+        """Return the texts that errors must not show: logins, parameters, unlisted options."""
         seen = {name for name in self._options if _ENDPOINT.fullmatch(name) or _SHOWN.search(name)}
         hidden = [of for name, of in self._options.items() if name not in seen]
         addresses = [self.path, *(self._options[name] for name in seen)]
         return [*hidden, *chain.from_iterable(map(secrets_of, addresses))]
 
     def _way_out(self, application: str, number: int, last: int) -> str:
-        """Say how a number is taken back, or said to be right, by a commit without rows."""
+        """Return the advice to reset or accept a micro-batch's number by an empty commit."""
         return (
             f"restore the table to the version before micro-batch {number} (RESTORE TABLE); or "
             f"have micro-batches from {number} to {last} written again, whatever of them is in the "
@@ -331,22 +337,22 @@ class DeltaSink:
 
 
 def _told(number: int, content: str) -> int:
-    """Return a fingerprint of a number and its rows.
+    """Return a fingerprint of a micro-batch's number and rows.
 
-    Without the number, one that somebody else has set under our name, as Delta's own writers can,
-    would be taken for ours wherever its rows are those of the micro-batch before it.
+    The number is included because other Delta writers may set a transaction under ackcore's name.
+    Otherwise such a number would be accepted if its rows equal those of the micro-batch before.
     """
     digest = blake2b(f"{number} {content}".encode(), digest_size=8, person=b"ackcore.delta")
     return (int.from_bytes(digest.digest(), "big") >> 1) or 1
 
 
 def _quoted(column: str, of: str = "") -> str:
-    """Return a column as an expression has it."""
+    """Return a column's name, quoted for a Delta expression."""
     return f"{of}`{column.replace('`', '``')}`"
 
 
 def _rows(accepted: Accepted, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in a table's columns; what the stream does not have is null."""
+    """Yield the rows with the table's columns; columns that the stream lacks are null."""
     for file in accepted.files:
         for batch in read_accepted(file, accepted.nonacked):
             arrays = [

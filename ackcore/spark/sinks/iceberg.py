@@ -1,4 +1,4 @@
-"""A sink that is an Iceberg table: each micro-batch once, in a commit with its number."""
+"""A sink that writes each micro-batch into an Iceberg table once, as one numbered commit."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _WAY_OUT = (
     "See that the catalog and the table's storage can be reached from the driver, that the table "
     "is there, and that this user may write it"
 )
-#: Of a catalog's properties, those without secrets.
+#: The properties of a catalog that have no secrets.
 _SHOWN = {"type", "uri", "warehouse", "py-io-impl", "py-catalog-impl"}
 
-#: In place of a fingerprint: somebody says that what is there under the number is right.
+#: Set by a user in place of a fingerprint, to accept the rows written under this number.
 _AS_IT_IS = "as-it-is"
 
 
@@ -153,11 +153,11 @@ class IcebergSink:
         SinkRejects
             If rows have nulls in required columns. Nothing is written then.
         SinkUnavailable
-            If the catalog is away, or the table is gone.
+            If the catalog cannot be reached, or the table is gone.
         pyiceberg.exceptions.CommitFailedException
             If another writer has committed meanwhile.
         CheckpointForeign
-            If this micro-batch is in the table with other rows, or a later one is.
+            If the table already has this micro-batch with other rows, or a later one.
         CheckpointInUse
             If another driver has taken over.
         """
@@ -179,8 +179,8 @@ class IcebergSink:
                 f"the table: remove its property {mark!r}. If just this one is to count as "
                 f"written, with whatever rows, set it to '{number} {_AS_IT_IS}'",
             )
-        # pyiceberg would repeat a commit that another has overtaken, without a new look at the
-        # property: of two drivers each would add the rows. In memory only; nothing is set there.
+        # pyiceberg would repeat a commit after a conflict without a new look at the property, and
+        # two drivers would both add the rows. This is set in memory only, not in the table.
         table.metadata.properties["commit.retry.num-retries"] = "0"
         check_fence()
         required = {field.name for field in table.schema().fields if field.required}
@@ -195,14 +195,14 @@ class IcebergSink:
         }
         with table.transaction() as transaction:
             self._stage(transaction, rows, about)
-            # Not only in the snapshot, which expires.
+            # Also as a property of the table, because snapshots expire.
             transaction.set_properties({mark: f"{number} {content}"})
             failpoint("in-transaction", number)
 
     def _stage(self, transaction: Any, rows: pa.Table, about: dict[str, str]) -> None:
         if self.keys:
             rows = last_of_each_key(rows, self.keys)
-            # A key that is null equals none, of which pyiceberg takes one a merge.
+            # A null key equals no other, but pyiceberg merges one row at most with a null key.
             without = functools.reduce(pc.or_, [pc.is_null(rows[key]) for key in self.keys])
             some, loose = rows.filter(pc.invert(without)), rows.filter(without)
             if len(some):
@@ -214,7 +214,7 @@ class IcebergSink:
 
     @contextlib.contextmanager
     def _opened(self, sink: str) -> Iterator[Table]:
-        """Open the table, and raise with the sink's name what the catalog is at fault for."""
+        """Open the table; raise errors of the catalog as `SinkUnavailable` with the sink's name."""
         is_open = False
         try:
             catalog = _catalogs().load_catalog(self._name, **self._properties)
@@ -230,7 +230,7 @@ class IcebergSink:
             where = f"Iceberg table {self.table} of catalog {self._where()}"
             text = f"{type(error).__name__}: {error}"
             said = redacted(text, self._secrets())
-            # No cause that shows what is redacted.
+            # A cause would show the redacted text.
             cause = error if said == text else None
             raise unavailable(sink, where, said, _WAY_OUT) from cause
 
@@ -239,13 +239,13 @@ class IcebergSink:
         return f"{self._name!r}" + (f" at {bare(uri)}" if uri else "")
 
     def _secrets(self) -> list[str]:
-        """Return what no error may show: logins, parameters, and properties of any other name."""
+        """Return the texts that errors must not show: logins, parameters, unlisted properties."""
         hidden = [of for name, of in self._properties.items() if name not in _SHOWN]
         return [*hidden, *secrets_of(self._properties.get("uri", ""))]
 
 
 def _is_of_catalog(error: Exception) -> bool:
-    """Whether the catalog or the storage is at fault for what a commit raised."""
+    """Return whether the catalog or the storage caused the error of a commit."""
     from pyiceberg.exceptions import (  # noqa: PLC0415
         NoSuchNamespaceError,
         NoSuchTableError,
@@ -254,17 +254,17 @@ def _is_of_catalog(error: Exception) -> bool:
     )
 
     kinds = (RESTError, NoSuchTableError, NoSuchNamespaceError, WaitingForLockException, OSError)
-    # Of a catalog in a database, whose library may not be there.
+    # For a catalog in a database; sqlalchemy may not be installed.
     return isinstance(error, kinds) or type(error).__module__.startswith("sqlalchemy.")
 
 
 def _is_date_or_time(kind: pa.DataType) -> bool:
-    """Whether pyiceberg makes Python values of a column's bounds."""
+    """Return whether pyiceberg converts a column's bounds to Python dates or times."""
     return bool(pa.types.is_date32(kind) or pa.types.is_timestamp(kind))
 
 
 def _requiring(schema: pa.Schema, names: Container[str]) -> pa.Schema:
-    """Return a schema in which some columns have no nulls, as pyiceberg wants to see it."""
+    """Return the schema with the named columns marked as required, as pyiceberg expects."""
     return pa.schema([field.with_nullable(field.name not in names) for field in schema])
 
 

@@ -1,22 +1,23 @@
-"""Sinks: what takes the rows of ACKED roots out of a micro-batch, each row once.
+"""The interface of sinks, which write the rows of ACKED roots of each micro-batch.
 
-A sink is a function of (DataFrame, batch id), or an object whose method ``write`` is one.  It may
-be called again with the same batch id and the same rows, after a crash or when it raised, and must
-then replace what it wrote before: `to_parquet` does so with a directory for each micro-batch.  It
-is not called for a micro-batch in which nothing was emitted to it; if all of that hangs from
-records that are not ACKED, it is given no rows.
+A sink is a function of (DataFrame, batch id), or an object with such a method ``write``.  After a
+crash or an error ackcore calls it again with the same batch id and the same rows.  The sink must
+then replace its earlier output: `to_parquet` writes one directory per micro-batch for this.
+ackcore does not call the sink for a micro-batch in which nothing was emitted to it.  If all
+emitted rows belong to records that are not ACKED, the sink gets a DataFrame without rows.
 
-The rows are in files that the run of the micro-batch left in the checkpoint's work directory, so
-no bolt runs for a sink.  A writer that has a method ``write_accepted`` is handed those files, as
-`Accepted`, and no DataFrame: `to_parquet` and `to_kafka` read them where they lie, past the JVM.
+The run of the micro-batch leaves the rows in files in the checkpoint's work directory, so no bolt
+runs for a sink.  If a writer has a method ``write_accepted``, ackcore calls that method with the
+files, as an `Accepted`, and makes no DataFrame.  `to_parquet` and `to_kafka` read the files
+directly, without the JVM.
 
-A sink that cannot take some of the rows returns or raises `SinkRejects`, which names them: their
-records go to the dead letters, and the query goes on.
+If a sink cannot take some rows, it returns or raises `SinkRejects` with their places.  Their
+records become dead letters, and the query continues.
 
-Before anything runs its method ``check(sink, schema, case_sensitive)`` is called if it has one, and
-of any writer ``claim(sink, deployment, checkpoint)``; both may refuse by raising.  When the query
-or `run_batch` has ended, its method ``release(sink, deployment)`` is called if it has one.
-One whose attribute ``needs_jvm`` is true is refused on Spark Connect.
+Before anything runs, ackcore calls the writer's methods ``check(sink, schema, case_sensitive)`` and
+``claim(sink, deployment, checkpoint)``, if they exist; both may raise to refuse.  After the query
+or `run_batch` has ended, ackcore calls ``release(sink, deployment)``, if it exists.
+On Spark Connect, a writer whose attribute ``needs_jvm`` is true is refused.
 """
 
 from __future__ import annotations
@@ -53,21 +54,22 @@ _NO_PLACES: Int64s = np.empty(0, np.int64)
 
 
 class AcceptedFile(NamedTuple):
-    """A file with rows for a sink, to be read by `read_accepted`.
+    """A file with rows for a sink; read it with `read_accepted`.
 
     Attributes
     ----------
     path : str
-        An Arrow IPC stream file, that driver and executors can read; a URL if it is in a bucket.
+        The path of an Arrow IPC stream file that driver and executors can read; a URL in a bucket.
     rows : int or None
-        In the file, those included that do not count; None if it was not recorded.
+        The number of rows in the file, including rows that the sink does not get.  None if it was
+        not recorded.
     refused : numpy.ndarray of int64, optional
-        Rows that the sink has refused, by their places in the file; sorted.
+        The places in the file of rows that the sink has refused; sorted.
     within : tuple of int, optional
-        The first place that counts, and the one behind the last, if not all do: of a part of a
-        batch.
+        The first place to read and the end (exclusive), if only a part of the file is to be read.
     nbytes : int, optional
-        In the file; None if it was not recorded, of a file on a file system then.
+        The size of the file in bytes.  None if it was not recorded; the file is then on a file
+        system.
     """
 
     path: str
@@ -77,11 +79,11 @@ class AcceptedFile(NamedTuple):
     nbytes: int | None = None
 
     def of_rows(self) -> RowFile:
-        """Return it with what is on record of it."""
+        """Return the path with the recorded numbers of rows and bytes."""
         return RowFile(self.path, self.rows, self.nbytes)
 
     def size(self) -> int:
-        """Return how many bytes it has."""
+        """Return the size of the file in bytes."""
         return os.path.getsize(self.path) if self.nbytes is None else self.nbytes
 
 
@@ -92,23 +94,23 @@ class Accepted:
     Parameters
     ----------
     spark : SparkSession
-        Where the query runs.
+        The session of the query.
     sink : str
         The sink's name in its topology.
     deployment : str
-        What tells this checkpoint from all others.
+        The unique identifier of the checkpoint.
     checkpoint : str
-        Where it is, for errors.
+        The checkpoint's location, for errors.
     batch_id : int
-        The micro-batch.
+        The number of the micro-batch.
     files : tuple of AcceptedFile
-        Where the rows are, among others: those that hang from `nonacked` roots, and such as the
-        sink has refused.  To be read by `read_accepted` or `read_with_places`.
+        The files with the rows.  They also have rows of `nonacked` roots and rows that the sink has
+        refused; `read_accepted` and `read_with_places` leave those out.
     nonacked : numpy.ndarray of int64
-        Roots whose rows do not count; sorted.
+        The roots whose rows are left out; sorted.
     age_ms : int or None, default None
-        How long ago the micro-batch was planned, if its rows may have been handed over before the
-        driver was started; None if they cannot have been.
+        The time in milliseconds since the micro-batch was planned, if an earlier driver may have
+        passed its rows to the sink.  None if that is impossible.
     """
 
     spark: SparkSession
@@ -122,7 +124,7 @@ class Accepted:
 
     @property
     def rows(self) -> int:
-        """Rows in the files."""
+        """The number of rows in the files, including rows that the sink does not get."""
         return sum(file.rows or 0 for file in self.files)
 
     def schema(self) -> pa.Schema:
@@ -132,7 +134,7 @@ class Accepted:
         return pa.schema(list(read_schema(file.of_rows()))[:-1])
 
     def fingerprint(self) -> str:
-        """Return 16 hex digits that tell these rows from others, as the files' names do."""
+        """Return 16 hex digits that identify these rows, from file names and left-out rows."""
         files = [
             [
                 os.path.basename(file.path),
@@ -146,21 +148,21 @@ class Accepted:
         return _digest(said)
 
     def content(self) -> str:
-        """Return `fingerprint` of the rows, whether or not some of them are known as refused."""
+        """Return the `fingerprint` as it is before any row is recorded as refused."""
         plain = tuple(file._replace(refused=_NO_PLACES) for file in self.files)
         return replace(self, files=plain).fingerprint()
 
     def foreign(self, where: str, last: int, way_out: str) -> CheckpointForeign:
-        """The error for a number that a sink's target has already, with other rows or a later one.
+        """Return the error for a target that has this micro-batch with other rows, or a later one.
 
         Parameters
         ----------
         where : str
             The target: ``table orders``.
         last : int
-            The number that it has, this micro-batch's or a later one.
+            The number of the last micro-batch in the target.
         way_out : str
-            How the micro-batches from this one to ``last`` are written again.
+            The instructions to write the micro-batches from this one to ``last`` again.
         """
         return CheckpointForeign(
             f"{where} has micro-batch {last} of sink {self.sink!r}, and {self.batch_id} comes only "
@@ -170,17 +172,17 @@ class Accepted:
         )
 
     def verify(self) -> None:
-        """Raise `RowFileDamaged` if a file is not as its run left it."""
+        """Raise `RowFileDamaged` if a file has changed since its run wrote it."""
         for file in self.files:
             read_rows(file.of_rows())
 
     def frame(self, numbers: str | None = None) -> DataFrame:
-        """Return the rows as a DataFrame, a partition for each file.
+        """Return the rows as a DataFrame with one partition per file.
 
         Parameters
         ----------
         numbers : str, optional
-            One more column, of `row_numbers`.
+            The name of an additional column with the `row_numbers`.
         """
         schema, files, nonacked = self.schema(), self.files, self.nonacked
         if numbers is not None:
@@ -205,46 +207,46 @@ def _digest(said: bytes) -> str:
     return blake2b(said, digest_size=8, person=b"ackcore.accepted").hexdigest()
 
 
-#: Objects that the driver reads beside each other.
+#: The number of objects that the driver reads in parallel.
 _READ_AT_ONCE = 16
-#: Bits of a row's number that are its place in its file.
+#: The number of low bits of a row's number that hold its place in its file.
 _PLACE_BITS = 40
 _NO_END = 1 << _PLACE_BITS
 
 
 def row_numbers(file: int, places: Int64s) -> Int64s:
-    """Return numbers that rise in the order of rows: of a file's number and of places in it."""
+    """Return row numbers in the order of the rows, made of the file's number and their places."""
     return (np.int64(file) << _PLACE_BITS) | places
 
 
 def places_of(numbers: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the files' numbers and the places of rows, given by their `row_numbers`."""
+    """Return the file numbers and the places in the files for some `row_numbers`."""
     return numbers >> _PLACE_BITS, numbers & ((1 << _PLACE_BITS) - 1)
 
 
 def read_accepted(file: AcceptedFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file that count, in the stream's columns.
+    """Yield the rows of a file for the sink, in the stream's columns.
 
     Parameters
     ----------
     file : AcceptedFile
         One of `Accepted.files`.
     nonacked : numpy.ndarray of int64
-        `Accepted.nonacked`: roots whose rows do not count; sorted.
+        `Accepted.nonacked`, the roots whose rows are left out; sorted.
 
     Raises
     ------
     RowFileDamaged
-        Before the first row, if the file is not as its run left it.
+        Before the first row, if the file has changed since its run wrote it.
     """
     for rows, _ in read_with_places(file, nonacked):
         yield rows
 
 
 def read_all(files: Sequence[AcceptedFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of few files that count, in order; raises as `read_accepted` does.
+    """Yield the rows of a few files for the sink, in order; raises as `read_accepted` does.
 
-    Those in a bucket are read beside each other, and are in memory as a whole.
+    Files in a bucket are read in parallel, each as a whole into memory.
     """
     if len(files) < 2 or not is_bucket(files[0].path):
         for file in files:
@@ -258,7 +260,7 @@ def read_all(files: Sequence[AcceptedFile], nonacked: Int64s) -> Iterator[pa.Rec
 def read_with_places(
     file: AcceptedFile, nonacked: Int64s
 ) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-    """Yield what `read_accepted` does, and with each batch the places of its rows in the file.
+    """Yield the batches of `read_accepted`, each with the places of its rows in the file.
 
     `SinkRejects.at` names a row by its file's number in `Accepted.files` and its place there.
     """
@@ -269,7 +271,7 @@ def read_with_places(
 def read_with_roots(
     file: AcceptedFile, nonacked: Int64s
 ) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-    """Yield what `read_with_places` does, with one more column: the root, or roots, of each row."""
+    """Yield the batches of `read_with_places` with one more column: each row's root or roots."""
     start, stop = (0, _NO_END) if file.within is None else file.within
     if start >= stop:
         return
@@ -304,13 +306,13 @@ def check_sink(
     Parameters
     ----------
     name : str
-        The sink's, for errors.
+        The sink's name, for errors.
     writer : object
-        As `TopologyBuilder.sink` took it.
+        The writer that was passed to `TopologyBuilder.sink`.
     schema : pyarrow.Schema or None
-        The stream's, or None if it is not known.
+        The stream's schema, or None if it is not known.
     case_sensitive : bool, default False
-        Whether the session tells columns apart that differ in case only.
+        Whether the session distinguishes columns whose names differ only in case.
 
     Raises
     ------
@@ -329,7 +331,7 @@ def check_sink(
     try:
         signature = inspect.signature(write)
     except (TypeError, ValueError):
-        signature = None  # of a builtin
+        signature = None  # a builtin
     if signature is not None:
         try:
             signature.bind(None, 0)
@@ -346,13 +348,13 @@ def check_sink(
 
 
 def claim_sink(name: str, writer: Any, deployment: str, checkpoint: str) -> None:
-    """Have a writer that keeps to itself, as a directory of files does, say so before all runs."""
+    """Call the writer's ``claim``, if it has one: it reserves the target before any run."""
     if hasattr(writer, "claim"):
         writer.claim(name, deployment, checkpoint)
 
 
 def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
-    """Have writers let go of what they keep open between micro-batches; a failure is logged."""
+    """Call ``release`` of each writer that has it; a failure is logged."""
     for name, writer in writers.items():
         if hasattr(writer, "release"):
             error = raised_by(partial(writer.release, name, deployment))
@@ -361,11 +363,11 @@ def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
 
 
 def write_sink(writer: Any, accepted: Accepted) -> SinkRejects | None:
-    """Give a writer the rows of a micro-batch; return what it refuses, raise whatever it raises."""
+    """Pass the rows of a micro-batch to a writer; return the rows that it refuses, if any."""
     if hasattr(writer, "write_accepted"):
         answer = writer.write_accepted(accepted)
     else:
         write: Callable[[DataFrame, int], object] = getattr(writer, "write", writer)
         answer = write(accepted.frame(), accepted.batch_id)
-    # Whatever else a function returns is of its own business, and was so before.
+    # Any other result of a sink is ignored.
     return answer if isinstance(answer, SinkRejects) else None

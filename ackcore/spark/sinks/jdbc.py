@@ -1,4 +1,4 @@
-"""A sink that is a table of any JDBC database: each micro-batch once, in one transaction."""
+"""A sink that writes each micro-batch into a table of a JDBC database, in one transaction."""
 
 from __future__ import annotations
 
@@ -50,33 +50,34 @@ def to_jdbc(
 ) -> JdbcSink:
     """Return a sink that writes the rows of ACKED records into a table of any JDBC database.
 
-    Tasks fill a staging table by Spark's JDBC writer; one transaction of the driver's moves its
-    rows on, with the micro-batch's number in a small table beside: one that is repeated finds it
-    there and writes nothing.  Into PostgreSQL, `to_postgres` is faster.  Spark must have the
-    database's driver: by ``spark.jars``, for one, and then with its class as the property
-    ``driver``.
+    Tasks fill a staging table through Spark's JDBC writer.  The driver then moves the staged rows
+    into `table` in one transaction, which also writes the micro-batch's number into the table
+    `marker`.  A repeated micro-batch finds its number there and writes nothing.  For PostgreSQL,
+    `to_postgres` is faster.  Spark must have the database's JDBC driver, for instance through
+    ``spark.jars`` with the driver's class as the property ``driver``.
 
     Parameters
     ----------
     url : str
-        ``jdbc:mysql://db/shop``.
+        The JDBC URL: ``jdbc:mysql://db/shop``.
     table : str
-        As SQL has it, ``orders`` or ``shop.orders``.  It must have a column for each of the
-        stream's, of the same name; what else it has gets its default.
+        The table's name in SQL, ``orders`` or ``shop.orders``.  It must have a column of the same
+        name for each column of the stream; its other columns get their defaults.
     keys : str or sequence of str, optional
-        Columns with a unique index: a row whose keys are there replaces the stream's columns of
-        that row, and of several in one micro-batch the last is kept.  A key that is null equals
-        none.  All rows are appended if not given.
+        Columns with a unique index.  A row with existing keys replaces the stream's columns of that
+        row; the last of several such rows in a micro-batch is kept.  A null key equals no other.
+        Without keys all rows are appended.
     properties : mapping of str, optional
-        The driver's, such as ``user`` and ``password``, and Spark's own, such as ``driver``,
-        ``batchsize``, ``numPartitions`` and ``queryTimeout``.  Neither they nor what `url` has
-        beside the database's place appear in plans, checkpoints or errors.
+        Properties of the JDBC driver, such as ``user`` and ``password``, and of Spark, such as
+        ``driver``, ``batchsize``, ``numPartitions`` and ``queryTimeout``.  Plans, checkpoints and
+        errors show neither the properties nor the parameters of `url`.
     marker : str, default "ackcore_jdbc_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
-        it names another.  Created if it is not there.
+        it names another schema.  The sink creates it if it does not exist.
     max_refused : int, default 10_000
-        Rows of a micro-batch that may be refused: they are looked for within its transaction.  One
-        more ends the query (`TooManyRefused`), and nothing of the micro-batch is written.
+        The maximum number of refused rows per micro-batch, which are searched within the
+        transaction. One more ends the query (`TooManyRefused`), and nothing of the micro-batch is
+        written.
 
     Returns
     -------
@@ -87,13 +88,13 @@ def to_jdbc(
     TypeError
         If an argument is of another type.
     ValueError
-        If it is empty, or no name of a table.
+        If an argument is empty, or is not the name of a table.
 
     Notes
     -----
     A row that violates a constraint, or has a value that does not fit its column, is refused: its
-    record goes to the dead letters with the database's error, the others are written.  The user
-    must be able to create and drop tables in the schema of `table`.
+    record becomes a dead letter with the database's error, and the other rows are written.  The
+    user must be able to create and drop tables in the schema of `table`.
     """
     return JdbcSink(
         url, table, keys=keys, properties=properties, marker=marker, max_refused=max_refused
@@ -103,7 +104,7 @@ def to_jdbc(
 class JdbcSink:
     """The sink that `to_jdbc` returns."""
 
-    #: Spark Connect has none to go through.
+    #: `JdbcConnection` uses Spark's JVM, which Spark Connect does not offer.
     needs_jvm = True
 
     def __init__(
@@ -143,13 +144,13 @@ class JdbcSink:
         Raises
         ------
         SinkUnavailable
-            If the database cannot be asked.
+            If the database cannot be reached.
         """
         what = f"sink {name!r}"
         check_keys(what, self.keys, schema)
         spark_schema(what, schema)
         if active_context() is None:
-            return  # there is none to ask by, and nothing is run
+            return  # without a JVM there is no connection, and nothing runs
         with self._named(name), JdbcConnection(self._server, self.table) as connection:
             columns = self._columns(connection, what)
             find_columns(what, self.table, schema.names, list(columns))
@@ -170,14 +171,14 @@ class JdbcSink:
             ) from error
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Make the table of micro-batches and the sink's row in it, if they are not there.
+        """Create the table of micro-batches and the sink's row in it, if they do not exist.
 
         Raises
         ------
         SinkUnavailable
             If the database cannot be reached.
         ValueError
-            If the table cannot be made; the message says what to run.
+            If the table cannot be created; the message has the statement to run.
         """
         of = (deployment, sink[:128], self.table[:128])
         marker = self._names.marker
@@ -199,7 +200,7 @@ class JdbcSink:
                     connection.commit()
                 except JdbcError:
                     connection.rollback()
-                    if connection.row(find, *of) is None:  # no other one came at the same time
+                    if connection.row(find, *of) is None:  # not inserted by another driver
                         raise
 
     def _make_marker(self, connection: JdbcConnection, what: str) -> None:
@@ -210,7 +211,7 @@ class JdbcSink:
         except JdbcError as error:
             connection.rollback()
             try:
-                connection.columns(self._names.marker)  # another one came at the same time
+                connection.columns(self._names.marker)  # another driver created it
             except JdbcError:
                 raise ValueError(
                     f"{what}: the table of micro-batches, {self._names.marker}, cannot be read or "
@@ -220,19 +221,20 @@ class JdbcSink:
             connection.rollback()
 
     def write_accepted(self, accepted: Accepted) -> None:
-        """Write the rows of a micro-batch, from the files that its run left.
+        """Write the rows of a micro-batch from the files of its run.
 
         Raises
         ------
         SinkRejects
             If rows violate a constraint; nothing is written then.
         SinkUnavailable, JdbcError
-            If the database fails, the table is gone or lacks a column; nothing is written then, or
-            if the connection was lost while it was committed, perhaps all: the next call finds out.
+            If the database fails, or the table is gone or lacks a column.  Nothing is written then,
+            except that all rows may be written if the connection was lost during the commit: the
+            next call checks.
         TooManyRefused
-            If that are more than `max_refused` rows; nothing is written then.
+            If more than `max_refused` rows violate a constraint; nothing is written then.
         CheckpointForeign
-            If this micro-batch was written with other rows, or a later one was.
+            If this micro-batch was written with other rows, or a later one was written.
         CheckpointInUse
             If another driver has taken over.
         """
@@ -244,7 +246,7 @@ class JdbcSink:
 
     @contextlib.contextmanager
     def _named(self, sink: str) -> Iterator[None]:
-        """Raise with the sink's name what a database, and no row, is at fault for."""
+        """Raise errors that no row has caused as `SinkUnavailable` with the sink's name."""
         try:
             yield
         except JdbcError as raised:

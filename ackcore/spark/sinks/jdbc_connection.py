@@ -1,4 +1,4 @@
-"""A connection to a database through Spark's JVM, and errors that hold no secret."""
+"""A connection to a database through Spark's JVM, and its errors without secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ackcore.spark.sinks.postgres_table import shown_message
 T = TypeVar("T")
 
 _REDACTED = "[redacted]"
-#: Settings of Spark's, which hold no secret, and users' names.
+#: Properties that errors may show: Spark's settings and the user's name.
 _SHOWN = {
     "batchsize",
     "connectionprovider",
@@ -28,29 +28,29 @@ _SHOWN = {
     "querytimeout",
     "user",
 }
-#: Of a URL, what stands before a host or a login.
+#: The part of a URL before the host or the login.
 _START = re.compile(r"jdbc:[\w+]+:(?:thin:|oci:)?(?://)?")
-#: Of SQLSTATE: values that do not fit, integrity constraints, a view's check.
+#: Classes of SQLSTATE: values that do not fit, integrity constraints, a view's check.
 REFUSALS = ("22", "23", "44")
 _NOT_NULL = "23502"
 _LONGEST = 500
-#: Where PostgreSQL's driver quotes a statement with its values.
+#: The text in which PostgreSQL's JDBC driver quotes a statement with its values.
 _STATEMENT = re.compile(r"Batch entry \d+ .*", re.DOTALL)
-#: Causes of an error of Spark's, one of which is the database's.
+#: The maximum number of causes of a Spark error among which the database's error is searched.
 _CAUSES = 16
 _SHORTEST = 3
 _READ_COMMITTED = 2
 
 
 class JdbcError(RuntimeError):
-    """An error of the database, its driver, or Spark's job that filled the staging table.
+    """An error of the database, of its JDBC driver, or of the job that fills the staging table.
 
     Attributes
     ----------
     sqlstate : str
-        The class of the error and what it is, as SQL has it; "" if it is not known.
+        The SQLSTATE code of the error; "" if it is not known.
     connecting : bool
-        Whether there was no connection yet.
+        Whether the connection failed to open.
     shown : str
         The message without values of rows.
     """
@@ -67,21 +67,21 @@ class JdbcError(RuntimeError):
         self.shown = message if shown is None else shown
 
     def without_values(self) -> JdbcError:
-        """Return what may be shown of it, where no dead letter has the row."""
+        """Return the error without values of rows, for use outside dead letters."""
         error = JdbcError(self.shown, self.sqlstate)
         error.connecting = self.connecting
         return error
 
 
 class Server:
-    """The URL of a database and the connection properties; no error shows either.
+    """The URL of a database and the connection properties; errors do not show their secrets.
 
     Parameters
     ----------
     url : str
-        As its JDBC driver takes it.
+        The JDBC URL.
     properties : mapping of str
-        The driver's, and Spark's own, such as ``driver`` and ``batchsize``.
+        Properties of the JDBC driver, and of Spark, such as ``driver`` and ``batchsize``.
     """
 
     def __init__(self, url: str, properties: Mapping[str, str]) -> None:
@@ -107,7 +107,8 @@ class Server:
         start = _START.match(self.url)
         login = self.url[start.end() if start else 0 :].rpartition("@")[0]
         secrets.add(re.split("[:/]", login, maxsplit=1)[-1])
-        # The longest first: a short one may be part of it.  Letters are cut out of no word.
+        # The longest first, because a short one may be part of it.  Very short ones are kept, since
+        # they would also be cut out of words.
         for secret in sorted(secrets - {"true", "false"}, key=len, reverse=True):
             if len(secret) < _SHORTEST:
                 continue
@@ -115,7 +116,13 @@ class Server:
         return text
 
     def told(self, call: Callable[[], T]) -> T:
-        """Call, and raise what Java raises as `JdbcError`, without secrets."""
+        """Call a function and return its result; raise Java's errors without secrets.
+
+        Raises
+        ------
+        JdbcError
+            If Java or Spark raises.
+        """
         try:
             return call()
         except (Py4JJavaError, PySparkException) as error:
@@ -123,15 +130,15 @@ class Server:
             state, text = "", one_line(error)
             if java is not None:
                 state, text = java.getSQLState(), java.getMessage() or text
-            # A null has no value to be quoted.
+            # The error for a null quotes no value.
             hidden = state.startswith(REFUSALS) and state != _NOT_NULL
             shown = f"SQLSTATE {state}" if hidden else text
-            # PostgreSQL's driver has the message by itself.
+            # PostgreSQL's JDBC driver has the message apart from the values.
             with contextlib.suppress(Exception):
                 about = java.getServerErrorMessage()
                 shown = shown_message(state, about.getMessage(), about.getWhere())
             text, shown = self._said(text), self._said(_STATEMENT.sub("a batch is refused", shown))
-        # Outside of the handler: Java's own error, with its secrets, must not be its context.
+        # Raised outside of the handler: the context would be Java's error with its secrets.
         raise JdbcError(text, state, shown)
 
     def _said(self, text: str) -> str:
@@ -139,13 +146,13 @@ class Server:
 
 
 def _of_database(error: BaseException) -> Any:
-    """Return what of Java's error, or its causes, the database has said; None if nothing."""
+    """Return the SQL exception among a Java error and its causes, or None."""
     java: Any = error.java_exception if isinstance(error, Py4JJavaError) else None
     found = None
     for _ in range(_CAUSES):
         if java is None:
             break
-        # Not all of Java's errors are SQL's.
+        # Not all Java errors are SQL exceptions.
         with contextlib.suppress(Exception):
             if java.getSQLState():
                 found = java
@@ -156,14 +163,14 @@ def _of_database(error: BaseException) -> Any:
 
 
 class JdbcConnection:
-    """One connection, in the driver; in transactions unless told otherwise.
+    """A connection of the driver process to a database; statements run in transactions.
 
     Parameters
     ----------
     server : Server
-        Where to.
+        The database.
     table : str
-        Spark wants one for its options.
+        The table's name, which Spark's JDBC options require.
     """
 
     def __init__(self, server: Server, table: str) -> None:
@@ -189,7 +196,7 @@ class JdbcConnection:
         return dialect.createConnectionFactory(self._options(table)).apply(-1), dialect
 
     def _begin(self) -> bool:
-        """Set up transactions; return whether there are savepoints."""
+        """Set up transactions; return whether the database has savepoints."""
         about = self._connection.getMetaData()
         if not about.supportsTransactions():
             raise ValueError(f"{self.server.shown()} has no transactions, which to_jdbc() needs")
@@ -205,7 +212,7 @@ class JdbcConnection:
         self.close()
 
     def close(self) -> None:
-        """Disconnect; what is not committed is undone."""
+        """Roll back uncommitted changes and disconnect."""
         with contextlib.suppress(Py4JJavaError):
             # Some drivers commit, and some refuse to close within a transaction.
             self._connection.rollback()
@@ -222,11 +229,11 @@ class JdbcConnection:
         return jdbc.JdbcOptionsInWrite(self.server.url, table, scala)
 
     def quoted(self, name: str) -> str:
-        """Return a name as this database takes it for what it is."""
+        """Return a name, quoted for this database."""
         return str(self._dialect.quoteIdentifier(name))
 
     def type_of(self, kind: DataType) -> str | None:
-        """Return what this database calls a type of Spark's, None if it has none."""
+        """Return this database's type for a Spark type, or None if it has none."""
         of = self._jvm.org.apache.spark.sql.types.DataType.fromJson(kind.json())
         utils = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils
         for found in (self._dialect.getJDBCType(of), utils.getCommonJDBCType(of)):
@@ -241,7 +248,13 @@ class JdbcConnection:
         return found
 
     def columns(self, table: str) -> dict[str, bool]:
-        """Return a table's columns, and of each whether it takes no null; `JdbcError` if none."""
+        """Return a table's columns; the value is True for a column that takes no null.
+
+        Raises
+        ------
+        JdbcError
+            If the table cannot be read.
+        """
 
         def read(statement: Any) -> dict[str, bool]:
             about = statement.executeQuery().getMetaData()
@@ -253,18 +266,18 @@ class JdbcConnection:
         return self._run(f"SELECT * FROM {table} WHERE 1 = 0", (), read)
 
     def fill(self, table: str, rows: DataFrame) -> None:
-        """Have Spark's writer insert rows, whose columns are the table's; tasks commit."""
+        """Insert rows through Spark's JDBC writer; each task commits by itself."""
         utils = self._jvm.org.apache.spark.sql.execution.datasources.jdbc.JdbcUtils
         none = self._jvm.scala.Option.empty()
         # Not by DataFrame.write: a plan would hold the options.
         self.server.told(lambda: utils.saveTable(rows._jdf, none, True, self._options(table)))
 
     def execute(self, sql: str, *values: str | int) -> int:
-        """Run a statement; return how many rows it changed."""
+        """Run a statement; return the number of changed rows."""
         return self._run(sql, values, lambda statement: int(statement.executeUpdate()))
 
     def row(self, sql: str, *values: str | int) -> list[str | None] | None:
-        """Return the first row of a query as texts, None if there is none."""
+        """Return the first row of a query as texts, or None if the result is empty."""
 
         def read(statement: Any) -> list[str | None] | None:
             found = statement.executeQuery()
@@ -294,13 +307,13 @@ class JdbcConnection:
         return self.server.told(run)
 
     def save(self) -> Any:
-        """Return a savepoint."""
+        """Set a savepoint and return it."""
         return self.server.told(self._connection.setSavepoint)
 
     def commit(self) -> None:
-        """Commit."""
+        """Commit the transaction."""
         self.server.told(self._connection.commit)
 
     def rollback(self, to: Any = None) -> None:
-        """Undo what was done since a savepoint, or all."""
+        """Roll back to a savepoint, or the whole transaction."""
         self.server.told(lambda: self._connection.rollback(*([] if to is None else [to])))

@@ -1,14 +1,15 @@
 """The transaction that writes a micro-batch into a table of a JDBC database.
 
-1. The sink's row in the table of micro-batches is locked, and given the name of a staging table
-   that nobody has used; the one named before is dropped.
-2. Tasks fill the staging table, each row with its number, which is unique there: a task that is run
-   again after it has committed fails, and the staging table with it.
-3. One transaction locks the sink's row, finds its staging table named there still, or else another
-   driver has begun, moves the rows on and writes the micro-batch's number.
+1. The driver locks the sink's row in the table of micro-batches, writes the name of a new staging
+   table into it, and drops the staging table that was named there before.
+2. Tasks fill the staging table.  Each row has a unique number: a task that runs again after its
+   commit fails, and so does the filling of the staging table.
+3. One transaction locks the sink's row and checks that it still names this staging table.
+   Otherwise another driver has begun.  The transaction moves the rows into the table and writes
+   the micro-batch's number.
 
-The statements are UPDATE with subqueries and INSERT from a query.  They keep
-columns that the stream does not have, and no foreign key sees its row deleted.
+The statements are UPDATE with subqueries and INSERT from a query.  They keep columns that the
+stream does not have, and they delete no row to which a foreign key refers.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
 _log = logging.getLogger("ackcore")
 
 _ROW = "ackcore_row"
-#: The class of SQLSTATE of values that do not fit, and the number of parts after which none fits.
+#: The SQLSTATE class of values that do not fit; the maximum number of failed parts without success.
 _UNFIT, _HOPELESS = "22", 40
 _PART = r"""(?:"[^"]+"|`[^`]+`|\[[^\]]+\]|[^\s."`\[\];,()']+)"""
 _NAME = re.compile(rf"((?:{_PART}\.)*){_PART}")
-#: An empty table with some columns of another, as one or another database has it.
+#: Statements of different databases that create an empty table with some columns of another.
 _COPIES = (
     "CREATE TABLE {0} AS SELECT {1} FROM {2} WITH NO DATA",
     "CREATE TABLE {0} AS (SELECT {1} FROM {2}) WITH NO DATA",
@@ -50,7 +51,7 @@ _COPIES = (
 
 
 class Names(NamedTuple):
-    """The table that is written, the one of micro-batches, and the schema of both with its dot."""
+    """The names of the target table and the table of micro-batches, and the schema with its dot."""
 
     table: str
     marker: str
@@ -58,7 +59,7 @@ class Names(NamedTuple):
 
 
 def table_names(table: str, marker: str) -> Names:
-    """Return the names of tables, or raise ValueError if they are none."""
+    """Return the names of both tables; raise ValueError if one is not a table's name."""
     found = _NAME.fullmatch(table)
     for argument, value in (("table", table), ("marker", marker)):
         if not _NAME.fullmatch(value):
@@ -70,7 +71,13 @@ def table_names(table: str, marker: str) -> Names:
 def find_columns(
     what: str, table: str, names: Sequence[str], columns: Sequence[str]
 ) -> dict[str, str]:
-    """Return the table's column for each name, in another case if need be, or raise ValueError."""
+    """Return the table's column for each name; case is ignored unless the exact name exists.
+
+    Raises
+    ------
+    ValueError
+        If the table has no such column.
+    """
     found = {}
     for name in names:
         same = [column for column in columns if column.lower() == name.lower()]
@@ -82,7 +89,7 @@ def find_columns(
 
 
 class JdbcTransaction:
-    """The writing of one micro-batch over one connection."""
+    """The transaction that writes one micro-batch over one connection."""
 
     def __init__(
         self,
@@ -96,19 +103,19 @@ class JdbcTransaction:
         self._accepted = accepted
         self._of = (accepted.deployment, accepted.sink[:128], names.table[:128])
         said = blake2b(repr(self._of).encode(), digest_size=5).hexdigest()
-        # 30 characters at most, as in older databases.
+        # At most 30 characters, the limit of older databases.
         self._bare = f"ackcore_{said}_{secrets.token_hex(4)}"
         self._staging = names.schema + connection.quoted(self._bare)
-        #: Columns that the stream does not have, and whether they take no null.
+        #: The columns that the stream does not have; True if the column takes no null.
         self._others: dict[str, bool] = {}
         self._content = accepted.content()
         where = f"sink {accepted.sink!r}, table {names.table},"
         self._count = RefusalCount(where, accepted.batch_id, max_refused, JdbcError.without_values)
 
     def write(self) -> None:
-        """Write the micro-batch, or find that it is written."""
+        """Write the micro-batch, unless it is written already."""
         last, content, before = self._locked()
-        # What passes here was the checkpoint's own with the lock in its hands.
+        # A driver that passes this check owned the checkpoint while it held the row's lock.
         check_fence()
         if last >= self._accepted.batch_id:
             if (last, content) != (self._accepted.batch_id, self._content):
@@ -134,7 +141,7 @@ class JdbcTransaction:
         return own
 
     def _begin(self, before: str | None) -> None:
-        """Name the staging table, and drop the one that was named before."""
+        """Record the name of the new staging table, and drop the one recorded before."""
         self._mark("staging = ?", self._bare)
         self._connection.commit()
         if before is not None:
@@ -162,9 +169,9 @@ class JdbcTransaction:
         )
 
     def _fill(self, own: dict[str, str]) -> dict[str, str]:
-        """Fill the staging table; return the table's name, quoted, for each of the stream's.
+        """Fill the staging table; return the table's quoted column for each of the stream's.
 
-        Java has no text that is not UTF-8: it puts other characters in its place.
+        Rows with text that is not UTF-8 are refused first: Java would replace their characters.
         """
         columns = [field.with_nullable(True) for field in self._accepted.schema()]
         refuse_misfits(self._accepted, pa.schema(columns), lambda kind: False)
@@ -177,7 +184,7 @@ class JdbcTransaction:
         return wanted
 
     def _not_filled(self, rows: DataFrame) -> JdbcError | None:
-        """Fill the staging table; return the error if a value of a row does not fit."""
+        """Fill the staging table; return the error if a value of a row does not fit its column."""
         try:
             self._connection.fill(self._staging, rows)
         except JdbcError as error:
@@ -187,7 +194,7 @@ class JdbcTransaction:
         return None
 
     def _refuse_unfit(self, rows: DataFrame, error: JdbcError) -> None:
-        """Bisect the rows to the ones that do not fit alone, and raise `SinkRejects`."""
+        """Bisect the rows to those that do not fit, and raise `SinkRejects`."""
         read = [
             row_numbers(i, places)
             for i, file in enumerate(self._accepted.files)
@@ -213,7 +220,7 @@ class JdbcTransaction:
                     parts.append((start, stop, found))
                 tried, taken = tried + 1, taken or found is None
             if not taken and tried >= _HOPELESS:
-                raise error  # a column that does not fit, perhaps: no row is at fault
+                raise error  # perhaps the column has the wrong type: no row is at fault
         if not refused:
             raise error
         files, places = places_of(np.array(list(refused), np.int64))
@@ -238,7 +245,7 @@ class JdbcTransaction:
         connection.commit()
 
     def _move(self, wanted: dict[str, str]) -> None:
-        """Move rows from the staging table on, and commit."""
+        """Move the rows from the staging table into the target table, and commit."""
         number = self._accepted.batch_id
         keys = [wanted[key] for key in self._keys]
         if keys:
@@ -261,7 +268,7 @@ class JdbcTransaction:
     def _index(self, keys: Sequence[str]) -> None:
         row = self._connection.quoted(_ROW)
         index = self._connection.quoted(f"{self._bare[:-1]}k")
-        # For speed alone: not all types can be indexed.
+        # Only for speed: not all types can be indexed.
         try:
             self._connection.execute(
                 f"CREATE INDEX {index} ON {self._staging} ({', '.join([*keys, row])})"
@@ -271,10 +278,10 @@ class JdbcTransaction:
             self._connection.rollback()
 
     def _drop_earlier(self, keys: Sequence[str]) -> None:
-        """Delete all rows but the last of each key."""
+        """Delete all staged rows except the last of each key."""
         row = self._connection.quoted(_ROW)
         same = " AND ".join(f"b.{key} = a.{key}" for key in keys)
-        # DISTINCT, since MySQL must not merge it into the DELETE, which it would refuse then.
+        # DISTINCT: otherwise MySQL merges the subquery into the DELETE and refuses the result.
         self._connection.execute(
             f"DELETE FROM {self._staging} WHERE {row} IN (SELECT d.{row} FROM (SELECT DISTINCT"
             f" a.{row} FROM {self._staging} a, {self._staging} b WHERE {same}"
@@ -282,7 +289,7 @@ class JdbcTransaction:
         )
 
     def _bounds(self, start: int, stop: int) -> tuple[int, int] | None:
-        """Return the first and the last number of rows from one to another, None if none is."""
+        """Return the lowest and highest row number in a range; None if the range has no row."""
         row = self._connection.quoted(_ROW)
         found = self._connection.row(
             f"SELECT MIN({row}), MAX({row}) FROM {self._staging} WHERE {row} >= ? AND {row} <= ?",
@@ -318,7 +325,7 @@ class JdbcTransaction:
         if not refused:
             return
         if not taken and any(self._others.values()):
-            raise error  # a column that the stream does not have, perhaps: no row is at fault
+            raise error  # perhaps a column that the stream does not have: no row is at fault
         self._connection.rollback()
         files, places = places_of(np.array(list(refused), np.int64))
         raise SinkRejects.at(files, places, list(refused.values()))
@@ -326,7 +333,7 @@ class JdbcTransaction:
     def _is_taken(
         self, wanted: dict[str, str], keys: list[str], first: int, last: int
     ) -> JdbcError | None:
-        """Move some rows on; return the error if one was refused, and nothing is moved then."""
+        """Move a range of rows; if the database refuses one, move none and return the error."""
         saved = self._connection.save() if self._connection.can_save else None
         try:
             self._move_some(list(wanted.values()), keys, first, last)
@@ -377,10 +384,10 @@ class JdbcTransaction:
             except JdbcError:
                 connection.rollback()
                 return
-            raise error  # it is there, and must not be forgotten
+            raise error  # the table exists; its name must stay recorded
 
     def _drop_own(self) -> None:
-        """Drop the staging table; if that fails, the next micro-batch does."""
+        """Drop the staging table; if that fails, the next micro-batch drops it."""
         try:
             self._connection.rollback()
             self._drop(self._staging)

@@ -1,4 +1,4 @@
-"""A sink that is a Kafka topic: each micro-batch at least once, or in a transaction of its own."""
+"""A sink that sends each micro-batch to a Kafka topic, at least once or in one transaction."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from ackcore.kafka.producing import DeliveryError, Transactions
     from ackcore.kafka.settings import ClientSettings
 
-#: Up to so many rows and bytes the driver sends by itself: a Spark job takes longer to start.
+#: The driver itself sends up to this many rows and bytes: starting a Spark job takes longer.
 _DRIVER_ROWS = 1 << 15
 _DRIVER_BYTES = 8 << 20
 
-#: For so long a group's committed offsets are there whatever else happens, as is asked of brokers
+#: The minimum time that brokers must keep a group's committed offsets
 #: (``offsets.retention.minutes``, by default a week).
 _REMEMBERED_MS = 86_400_000
 
-#: What a task that sends answers: rows that are refused, or what ended it, without a file.
+#: The result of a sending task: refused rows, or its error in a row without a file.
 _ANSWER = pa.schema([("file", pa.int32()), ("place", pa.int64()), ("said", pa.string())])
 
 _WAY_OUT = (
@@ -77,29 +77,30 @@ def to_kafka(
         The column of keys, text (sent as UTF-8) or bytes; by default messages have no key.
     value : str, optional
         The column of values: text or bytes, or a struct, which is sent as JSON. By default the
-        whole row without the column of headers, as a JSON object. A null is a message without a
-        value.
+        whole row without the column of headers, as a JSON object. A null is sent as a message
+        without a value.
     headers : str, optional
         A column of additional headers: a list of ``struct<key: string, value: binary>``, or a map.
     message_id : str, optional
         A column of text, bytes or whole numbers for the header ``ackcore-message-id``: the source's
         id of the record, if the bolts pass it on.
     transactional : bool, default False
-        Whether each micro-batch is sent in one transaction, with its number in it. Readers with
-        ``isolation.level=read_committed`` (the default of librdkafka, not of Java) then see each
-        row once, whatever is killed. One process, the driver, sends all messages. Otherwise tasks
-        send them, and a message may be there twice if a delivery failed, a task was repeated, or
-        the driver died before the micro-batch was marked.
+        Whether each micro-batch is sent in one transaction that also commits its number. Readers
+        with ``isolation.level=read_committed`` (the default of librdkafka, not of Java) then see
+        each row once, even after crashes. One process, the driver, sends all messages. Without
+        transactions tasks send them, and a message may appear twice if a delivery failed, a task
+        was repeated, or the driver died before it marked the micro-batch as written.
 
         A row is refused, and its record becomes a dead letter, if its message is larger than the
         topic accepts, if it has a null ``key`` and the topic is compacted, or if its text is not
         UTF-8.
 
         The transactional id contains the name of the sink. If you rename a sink while a micro-batch
-        is decided but not marked, that micro-batch is sent again under the new name.
+        is decided but not marked as written, that micro-batch is sent again under the new name.
     options : mapping, optional
-        Further librdkafka settings, for security, compression and so on. Their values go to brokers
-        and, pickled, to the tasks that send; never into a plan, a log, an error or a checkpoint.
+        Further librdkafka settings, for security, compression and so on. Their values are sent to
+        brokers and, pickled, to the tasks that send. No plan, log, error or checkpoint contains
+        them.
 
     Returns
     -------
@@ -147,7 +148,7 @@ class KafkaSink:
         self._settings = settings
         self._columns = columns
         self._message_id = message_id
-        # `Deliveries` or `Transactions`, which outlive a micro-batch in which nothing failed.
+        # `Deliveries` or `Transactions`, which are kept after a micro-batch without failures.
         self._live: Connections[Any] = Connections()
 
     def __repr__(self) -> str:
@@ -177,11 +178,11 @@ class KafkaSink:
         Raises
         ------
         DeliveryError
-            If librdkafka refuses a setting, which it names.
+            If librdkafka refuses a setting; the message names it.
         SinkUnavailable
             If no broker answers.
         TypeError
-            If a callback among them cannot be pickled.
+            If a callback in the settings cannot be pickled.
         """
         self.release(sink, deployment)
         if not self.transactional:
@@ -202,14 +203,15 @@ class KafkaSink:
         -------
         SinkRejects or None
             The rows whose messages are larger than the topic accepts, lack a required key, or have
-            text that is not UTF-8. In a transaction it is raised.
+            text that is not UTF-8. A transactional sink raises it instead.
 
         Raises
         ------
         SinkUnavailable
             If a message was not delivered.
         CheckpointForeign
-            If the rows of this micro-batch in the topic are others, or unknown.
+            If the topic has other rows of this micro-batch, or the broker has forgotten whether it
+            has any.
         CheckpointInUse
             If another driver has taken over.
         """
@@ -220,7 +222,7 @@ class KafkaSink:
                     return None
                 refused = self._send(accepted)
         except BaseException:
-            # Whoever comes next begins with a producer that knows nothing of what this one met.
+            # The next call starts with a new producer.
             self.release(accepted.sink, accepted.deployment)
             raise
         if not refused:
@@ -230,7 +232,7 @@ class KafkaSink:
 
     @contextlib.contextmanager
     def _named(self, sink: str) -> Iterator[None]:
-        """Raise with the sink's name what Kafka did not take."""
+        """Raise delivery errors as `SinkUnavailable` with the sink's name."""
         try:
             yield
         except producing().DeliveryError as error:
@@ -246,7 +248,7 @@ class KafkaSink:
         self._live.close()
 
     def _connected(self, accepted: Accepted, connect: Callable[[], Any]) -> Any:
-        """Return what is connected for a sink, of which one micro-batch is written at a time."""
+        """Return a sink's open connection, or open one; a sink writes one micro-batch at a time."""
         sink, deployment = accepted.sink, accepted.deployment
         live = self._live.get(sink, deployment)
         return self._live.put(sink, deployment, connect()) if live is None else live
@@ -270,7 +272,7 @@ class KafkaSink:
                 mine = [(i, files[i]) for each in ids for i in each.column(0).to_pylist()]
                 found += messages.deliver(deliveries, mine, settings)
             except kafka.DeliveryError as error:
-                # Were it raised, Spark would try the task again, and send what did arrive twice.
+                # If it were raised, Spark would retry the task and send delivered messages twice.
                 found.append((None, None, str(error)))
             finally:
                 deliveries.close()
@@ -292,14 +294,14 @@ class KafkaSink:
 
     def _commit(self, accepted: Accepted) -> None:
         live = self._transactions(accepted)
-        # What passes here was the checkpoint's own when its producer was there already, so that
-        # whoever takes over from now on shuts it out.
+        # A driver that passes this check owned the checkpoint after its producer was registered.
+        # The producer of a driver that takes over later fences this one.
         check_fence()
         number, last = accepted.batch_id, live.last
         note = accepted.fingerprint()
         if last is None:
             _refuse_forgotten(accepted, live.transactional_id, self.topic)
-        elif last.number == number and last.note in (note, ""):  # "": as somebody has put it right
+        elif last.number == number and last.note in (note, ""):  # "": set by a user
             return
         elif last.number >= number:
             raise accepted.foreign(
@@ -335,13 +337,13 @@ class KafkaSink:
     def _too_large(
         self, accepted: Accepted, messages: Messages, suspects: Suspects
     ) -> SinkRejects | DeliveryError:
-        """Find rows that are too large by themselves, each in a transaction that is aborted.
+        """Find the rows that are too large by sending each in a transaction that is aborted.
 
-        Not only the suspects, of the request that ended the first one: the next large message
-        would end another, for which all would be sent again.
+        The search also covers rows that were not in the request that failed.  Otherwise the next
+        large message would fail another request, and all rows would be sent again.
         """
         refused = messages.suspects()
-        #: Of messages alike but for their headers, the size of the largest that was taken.
+        #: The size of the largest accepted message, by hash of key and value.
         taken: dict[int, int] = {}
 
         def is_suspect(content: Content) -> bool:
@@ -352,7 +354,7 @@ class KafkaSink:
             return is_suspect(content) and content_size(content) > least
 
         found = list(self._alone(accepted, messages, is_larger, refused, taken))
-        if not found:  # a smaller one may be the larger when both are compressed
+        if not found:  # compressed, a smaller message may be the larger one
             found = list(self._alone(accepted, messages, is_suspect, refused, taken))
         if found:
             least = min(size for _, size in found)
@@ -372,7 +374,10 @@ class KafkaSink:
         refused: Suspects,
         taken: dict[int, int],
     ) -> Iterator[tuple[Refused, int]]:
-        """Yield rows that are refused, each with the size of its message; note others as taken."""
+        """Send the chosen rows one by one; yield refused rows with the sizes of their messages.
+
+        The sizes of accepted messages are stored in ``taken``.
+        """
         known = sum(len(file.refused) for file in accepted.files)
         live = None
         files = dict(enumerate(accepted.files))
@@ -436,7 +441,7 @@ def _id(sink: str, deployment: str) -> str:
 
 
 def _refuse_forgotten(accepted: Accepted, group: str, topic: str) -> None:
-    """Refuse rows that may have been sent, and the broker may have forgotten whether."""
+    """Raise if the rows may have been sent so long ago that the broker may have lost the mark."""
     if accepted.age_ms is None or accepted.age_ms < _REMEMBERED_MS:
         return
     raise CheckpointForeign(

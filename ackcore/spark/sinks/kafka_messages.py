@@ -1,4 +1,4 @@
-"""The rows of a micro-batch as messages to Kafka, and which of them their topic does not take."""
+"""Kafka messages for the rows of a micro-batch, and the search for rows that the topic refuses."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 def producing() -> ModuleType:
-    """Return what needs confluent-kafka, which only those have who use Kafka."""
+    """Import and return ``ackcore.kafka.producing``, which needs confluent-kafka."""
     from ackcore.kafka import producing  # noqa: PLC0415
 
     return producing
 
 
-#: A row whose message the topic does not take: its file, its place there, and why.
+#: A row whose message the topic does not take: its file's number, its place there, the reason.
 Refused = tuple[int, int, str]
 
 
 class Messages:
-    """The rows of a micro-batch as messages; travels to tasks."""
+    """The rows of a micro-batch as Kafka messages; pickled to tasks."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Messages:
         self._message_id = message_id
         self._batch = batch
         self._nonacked = nonacked
-        #: Rows that `send` has left out, since they have text that is not UTF-8.
+        #: Rows that `send` has left out because their text is not UTF-8.
         self.unfit: list[Refused] = []
 
     def deliver(
@@ -57,8 +57,9 @@ class Messages:
     ) -> list[Refused]:
         """Send the rows of numbered files, and return those that the topic does not take.
 
-        Brokers measure what came in one request together: of those that are said to be too large
-        each is sent once more, alone.  Of those without a key they say which they are.
+        A broker checks the size of a whole request.  So each message of a request that was too
+        large is sent again alone.  For messages without a key the broker reports the single
+        messages.
         """
         suspects, of = self.suspects(), dict(files)
         self.unfit = []
@@ -91,16 +92,16 @@ class Messages:
         return self.unfit + refused + self.without_key(of, suspects)
 
     def suspects(self) -> Suspects:
-        """Return what takes note of messages that are not delivered."""
+        """Return an empty record of undelivered messages."""
         return Suspects(self._columns.key is not None)
 
     def without_key(self, files: Mapping[int, AcceptedFile], suspects: Suspects) -> list[Refused]:
-        """Return all rows without a key, if one was not delivered for want of it.
+        """Return all rows without a key if the topic has refused one of them for that; else none.
 
         Raises
         ------
         DeliveryError
-            If they are too many to be refused.
+            If more rows have no key than may be refused.
         """
         refused: list[Refused] = []
         for number, place, *_ in (
@@ -116,9 +117,9 @@ class Messages:
         return refused
 
     def send(self, deliveries: Deliveries, files: Iterable[tuple[int, AcceptedFile]]) -> None:
-        """Send the rows of numbered files; they are delivered when `deliveries` is flushed.
+        """Send the rows of numbered files; a flush of `deliveries` waits for their delivery.
 
-        Rows with text that is not UTF-8 are left out, and added to `unfit`.
+        Rows with text that is not UTF-8 are not sent, and added to `unfit`.
         """
         for number, file in files:
             at = 0
@@ -129,14 +130,17 @@ class Messages:
                 at += len(rows)
 
     def send_rows(self, deliveries: Deliveries, number: int, rows: pa.RecordBatch, at: int) -> None:
-        """Send rows that begin at a place of a numbered file."""
+        """Send rows of a numbered file; ``at`` is the number of the first row."""
         for _, (key, value, headers) in self._contents(number, rows, at):
             deliveries.send(self._topic, value, key, headers)
 
     def _contents(
         self, number: int, rows: pa.RecordBatch, at: int
     ) -> Iterator[tuple[int, Content]]:
-        """Yield the message of each row that fits, with the sink's own headers."""
+        """Yield number, key, value and headers of each row whose text is valid.
+
+        The headers include the sink's own.
+        """
         unfit = self._columns.unfit(rows, self._message_id)
         batch = (BATCH, self._batch)
         ours = {BATCH, ROW} if self._message_id is None else {BATCH, ROW, MESSAGE_ID}
@@ -145,7 +149,7 @@ class Messages:
         for i, (key, value, headers) in enumerate(self._columns.contents(rows)):
             if i in unfit:
                 continue
-            if of_rows:  # as a row came that was read from what a sink had written
+            if of_rows:  # a row read from another sink's messages has such headers
                 headers = [each for each in headers if each[0] not in ours]
             headers += (batch, (ROW, b"%d.%d" % (number, at + i)))
             if ids is not None:
@@ -155,7 +159,7 @@ class Messages:
     def again(
         self, files: Mapping[int, AcceptedFile], chosen: Callable[[Content], bool]
     ) -> Iterator[tuple[int, int, pa.RecordBatch, int, Content]]:
-        """Yield some rows: file and place, the row, and its message's number there and content."""
+        """Yield the rows whose message is chosen: file, place, row, message number and content."""
         for number, file in files.items():
             at = 0
             for rows, places in read_with_places(file, self._nonacked):
@@ -166,24 +170,25 @@ class Messages:
 
 
 class Suspects:
-    """Messages that are too large, have no key, or came in one request with such.
+    """Messages that are too large, lack a key, or were in one request with such a message.
 
-    A report of a message has no headers, so they are known by what else is in them: of rows that
-    are alike one more may be sent twice.
+    Delivery reports have no headers, so messages are identified by key and value.  If several rows
+    have the same key and value, one of them may be sent twice.
 
     Parameters
     ----------
     keyed : bool
-        Whether messages have keys, so that it is a row's fault that one has none.
+        Whether the sink has a column of keys.  If so, a missing key is the row's fault.
 
     Attributes
     ----------
     count : int
-        How many may be too large.
+        The number of messages that may be too large.
     said, keyless : str
-        What was said of the last of them, and of the last one without a key; "" if nothing.
+        The broker's error for the last of them, and for the last message without a key; "" if none.
     beside : set of int or None
-        The hashes of those that came in one request with an invalid one; None if that is an error.
+        The hashes of messages that were in one request with an invalid one; None if these are
+        errors.
     """
 
     def __init__(self, keyed: bool) -> None:
@@ -194,7 +199,7 @@ class Suspects:
         self._large: set[int] = set()
 
     def of(self, deliveries: Deliveries) -> Deliveries:
-        """Have those of a producer told; returns it."""
+        """Register this object for the delivery failures of a producer, and return the producer."""
         deliveries.on_undelivered = self._add
         return deliveries
 
@@ -214,12 +219,12 @@ class Suspects:
         return True
 
     def check(self, topic: str, known: int = 0) -> None:
-        """Raise DeliveryError if with some they are too many to be sent each by itself."""
+        """Raise DeliveryError if there are too many messages to send each by itself."""
         if self.count + known > MAX_REFUSED:
             raise self._error(topic, "too many to send each again by itself")
 
     def none_is(self, topic: str) -> DeliveryError:
-        """Return the error of messages that are too large only together."""
+        """Return the error for messages that are too large only together."""
         return self._error(topic, "of which none is too large by itself")
 
     def _error(self, topic: str, why: str) -> DeliveryError:
@@ -230,7 +235,7 @@ class Suspects:
         return error
 
     def have(self, key: bytes | str | None, value: bytes | str | None) -> bool:
-        """Whether a message is one of them."""
+        """Return whether a message may be too large."""
         return content_hash(key, value) in self._large
 
 
@@ -239,7 +244,7 @@ def _is_in(hashes: set[int], content: Content) -> bool:
 
 
 def content_size(content: Content) -> int:
-    """Return the size of a message, but for what tells its row: of those as large it differs."""
+    """Return the size of a message in bytes, without the header of its row number."""
     key, value, headers = content
     others = [part for header in headers if header[0] != ROW for part in header]
     return sum(map(len, map(_bytes, (key, value, *others))))

@@ -1,4 +1,4 @@
-"""A sink that is a table of PostgreSQL: each micro-batch once, in a transaction with its number."""
+"""A sink that writes each micro-batch into a PostgreSQL table, in one transaction."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def to_postgres(
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another one. Created if it does not exist.
     max_refused : int, default 10_000
-        The number of rows of a micro-batch that may be refused; they are searched for within its
-        transaction. One more ends the query (`TooManyRefused`), and no row of it is written.
+        The maximum number of refused rows per micro-batch, which are searched within the
+        transaction. One more ends the query (`TooManyRefused`), and nothing of the micro-batch is
+        written.
 
     Returns
     -------
@@ -73,17 +74,18 @@ def to_postgres(
 
     Notes
     -----
-    A row that violates a constraint, or whose value does not fit its column, is refused: its record
-    becomes a dead letter with PostgreSQL's error, and the other rows are written. The same applies
-    to a row that a trigger rejects (``P0001``) or fails for, that violates NOT NULL of a domain or
-    of another table, or whose text is invalid for its column's type, provided that other rows can
-    be written. Deferrable constraints are checked at once.
+    A row that violates a constraint, or has a value that does not fit its column, is refused: its
+    record becomes a dead letter with PostgreSQL's error, and the other rows are written.
+
+    If other rows can be written, a row is also refused in these cases: a trigger rejects it
+    (``P0001``) or fails for it; it violates NOT NULL of a domain or of another table; its text is
+    invalid for its column's type. Deferrable constraints are checked at once.
     """
     return PostgresSink(dsn, table, keys=keys, marker=marker, max_refused=max_refused)
 
 
 def _load(module: str) -> ModuleType:
-    """Return one of the modules that need psycopg, which only those have who use PostgreSQL."""
+    """Import and return a module that needs psycopg."""
     try:
         return importlib.import_module(f"ackcore.spark.sinks.{module}")
     except ModuleNotFoundError as error:
@@ -166,12 +168,12 @@ class PostgresSink:
         ------
         SinkUnavailable, psycopg.Error
             If the database fails, or the table is gone or lacks a column. Nothing is written then,
-            or perhaps everything if the connection broke during the commit; the next call finds
-            out.
+            except that all rows may be written if the connection broke during the commit: the next
+            call checks.
         TooManyRefused
             If more than `max_refused` rows are refused. Nothing is written then.
         CheckpointForeign
-            If this micro-batch was written with other rows, or a later one was.
+            If this micro-batch was written with other rows, or a later one was written.
         CheckpointInUse
             If another driver has taken over.
         """
@@ -200,7 +202,7 @@ class PostgresSink:
         self._live.close()
 
     def _named(self, sink: str) -> contextlib.AbstractContextManager[None]:
-        """Raise with the sink's name what the database does not let it do."""
+        """Raise errors that no row has caused as `SinkUnavailable` with the sink's name."""
         named: contextlib.AbstractContextManager[None] = _catalog().named(
             sink, self.table, self._where
         )

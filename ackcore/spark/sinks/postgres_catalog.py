@@ -1,4 +1,4 @@
-"""The catalog of PostgreSQL: whether a sink can write a table, and the table of micro-batches."""
+"""Look-ups in PostgreSQL's catalog before a sink writes, and the table of micro-batches."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ class Target(NamedTuple):
 
 
 def where(dsn: str) -> str:
-    """Return what of a connection string may be shown.
+    """Return host, port and database of a connection string, without secrets.
 
     Raises
     ------
     ValueError
-        If libpq does not understand it.
+        If libpq cannot parse it.
     """
     try:
         found = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
-        # Its message may quote the password.
+        # libpq's message may quote the password.
         raise ValueError(
             "dsn must be what libpq connects by, such as 'host=db dbname=shop user=etl' or "
             "'postgresql://etl@db/shop'"
         ) from None
     shown = {name: found[name] for name in ("host", "port", "dbname") if name in found}
-    # Of a URI whose password has an "@" that is not encoded, libpq takes a part for the host.
+    # If a URI's password has an unencoded "@", libpq takes a part of the password for the host.
     return " ".join(f"{name}={str(value).rpartition('@')[2]}" for name, value in shown.items())
 
 
-#: What may help, by the beginning of an error's SQLSTATE; "" where there was no connection.
+#: Advice by the beginning of an error's SQLSTATE; "" for a failed connection and all others.
 _WAYS_OUT = {
     "42501": "Let this user do it, by GRANT SELECT, INSERT, UPDATE ON the table (and on the one of "
     "micro-batches beside it)",
@@ -72,14 +72,14 @@ _WAYS_OUT = {
 
 @contextlib.contextmanager
 def named(sink: str, table: str, shown: str) -> Iterator[None]:
-    """Raise as `SinkUnavailable` what a database, and no row, is at fault for.
+    """Raise errors that no row has caused as `SinkUnavailable`.
 
     Parameters
     ----------
     sink, table : str
-        Their names.
+        The names of the sink and its table.
     shown : str
-        `where` the database is.
+        The server, as `where` returns it.
     """
     try:
         yield
@@ -97,7 +97,7 @@ def named(sink: str, table: str, shown: str) -> Iterator[None]:
             (text for start, text in _WAYS_OUT.items() if start and state.startswith(start)),
             _WAYS_OUT[""],
         )
-        # A part of the password, perhaps: see above.
+        # It may be a part of the password: see `where`.
         said = re.sub(r"""[^\s'"(]*@""", "", str(error))
         at = shown or "the server that PGHOST and the like name"
         raise unavailable(
@@ -106,13 +106,13 @@ def named(sink: str, table: str, shown: str) -> Iterator[None]:
 
 
 def connect(dsn: str, name: str = "ackcore") -> psycopg.Connection[Any]:
-    """Return a connection whose transactions see what others committed meanwhile."""
+    """Return a connection with isolation level READ COMMITTED."""
     connection = psycopg.connect(
         dsn,
         autocommit=True,
         application_name=name,
         prepare_threshold=None,
-        # Of Arrow's texts, whatever the database's is, which is what libpq would take.
+        # Arrow's texts are UTF-8; by default libpq takes the database's encoding.
         client_encoding="utf8",
     )
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
@@ -120,7 +120,7 @@ def connect(dsn: str, name: str = "ackcore") -> psycopg.Connection[Any]:
 
 
 def asking(connection: psycopg.Connection[Any]) -> Ask:
-    """Return what asks a connection."""
+    """Return a function that runs a query and returns its single value as text."""
 
     def ask(query: str) -> str | None:
         found = connection.execute(query).fetchone()
@@ -130,7 +130,7 @@ def asking(connection: psycopg.Connection[Any]) -> Ask:
 
 
 def check(dsn: str, target: Target, what: str, schema: pa.Schema) -> None:
-    """Raise ValueError if the table is not there, lacks a column or the keys' index."""
+    """Raise ValueError if the table does not exist, or lacks a column or the keys' index."""
     with contextlib.closing(connect(dsn)) as connection:
         table = resolve(connection, target.table, what)
         ask, named = asking(connection), ".".join(map(quoted, table))
@@ -151,7 +151,7 @@ def check(dsn: str, target: Target, what: str, schema: pa.Schema) -> None:
 
 
 def make_marker(dsn: str, target: Target, what: str) -> None:
-    """Create the table of micro-batches unless it is there."""
+    """Create the table of micro-batches if it does not exist."""
     with contextlib.closing(connect(dsn)) as connection:
         schema, _ = resolve(connection, target.table, what)
         if _find(connection, marker_name(connection, schema, target.marker)):
@@ -164,7 +164,7 @@ def make_marker(dsn: str, target: Target, what: str) -> None:
         try:
             connection.execute(create)
         except (errors.UniqueViolation, errors.DuplicateTable):
-            pass  # another one came at the same time
+            pass  # another driver created it
         except errors.InsufficientPrivilege as error:
             raise ValueError(
                 f"{what}: the table of micro-batches, {name}, is not there, and this user may not "
@@ -174,7 +174,7 @@ def make_marker(dsn: str, target: Target, what: str) -> None:
 
 
 def resolve(connection: psycopg.Connection[Any], table: str, what: str) -> tuple[str, str]:
-    """Return schema and name of a table, or raise ValueError if it is not there."""
+    """Return schema and name of a table, or raise ValueError if it does not exist."""
     found = _find(connection, table)
     if found is None:
         raise ValueError(

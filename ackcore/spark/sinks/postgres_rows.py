@@ -1,9 +1,9 @@
-"""The rows of a micro-batch on their way into a table of PostgreSQL, within an open transaction.
+"""Writing of a micro-batch's rows into a PostgreSQL table, within an open transaction.
 
-Without keys they are copied into the table itself; with keys, or where policies or a view are in
-the way of COPY, into a temporary one, from which one statement merges them in the order of the
-keys.  Whatever refuses a row refuses the whole statement:
-it is repeated, within savepoints, by halves of halves.
+Without keys the rows are copied into the table itself.  With keys, or if COPY cannot write because
+of policies or a view, they are copied into a temporary table; one statement then merges them in
+the order of the keys.  If PostgreSQL refuses a row, the whole statement fails.  The rows are then
+bisected, within savepoints, to the failing ones.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from ackcore.spark.sinks.postgres_catalog import asking
 from ackcore.spark.sinks.postgres_table import nulls_differ, quoted, way_into
 from ackcore.spark.sinks.rejects import RefusalCount
 
-#: Rows that are sent, and halved, at a time.
+#: The maximum number of rows that are sent, and bisected, at a time.
 _CHUNK = 1 << 16
 
 _STAGE = 'pg_temp."ackcore_stage"'
 _ROW = '"_ackcore_row"'
 
-#: What a row, and not the table or the server, is at fault for: an integrity constraint, a value
-#: that does not fit, a view's check, a value that is too large for an index.
+#: SQLSTATEs for which a row is at fault, not the table or the server: integrity constraints,
+#: values that do not fit, a view's check, values too large for an index.
 _REFUSALS = ("22", "23", "44")
 _REFUSED = {"54000"}
-#: What may be about a row or about none: of which it is, others tell that go in.  What a trigger
-#: raises, by whatever statement; what a type does not read; what is nested too deep.
+#: SQLSTATEs for which a row is at fault only if other rows can be written: errors in a trigger,
+#: texts that a type cannot parse, values that are nested too deep.
 _SUSPECT = ("P0", "21000", "42601", "54001")
-#: Rows in a row that are refused so, behind which none is looked at if none went in.
+#: The number of rows refused by such errors after which the search ends if no row was written.
 _HOPELESS = 64
-#: Of class 22, but about the form in which we sent the row.
+#: Class 22, but caused by the format in which ackcore sent the row.
 _OURS = {"22P04"}
 _NOT_NULL = "23502"
-#: What is said of a row that a policy is against, and of a user without the right to write.
+#: A row that a policy forbids, or a user without the right to write.
 _NOT_ALLOWED = "42501"
 
-#: Numbers of rows, from 0, and the rows.
+#: Batches of rows, each with the number of its first row, from 0.
 Chunks = Iterator[tuple[int, pa.RecordBatch]]
 
 
@@ -54,13 +54,13 @@ class Into(NamedTuple):
     Attributes
     ----------
     table : str
-        The table's name, as SQL has it.
+        The table's name in SQL.
     names : sequence of str
-        Its columns, in the order of the stream's.
+        The columns, in the order of the stream's columns.
     keys : sequence of str
-        Those of them that are keys.
+        The key columns among them.
     arrays : list of bool
-        Of each column, whether a list becomes an array; JSON if not.
+        For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
     """
 
     table: str
@@ -70,18 +70,18 @@ class Into(NamedTuple):
 
 
 class PostgresRows:
-    """The writing of one micro-batch's rows.
+    """The writer of one micro-batch's rows.
 
     Parameters
     ----------
     connection : psycopg.Connection
-        Its transaction is open.
+        A connection with an open transaction.
     into : Into
         The table.
     chunks : callable
-        Yields the rows, as `numbered` does; called again where some are refused.
+        Yields the rows as `numbered` does; called again if some rows are refused.
     count : RefusalCount
-        Counts these.
+        Counts the refused rows.
     """
 
     def __init__(
@@ -95,19 +95,19 @@ class PostgresRows:
         self._ask = asking(connection)
         self._named = ", ".join(map(quoted, into.names))
         self._way = way_into(self._ask, into.table)
-        #: Whether any of the rows has gone in by itself or with others.
+        #: Whether any row was written.
         self._any_taken = False
 
     def write(self) -> dict[int, psycopg.Error]:
-        """Write the rows; return the errors of those that are refused, by their numbers."""
+        """Write the rows; return the errors of refused rows, by row number."""
         refused = self._write_and_bisect()
         for error in () if self._any_taken else refused.values():
             if self._is_of_table(error) or (self._is_suspect(error) and len(refused) > 1):
-                raise error  # a trigger of the whole table, perhaps: no row is at fault
+                raise error  # perhaps a trigger of the whole table: no row is at fault
         return refused
 
     def _write_and_bisect(self) -> dict[int, psycopg.Error]:
-        # A deferred constraint would refuse the whole micro-batch, and at its end.
+        # A deferred constraint would refuse the whole micro-batch at its end.
         self._connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if self._way.copies and not self._into.keys:
             copy = f"COPY {self._into.table} ({self._named}) FROM STDIN (FORMAT csv)"
@@ -121,7 +121,7 @@ class PostgresRows:
         return {**refused, **self._merge_all(rows, sorted(refused))}
 
     def _copy_all(self, copy: str, *, numbered: bool) -> tuple[dict[int, psycopg.Error], int]:
-        """Copy the rows; return the numbers of those refused, and how many there were in all."""
+        """Copy the rows; return the errors of refused rows, by row number, and the row count."""
         rows = 0
 
         def texts(chunks: Chunks) -> Iterator[Any]:
@@ -148,7 +148,10 @@ class PostgresRows:
         return refused, rows
 
     def _merge_all(self, rows: int, absent: Sequence[int]) -> dict[int, psycopg.Error]:
-        """Merge what was copied, which lacks some rows; return the errors of those refused."""
+        """Merge the copied rows into the table; return the errors of refused rows, by row number.
+
+        ``absent`` are the numbers of rows that the copy refused.
+        """
         into = self._into
         distinct, tail = self._by_keys() if into.keys else ("", f" ORDER BY {_ROW}")
         head = (
@@ -159,7 +162,7 @@ class PostgresRows:
         def write(start: int, stop: int) -> None:
             self._connection.execute(f"{head}{start} AND {stop - 1}{tail}")
 
-        # Room to sort in; a user's own setting that is larger stays.
+        # Memory for the sort; a larger setting of the user is kept.
         self._ask(
             "SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes("
             "current_setting('work_mem')) < 64 * 1024 * 1024"
@@ -167,13 +170,13 @@ class PostgresRows:
         error = self._is_taken(lambda: write(0, rows))
         if error is None:
             return {}
-        self._any_taken = False  # what is in the temporary table is not in the table
+        self._any_taken = False  # only the temporary table has rows
         self._connection.execute(f"CREATE INDEX ON {_STAGE} ({_ROW})")
         self._connection.execute(f"ANALYZE {_STAGE}")
         return dict(self._bisect(0, rows, write, absent, error))
 
     def _by_keys(self) -> tuple[str, str]:
-        """Return how an INSERT of staged rows chooses the last of each key, and replaces others."""
+        """Return the DISTINCT and ON CONFLICT clauses that keep the last row of each key."""
         into = self._into
         keys = ", ".join(map(quoted, into.keys))
         unlike = ""
@@ -188,7 +191,7 @@ class PostgresRows:
         )
 
     def _is_taken(self, write: Callable[[], None]) -> psycopg.Error | None:
-        """Write within a savepoint; return the error if a row was refused, None if all went in."""
+        """Write within a savepoint; return the error if a row was refused, None otherwise."""
         try:
             with self._connection.transaction():
                 write()
@@ -205,12 +208,16 @@ class PostgresRows:
         return state.startswith(_REFUSALS) and state not in _OURS
 
     def _is_suspect(self, error: psycopg.Error) -> bool:
-        """Whether a row is at fault only if others go in."""
+        """Return whether the error counts as a row's fault only if other rows can be written."""
         return (error.sqlstate or "").startswith(_SUSPECT) or self._is_of_table(error)
 
     def _is_of_table(self, error: psycopg.Error) -> bool:
-        """Whether it is about what the stream does not have, and a row at fault only by a trigger;
-        by a domain that takes no null, of which PostgreSQL names no column; or by a policy."""
+        """Return whether the error may come from the table and not from a row.
+
+        Such errors are violations of a policy, and nulls in a column that the stream does not have.
+        Such a null may also come from a trigger, or from a domain, for which PostgreSQL names no
+        column.
+        """
         if error.sqlstate == _NOT_ALLOWED:
             return self._way.has_policies
         return error.sqlstate == _NOT_NULL and error.diag.column_name not in self._into.names
@@ -223,16 +230,17 @@ class PostgresRows:
         absent: Sequence[int] = (),
         error: psycopg.Error | None = None,
     ) -> Iterator[tuple[int, psycopg.Error]]:
-        """Write rows by halves, in their order; yield those that are refused by themselves.
+        """Write rows by bisection, in their order; yield the rows that are refused alone.
 
-        The numbers of ``absent`` rows are sorted; ``error`` is that of all together, if known.
+        The numbers of ``absent`` rows are sorted; ``error`` is the error of the whole range, if
+        known.
         """
         pending: list[tuple[int, int, psycopg.Error | None]] = [(start, stop, error)]
         suspects = 0
         while pending:
             start, stop, error = pending.pop()
             if bisect_left(absent, stop) - bisect_left(absent, start) == stop - start:
-                continue  # none is there, so none goes in
+                continue  # no row of this range was copied
             if error is None:
                 error = self._is_taken(lambda a=start, b=stop: write(a, b))  # type: ignore[misc]
             if error is None:
@@ -250,7 +258,7 @@ class PostgresRows:
 
 
 def numbered(accepted: Accepted) -> Chunks:
-    """Yield the rows, and with each batch the number of its first one."""
+    """Yield the rows in batches, each with the number of its first row."""
     first = 0
     for file in accepted.files:
         for rows in read_accepted(file, accepted.nonacked):
@@ -263,7 +271,7 @@ def numbered(accepted: Accepted) -> Chunks:
 def placed(
     accepted: Accepted, refused: dict[int, psycopg.Error]
 ) -> Iterator[tuple[int, int, psycopg.Error]]:
-    """Yield of refused rows, given by their numbers, file, place and error."""
+    """Yield file, place and error of each refused row; ``refused`` has the errors by row number."""
     numbers: Int64s = np.array(sorted(refused), np.int64)
     first = 0
     for file, about in enumerate(accepted.files if refused else ()):

@@ -1,7 +1,7 @@
-"""One connection to PostgreSQL, and a transaction in it for each micro-batch.
+"""A connection to PostgreSQL, which writes each micro-batch in one transaction.
 
-The transaction locks the sink's row in the table of micro-batches, so that of two drivers the
-second sees what the first has committed.
+The transaction locks the sink's row in the table of micro-batches.  If two drivers write, the
+second one therefore sees the commit of the first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Refused(NamedTuple):
 class PostgresSession:
     """The connection of one sink of one checkpoint.
 
-    It ends those that a driver before this one has left open: one that was cut off may hold locks.
+    The new connection ends those that an earlier driver left open, because they may hold locks.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PostgresSession:
             connection.execute(DURABLE)
             self._table = resolve(connection, target.table, f"sink {sink!r}")
             self._marker = marker_name(connection, self._table[0], target.marker)
-            # Committed before any micro-batch: there is a row to lock.
+            # Committed before any micro-batch, so that there is a row to lock.
             self._execute(
                 "INSERT INTO {marker} (deployment, sink, target, batch_id, content)"
                 " VALUES (%s, %s, %s, -1, '') ON CONFLICT DO NOTHING",
@@ -78,7 +78,7 @@ class PostgresSession:
             raise
 
     def is_sound(self) -> bool:
-        """Whether it can be used, as one whose server was restarted cannot."""
+        """Return whether the connection works; after a restart of the server it does not."""
         try:
             self._connection.execute("SELECT 1")
         except psycopg.Error:
@@ -86,11 +86,11 @@ class PostgresSession:
         return True
 
     def close(self) -> None:
-        """Disconnect; what is not committed is undone."""
+        """Disconnect; the server rolls back uncommitted changes."""
         self._connection.close()
 
     def write(self, accepted: Accepted) -> SinkRejects | None:
-        """Write a micro-batch in one transaction, or find that it is written.
+        """Write a micro-batch in one transaction, unless it is written already.
 
         No error shows values of rows.
         """
@@ -107,7 +107,7 @@ class PostgresSession:
                 " WHERE (deployment, sink, target) = (%s, %s, %s) FOR UPDATE",
                 [*self._of, ".".join(self._table)],
             ).fetchone()
-            # What passes here was the checkpoint's own with the lock in its hands.
+            # A driver that passes this check owned the checkpoint while it held the row's lock.
             check_fence()
             if found is None:
                 raise errors.NoDataFound(
@@ -127,7 +127,7 @@ class PostgresSession:
         return _rejects(accepted, refused)
 
     def _write_rows(self, accepted: Accepted) -> dict[int, psycopg.Error]:
-        """Write the rows; return the errors of those that are refused, by their numbers."""
+        """Write the rows; return the errors of refused rows, by row number."""
         where = f"sink {accepted.sink!r}, table {self._target.table},"
         count = RefusalCount(where, accepted.batch_id, self._max_refused, _without_values)
         names, table = accepted.schema().names, ".".join(map(quoted, self._table))
@@ -137,7 +137,7 @@ class PostgresSession:
         return PostgresRows(self._connection, into, lambda: numbered(accepted), count).write()
 
     def _execute(self, text: LiteralString, values: list[Any]) -> psycopg.Cursor[Any]:
-        # All have values, and psycopg looks for their places in names, too.
+        # psycopg looks for parameters in the table's name, too.
         marker = sql.SQL(self._marker.replace("%", "%%"))
         return self._connection.execute(sql.SQL(text).format(marker=marker), values)
 
@@ -160,7 +160,7 @@ def _placed(accepted: Accepted, refused: dict[int, psycopg.Error]) -> list[Refus
 
 
 def _rejects(accepted: Accepted, refused: list[Refused]) -> SinkRejects | None:
-    """Name refused rows, but for those that the sink was not given since they are on record."""
+    """Return the refused rows as `SinkRejects`, without those recorded as refused before."""
     known = [file.refused for file in accepted.files]
     new = [one for one in refused if not np.isin(one.place, known[one.file])]
     if not new:
@@ -177,19 +177,19 @@ def _message(error: psycopg.Error) -> str:
 
 
 def _without_values(error: psycopg.Error) -> psycopg.Error:
-    """Return an error without what the server quotes of rows."""
+    """Return an error without the values of rows that the server quotes."""
     about = error.diag
     if about.message_primary is None:
-        return error  # of the connection, or of psycopg's
+        return error  # an error of the connection or of psycopg
     said = shown_message(error.sqlstate or "", about.message_primary, about.context)
     return type(error)(f"{said}\nHINT:  {about.message_hint}" if about.message_hint else said)
 
 
 def _error(one: Refused) -> psycopg.Error:
-    """Return the same error for a row whether it is refused now or was when it was recorded."""
+    """Return the exception for a refused row, the same before and after it is recorded."""
     try:
         kind = errors.lookup(one.state)
-    except KeyError:  # of a later PostgreSQL than psycopg knows
+    except KeyError:  # a code of a PostgreSQL newer than psycopg
         kind = psycopg.DatabaseError
     return kind(one.message)
 

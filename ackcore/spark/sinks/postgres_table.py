@@ -1,6 +1,6 @@
-"""The properties of a PostgreSQL table, and what may be shown of the errors of a server.
+"""The properties of a PostgreSQL table, and error messages without values of rows.
 
-No statement has its values apart: psycopg would look for their places in names, too.
+Values are literals in the statements: psycopg would look for parameters in names, too.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
-#: Runs a query, and returns the one value that it has, as text.
+#: Runs a query and returns its single value as text.
 Ask: TypeAlias = Callable[[str], str | None]
 
 
-#: Lets no commit return before it is on the server's disk: a checkpoint would go on from one that a
-#: crash takes back.  To be asked, once in a session.
+#: Makes each commit of the session wait for the server's disk.  Otherwise a crash could undo a
+#: commit on which the checkpoint already relies.  Run once per session.
 DURABLE = (
     "SELECT set_config('synchronous_commit', 'on', false)"
     " WHERE current_setting('synchronous_commit') = 'off'"
 )
-#: Of SQLSTATE: values that do not fit, and texts that a type cannot parse.
+#: SQLSTATEs of values that do not fit, and of texts that a type cannot parse.
 _OF_VALUES = ("22", "42601")
-#: Where in the rows of a COPY an error is, as the server says; behind it comes the value.
+#: The position of an error in a COPY, in the server's context; the value follows it.
 _COLUMN = re.compile(r"COPY .*, line \d+, column ([^:]+):")
 
 
 def shown_message(state: str, message: str, context: str | None) -> str:
-    """Return what may be shown of an error of the server's: no value of a row.
+    """Return a server's error without values of rows.
 
     Parameters
     ----------
     state, message, context : str
-        Its SQLSTATE, and what the server says: not the detail, which has the row.
+        The error's SQLSTATE, message and context.  The detail is left out, since it shows the row.
     """
     if not state.startswith(_OF_VALUES):
         return message
@@ -47,11 +47,11 @@ class Column(NamedTuple):
     Attributes
     ----------
     kind : str
-        Its type's name; of a domain, the name of what it is made of.
+        The name of its type; for a domain, the name of the base type.
     is_array : bool
-        Whether it is an array.
+        Whether its type is an array.
     generated : bool
-        Whether it is always generated.
+        Whether its value is always generated.
     needed : bool
         Whether a row must have a value for it.
     """
@@ -63,18 +63,18 @@ class Column(NamedTuple):
 
 
 def quoted(name: str) -> str:
-    """Return a name as an identifier."""
+    """Return a name, quoted as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """Return a text as a literal."""
+    """Return a text as an SQL literal."""
     escaped = text.replace("'", "''").replace("\\", "\\\\")
     return f"E'{escaped}'" if "\\" in text else f"'{escaped}'"
 
 
 def columns_of(ask: Ask, table: str) -> dict[str, Column]:
-    """Return the columns of a table, which is named as SQL has it, by their names."""
+    """Return the columns of a table by name; ``table`` is its name in SQL."""
     found = _lists(
         ask,
         "attname, coalesce(base.typname, own.typname), own.typcategory = 'A',"
@@ -89,12 +89,12 @@ def columns_of(ask: Ask, table: str) -> dict[str, Column]:
 
 
 class Way(NamedTuple):
-    """How rows get into a table.
+    """The way in which rows are written into a table.
 
     Attributes
     ----------
     copies : bool
-        Whether COPY writes into it: into no view, and into no table with policies for the user.
+        Whether COPY can write into it.  It cannot for a view, or if policies apply to the user.
     has_policies : bool
         Whether policies apply to the user.
     """
@@ -104,7 +104,7 @@ class Way(NamedTuple):
 
 
 def way_into(ask: Ask, table: str) -> Way:
-    """Return how rows get into a table."""
+    """Return the way in which rows are written into a table."""
     found = _lists(
         ask,
         "relkind NOT IN ('v', 'm') AND NOT row_security_active(oid), row_security_active(oid)",
@@ -114,7 +114,7 @@ def way_into(ask: Ask, table: str) -> Way:
 
 
 def nulls_differ(ask: Ask, table: str, keys: Sequence[str]) -> bool:
-    """Whether keys may be null, and one that is equals no other."""
+    """Return whether keys may be null, and a null key equals no other."""
     found = unique_indexes(ask, table, keys)
     return any(may_be and not equal for may_be, equal in found) and not any(
         equal for _, equal in found
@@ -122,11 +122,14 @@ def nulls_differ(ask: Ask, table: str, keys: Sequence[str]) -> bool:
 
 
 def unique_indexes(ask: Ask, table: str, keys: Sequence[str]) -> list[tuple[bool, bool]]:
-    """Return of each index that makes just these columns unique, for each row and at once, whether
-    they may be null, and whether nulls are equal there (NULLS NOT DISTINCT)."""
+    """Return two flags for each unique index on exactly these columns.
+
+    The flags say whether a column may be null, and whether nulls are equal (NULLS NOT DISTINCT).
+    Partial and deferrable indexes are left out.
+    """
     found = _lists(
         ask,
-        # As JSON: PostgreSQL before 15 has no such column.
+        # Through JSON, because PostgreSQL before 15 does not have this column.
         "array_agg(attname::text), bool_or(NOT attnotnull),"
         " bool_or(coalesce(to_jsonb(pg_index) ->> 'indnullsnotdistinct', 'false')::bool)",
         "FROM pg_index"
@@ -148,15 +151,15 @@ def _lists(ask: Ask, columns: str, rest: str) -> list[list[Any]]:
 
 
 def session_name(deployment: str, sink: str) -> str:
-    """Return the name that the connection of a sink of a checkpoint has in the server."""
-    # PostgreSQL cuts long ones, and has a question mark for each character that is not ASCII's.
+    """Return the application name of the connection of a checkpoint's sink."""
+    # PostgreSQL cuts long names and replaces each character outside of ASCII by a question mark.
     plain = len(sink) <= 32 and sink.isascii() and sink.isprintable()
     said = sink if plain else blake2b(sink.encode(), digest_size=8).hexdigest()
     return f"ackcore-{deployment}-{said}"[:63]
 
 
 def end_others(name: str) -> str:
-    """Return the query that ends the other connections of a name, which may hold locks."""
+    """Return a query that ends the other connections with a name, since they may hold locks."""
     return (
         "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name ="
         f" {literal(name)} AND usename = current_user AND datname = current_database()"

@@ -1,4 +1,4 @@
-"""The rows that a sink cannot write, and the reasons."""
+"""The rows that a sink refuses, and the reasons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ackcore.arrow.shown import shown_values
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import to_arrow
 
-#: One for all rows, or one for each: a text, or the exception that a row was refused with.
+#: One reason for all rows, or one for each: a text, or the exception for which it was refused.
 Reasons: TypeAlias = (
     str | BaseException | Sequence[str | BaseException] | pa.Array | pa.ChunkedArray
 )
@@ -25,23 +25,27 @@ E = TypeVar("E", bound=BaseException)
 
 
 class InvalidRejects(TypeError, ValueError):
-    """A sink names rows that it refuses wrongly, or rows that it was not given.
+    """A sink returned an invalid `SinkRejects`, or refused rows that it was not given.
 
-    That is a mistake in the sink and no outage: it ends the query at once.
+    This is a programming error in the sink, not an outage: it ends the query at once.
     """
 
 
 class TooManyRefused(RuntimeError):
-    """A sink refuses more rows of a micro-batch than it looks for one by one.
+    """A sink refuses more rows of a micro-batch than its limit.
 
-    Nothing of the micro-batch is written there, or it is replaced.  It ends the query at once.
+    Nothing of the micro-batch is written, or it will be replaced.  The error ends the query at
+    once.
     """
 
 
 def too_many_refused(
     where: str, batch_id: int, limit: int, first: BaseException, left: str, costs: str
 ) -> TooManyRefused:
-    """Make the error; ``left`` says what is written, ``costs`` what it takes to look for more."""
+    """Return the error.
+
+    ``left`` is a sentence on what is written; ``costs`` is a clause on the cost of a higher limit.
+    """
     return TooManyRefused(
         f"{where} refuses more than {limit} rows of micro-batch {batch_id}, the first by "
         f"{type(first).__name__}: {one_line(first)}. {left}. Where what is written into, and no "
@@ -51,18 +55,18 @@ def too_many_refused(
 
 
 class RefusalCount(Generic[E]):
-    """Counts the rows of a micro-batch that a database refuses, up to a limit.
+    """The number of rows of a micro-batch that a database has refused, with a limit.
 
     Parameters
     ----------
     where : str
-        The sink and what it writes into.
+        The sink and its target.
     batch_id : int
-        The micro-batch.
+        The number of the micro-batch.
     limit : int
-        How many there may be.
+        The maximum number of refused rows.
     without_values : callable
-        Returns what of an error may be shown, as an error.
+        Returns an error without values of rows.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class RefusalCount(Generic[E]):
         self._first: E | None = None
 
     def add(self, error: E) -> None:
-        """Count a row; raise `TooManyRefused` if that is one too many."""
+        """Count a refused row; raise `TooManyRefused` above the limit."""
         self._first = self._first or error
         self._count += 1
         if self._count > self._limit:
@@ -93,37 +97,37 @@ class RefusalCount(Generic[E]):
 
 
 class SinkRejects(Exception):
-    """Rows of a micro-batch that a sink refuses, and why: to be returned by the sink, or raised.
+    """Rows of a micro-batch that a sink refuses, with reasons; the sink returns or raises it.
 
-    *Returned*, it says that all other rows are written.  If the sink is called again with the same
-    batch id, as after a crash, it must write and refuse anew, or refuse the same rows again.
+    *Return* it if all other rows are written.  If the sink is called again with the same batch id,
+    for instance after a crash, it must write and refuse again, or refuse the same rows again.
 
-    *Raised*, it says that nothing is written, or will be replaced: once it is on record who is
-    refused, the sink is called again under the same batch id, without these rows.  That is for
-    sinks that write a batch in one transaction and skip a batch id that they have seen.
+    *Raise* it if nothing is written, or what is written will be replaced.  ackcore records the
+    refused rows and calls the sink again with the same batch id, without these rows.  This is for
+    sinks that write a batch in one transaction and skip a batch id that they have written.
 
-    The records of these rows go to the dead letters, with the sink as their component.
+    The records of these rows become dead letters with the sink as their component.
 
     Parameters
     ----------
     rows : pyarrow.Table, pyarrow.RecordBatch or DataFrame
-        Some of the stream's columns, such as a key, with the values that are refused: every row of
-        the micro-batch that has the values of one of these rows.
+        Values of some of the stream's columns, such as a key.  Each row of the micro-batch that has
+        the values of one of these rows is refused.
     reasons : str, exception, sequence of them, or column of texts
-        Why: one for all, or one for each of `rows`.
+        One reason for all rows, or one for each of `rows`.
 
     Raises
     ------
     InvalidRejects
-        If `rows` or a reason is of another type, or there are not as many reasons as rows.  A
-        `TypeError` and a `ValueError`, which ends the query and is not tried again.
+        If `rows` or a reason is of another type, or the number of reasons differs from that of the
+        rows.  It is a `TypeError` and a `ValueError`; it ends the query without a retry.
     """
 
-    #: The values that are refused; None if they are named by their places.
+    #: The refused values; None if the rows are named by their places.
     values: pa.Table | None
-    #: By their places: the numbers of files in `Accepted.files`, and of rows in these.
+    #: The numbers of the rows' files in `Accepted.files`, and their places in them; or None.
     places: tuple[Int64s, Int64s] | None
-    #: Each reason once, and of each row the number of its own.
+    #: The distinct reasons, and for each row the index of its reason.
     reasons: list[str | BaseException]
     reason_of: Int32s
 
@@ -138,16 +142,16 @@ class SinkRejects(Exception):
 
     @classmethod
     def at(cls, files: npt.ArrayLike, rows: npt.ArrayLike, reasons: Reasons) -> SinkRejects:
-        """Make what a ``write_accepted`` returns or raises: rows named by their places.
+        """Return a `SinkRejects` that names rows by their places, for use in ``write_accepted``.
 
         Parameters
         ----------
         files : array_like of int
-            The number in `Accepted.files` of each refused row's file.
+            For each refused row, the number of its file in `Accepted.files`.
         rows : array_like of int
-            The place of each in its file, as `read_with_places` gives it.
+            For each refused row, its place in its file, as `read_with_places` yields it.
         reasons : str, exception, sequence of them, or column of texts
-            Why: one for all, or one for each.
+            One reason for all rows, or one for each.
         """
         of, at = _numbers(files, "files"), _numbers(rows, "rows")
         if len(of) != len(at):
@@ -157,7 +161,7 @@ class SinkRejects(Exception):
         return cls(pa.table({}), reasons, _places=(of, at))
 
     def __len__(self) -> int:
-        """The number of named rows."""
+        """Return the number of refused rows that are named."""
         if self.places is not None:
             return len(self.places[0])
         assert self.values is not None
@@ -188,7 +192,7 @@ def _numbers(values: npt.ArrayLike, name: str) -> Int64s:
 
 
 def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32s]:
-    """Return each reason once, and of each row the number of its own."""
+    """Return the distinct reasons, and for each row the index of its reason."""
     if isinstance(reasons, str | BaseException):
         return [reasons], np.zeros(n, np.int32)
     if isinstance(reasons, pa.Array | pa.ChunkedArray):
@@ -223,7 +227,7 @@ def _of_sequence(
     for i, one in enumerate(reasons):
         if not isinstance(one, str | BaseException):
             raise _no_reason(type(one).__name__)
-        # Exceptions are told apart: their texts are made by users' code, when they are read.
+        # Exceptions are distinguished by identity: users' code makes their texts later.
         of[i] = numbers.setdefault(one if isinstance(one, str) else id(one), len(found))
         if of[i] == len(found):
             found.append(one)

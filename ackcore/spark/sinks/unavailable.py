@@ -1,4 +1,4 @@
-"""The error of a sink whose target cannot be reached, or does not let it in."""
+"""The error of a sink whose target cannot be reached or refuses access."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from collections.abc import Iterable
 _LONGEST = 500
 _REDACTED = "[redacted]"
 _SHORTEST = 4
-#: Colours, of what deltalake says of a bucket.
+#: Terminal colours in deltalake's errors about a bucket.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-#: Of an address, a login; what has no colon is none: ``abfss://container@account`` is a place.
+#: The login in an address. It has a colon: ``container`` in ``abfss://container@account`` is none.
 _LOGIN = re.compile(r"(?<=://)[^/?#\s@]*:[^/?#\s@]*@")
-#: Its parameters, signatures and tokens among them.
+#: The parameters of an address, which may include signatures and tokens.
 _PARAMETERS = re.compile(r"(?<=\?)[^\s?<>]*=[^\s<>]*")
-#: What a server says of a request that it refuses: whose it was, and how it was signed.
+#: The key and the signature of a refused request in a server's answer.
 _SIGNED = re.compile(
     r"(<(AWSAccessKeyId|Signature|StringToSign|CanonicalRequest)(\w*)>).*?(?=</\2\3>|$)", re.DOTALL
 )
 
 
 class SinkUnavailable(RuntimeError):
-    """The target of a sink cannot be used: it is away, gone, full, or refuses the login.
+    """The target of a sink is unreachable, deleted or full, or refuses the login.
 
-    The message names the sink and what it writes into, without passwords, and says what may help.
-    At the start of a query it is raised as it is; while one runs the sink is tried again first, and
-    then it is the cause of a `SinkError`.
+    The message names the sink and its target, without passwords, and suggests what to do.  At the
+    start of a query the error is raised directly.  While a query runs, the sink is first retried;
+    then the error is the cause of a `SinkError`.
     """
 
 
 def unavailable(sink: str, where: str, said: str, way_out: str) -> SinkUnavailable:
-    """Make the error.
+    """Return the error.
 
     Parameters
     ----------
     sink : str
         The sink's name.
     where : str
-        What it writes into, without secrets: ``table words at host=db dbname=shop``.
+        The sink's target, without secrets: ``table words at host=db dbname=shop``.
     said : str
-        What went wrong, without secrets.
+        The cause, without secrets.
     way_out : str
-        What may help; ends without a full stop.
+        The advice to the user, without a full stop at its end.
     """
     said = " ".join(_COLOURS.sub("", said).split())[:_LONGEST].rstrip(".")
     return SinkUnavailable(f"sink {sink!r}, {where}: {said}. {way_out}")
 
 
 def redacted(text: str, secrets: Iterable[object]) -> str:
-    """Return a text without secrets, and without logins, parameters and signatures in it.
+    """Return a text without the given secrets, and without logins, parameters and signatures.
 
-    The longest secret first: a short one may be part of it.
+    The longest secret is removed first, because a short one may be part of it.
     """
     found = {str(one) for one in secrets if len(str(one)) >= _SHORTEST}
     for secret in sorted(found - {"true", "false", "True", "False"}, key=len, reverse=True):
@@ -61,7 +61,7 @@ def redacted(text: str, secrets: Iterable[object]) -> str:
 
 
 def bare(address: str) -> str:
-    """Return an address without a login and parameters; the path of a file has none."""
+    """Return an address without login and parameters; a file path is returned unchanged."""
     if "://" not in address:
         return address
     scheme, slashes, place = address.partition("?")[0].rpartition("://")
@@ -70,7 +70,7 @@ def bare(address: str) -> str:
 
 
 def secrets_of(address: str) -> list[str]:
-    """Return what of an address no error may show: its password, and its parameters' values."""
+    """Return the secrets in an address: its password, and its parameters' values."""
     place, _, parameters = address.partition("?")
     login = place.partition("://")[2].rpartition("@")[0]
     return [login.partition(":")[2], *re.findall("=([^&]+)", parameters)]
