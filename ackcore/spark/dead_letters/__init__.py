@@ -1,1 +1,1 @@
-"""Records that were given up: their store, reading them, and sending them again."""
+"""The store of dead letters, and the functions that read, replay and drop them."""

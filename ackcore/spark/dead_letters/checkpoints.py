@@ -1,6 +1,6 @@
-"""A checkpoint as who looks after its dead letters sees it, on a file system or in a bucket.
+"""A read-only view of a checkpoint and its dead letters, on a file system or in a bucket.
 
-Nothing is owned by looking: a query that runs on it is not disturbed.
+The view takes no lock and does not disturb a running query.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from ackcore.spark.stores.opening import is_bucket, open_store
 
 
 class Checkpoint(Protocol):
-    """A checkpoint.
+    """A read-only view of a checkpoint.
 
     Attributes
     ----------
     url : str
-        Where it is.
+        The path or URL of the checkpoint.
     """
 
     url: str
 
     def refreshed(self) -> Self:
-        """Return it as it is now."""
+        """Return a view of the checkpoint's present state."""
 
     def meta(self) -> dict[str, Any] | None:
-        """Return what it is, None if it is not there."""
+        """Return the checkpoint's meta record, or None if there is no checkpoint."""
 
     def records(self) -> Records:
-        """Return its records, to be read only.
+        """Return the checkpoint's records, read-only.
 
         Raises
         ------
         StateError
-            If it is not there any more.
+            If the checkpoint has been deleted.
         """
 
     def tables(self, check: bool) -> TableCache:
-        """Return its tables; without ``check`` their checksums need not be looked at."""
+        """Return the checkpoint's tables. ``check=False`` permits skipping their checksums."""
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """Return what the last micro-batches did, as `read_progress` does."""
+        """Return the progress of the last ``most`` micro-batches, in the form of `read_progress`."""
 
     def holder(self) -> Holder | None:
-        """Return the driver that holds it, or held it last."""
+        """Return the driver that holds the checkpoint, or the last one that held it."""
 
     def epoch(self) -> int:
-        """Return how often drivers have opened it."""
+        """Return the number of times that drivers have opened the checkpoint."""
 
     def letters(self) -> Letters:
-        """Return its store of dead letters."""
+        """Return the checkpoint's store of dead letters."""
 
 
 class LocalCheckpoint:
@@ -82,7 +82,7 @@ class LocalCheckpoint:
         return read_record(self.root / META, META)
 
     def refreshed(self) -> LocalCheckpoint:
-        """See `Checkpoint.refreshed`. The files are read anew at each call."""
+        """See `Checkpoint.refreshed`. Each method reads the files anew."""
         return self
 
     def records(self) -> Records:
@@ -114,12 +114,12 @@ class LocalCheckpoint:
 
 
 class BucketCheckpoint:
-    """A checkpoint in a bucket, as its head was when this was first asked.
+    """A checkpoint in a bucket, in the state that its head had at the first method call.
 
     Parameters
     ----------
     url : str
-        Where it is.
+        The URL of the checkpoint.
     """
 
     def __init__(self, url: str) -> None:
@@ -139,7 +139,7 @@ class BucketCheckpoint:
         return self._read
 
     def records(self) -> Records:
-        """See `Checkpoint.records`: as they were at one moment."""
+        """See `Checkpoint.records`. All records are from the same moment."""
         if self.meta() is None:
             raise StateError(f"{self._records.place(META)} is not there any more")
         return self._records
@@ -149,16 +149,18 @@ class BucketCheckpoint:
         return self._records.read_meta()
 
     def tables(self, check: bool) -> TableCache:
-        """See `Checkpoint.tables`: they are always checked."""
+        """See `Checkpoint.tables`. Checksums are always verified."""
         return TableCache(self._store, self.epoch(), check=check)
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """See `Checkpoint.progress`. The last step's progress is written with the next step."""
+        """See `Checkpoint.progress`. The driver writes the progress of a step with the next step."""
         lines: list[dict[str, Any]] = self._records.found.get("progress", [])
         return lines[-most:] if most > 0 else []
 
     def holder(self) -> Holder | None:
-        """See `Checkpoint.holder`. A driver that died while it held the checkpoint counts."""
+        """See `Checkpoint.holder`. A driver that died while it held the checkpoint counts as
+        holder.
+        """
         found = self._records.found
         return Holder(found["holder"], None if found["open"] else False) if found else None
 
@@ -172,12 +174,12 @@ class BucketCheckpoint:
 
 
 def letters_at(place: str) -> Letters:
-    """Return the store of a path or a URL."""
+    """Return the store of dead letters at a path or URL."""
     return Letters(open_store(place, "dead_letters"))
 
 
 def checkpoint_at(url: str) -> Checkpoint | None:
-    """Return the checkpoint of a path or a URL, None if there is none."""
+    """Return the checkpoint at a path or URL, or None if there is none."""
     if is_bucket(url):
         found = BucketCheckpoint(url)
         return None if found.meta() is None else found

@@ -1,7 +1,7 @@
-"""Merging files of dead letters, so that they do not become too many.
+"""Compaction of dead-letter files, which bounds the number of files.
 
-Neighbours that were merged equally often, and whose letters have the same columns, are merged into
-one file; see `ackcore.spark.dead_letters.store` for why no letter is lost or doubled by it.
+Adjacent files that were merged equally often and have the same columns are merged into one file.
+`ackcore.spark.dead_letters.store` explains why this neither loses nor duplicates a letter.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ackcore.spark.dead_letters.letters import emptied, read_parts, read_schema
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of
 from ackcore.spark.dead_letters.objects import ObjectFile
 
-#: So many neighbours that were merged equally often are merged once more, and at most so many at
-#: once: with d deaths there are some 16 log d files, and each letter is written log d times.
+#: Fewest and most files of adjacent micro-batches, merged equally often, that one merge takes:
+#: with d deaths there are some 16 log d files, and each letter is written log d times.
 _FEWEST, _MOST = 16, 256
-#: Files are merged up to this size.
+#: Largest size of a merged file, in bytes.
 _BYTES = 1 << 28
-#: For how long a file is kept that was merged into another: a reader may have listed it before.
+#: Time for which a merged file is kept, in ms: a reader may have read an older index.
 KEPT_MS = 3_600_000
 
 
 class Compaction:
-    """Merges the files of a store.
+    """The compaction of a store's files.
 
     Parameters
     ----------
@@ -44,22 +44,22 @@ class Compaction:
         self._seen: set[str] = set()
 
     def compact(self, store: Letters, spout: str, older: list[LetterFile]) -> None:
-        """Merge files, and remove those that were merged more than an hour ago.
+        """Merge files, and delete files that were merged more than an hour ago.
 
         Parameters
         ----------
         store : Letters
-            Where they are.
+            The store.
         spout : str
-            Whose.
+            The spout of the files.
         older : list of LetterFile
-            Its files but for the last, which may be written again.
+            The spout's files without the last one, which may be written again.
         """
         run = self._run(older)
         for file in [file for file in self._schemas if _spout_of(file.path) == spout]:
             if file not in older:
                 del self._schemas[file]
-        # Not each time: there may be an hour's thousands of files to look at.
+        # Not at each call: an hour may leave thousands of files to check.
         if run or spout not in self._seen:
             store.remove_merged(spout, self._clock() - KEPT_MS)
         self._seen.add(spout)
@@ -67,9 +67,9 @@ class Compaction:
             store.merge(spout, run, partial(_copy, run, notes_of(store)))
 
     def _run(self, files: list[LetterFile]) -> list[LetterFile] | None:
-        """Return neighbours that were merged equally often and have the same columns.
+        """Return adjacent files that were merged equally often and have the same columns, or None.
 
-        Files of one micro-batch are among them together, or not at all.
+        The result has all files of a micro-batch or none of them.
         """
         for _, level in groupby(files, key=lambda file: file.level):
             neighbours = [tuple(some) for _, some in groupby(level, key=lambda file: file.first)]
@@ -104,7 +104,7 @@ class Compaction:
 
 
 def _copy(run: list[LetterFile], notes: Sequence[Note], file: BinaryIO) -> None:
-    """Write the letters of files one after the other; those that were dropped are empty."""
+    """Write the letters of several files into one. The rows of dropped letters are empty."""
     parts = (part for each in run for part in parts_left(each.path, notes))
     write_letters(file, read_schema(run[0].path), parts)
 
@@ -114,12 +114,12 @@ def _spout_of(path: ObjectFile) -> str:
 
 
 def parts_left(path: ObjectFile, notes: Sequence[Note]) -> Iterator[pa.Table]:
-    """Yield the letters of a file part by part, those that were dropped empty.
+    """Yield the letters of a file part by part, with empty rows for dropped letters.
 
     Raises
     ------
     CheckpointCorrupt
-        If it is damaged or missing.
+        If the file is damaged or missing.
     """
     _, gone = gone_rows(path, _spout_of(path), notes)
     done = 0

@@ -1,4 +1,4 @@
-"""Letters for which a condition of Spark's holds; `replay` loads this where it is given one."""
+"""Selection of letters by a Spark condition. `replay` imports this module only for a condition."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of
 def matching_rows(
     spark: SparkSession | None, kinds: Sequence[Kind], notes: Sequence[Note], where: str | Column
 ) -> dict[ObjectFile, Int64s]:
-    """Return the rows for which a condition holds, by file.
+    """Return the numbers of the rows that satisfy a condition, by file.
 
     Parameters
     ----------
     spark : SparkSession or None
-        Evaluates it; the active one if None.
+        The session that evaluates the condition. None for the active session.
     kinds : sequence of Kind
         The files.
     notes : sequence of Note
-        What was sent again or dropped.
+        The notes of letters that were sent again or dropped.
     where : str or Column
         The condition, over the columns of `dead_letters`.
 
     Raises
     ------
     ValueError
-        If it is not a condition over these columns, or there is no session.
+        If ``where`` is not a condition over these columns, or there is no session.
     """
     session = session_of(spark)
     found: dict[ObjectFile, list[int]] = {}

@@ -1,10 +1,10 @@
-"""Dropping dead letters: they are not shown, counted or sent again any more, and take no disk.
+"""Dropping of dead letters: afterwards they are not shown, counted or replayed, and use no disk.
 
-A note in the store names them, as one of `replay` does, so that a driver may go on writing and
-merging meanwhile: with it they are dropped.  Then the files that have them are written again with
-their rows empty, each in the place of the old one by a rename: who reads sees the whole old file or
-the whole new one, and no other letter moves.  What a process that died left of that, or a driver
-that merged the old files in the meantime, the next drop does, and the next merge.
+`drop` first adds a note to the store that names the letters, as `replay` does. The note drops them,
+while a driver may go on writing and merging. Then `drop` rewrites their files with empty rows. Each
+new file replaces the old one in one step, so a reader sees either whole file, and no other letter
+changes its position. If the process dies, or a driver merges old files meanwhile, the next drop and
+the next merge finish the rewriting.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from ackcore.spark.dead_letters.notes import (
 )
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
 
-#: How often files are looked at again.
+#: Passes over the files.
 _PASSES = 3
 
 
 class Dropped(NamedTuple):
-    """Letters that were dropped.
+    """The result of `drop`.
 
     Attributes
     ----------
     request : str
         The name of the note.
     records : dict of str to int
-        How many, by spout.
+        The number of dropped letters, by spout.
     """
 
     request: str
@@ -60,20 +60,20 @@ class Dropped(NamedTuple):
 
 
 def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = False) -> Dropped:
-    """Drop dead letters: they are not shown, counted or sent again any more, and take no disk.
+    """Drop dead letters: afterwards they are not shown, counted or replayed, and use no disk.
 
-    The query need not be stopped.  The books stay: what died has died; and how many were dropped,
-    and which, stays on record.  What was sent again before goes on.  A DataFrame that
-    `dead_letters` returned before leaves them out from now on.
+    The query may run meanwhile. Its counts of deaths do not change, and the store keeps a note of
+    the dropped letters and their number. Letters that were sent again before are still processed. A
+    DataFrame that `dead_letters` returned earlier omits the dropped letters from now on.
 
     Parameters
     ----------
     path : path
-        The checkpoint, or what was given as ``dead_letters``: a directory, or a bucket's URL.
+        The checkpoint, or the value of ``dead_letters``: a directory, or a bucket's URL.
     where : LetterFilter
-        Which ones.
+        The letters to drop.
     dry_run : bool, default False
-        Only tell how many would be dropped.
+        Whether to count the letters without dropping them.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
 
 
 def _note(store: Letters, where: LetterFilter, request: str, dry_run: bool) -> Spans:
-    """Note down which letters are dropped, and return them."""
+    """Add a note of the letters to drop, unless ``dry_run``, and return their positions."""
     notes = notes_of(store)
     kinds = kinds_of(store, where.spout)
     chosen = wanted_rows(kinds, notes, where)
@@ -111,11 +111,11 @@ def _note(store: Letters, where: LetterFilter, request: str, dry_run: bool) -> S
 
 
 def _empty(store: Letters, notes: Sequence[Note]) -> None:
-    """Write files again whose letters were dropped, and those that were merged into others."""
+    """Rewrite the files of dropped letters, including files that a driver merged meanwhile."""
     dropped = [note for note in notes if note.dropped]
     for spout in store.spouts() if dropped else ():
         numbers = {int(n) for note in dropped for n in note.rows.get(spout, ())}
-        # Again, for what a driver merged meanwhile from files that were whole.
+        # Repeat for files that a driver merged meanwhile from files not yet rewritten.
         for _ in range(_PASSES if numbers else 0):
             if not sum(
                 _empty_file(store, spout, file, notes) for file in store.named(spout, numbers)
@@ -124,7 +124,7 @@ def _empty(store: Letters, notes: Sequence[Note]) -> None:
 
 
 def _empty_file(store: Letters, spout: str, file: LetterFile, notes: Sequence[Note]) -> bool:
-    """Write a file again without what was dropped; return whether there was anything to do."""
+    """Rewrite a file without its dropped letters. Return False if the file needed no change."""
     path = file.path
     try:
         _, gone = gone_rows(path, spout, notes)
@@ -137,5 +137,5 @@ def _empty_file(store: Letters, spout: str, file: LetterFile, notes: Sequence[No
     except CheckpointCorrupt:
         if store.has(spout, file):
             raise
-        # It was merged, and the driver has removed it meanwhile.
-    return True  # look again: it may have been merged before it was written
+        # The driver has merged the file and deleted it meanwhile.
+    return True  # check again: a driver may have merged the old file before the rewrite

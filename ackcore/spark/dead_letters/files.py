@@ -1,4 +1,4 @@
-"""Files of a store of dead letters, as `ackcore.spark.dead_letters.letter_store` names them."""
+"""The files of a store of dead letters. `ackcore.spark.dead_letters.letter_store` names them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Fill = Callable[[BinaryIO], object]
 
 
 class LetterFile(NamedTuple):
-    """A file of letters: of which micro-batches, and how often they were merged.
+    """A file of letters, with its first and last micro-batch and the number of merges behind it.
 
-    Several may have the letters of one micro-batch that were not merged: see `position_of`.
+    The unmerged letters of one micro-batch may be in several files: see `position_of`.
     """
 
     path: ObjectFile
@@ -28,10 +28,11 @@ class LetterFile(NamedTuple):
 
 
 class NewFile(NamedTuple):
-    """A file of letters to be: which letter of the micro-batch is its first, and what writes it.
+    """A file of letters to write: the position of its first letter, and the function that writes
+    it.
 
-    ``source`` is a file of ``nbytes`` that is it already, by its path or its URL, with its checksum
-    in its name; it is never written again.
+    ``source`` is the path or URL of an existing file with the same content, of ``nbytes`` bytes.
+    Its name contains its checksum, and it is never rewritten.
     """
 
     position: int
@@ -41,7 +42,7 @@ class NewFile(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Files of a spout whose letters have the same columns."""
+    """The files of a spout whose letters have the same columns."""
 
     spout: str
     files: tuple[LetterFile, ...]
@@ -49,4 +50,4 @@ class Kind(NamedTuple):
 
 
 class NotesChanged(StateError):
-    """A note was made while another was about to be, which did not know of it: look again."""
+    """Another process added a note after the notes were read. Read them again and retry."""

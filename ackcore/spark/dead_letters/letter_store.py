@@ -1,19 +1,21 @@
-"""A store of dead letters: objects, and one index that tells which of them count.
+"""A store of dead letters: objects, and an index of the objects that are valid.
 
-``index.json`` names the files of each spout with their lengths and checksums, the notes of what was
-sent again or dropped, the requests that no query has taken, and to whom the store belongs.  It is
-replaced on a condition (`SharedRecord`), so each step is one put, after those of the objects that
-it names: letters of a micro-batch are there with it, and once more they take the place of
-themselves.  Nothing is learned by a list, which may lag.
+``index.json`` lists the files of each spout with lengths and checksums, the notes of letters that
+were sent again or dropped, the requests that no query has taken, and the checkpoint that owns the
+store. Each step replaces the index with one conditional put (`SharedRecord`), after the puts of the
+new objects. So the letters of a micro-batch become visible together, and a repeated step replaces
+its own letters. Nothing depends on listings, which may lag.
 
-The driver that opens the store puts its token there, and writes while that is in it; who wrote
-before is refused at his next step.  `drop` and `replay` write beside the driver: each change is
-made of what is there, so none undoes another's.  Requests are taken out of the index by the driver
-alone, in `ackcore.spark.checkpoint.requests`, which asks whose the checkpoint is instead.
+A driver that opens the store writes its token into the index, and may write while the token is
+there. The next step of the previous driver is refused. `drop` and `replay` write beside the driver:
+each change is applied to the present index, so none undoes another. Only the driver removes
+requests from the index, in `ackcore.spark.checkpoint.requests`, which checks the owner of the
+checkpoint instead.
 
-Keys bear the epoch, which is counted up when a driver opens the store, and random bits.  What no
-index names and is of an earlier epoch was left by who died: nobody can name it any more, as the
-version on which that would depend is gone.  The driver that opens the store sweeps it.
+Keys contain random bits and the epoch, which grows each time a driver opens the store. An object of
+an earlier epoch that no index names was left by a process that died. No process can add it to the
+index any more, because the index version for that put is gone. The driver that opens the store
+deletes such objects.
 """
 
 from __future__ import annotations
@@ -47,18 +49,18 @@ from ackcore.spark.stores.interface import Store
 
 #: A note of more bytes is an object of its own.
 _LARGE = 2000
-#: Where there are lists of files that were merged, and notes.
+#: Prefixes of the lists of merged files, and of notes.
 _MERGED, _NOTES = ".merged", ".notes"
-#: What is ours below the store, and may be swept if it is of an earlier epoch.
+#: Keys of ackcore's in the store, which may be swept if their epoch is an earlier one.
 _OURS = re.compile(
     r"[^/]+/(?:batch-\d+(?:\.\d+)?|batches-\d+-\d+\.\d+|columns)\.e(\d+)\.[0-9a-f]{24}\.parquet"
     r"|(?:\.merged|\.notes)/e(\d+)/[0-9a-f]{24}|\.requests/e(\d+)\.[0-9a-f]{8}/.+"
 )
-#: A file of no more bytes is at hand after it was put.
+#: Largest file, in bytes, that is cached after its put.
 _SMALL = 1 << 20
-#: So many files that tasks wrote are copied beside each other.
+#: Number of tasks' files that are copied in parallel.
 _AT_ONCE = 16
-#: A drop begins anew so often where drivers start meanwhile.
+#: Attempts to rewrite a file while drivers start.
 _TRIES = 10
 
 
@@ -68,7 +70,7 @@ class Letters:
     Parameters
     ----------
     store : Store
-        Where it is.
+        The directory or bucket prefix.
     clock : callable, optional
         Returns milliseconds since 1970.
     """
@@ -80,7 +82,7 @@ class Letters:
         self._index = SharedRecord(store, INDEX)
         self.objects = Objects(store, self._now)
         self._token = ""
-        #: The notes and the epoch when they were read last.
+        #: The notes and the epoch of the last read.
         self._seen: tuple[Collection[str], int | None] = (), None
 
     def __repr__(self) -> str:
@@ -88,36 +90,39 @@ class Letters:
 
     @property
     def index(self) -> SharedRecord:
-        """The recorded index."""
+        """The index record of the store."""
         return self._index
 
     def refresh(self) -> None:
-        """Look anew at what is there."""
+        """Read the index again."""
         self._index.load()
 
     # -- whose it is --------------------------------------------------------------------------
 
     def owner(self) -> dict[str, Any] | None:
-        """Return to which checkpoint it belongs, None if nobody has said yet."""
+        """Return the description of the checkpoint that owns the store, or None if it has no owner
+        yet.
+        """
         return self._index.read().get("owner")
 
     def own(self, about: Mapping[str, str], check_owner: Callable[[], object]) -> None:
-        """Make it that of a checkpoint; a driver that wrote to it before is refused from now on.
+        """Make a checkpoint the owner of the store. Writes of any earlier driver are refused from
+        now on.
 
         Parameters
         ----------
         about : mapping of str to str
-            What `owner` returns from now on.
+            The description that `owner` returns from now on.
         check_owner : callable
-            Raises if the checkpoint is another driver's meanwhile.
+            Raises if another driver has taken over the checkpoint.
         """
         token = secrets.token_hex(16)
 
         def take(body: Body) -> Body | None:
             if body.get("token") == token:
                 return None
-            # After the look at the index: if another driver takes over from now on, it replaces
-            # the index before or after this, and is not refused by it.
+            # After the read of the index: a driver that takes over from now on replaces the
+            # index before or after this replacement, and is not refused because of it.
             check_owner()
             epoch = body.get("epoch", 0) + 1
             by = {"epoch": epoch, "token": token, "holder": process_name()}
@@ -128,7 +133,7 @@ class Letters:
         self._sweep()
 
     def has_remains(self) -> bool:
-        """Whether there are files of letters; asked where there is no index that names them."""
+        """Return whether files of letters exist. For stores whose index is missing."""
         return any(
             "/batch" in entry.key and _epoch_in(entry.key) > 0 for entry in self.store.list()
         )
@@ -143,7 +148,9 @@ class Letters:
             )
 
     def _sweep(self) -> None:
-        """Delete what drivers and commands left that died; a list that lags lacks some of it."""
+        """Delete objects that dead drivers and commands left. A listing that lags may miss some of
+        them.
+        """
         remove_abandoned(self.store)
         keys = [entry.key for entry in self.store.list()]
         self._give_up({key.removesuffix(GIVEN_UP) for key in keys if key.endswith(GIVEN_UP)})
@@ -156,7 +163,7 @@ class Letters:
         )
 
     def _give_up(self, keys: Collection[str]) -> None:
-        """Leave files out of the index that cannot be read any more, as a user wants."""
+        """Remove unreadable files from the index that the user has given up."""
 
         def change(body: Body) -> Body:
             for spout in body["spouts"]:
@@ -179,12 +186,12 @@ class Letters:
     # -- files --------------------------------------------------------------------------------
 
     def spouts(self) -> list[str]:
-        """Return the spouts that have letters, or whose columns are known, sorted."""
+        """Return the spouts that have letters or recorded columns, sorted."""
         spouts = self._index.read().get("spouts", {})
         return sorted(name for name, of in spouts.items() if of["files"] or of["columns"])
 
     def files(self, spout: str) -> list[LetterFile]:
-        """Return the files of a spout that count, in the order of their micro-batches."""
+        """Return the valid files of a spout, in the order of their micro-batches."""
         found = _of_spout(self._index.read(), spout)["files"]
         return [self._file(each) for each in found]
 
@@ -195,9 +202,9 @@ class Letters:
         return ObjectFile(self.objects, entry["object"], entry["bytes"], entry["blake2b"])
 
     def _now(self, file: ObjectFile) -> ObjectFile | None:
-        """Return what `rewrite`, or `publish`, has put in the place of a file since."""
+        """Return the file by which `rewrite` or `publish` has replaced a file, or None."""
         spout = file.key.partition("/")[0]
-        # What was read before stays as it is, to be of one moment.
+        # A new record: the index read before stays unchanged, so that it is of one moment.
         index = SharedRecord(self.store, INDEX).load()
         for each in _of_spout(index, spout)["files"]:
             if _name(each["object"]) == _name(file.key):
@@ -205,12 +212,14 @@ class Letters:
         return None
 
     def columns(self, spout: str) -> ObjectFile | None:
-        """Return the file that has the columns of a spout's source, if there is one."""
+        """Return the file with the columns of a spout's source, or None."""
         found = _of_spout(self._index.read(), spout)["columns"]
         return None if found is None else self._path(found)
 
     def remember_columns(self, sources: Mapping[str, pa.Schema]) -> None:
-        """Note the columns of each source, so that they are known before a record died."""
+        """Record the columns of each source, so that readers have them before the first record
+        dies.
+        """
         written: dict[str, Any] = {}
         for spout, schema in sources.items():
             letters, path = schema_of(schema), self.columns(spout)
@@ -238,9 +247,9 @@ class Letters:
     def _put(
         self, spout: str, name: str, fill: Fill, there: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Put a file of letters, which counts for nothing yet; return what is recorded of it.
+        """Put a file of letters that is not valid yet, and return its index entry.
 
-        It is not put if one with these bytes is ``there``.
+        If ``there`` is the entry of a file with the same bytes, return it and put nothing.
         """
         epoch = self._index.read()["epoch"]
         with made_for(self.store) as path:
@@ -257,10 +266,11 @@ class Letters:
         return {"object": key, "bytes": size, "blake2b": digest}
 
     def publish(self, spout: str, number: int, new: Sequence[NewFile]) -> None:
-        """Write the letters of a micro-batch, in the place of those that are there of it.
+        """Write the letters of a micro-batch, and replace any earlier ones of that micro-batch.
 
-        It takes two trips to a bucket, and none if they are there.  What tasks wrote is linked, or
-        copied within the bucket, for a trip more: many files at once.
+        This takes two bucket requests in sequence, or none if the letters are already there. Files
+        that tasks wrote are linked, or copied within the bucket. Copying takes one more request per
+        file; many run in parallel.
         """
         files = _of_spout(self._index.read(), spout)["files"]
         there = [each for each in files if each["first"] == number]
@@ -299,9 +309,10 @@ class Letters:
     def _copied(
         self, spout: str, name: str, new: NewFile, there: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """Do as `_put`, of a file of a task that is beside the store, its checksum in its name.
+        """Link or copy a task's file into the store, and return its index entry, as `_put` does.
 
-        Its length is looked at; whoever reads it looks at its checksum.
+        The file is on the same storage, and its checksum is in its name. This checks its length;
+        the reader checks its checksum.
         """
         assert new.source is not None
         digest = checksum_in(new.source)
@@ -315,9 +326,9 @@ class Letters:
         return {"object": key, "bytes": size, "blake2b": digest}
 
     def merge(self, spout: str, run: list[LetterFile], fill: Fill) -> LetterFile | None:
-        """Write neighbours as one file; None if they are not all there any more.
+        """Merge adjacent files into one and return it, or None if one of them is no longer valid.
 
-        Those that were merged are deleted an hour later.
+        The merged files are deleted an hour later.
         """
         first, last, level = run[0].first, run[-1].last, run[0].level + 1
         put = self._put(spout, f"batches-{first}-{last}.{level}", fill)
@@ -349,7 +360,7 @@ class Letters:
         return self._file(whole)
 
     def remove_merged(self, spout: str, until_ms: int) -> None:
-        """Delete files that were merged into others before that time."""
+        """Delete files that were merged into others before ``until_ms``."""
         log = _of_spout(self._index.read(), spout)["merged"]
         self._forget_merged(spout, [each for each in log if each["at_ms"] < until_ms])
 
@@ -366,7 +377,7 @@ class Letters:
                 return None
             return {**body, "spouts": {**body["spouts"], spout: {**of, "merged": left}}}
 
-        # The files first: without their list nobody would know of them.
+        # The files first: without their list they could not be found.
         self._delete(keys)
         self._change(change)
         self._delete(lists)
@@ -379,7 +390,7 @@ class Letters:
     def named(self, spout: str, numbers: set[int]) -> list[LetterFile]:
         """Return the files with letters of these micro-batches.
 
-        Files that were merged are deleted; who reads them finds those that took their place.
+        This first deletes files that were merged. Their readers find the merged file.
         """
         self.refresh()
         self._forget_merged(spout, list(_of_spout(self._index.read(), spout)["merged"]))
@@ -387,7 +398,7 @@ class Letters:
         return [file for file in files if any(file.first <= n <= file.last for n in numbers)]
 
     def rewrite(self, spout: str, file: LetterFile, fill: Fill) -> None:
-        """Write a file again under another key, if it has its place still."""
+        """Write a file again under a new key, if the index still names the old one."""
         key, done = file.path.key, False
         name = _name(key)
         new: dict[str, Any] = {}
@@ -395,7 +406,7 @@ class Letters:
 
         def change(body: Body) -> Body | None:
             nonlocal done
-            # If a driver has opened the store meanwhile, it may have swept what is not named yet.
+            # A driver that opened the store meanwhile may have swept the new object.
             if body["epoch"] != epoch:
                 return None
             files = _of_spout(body, spout)["files"]
@@ -416,7 +427,7 @@ class Letters:
                 break
 
     def has(self, spout: str, file: LetterFile) -> bool:
-        """Whether a file is there still."""
+        """Return whether the index still names a file."""
         self.refresh()
         return file.path.key in {each.path.key for each in self.files(spout)}
 
@@ -429,18 +440,18 @@ class Letters:
     # -- requests -----------------------------------------------------------------------------
 
     def requested(self) -> list[str]:
-        """Return the names of requests to replay that are there, taken or not."""
+        """Return the names of the replay requests in the index, sorted."""
         return sorted(self._index.read().get("requests", {}))
 
     def send(
         self, request: str, note: Mapping[str, Any], tables: Mapping[str, Iterable[pa.Table]]
     ) -> None:
-        """Send letters, all of a note or none.
+        """Add a request that sends letters again: all letters of its note, or none.
 
         Raises
         ------
         NotesChanged
-            If another noted a request meanwhile.
+            If another process added a note meanwhile.
         """
         requests = {}
         with tempfile.TemporaryDirectory(prefix="ackcore-") as place:
@@ -450,7 +461,7 @@ class Letters:
         self.add_note(request, note, requests)
 
     def _put_request(self, name: str, path: Path) -> dict[str, Any]:
-        """Put the file of a request, for `add_note`; it is gone here afterwards."""
+        """Move the file of a request into the store, and return its index entry for `add_note`."""
         epoch = self._index.read()["epoch"]
         size, digest = _measured(path)
         key = f"{REQUESTS}/e{epoch}.{secrets.token_hex(4)}/{name}"
@@ -458,14 +469,14 @@ class Letters:
         return {"object": key, "bytes": size, "blake2b": digest}
 
     def withdrawn(self) -> set[tuple[str, str]]:
-        """Return the requests that were withdrawn, each with its spout."""
+        """Return the withdrawn requests, each with its spout."""
         names = self._index.read().get("withdrawn", [])
         return {(name.partition(".")[0], replays.spout_of(name)) for name in names}
 
     # -- notes --------------------------------------------------------------------------------
 
     def notes(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what was noted of requests, by request."""
+        """Yield each request and its note."""
         body = self._index.read()
         notes = body.get("notes", {})
         self._seen = notes.keys(), body.get("epoch")
@@ -485,7 +496,7 @@ class Letters:
         body: Mapping[str, Any],
         requests: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Note down a request, by which it counts; with it requests to replay are there, by name.
+        """Add the note of a request and its request files, by name, which makes the request valid.
 
         Raises
         ------
@@ -503,7 +514,7 @@ class Letters:
             found = index["notes"].get(request)
             if found is not None and found["token"] == stamp["token"]:
                 return None
-            # In another epoch the objects that were put before may have been swept.
+            # In a later epoch the driver may have swept the objects that were put before.
             if (index["notes"].keys(), index["epoch"]) != self._seen:
                 raise NotesChanged(
                     f"{self.url}: letters are sent again or dropped by others again and again; "
@@ -516,18 +527,18 @@ class Letters:
 
 
 def _measured(path: Path) -> tuple[int, str]:
-    """Return the length and the checksum of a file that is not empty."""
+    """Return the length and the checksum of a non-empty file."""
     with pa.memory_map(str(path)) as source:
         return path.stat().st_size, digest_of(source.read_buffer())
 
 
 def _part(number: int, new: NewFile) -> str:
-    """Return how the key of a file of letters of a micro-batch begins."""
+    """Return the first part of the key of a micro-batch's file."""
     return f"batch-{number}.{new.position}" if new.position else f"batch-{number}"
 
 
 def _name(key: str) -> str:
-    """Return of which micro-batches a file is, and from which letter on, by its key."""
+    """Return the part of a key that gives its micro-batches and the position of its first letter."""
     return key.rpartition("/")[2].partition(".e")[0]
 
 
@@ -537,7 +548,7 @@ def _of_spout(body: Body, spout: str) -> dict[str, Any]:
 
 
 def _with_files(body: Body, spout: str, files: list[Any]) -> Body:
-    """Return an index with other files of a spout; what it is made of stays as it is."""
+    """Return a copy of an index with other files for a spout."""
     return {**body, "spouts": {**body["spouts"], spout: {**_of_spout(body, spout), "files": files}}}
 
 
@@ -547,7 +558,7 @@ def _merged(body: Body) -> Iterator[Mapping[str, Any]]:
 
 
 def _named(body: Body) -> Iterator[Mapping[str, Any]]:
-    """Yield all that an index names."""
+    """Yield the entries of all objects that an index names."""
     for spout in body["spouts"]:
         of = _of_spout(body, spout)
         yield from of["files"]
@@ -559,7 +570,7 @@ def _named(body: Body) -> Iterator[Mapping[str, Any]]:
 
 
 def _epoch_in(key: str) -> int:
-    """Return the epoch that a key of ours bears, -1 if it is none."""
+    """Return the epoch in a key of ackcore's, or -1 for any other key."""
     found = _OURS.fullmatch(key)
     return -1 if found is None else int(found[1] or found[2] or found[3])
 
@@ -568,13 +579,13 @@ def _epoch_in(key: str) -> int:
 
 
 def files_of(store: Letters) -> dict[str, list[LetterFile]]:
-    """Return the files that count, by spout; no spout without letters."""
+    """Return the valid files by spout, without spouts that have no letters."""
     found = {spout: store.files(spout) for spout in store.spouts()}
     return {spout: files for spout, files in found.items() if files}
 
 
 def kinds_of(store: Letters, spout: str | None) -> list[Kind]:
-    """Return the files that count, of one spout or of all, those of the same columns together."""
+    """Return the valid files of one spout, or of all for None, grouped by columns."""
     kinds = []
     for name, files in files_of(store).items():
         if spout in (None, name):

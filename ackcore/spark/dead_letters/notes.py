@@ -25,25 +25,25 @@ from ackcore.spark.dead_letters.objects import ObjectFile
 
 #: Spans ``[start, end)`` of positions among a micro-batch's letters, by spout and micro-batch.
 Spans = Mapping[str, Mapping[str, list[list[int]]]]
-#: A request is made anew so often where others are faster.
+#: Attempts to add a note while other processes add theirs.
 _TRIES = 20
 
 T = TypeVar("T")
 
 
 class Note(NamedTuple):
-    """A request to send letters again, or to drop them, as it was noted down."""
+    """The recorded note of a request that sends letters again or drops them."""
 
     request: str
     at_ms: int
     rows: Spans
     dropped: bool = False
-    #: How many it did not take, since they had come back too often, by spout.
+    #: Number of letters left out because they were replayed too often, by spout.
     left_out: Mapping[str, int] | None = None
 
 
 def notes_of(store: Letters) -> list[Note]:
-    """Return what was sent again or dropped, the oldest first, less what was withdrawn since.
+    """Return the notes of a store without withdrawn requests, the oldest first.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def notes_of(store: Letters) -> list[Note]:
 
 
 def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
-    """Return what is asked, asked again where another made a note meanwhile."""
+    """Return the result of ``ask``. Call it again if another process added a note meanwhile."""
     for _ in range(_TRIES):
         try:
             return ask()
@@ -74,21 +74,21 @@ def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
 
 
 def sent_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> tuple[Int64s, Int64s]:
-    """Return of each row of a file how often it was sent again, and by which of the notes at last.
+    """Return for each row of a file the number of times it was sent again, and the last such note.
 
     Parameters
     ----------
     rows : BatchRows
-        The file's.
+        The rows of the file.
     spout : str
-        Of the letters in it.
+        The spout of the letters.
     notes : iterable of Note
-        The oldest first.
+        The notes, the oldest first.
 
     Returns
     -------
     times, newest : ndarray of int64
-        ``newest`` is -1 where none did.
+        ``newest`` is an index into ``notes``, or -1 for a letter that was not sent again.
     """
     times = np.zeros(len(rows), np.int64)
     newest = np.full(len(rows), -1)
@@ -100,7 +100,9 @@ def sent_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> tuple[Int64
 
 
 def dropped_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> Bools:
-    """Return of each row of a file whether it was dropped; as `sent_rows` is given them."""
+    """Return for each row of a file whether a note drops it. The parameters are those of
+    `sent_rows`.
+    """
     dropped = np.zeros(len(rows), np.bool_)
     for note in notes:
         for some in _named(note, spout, rows) if note.dropped else ():
@@ -109,9 +111,9 @@ def dropped_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> Bools:
 
 
 def gone_rows(path: ObjectFile, spout: str, notes: Sequence[Note]) -> tuple[BatchRows, Bools]:
-    """Return the micro-batches of a file's letters, and which were dropped.
+    """Return the micro-batches of a file's letters, and for each letter whether it was dropped.
 
-    A drop that came after the notes were read may have emptied some: they count as dropped, too.
+    Letters count as dropped also if a drop emptied them after the notes were read.
 
     Raises
     ------
@@ -129,9 +131,9 @@ def gone_rows(path: ObjectFile, spout: str, notes: Sequence[Note]) -> tuple[Batc
 def letters_left(
     path: ObjectFile, spout: str, notes: Sequence[Note], columns: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yield columns of text of the letters of a file that were neither sent again nor dropped.
+    """Yield text columns of a file's letters that were neither sent again nor dropped.
 
-    They come part by part, the columns as dictionaries.
+    The tables come part by part, with dictionary-encoded columns.
 
     Raises
     ------
@@ -144,7 +146,7 @@ def letters_left(
         batch_ids, here = batch_rows(path, part["batch_id"].to_numpy())
         for number, start in here.items():
             starts.setdefault(number, done + start)
-        # Those of a micro-batch may begin in an earlier part.
+        # A micro-batch's letters may begin in an earlier part.
         rows = BatchRows(batch_ids, {number: starts[number] - done for number in here})
         done += len(part)
         times, _ = sent_rows(rows, spout, notes)
@@ -162,7 +164,7 @@ def _named(note: Note, spout: str, rows: BatchRows) -> Iterator[slice]:
 
 
 def note_of(notes: Iterable[Note], request: str) -> Note | None:
-    """Return what was noted of a request, None if it is new; ValueError if it dropped letters."""
+    """Return the note of a request, or None for a new one. Raise ValueError if it dropped letters."""
     for note in notes:
         if note.request == request:
             if note.dropped:
@@ -172,12 +174,12 @@ def note_of(notes: Iterable[Note], request: str) -> Note | None:
 
 
 def note_time(notes: Iterable[Note]) -> int:
-    """Return the time of a new note: what was sent last goes by these, and clocks are set back."""
+    """Return the time for a new note, later than all others even if the clock was set back."""
     return max([wall_clock_ms(), *(note.at_ms + 1 for note in notes)])
 
 
 def counted(rows: Spans) -> dict[str, int]:
-    """Return how many letters a note names, by spout."""
+    """Return the number of letters in spans, by spout."""
     return {
         spout: sum(end - start for spans in batches.values() for start, end in spans)
         for spout, batches in rows.items()
@@ -185,12 +187,12 @@ def counted(rows: Spans) -> dict[str, int]:
 
 
 def counted_all(rows: Spans) -> int:
-    """Return how many letters a note names."""
+    """Return the total number of letters in spans."""
     return sum(counted(rows).values())
 
 
 def places_of(chosen: Int64s, rows: BatchRows) -> dict[str, list[list[int]]]:
-    """Return rows of a file as a note names them: spans by micro-batch, within its letters."""
+    """Return rows of a file in a note's form: spans of positions in each micro-batch."""
     return {
         str(number): spans_of(of_batch - start)
         for number, start in rows.starts.items()
@@ -201,12 +203,12 @@ def places_of(chosen: Int64s, rows: BatchRows) -> dict[str, list[list[int]]]:
 def add_places(
     named: dict[str, list[list[int]]], places: Mapping[str, Sequence[list[int]]]
 ) -> None:
-    """Add what `places_of` returned of one file to that of others: a micro-batch may have more."""
+    """Add spans from `places_of` to those of other files, as a micro-batch may be in several files."""
     for number, spans in places.items():
         named.setdefault(number, []).extend(spans)
 
 
 def spans_of(rows: Int64s) -> list[list[int]]:
-    """Sorted row numbers as ``[start, end)``."""
+    """Return sorted row numbers as spans ``[start, end)``."""
     cuts = np.flatnonzero(np.diff(rows) != 1) + 1
     return [[int(run[0]), int(run[-1]) + 1] for run in np.split(rows, cuts)]
