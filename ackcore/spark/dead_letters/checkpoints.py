@@ -52,7 +52,7 @@ class Checkpoint(Protocol):
         """Return the checkpoint's tables. ``check=False`` permits skipping their checksums."""
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """Return the progress of the last ``most`` micro-batches, in the form of `read_progress`."""
+        """Return the progress of the last ``most`` micro-batches, as `read_progress` does."""
 
     def holder(self) -> Holder | None:
         """Return the driver that holds the checkpoint, or the last one that held it."""
@@ -153,7 +153,7 @@ class BucketCheckpoint:
         return TableCache(self._store, self.epoch(), check=check)
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """See `Checkpoint.progress`. The driver writes the progress of a step with the next step."""
+        """See `Checkpoint.progress`. The driver writes a step's progress with the next step."""
         lines: list[dict[str, Any]] = self._records.found.get("progress", [])
         return lines[-most:] if most > 0 else []
 

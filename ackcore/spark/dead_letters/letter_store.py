@@ -538,7 +538,7 @@ def _part(number: int, new: NewFile) -> str:
 
 
 def _name(key: str) -> str:
-    """Return the part of a key that gives its micro-batches and the position of its first letter."""
+    """Return the part of a key that gives the micro-batches and the first letter's position."""
     return key.rpartition("/")[2].partition(".e")[0]
 
 

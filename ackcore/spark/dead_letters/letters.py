@@ -1,4 +1,4 @@
-"""A file of dead letters: its columns, and how it is written and read."""
+"""The files of dead letters: their columns, and functions that read them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ackcore.spark.base import letters as base_letters
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.dead_letters.objects import ObjectFile
 
-#: No letter is without it, but one that was emptied.
+#: A column that is null only in emptied rows.
 ATTEMPTS = "attempts"
-#: A file of only some of the letters of a micro-batch, from this position on.
+#: The name of a file with some letters of a micro-batch, and the position of the first.
 _PART = re.compile(r"batch-\d+\.(\d+)\.e\d+\.[0-9a-f]+\.parquet")
 #: The end of the name of an empty file by which a user gives up a file of letters.
 GIVEN_UP = ".given-up"
@@ -34,27 +34,27 @@ def read_parts(
     *,
     encoded: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
-    """Yield the letters of a file, part by part, none larger than a row group is to be.
+    """Yield the letters of a file in tables no larger than the limits of a row group.
 
     Parameters
     ----------
     path : ObjectFile
         The file.
     wanted : ndarray of bool, optional
-        Which rows; all if not given.
+        A mask of the rows to read; all by default.
     columns : list of str, optional
-        Which columns, in the order of the file; all if not given.
+        The columns to read, in the order of the file; all by default.
     encoded : sequence of str, optional
-        Columns of text that are dictionaries then.
+        Text columns to return dictionary-encoded.
 
     Raises
     ------
     CheckpointCorrupt
-        If it is damaged or missing.
+        If the file is damaged or missing.
     """
     with (
         _reading(path),
-        # Older row groups are of any size: not even one column's bytes need fit into memory.
+        # Row groups of older files have any size: even one column may not fit into memory.
         pq.ParquetFile(
             path.open(),
             page_checksum_verification=True,
@@ -84,12 +84,12 @@ def read_parts(
 
 @contextlib.contextmanager
 def reading_letters(path: ObjectFile) -> Iterator[pq.ParquetFile]:
-    """Open a file of letters, to read parts of it; within, what is wrong with it names it.
+    """Open a file of letters for a ``with`` block. Errors of reading in the block name the file.
 
     Raises
     ------
     CheckpointCorrupt
-        If it is damaged or missing.
+        If the file is damaged or missing.
     """
     with _reading(path), pq.ParquetFile(path.open(), page_checksum_verification=True) as file:
         yield file
@@ -97,7 +97,7 @@ def reading_letters(path: ObjectFile) -> Iterator[pq.ParquetFile]:
 
 @contextlib.contextmanager
 def _reading(path: ObjectFile) -> Iterator[None]:
-    """Name the file in whatever is wrong with it."""
+    """Turn errors of reading a file into CheckpointCorrupt, with the name of the file."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -110,9 +110,9 @@ def _reading(path: ObjectFile) -> Iterator[None]:
 
 
 def emptied(letters: pa.Table, gone: Bools) -> pa.Table:
-    """Return letters with those that are gone without all but their micro-batch.
+    """Return letters with empty rows where ``gone`` is true. An empty row has only its micro-batch.
 
-    The rows stay: a letter is named by its position among those of its micro-batch.
+    The rows stay, because a letter's id contains its position in the micro-batch.
     """
     schema = letters.schema.remove_metadata()
     empty = {field.name: _empty_of(field.type) for field in schema if field.name == "payload"}
@@ -125,7 +125,7 @@ def emptied(letters: pa.Table, gone: Bools) -> pa.Table:
 
 
 def _empty_of(kind: pa.DataType) -> Any:
-    """Return a value with nothing in it, which may stand where no null may."""
+    """Return an empty value of a type, for columns that may not be null."""
     if pa.types.is_struct(kind):
         return {field.name: None if field.nullable else _empty_of(field.type) for field in kind}
     if pa.types.is_nested(kind):
@@ -140,7 +140,7 @@ def _empty_of(kind: pa.DataType) -> Any:
 
 
 def emptied_rows(file: pq.ParquetFile) -> Bools | None:
-    """Return which rows of a file were emptied; None if no one was, which its footer tells."""
+    """Return a mask of a file's emptied rows, or None if the file's footer shows that it has none."""
     at = file.schema_arrow.get_field_index(ATTEMPTS)
     groups = (file.metadata.row_group(n) for n in range(file.num_row_groups))
     if not any(group.column(at).statistics.null_count for group in groups):
@@ -150,12 +150,12 @@ def emptied_rows(file: pq.ParquetFile) -> Bools | None:
 
 
 def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table:
-    """Read a file of letters.
+    """Return the letters of a file.
 
     Raises
     ------
     CheckpointCorrupt
-        If it is damaged or missing.
+        If the file is damaged or missing.
     """
     with _reading(path):
         return pq.read_table(
@@ -167,12 +167,12 @@ def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table
 
 
 def read_replays(path: ObjectFile) -> Int64s:
-    """Read how often letters of a file had been sent again.
+    """Return for each letter of a file the number of times its record had been sent again.
 
     Raises
     ------
     CheckpointCorrupt
-        If it is damaged or missing.
+        If the file is damaged or missing.
     """
     with reading_letters(path) as file:
         replays = file.read(["replays"])["replays"].fill_null(0)  # where letters were emptied
@@ -181,21 +181,21 @@ def read_replays(path: ObjectFile) -> Int64s:
 
 
 def read_schema(path: ObjectFile) -> pa.Schema:
-    """Return the columns of a file of letters, as Arrow had them.
+    """Return the Arrow schema of a file of letters.
 
     Raises
     ------
     CheckpointCorrupt
-        If it is damaged or missing.
+        If the file is damaged or missing.
     """
     with _reading(path):
         return pq.read_schema(path.open())
 
 
 class BatchRows(NamedTuple):
-    """The micro-batch of each row of a file, and the first row of each micro-batch's letters.
+    """The micro-batch of each row of a file, and the row of each micro-batch's first letter.
 
-    Where the file has only some letters of a micro-batch, they may begin before the first row.
+    The row is negative if the file has only later letters of the micro-batch.
     """
 
     batch_ids: Int64s
@@ -205,11 +205,11 @@ class BatchRows(NamedTuple):
         return len(self.batch_ids)
 
     def position(self, row: int) -> int:
-        """Return the how-manieth of its micro-batch the letter in a row is."""
+        """Return the position of a row's letter in its micro-batch."""
         return row - self.starts[int(self.batch_ids[row])]
 
     def row(self, number: int, position: int) -> int | None:
-        """Return the row of a letter; None if it is not in the file."""
+        """Return the row of a letter, or None if the letter is not in the file."""
         row = self.starts.get(number, len(self)) + position
         return row if 0 <= row < len(self) and self.batch_ids[row] == number else None
 
@@ -222,7 +222,7 @@ def batch_rows(path: ObjectFile, batch_ids: Int64s | None = None) -> BatchRows:
     path : ObjectFile
         The file.
     batch_ids : numpy.ndarray of int64, optional
-        The column, if it was read already.
+        The file's column ``batch_id``, to avoid reading it again.
 
     Raises
     ------
@@ -237,6 +237,6 @@ def batch_rows(path: ObjectFile, batch_ids: Int64s | None = None) -> BatchRows:
 
 
 def position_of(path: ObjectFile) -> int:
-    """Return which letter of its micro-batch is the first one of a file."""
+    """Return the position, in its micro-batch, of the first letter of a file."""
     part = _PART.fullmatch(path.name)
     return 0 if part is None else int(part[1])

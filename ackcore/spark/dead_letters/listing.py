@@ -1,4 +1,4 @@
-"""Dead letters one by one, without Spark: the newest first, and only those that are wanted."""
+"""Lists of selected dead letters, the newest first, without Spark."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_row
 from ackcore.spark.dead_letters.objects import ObjectFile
 
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
-#: What a filter looks at.
+#: The columns that a filter compares.
 _LOOKED_AT = ("component", "error_type", "error_message", "last_ms")
 _REASON_COLUMNS = ("component", "error_type")
-#: So many reasons are named where no letter is like those that were asked for.
+#: Number of reasons in the message that no letter matches.
 _MOST_REASONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class LetterId:
-    """The id of a dead letter: its spout, its micro-batch, and its number within that."""
+    """The id of a dead letter: its spout, its micro-batch, and its position in that micro-batch."""
 
     spout: str
     batch_id: int
@@ -52,12 +52,12 @@ class LetterId:
 
     @classmethod
     def of(cls, text: str) -> LetterId:
-        """Read what `str` returns.
+        """Return the id of which ``text`` is the `str`.
 
         Raises
         ------
         ValueError
-            If it is none.
+            If the text is not an id.
         """
         found = _ID.fullmatch(text)
         if found is None:
@@ -75,15 +75,16 @@ class LetterFilter:
     Parameters
     ----------
     ids : sequence of LetterId
-        One of these.
+        The ids of the letters; any if empty.
     spout, component, error_type : str, optional
-        Whose they are, what failed them, and with which error.
+        The spout of the record, the component that failed it, and the type of the error.
     message : str, optional
-        A part of the error's message, in any case.
+        A substring of the error message. Case is ignored.
     since_ms, until_ms : int, optional
-        They died at that time or later; before it.
+        The earliest time of death, and the time before which the record died, in milliseconds since
+        1970.
     sent : bool, optional
-        Whether they were sent again.
+        Whether the letter was sent again.
     """
 
     ids: Sequence[LetterId] = ()
@@ -96,7 +97,7 @@ class LetterFilter:
     sent: bool | None = None
 
     def rows(self, file: LetterFile, spout: str, notes: Sequence[Note]) -> Int64s:
-        """Return the numbers of the rows of a file that are wanted, in order."""
+        """Return the numbers of the matching rows of a file, sorted."""
         if self.spout not in (None, spout):
             return np.empty(0, np.int64)
         letters, gone = gone_rows(file.path, spout, notes)
@@ -143,20 +144,20 @@ class Letter:
     Attributes
     ----------
     id : LetterId
-        By which it is found again.
+        The id of the letter.
     message_id, attempts, error_type, error_message, component : str, int, str, str, str
-        As `dead_letters` has them.
+        The columns of the same names in `dead_letters`.
     first_ms, last_ms : int
-        When the record was first seen, and when it died, in milliseconds since 1970.
+        The times of the record's first intake and of its death, in milliseconds since 1970.
     replays : int
-        How often the record had been sent again when it died.
+        The number of times the record had been sent again when it died.
     sent : int
-        How often it was sent again.
+        The number of times this letter was sent again.
     request : str or None
-        By which request at last.
+        The last request that sent it.
     payload : str or None
-        The record, as JSON; None if that was not asked for.  Bytes of text that are not UTF-8 are
-        escaped (``\\xe9``), and times that Python has no value for are ISO 8601.
+        The record as JSON, or None if it was not requested. Bytes that are not UTF-8 are escaped
+        (``\\xe9``), and times outside Python's range are ISO 8601.
     """
 
     id: LetterId
@@ -181,26 +182,25 @@ def list_letters(
     payload: bool = False,
     damaged: list[CheckpointCorrupt] | None = None,
 ) -> Iterator[Letter]:
-    """Yield letters, those of the newest micro-batch first.
+    """Yield letters, the newest micro-batch first.
 
     Parameters
     ----------
     store : Letters
-        Where they are.
+        The store.
     wanted : LetterFilter
-        Which ones.
+        The filter.
     limit : int, optional
-        How many at most; all if not given.
+        The largest number of letters; no limit by default.
     payload : bool, default False
-        Whether the records are read as well.
+        Whether to read the records too.
     damaged : list of CheckpointCorrupt, optional
-        Gets what is wrong with each file that cannot be read, and the letters of the others are
-        yielded.
+        Receives the error of each unreadable file. The letters of the other files are yielded.
 
     Raises
     ------
     CheckpointCorrupt
-        If a note is damaged; or a file, where no ``damaged`` is given.
+        If a note is damaged, or a file is and ``damaged`` is not given.
     """
     notes = notes_of(store)
     left = 2**63 if limit is None else limit
@@ -217,7 +217,7 @@ def list_letters(
 
 @contextlib.contextmanager
 def _noting(damaged: list[CheckpointCorrupt] | None) -> Iterator[None]:
-    """Add to a list, if there is one, that a file is damaged, and go on behind it."""
+    """Append the error of a damaged file to a list, or raise it if there is no list."""
     try:
         yield
     except CheckpointCorrupt as error:
@@ -234,7 +234,9 @@ def _newest(of_spout: tuple[str, LetterFile]) -> tuple[int, int]:
 def count_letters(
     store: Letters, wanted: LetterFilter, damaged: list[CheckpointCorrupt] | None = None
 ) -> int:
-    """Return how many letters are wanted; ``damaged`` and what is raised as `list_letters`."""
+    """Return the number of matching letters. ``damaged`` and the errors are those of
+    `list_letters`.
+    """
     notes = notes_of(store)
     many = 0
     for spout, files in files_of(store).items():
@@ -245,7 +247,7 @@ def count_letters(
 
 
 def none_found(store: Letters) -> str:
-    """Say that no letter is like those that were asked for, and what those are that there are."""
+    """Return a message that no letter matches. It lists the most frequent errors in the store."""
     counted = _count_reasons(store)
     if not counted:
         return "there are no dead letters"
@@ -263,9 +265,9 @@ def none_found(store: Letters) -> str:
 
 
 def _count_reasons(store: Letters) -> Counter[tuple[str, str]]:
-    """Return how many letters there are of each component and error, sent again or not.
+    """Return the number of letters for each component and error type, whether sent again or not.
 
-    Files that cannot be read are left out.
+    Unreadable files are skipped.
     """
     notes = notes_of(store)
     counted: Counter[tuple[str, str]] = Counter()
@@ -281,7 +283,7 @@ def _count_reasons(store: Letters) -> Counter[tuple[str, str]]:
 def wanted_rows(
     kinds: Iterable[Kind], notes: Sequence[Note], wanted: LetterFilter
 ) -> dict[ObjectFile, Int64s]:
-    """Return the rows of files that are wanted, without files that have none."""
+    """Return the numbers of the matching rows by file, without files that have none."""
     found = {
         file.path: wanted.rows(file, kind.spout, notes) for kind in kinds for file in kind.files
     }
@@ -296,7 +298,7 @@ def _column(path: ObjectFile, name: str) -> pa.ChunkedArray:
 def _letters(
     file: LetterFile, spout: str, rows: Int64s, notes: Sequence[Note], payload: bool
 ) -> Iterator[Letter]:
-    """Yield letters of a file, the last row first."""
+    """Yield the letters in given rows of a file, the last row first."""
     if not len(rows):
         return
     letters = batch_rows(file.path)
@@ -313,7 +315,7 @@ def _letters(
 
 
 def _values(path: ObjectFile, rows: Int64s, payload: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield rows of a file, which are given the last one first, with their numbers."""
+    """Yield number and values of given rows of a file. ``rows`` is in descending order."""
     columns = [*LETTER.names, "payload"] if payload else LETTER.names
     with reading_letters(path) as file:
         end = file.metadata.num_rows

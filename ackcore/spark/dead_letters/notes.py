@@ -164,7 +164,7 @@ def _named(note: Note, spout: str, rows: BatchRows) -> Iterator[slice]:
 
 
 def note_of(notes: Iterable[Note], request: str) -> Note | None:
-    """Return the note of a request, or None for a new one. Raise ValueError if it dropped letters."""
+    """Return the note of a request, or None for a new one. Raise ValueError for a drop's note."""
     for note in notes:
         if note.request == request:
             if note.dropped:
@@ -203,7 +203,7 @@ def places_of(chosen: Int64s, rows: BatchRows) -> dict[str, list[list[int]]]:
 def add_places(
     named: dict[str, list[list[int]]], places: Mapping[str, Sequence[list[int]]]
 ) -> None:
-    """Add spans from `places_of` to those of other files, as a micro-batch may be in several files."""
+    """Add spans from `places_of` to those of the micro-batch's other files."""
     for number, spans in places.items():
         named.setdefault(number, []).extend(spans)
 

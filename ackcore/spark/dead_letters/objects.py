@@ -1,4 +1,4 @@
-"""A file of dead letters that is an object in a bucket."""
+"""The files of dead letters as objects of a store."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pyarrow as pa
 from ackcore.spark.base.checksummed import checksum_of
 from ackcore.spark.stores.interface import Store
 
-#: What was read or put last stays, up to so many bytes: a file is opened once for each of its
-#: columns that are looked at, and a driver merges what it has put.
+#: Size of the cache in bytes. A file is opened once for each column that is read, and a driver
+#: merges files that it has put.
 _KEPT_BYTES = 1 << 25
 
 
 class Objects:
-    """Objects of a store, each read and checked whole; the last ones are kept.
+    """A reader of a store's objects, which verifies each one and caches the last ones.
 
     Parameters
     ----------
     store : Store
-        Where they are.
+        The store.
     find : callable, optional
-        Returns what has taken the place of a file that is not there any more, None if nothing has.
+        Returns the file that has replaced a missing one, or None.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Objects:
         self._kept: OrderedDict[str, pa.Buffer] = OrderedDict()
 
     def read(self, key: str, size: int, digest: str) -> pa.Buffer:
-        """Return an object.
+        """Return the bytes of an object.
 
         Raises
         ------
         FileNotFoundError
-            If it is not there.
+            If the object is missing.
         pyarrow.ArrowInvalid
-            If it is not as it was written.
+            If its length or checksum differs from the recorded one.
         """
         with self._lock:
             if key in self._kept:
@@ -59,7 +59,7 @@ class Objects:
         return data
 
     def keep(self, key: str, data: pa.Buffer) -> None:
-        """Have an object at hand that is as it must be."""
+        """Cache the bytes of a verified object."""
         with self._lock:
             self._kept[key] = data
             while len(self._kept) > 1 and sum(it.size for it in self._kept.values()) > _KEPT_BYTES:
@@ -68,7 +68,7 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFile:
-    """A file of letters in a bucket, with what is on record of it."""
+    """A file of letters in a store, with its recorded length and checksum."""
 
     objects: Objects = field(compare=False, repr=False)
     key: str
@@ -77,15 +77,15 @@ class ObjectFile:
 
     @property
     def name(self) -> str:
-        """The last part of its key."""
+        """The last part of the key."""
         return self.key.rpartition("/")[2]
 
     def __fspath__(self) -> str:
-        """Return where it is, for people."""
+        """Return the path or URL of the file, for messages."""
         return f"{self.objects.store.url}/{self.key}"
 
     def open(self) -> pa.NativeFile:
-        """Open it to be read, checked; or what is now in its place, row by row the same letters."""
+        """Open the file, or the one that replaced it and has the same letters in the same rows."""
         try:
             data = self.objects.read(self.key, self.size, self.digest)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Dead letters as a DataFrame: the records that were given up, and why.
+"""Dead letters as a DataFrame: the records that died, with the reasons.
 
-A source's columns may have changed between two deaths.  Files whose letters have the same columns
-are read together, and what they give is put into the columns of all, each of the widest type.
+A source's columns may change over time. Files with the same columns are read together. Their rows
+are then converted to the columns of all files, each in the widest of its types.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ackcore.spark.dead_letters.objects import ObjectFile
 from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
 _FILE, _ROW = "_ackcore_file", "_ackcore_row"
-#: In the place of how often a letter was sent again.
+#: The value of ``replayed`` that marks a dropped letter.
 _DROPPED = -1
 _SPAN = (_FILE, "first", "last", "replayed", "replay_request")
 _SPANS_DDL = (
@@ -106,7 +106,7 @@ def dead_letters(
     for name in store.spouts() if spout is None else [spout]:
         columns = store.columns(name)
         if columns is not None:
-            # No letter has them yet, so letters' types stay.
+            # No letter has these columns yet: they do not change the types of the letters.
             for field in payload_of(read_files(session, [columns])):
                 whole.setdefault(field.name, field.dataType)
     target = T.StructType([T.StructField(name, kind) for name, kind in whole.items()])
@@ -119,7 +119,7 @@ def _united(session: SparkSession, frames: list[DataFrame], payload: T.DataType)
     columns: dict[str, T.DataType] = {"spout": T.StringType()}
     columns |= {name: _SPARK[kind] for name, kind in _LETTER.items()}
     columns |= {"replayed": T.IntegerType(), "replay_request": T.StringType(), "payload": payload}
-    # Not by createDataFrame, for which the workers' Python would have to run.
+    # createDataFrame would start Python workers.
     return session.range(0).select(
         *(F.lit(None).cast(kind).alias(name) for name, kind in columns.items())
     )
@@ -135,12 +135,12 @@ _SPARK: dict[pa.DataType, T.DataType] = {
 
 
 def session_of(spark: SparkSession | None) -> SparkSession:
-    """Return a session, or the active one if none was given.
+    """Return the given session, or by default the active one.
 
     Raises
     ------
     ValueError
-        If there is none.
+        If there is no active session.
     """
     found = spark or SparkSession.getActiveSession()
     if found is None:
@@ -150,9 +150,9 @@ def session_of(spark: SparkSession | None) -> SparkSession:
 
 
 def read_files(session: SparkSession, files: Sequence[ObjectFile]) -> DataFrame:
-    """Return what is in files of one schema, all of one spout, with each row's file and place.
+    """Return the rows of files of one spout and schema, with the file and the number of each row.
 
-    Each is read by a task, which needs no JVM for that.
+    One Python task reads each file.
     """
     first = read_schema(files[0])
     places = pa.schema([(_FILE, pa.string()), (_ROW, pa.int64())])
@@ -171,7 +171,7 @@ def read_files(session: SparkSession, files: Sequence[ObjectFile]) -> DataFrame:
 
 
 def _rows(file: ObjectFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in Spark's types, with the file's name and their numbers."""
+    """Yield the rows of a file in Spark's types, with the file's name and the row numbers."""
     done = 0
     for table in read_parts(file):
         rows = pa.array(np.arange(done, done + len(table)))
@@ -185,25 +185,25 @@ def _rows(file: ObjectFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
 def letters_of(
     session: SparkSession, kind: Kind, notes: Sequence[Note], places: bool = False
 ) -> DataFrame:
-    """Return letters that have the same columns, their payload as it was written.
+    """Return the letters of files with the same columns, with the payload as written.
 
     Parameters
     ----------
     session : SparkSession
-        Which reads them.
+        The session that reads the files.
     kind : Kind
-        Their files.
+        The files.
     notes : sequence of Note
-        What was sent again.
+        The notes of letters that were sent again or dropped.
     places : bool, default False
-        Add columns for the name of the file and the row in it.
+        Whether to add columns for the file's name and the row number.
     """
     spans = [row for file in kind.files for row in _spans_in(file, kind.spout, notes)]
     frame = read_files(session, [file.path for file in kind.files])
     sent: list[Column] = [F.lit(0), F.lit(None).cast("string")]
     if spans:
-        # By row and not by span: a condition on two bounds would compare each with each.
-        # createDataFrame would have the workers' Python unpickle them, and nothing else needs it.
+        # Join by row: a join on the bounds of spans would compare each row with each span.
+        # JSON, because createDataFrame would start Python workers to unpickle the rows.
         told = F.lit(json.dumps([dict(zip(_SPAN, span, strict=True)) for span in spans]))
         rows = session.range(1).select(F.inline(F.from_json(told, _SPANS_DDL)))
         row = F.explode(F.sequence("first", F.col("last"))).alias(_ROW)
@@ -211,7 +211,7 @@ def letters_of(
         frame = frame.join(F.broadcast(rows), [_FILE, _ROW], "left")
         sent = [F.coalesce("replayed", F.lit(0)), F.col("replay_request")]
         frame = frame.where(sent[0] != _DROPPED)
-    # Emptied by a drop that came after the notes were read.
+    # A drop may have emptied rows after the notes were read.
     frame = frame.where(F.col(ATTEMPTS).isNotNull())
     return frame.select(
         F.lit(kind.spout).alias("spout"),
@@ -226,7 +226,7 @@ def letters_of(
 def _spans_in(
     file: LetterFile, spout: str, notes: Sequence[Note]
 ) -> Iterable[tuple[str, int, int, int, str]]:
-    """Yield the rows of a file that were sent again, as spans with the last row included."""
+    """Yield spans of a file's rows that were sent again or dropped. ``last`` is inclusive."""
     numbers = {int(number) for note in notes for number in note.rows.get(spout, ())}
     if not any(file.first <= number <= file.last for number in numbers):
         return
@@ -256,7 +256,13 @@ def payload_of(frame: DataFrame) -> T.StructType:
 
 
 def _widest(kinds: Sequence[Kind], frames: Sequence[DataFrame]) -> dict[str, T.DataType]:
-    """Return the columns of all payloads, each in a type that holds its values of all."""
+    """Return the columns of all payloads, each with a type that holds all its values.
+
+    Raises
+    ------
+    ValueError
+        If no type holds all values of a column.
+    """
     whole: dict[str, T.DataType] = {}
     whose: dict[str, Kind] = {}
     for kind, frame in zip(kinds, frames, strict=True):
@@ -281,7 +287,7 @@ def _told(kind: Kind) -> str:
 
 
 def conformed(frame: DataFrame, payload: T.StructType) -> DataFrame:
-    """Return letters with their payload in other columns, of types at least as wide."""
+    """Return letters with their payload converted to other columns, of types at least as wide."""
     was = payload_of(frame)
     return frame.withColumn("payload", _conformed(F.col("payload"), was, payload))
 
@@ -297,7 +303,7 @@ _MOST_DIGITS = 38
 
 
 def wider(a: T.DataType, b: T.DataType) -> T.DataType | None:
-    """Return a type that holds every value of two types as it is, or None."""
+    """Return a type that holds every value of two types unchanged, or None."""
     if isinstance(a, T.StructType) and isinstance(b, T.StructType):
         fields = {field.name: field.dataType for field in a}
         for field in b:
@@ -330,7 +336,9 @@ def _wider_number(a: T.DataType, b: T.DataType) -> T.DataType | None:
 
 
 def _digits(kind: T.DataType) -> tuple[int, int] | None:
-    """Return the decimal digits of a type before and after the point; None if it has others."""
+    """Return the decimal digits of a type before and after the point, or None for non-decimal
+    types.
+    """
     if isinstance(kind, T.DecimalType):
         return kind.precision - kind.scale, kind.scale
     whole = _WHOLE.get(type(kind))

@@ -1,8 +1,8 @@
-"""Sending dead letters through their topology again.
+"""Replay of dead letters through their topology.
 
-`replay` makes a request (see `ackcore.spark.checkpoint.requests`), which is there with its note in
-the store.  A letter stays where it is when it is sent again; should it die again, there is another
-letter.
+`replay` adds a request (see `ackcore.spark.checkpoint.requests`) and its note to the store in one
+step. A letter that is sent again stays in the store. If its record dies again, the store gets
+another letter.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ _log = logging.getLogger("ackcore")
 
 
 class Replay(NamedTuple):
-    """A request to run dead letters again.
+    """A request to send dead letters again.
 
     Attributes
     ----------
     request : str
-        Its id.
+        The id of the request.
     records : dict of str to int
-        How many letters it holds, by spout.
+        The number of letters that it sends, by spout.
     left_out : mapping from str to int
-        How many it does not hold because they had been sent again too often, by spout.
+        The number of letters left out because they had been sent again too often, by spout.
     """
 
     request: str
@@ -82,9 +82,9 @@ class Replay(NamedTuple):
     left_out: Mapping[str, int] = MappingProxyType({})
 
 
-#: Errors of offsets that were not read: one letter for a range, without a record.
+#: Errors of offsets that were not read: one letter for each range, without a record.
 UNREAD = ("LostUpstream", "TooFarBehind")
-#: What an id of a request may be.
+#: The pattern of a request's id.
 REQUEST = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WAY_OUT = (
     "Nothing was sent. Choose other letters (where=, spout=), or read these by dead_letters() and "
@@ -155,7 +155,7 @@ def replay(
         If a file is damaged.
     """
     if spark is not None:
-        # A condition without its name, say, would send all.
+        # Without this check, a condition passed as the second argument would select all letters.
         import_module("ackcore.spark.base.session").refuse_session(spark)
     name = uuid.uuid4().hex if request is None else request
     if not isinstance(name, str) or not REQUEST.fullmatch(name):
@@ -226,9 +226,9 @@ def _replay(
 
 
 class _Chosen(NamedTuple):
-    """Letters of a file that are to be sent.
+    """The letters of a file that are to be sent.
 
-    ``times`` is for each how often it will have been sent again by that.
+    ``times`` has for each letter the number of replays of its record, including this one.
     """
 
     file: LetterFile
@@ -253,21 +253,22 @@ def _choose(
     notes: Sequence[Note],
     bound: int,
 ) -> tuple[_Chosen, int]:
-    """Return which letters of a file are to be sent, and how many were so too often.
+    """Return the letters of a file to send, and the number of letters sent too often before.
 
     Parameters
     ----------
     file : LetterFile
+        The file.
     spout : str
-        Of the letters in it.
+        The spout of the letters.
     chosen : ndarray of int64 or None
-        The rows that are asked for; all if None.
+        The numbers of the selected rows; None for all.
     counting : iterable of Note
-        By which a letter counts as sent, or dropped.
+        The notes whose letters are skipped, as sent or dropped already.
     notes : sequence of Note
-        All of them: how often letters were sent.
+        All notes, for the number of times that letters were sent.
     bound : int
-        Who was sent again so often is left out.
+        The number of earlier replays from which a letter is left out.
     """
     letters = read_letters(file.path, ["batch_id", "component", "error_type"])
     rows = batch_rows(file.path, letters["batch_id"].to_numpy())
@@ -277,7 +278,7 @@ def _choose(
         wanted[chosen] = True
     wanted &= sent_rows(rows, spout, counting)[0] == 0
     wanted &= ~dropped_rows(rows, spout, counting)
-    # A spout's own reason, not what a bolt raised: nothing was read of these offsets.
+    # The spout itself failed, not a bolt: these offsets were not read.
     unread = pc.and_(
         pc.equal(letters["component"], spout), pc.is_in(letters["error_type"], pa.array(UNREAD))
     )
@@ -297,14 +298,14 @@ def _fitting(
     wanted: Sequence[_Chosen],
     fields: list[str] | None,
 ) -> Iterator[pa.Table]:
-    """Yield letters as records of their source as it is now, part by part.
+    """Yield letters as records with the present columns of their source, part by part.
 
     Raises
     ------
     CheckpointForeign
         If the topology has no such spout.
     ColumnsChanged
-        If they do not fit.
+        If the letters do not fit these columns.
     """
     path = store.columns(spout)
     recorded = path is not None
@@ -320,7 +321,7 @@ def _fitting(
             records = _records(letters, times[done : done + len(letters)])
             done += len(letters)
             source = pa.schema(list(records.schema)[len(TRACKING) :])
-            # Nothing was started on the checkpoint since types were put on record.
+            # No query has started on this checkpoint since ackcore records column types.
             if not recorded and source.names != fields:
                 raise ColumnsChanged(
                     f"{what} have the columns {', '.join(source.names)}, and the source has "
@@ -331,10 +332,10 @@ def _fitting(
 
 
 def _records(letters: pa.Table, times: Int64s) -> pa.Table:
-    """Return letters as records that wait for their first attempt."""
+    """Return letters as tracked records with no attempts."""
     attempts = pa.array(np.zeros(len(letters), np.int32))
     records = as_tracked(letters, attempts, pa.array(times.astype(np.int32)))
-    # Whether a column may be null is not looked at: it may have changed between two letters.
+    # Nullability is dropped: it may have changed between two letters.
     source = list(records.schema)[len(TRACKING) :]
     fields = [pa.field(field.name, field.type) for field in source]
     return pa.table(records.columns, schema=pa.schema([*TRACKING, *fields]))
