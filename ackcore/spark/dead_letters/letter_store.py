@@ -47,7 +47,7 @@ from ackcore.spark.dead_letters.objects import ObjectFile, Objects
 from ackcore.spark.stores.files import adopt_object, is_beside, made_for, remove_abandoned
 from ackcore.spark.stores.interface import Store
 
-#: A note of more bytes is an object of its own.
+#: Largest note, in bytes, that is kept in the index. A larger one is an object of its own.
 _LARGE = 2000
 #: Prefixes of the lists of merged files, and of notes.
 _MERGED, _NOTES = ".merged", ".notes"
@@ -97,7 +97,7 @@ class Letters:
         """Read the index again."""
         self._index.load()
 
-    # -- whose it is --------------------------------------------------------------------------
+    # -- owner --------------------------------------------------------------------------------
 
     def owner(self) -> dict[str, Any] | None:
         """Return the description of the checkpoint that owns the store, or None if it has no owner

@@ -110,7 +110,8 @@ def _reading(path: ObjectFile) -> Iterator[None]:
 
 
 def emptied(letters: pa.Table, gone: Bools) -> pa.Table:
-    """Return letters with empty rows where ``gone`` is true. An empty row has only its micro-batch.
+    """Return letters with empty rows where ``gone`` is true. Empty rows keep only their
+    micro-batch.
 
     The rows stay, because a letter's id contains its position in the micro-batch.
     """
@@ -140,7 +141,7 @@ def _empty_of(kind: pa.DataType) -> Any:
 
 
 def emptied_rows(file: pq.ParquetFile) -> Bools | None:
-    """Return a mask of a file's emptied rows, or None if the file's footer shows that it has none."""
+    """Return a mask of a file's emptied rows, or None if the file's footer shows none."""
     at = file.schema_arrow.get_field_index(ATTEMPTS)
     groups = (file.metadata.row_group(n) for n in range(file.num_row_groups))
     if not any(group.column(at).statistics.null_count for group in groups):

@@ -321,7 +321,7 @@ def _fitting(
             records = _records(letters, times[done : done + len(letters)])
             done += len(letters)
             source = pa.schema(list(records.schema)[len(TRACKING) :])
-            # No query has started on this checkpoint since ackcore records column types.
+            # No column types are recorded: only the names can be compared.
             if not recorded and source.names != fields:
                 raise ColumnsChanged(
                     f"{what} have the columns {', '.join(source.names)}, and the source has "

@@ -1,25 +1,24 @@
-"""The store of dead letters, as the driver writes it.
+"""The driver's side of the store of dead letters.
 
-A store is a place of one checkpoint, ``<checkpoint>/ackcore/dead_letters`` or another.  Its index
-names the files that count; see `ackcore.spark.dead_letters.letter_store`::
+A store belongs to one checkpoint, and is at ``<checkpoint>/ackcore/dead_letters`` or elsewhere. Its
+index names the valid files; see `ackcore.spark.dead_letters.letter_store`::
 
-    <spout>/batch-<N>....parquet           the dead of micro-batch N; written again alike if N
-                                           acts again
-    <spout>/batch-<N>.<P>....parquet       those from position P on, where the ones before are in
-                                           files of their own: as tasks wrote them
-    <spout>/batches-<M>-<N>.<level>....parquet  those of micro-batches M to N, merged
+    <spout>/batch-<N>....parquet           letters of micro-batch N; written again with the same
+                                           content if N runs again
+    <spout>/batch-<N>.<P>....parquet       letters of micro-batch N from position P on, if tasks
+                                           wrote several files
+    <spout>/batches-<M>-<N>.<level>....parquet  letters of micro-batches M to N, merged
     <spout>/columns....parquet             no rows: the columns of the source at the last start
 
-A letter is named by its micro-batch and its position among the letters of that micro-batch and
-spout, in whatever file it is.  A file that was merged into another stays for an hour, for readers
-that have read the index before.
+A letter's name is its micro-batch and its position among the letters of that micro-batch and spout,
+whichever file has it. A merged file stays for an hour, for readers that have read an older index.
 
-What tasks wrote is linked from the checkpoint, and copied where that cannot be, or within the
-bucket: none of it passes the driver, but for what is so small that it goes into one file with its
-neighbours.
+Files that tasks wrote are linked from the checkpoint. Where links are impossible they are copied,
+in a bucket by the bucket itself. So their letters do not pass the driver, except small files, which
+the driver combines.
 
-A letter that was dropped keeps its row, with nothing but the micro-batch in it: `drop` and merges
-empty it, after the note that names it was written.
+The row of a dropped letter stays, with only its micro-batch. `drop` and merges empty the row after
+the note of the drop is written.
 """
 
 from __future__ import annotations
@@ -54,19 +53,19 @@ from ackcore.spark.stores.opening import is_bucket, place_of
 
 _log = logging.getLogger("ackcore")
 
-#: What is in memory of the dead of a micro-batch that are written.
+#: Largest table of letters in memory, in rows and bytes.
 _ROWS, _BYTES = 1 << 16, 1 << 25
-#: Files of tasks that have fewer bytes are put together.
+#: Size in bytes below which the driver combines tasks' files.
 _SMALL = 1 << 20
 
 
 class DeadLetters:
-    """The store of a checkpoint, as the driver writes it; made by `open`.
+    """The store of a checkpoint, for the driver that writes it. Call `open` to make one.
 
     Parameters
     ----------
     place : Letters
-        Where it is.
+        The files of the store.
     clock : callable, optional
         Returns milliseconds since 1970.
     """
@@ -78,7 +77,7 @@ class DeadLetters:
 
     @property
     def path(self) -> Path:
-        """Its directory, where it is on a file system."""
+        """The directory of a store on a file system."""
         return Path(self.place.url)
 
     @classmethod
@@ -90,32 +89,32 @@ class DeadLetters:
         sources: Mapping[str, pa.Schema] | None = None,
         records: Records | None = None,
     ) -> DeadLetters:
-        """Take a directory, or a place in a bucket, as the store of an open checkpoint.
+        """Open a directory or a bucket prefix as the store of an open checkpoint.
 
         Parameters
         ----------
         checkpoint : path
-            The checkpoint, which remembers a store elsewhere.
+            The checkpoint. It records the place of a store outside of it.
         deployment_key : int
             ``State.deployment_key``.
         path : path, optional
-            The store; where it was at the last start if not given, at first in the checkpoint.
+            The store. The default is its place at the last start, or a directory in the checkpoint.
         sources : mapping from str to pyarrow.Schema, optional
-            The columns of each tracked spout, which the store remembers.
+            The columns of each tracked spout, to be recorded in the store.
         records : Records, optional
-            ``State.records``, by which a driver that was taken over from is refused.
+            ``State.records``, which refuse a driver after another has taken over.
 
         Raises
         ------
         ValueError
             If the checkpoint is in a bucket, and the store is not.
         CheckpointForeign
-            If it holds the letters of another checkpoint, which would be overwritten; or the
-            letters of this one are elsewhere, and would be out of sight.
+            If the store has letters of another checkpoint, which would be overwritten, or this
+            checkpoint has letters elsewhere, which readers would not find.
         CheckpointInUse
             If another driver has taken over the checkpoint.
         StateError
-            If it cannot be written, or is not there although it was.
+            If the store cannot be written, or has disappeared.
         """
         home = place_of(checkpoint, "checkpoint")
         if records is None:
@@ -152,7 +151,7 @@ class DeadLetters:
             )
         about = {"deployment_key": f"{deployment_key:016x}", "checkpoint": home}
         store.own({**about, **(owner or {})}, records.check_owner)
-        # One in the checkpoint is found wherever that is moved to.
+        # No path for a store in the checkpoint: it moves with the checkpoint.
         now = None if url == within else url
         if now != before:
             records.write(POINTER, {"path": now})
@@ -160,7 +159,7 @@ class DeadLetters:
         return cls(store)
 
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
-        """Write the dead of a micro-batch; once more does no harm.
+        """Write the dead letters of a micro-batch. A repeated call has no effect.
 
         Parameters
         ----------
@@ -172,7 +171,7 @@ class DeadLetters:
         Raises
         ------
         StateError
-            If it cannot be written.
+            If the letters cannot be written.
         """
         found = dead_of(dead)
         for spout in found:
@@ -199,7 +198,7 @@ class DeadLetters:
         except CheckpointInUse:
             raise
         except (OSError, StateError, pa.ArrowException) as error:
-            # The letters are written: that they are many files only makes them slow to read.
+            # The letters are written: too many files only slow down their reading.
             if not self._complained:
                 where = os.path.join(self.place.url, spout)
                 _log.warning("the dead letters in %s stay many files: %s", where, error)
@@ -207,9 +206,10 @@ class DeadLetters:
             self.place.refresh()
 
     def reasons(self) -> Iterator[pa.Table]:
-        """Yield why records died that were neither sent again nor dropped, in `DEATHS`.
+        """Yield counts of the errors of letters neither sent again nor dropped, with schema
+        `DEATHS`.
 
-        A part of a file at a time: a reason may be there more than once.
+        Each table covers a part of a file, so an error may be in several tables.
 
         Raises
         ------
@@ -217,18 +217,18 @@ class DeadLetters:
             If a file is damaged.
         """
         columns = DEATHS.names[:-1]
-        self.place.refresh()  # others send letters again and drop some meanwhile
+        self.place.refresh()  # other processes may have sent or dropped letters meanwhile
         notes = notes_of(self.place)
         for spout, files in files_of(self.place).items():
             for file in files:
-                # Many die alike: as dictionaries they take no text each.
+                # Many letters have the same error: dictionaries store its text once.
                 for letters in letters_left(file.path, spout, notes, columns):
                     counted = letters.group_by(columns).aggregate([([], "count_all")])
                     yield counted.rename_columns(DEATHS.names).cast(DEATHS)
 
 
 def check_letters_url(url: str, checkpoint: str) -> None:
-    """Refuse a store that a checkpoint cannot have, wherever it is.
+    """Raise if a store may not belong to a checkpoint because of their places.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def check_letters_url(url: str, checkpoint: str) -> None:
 
 
 def _files(parts: Sequence[DeadPart]) -> list[list[DeadPart]]:
-    """Say which parts of the dead of a micro-batch make up each file."""
+    """Group the parts of a micro-batch's dead records by the file that each goes to."""
     files: list[list[DeadPart]] = []
     together = False
     for part in parts:
@@ -256,11 +256,11 @@ def _files(parts: Sequence[DeadPart]) -> list[list[DeadPart]]:
 
 
 def _new_file(position: int, parts: Sequence[DeadPart], number: int) -> NewFile:
-    """Return what becomes a file of letters, or is one that tasks wrote."""
+    """Return the file to write for some parts. A single file of a task is used unchanged."""
 
     def fill(file: BinaryIO) -> None:
         whole = (piece for part in parts for piece in pieces_of(part) if len(piece))
-        # A column may be required in some of them.
+        # Parts may differ in the nullability of a column.
         pieces = map(all_nullable, whole) if len(parts) > 1 else whole
         head = next(pieces)
         schema = schema_of(pa.schema(list(head.schema)[len(TRACKING) :]))
@@ -275,7 +275,7 @@ def _new_file(position: int, parts: Sequence[DeadPart], number: int) -> NewFile:
 
 
 def _letters(dead: Iterable[pa.Table], number: int) -> Iterator[pa.Table]:
-    """Yield the dead as letters, so many at a time that they are no burden."""
+    """Yield dead records as letters, in tables of bounded size."""
     for piece in dead:
         for batch in rebatched(piece.to_batches(), _ROWS, _BYTES):
             yield as_letters(pa.Table.from_batches([batch]), number)

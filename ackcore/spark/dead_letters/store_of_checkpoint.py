@@ -1,4 +1,4 @@
-"""Where the dead letters of a checkpoint are, and to which checkpoint a store belongs."""
+"""Look-up of a checkpoint's store of dead letters, and of a store's checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ackcore.spark.stores.opening import is_bucket, place_of
 
 
 def what_is_at(given: Path) -> str:
-    """Say what is wrong with a path that is no checkpoint, and where one is, if it is near."""
+    """Return a message that a path is no checkpoint, with any checkpoint nearby."""
     if not given.exists():
         return f"{given} is not there"
     lacks = f"{given} has no ackcore/meta.json in it"
@@ -29,7 +29,7 @@ def what_is_at(given: Path) -> str:
 
 
 def opened_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Return the checkpoint that a query was given.
+    """Return the checkpoint at a path or URL.
 
     Raises
     ------
@@ -47,14 +47,14 @@ def opened_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def store_of(path: str | os.PathLike[str]) -> Letters:
-    """Return the store that a path means: the path, or the one of that checkpoint.
+    """Return the store at a path or URL, or the store of the checkpoint there.
 
     Raises
     ------
     FileNotFoundError
-        If it is neither.
+        If there is neither a store nor a checkpoint.
     TypeError
-        If it is no path.
+        If ``path`` is not a path.
     """
     if isinstance(path, DeadLetterTopic):
         raise TypeError(
@@ -84,12 +84,12 @@ def checkpoint_of(store: Letters) -> Checkpoint:
     Raises
     ------
     FileNotFoundError
-        If it is gone.
+        If the checkpoint is gone.
     CheckpointForeign
-        If another one is in its place.
+        If another checkpoint is in its place.
     """
     owner = store.owner()
-    # A store that is in its checkpoint was moved with it.
+    # A store in its checkpoint moves with the checkpoint: its recorded path may be old.
     around = store.url.removesuffix(WITHIN) if store.url.endswith(WITHIN) else None
     if owner is None:  # nothing was started since, and the store is the checkpoint's own
         owner = {"checkpoint": str(around), "deployment_key": None}
@@ -113,7 +113,7 @@ def checkpoint_of(store: Letters) -> Checkpoint:
 
 
 def fields_of(checkpoint: Checkpoint) -> dict[str, list[str]]:
-    """Return the columns' names of the spouts of a checkpoint."""
+    """Return the column names of each spout of a checkpoint."""
     meta = checkpoint.meta()
     assert meta is not None
     spouts = meta["structure"]["spouts"]
@@ -121,11 +121,11 @@ def fields_of(checkpoint: Checkpoint) -> dict[str, list[str]]:
 
 
 def check_spout(store: Letters, spout: str | None) -> None:
-    """Raise ValueError if a spout is neither in the topology nor has letters."""
+    """Raise ValueError if a spout neither has letters nor is in the topology."""
     known = {*store.spouts()}
     if spout is None or spout in known:
         return
-    # The letters can be read without their checkpoint.
+    # Letters are readable without their checkpoint.
     with contextlib.suppress(FileNotFoundError, StateError):
         known.update(fields_of(checkpoint_of(store)))
     if known and spout not in known:

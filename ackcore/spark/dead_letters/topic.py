@@ -1,7 +1,7 @@
-"""Dead letters in a Kafka topic, beside the store.
+"""A Kafka topic that receives dead letters in addition to the store.
 
-The store has every letter, so that `dead_letters` and `replay` know them all whoever has read the
-topic; what goes to the topic is for those who are to be told.
+The store has every letter, so `dead_letters` and `replay` do not depend on the topic. The topic is
+for other consumers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ackcore")
 
-#: Columns of a record of Kafka's, as Spark's source and ackcore's have them.
+#: Columns of a Kafka record in Spark's source and in ackcore's.
 _KAFKA = {"key", "value", "headers", "topic", "partition", "offset", "timestamp", "timestampType"}
-#: Those that go into headers.
+#: Columns that go into headers.
 _POSITION = ("topic", "partition", "offset", "timestamp")
-#: What a letter is given anew each time.
+#: Headers that each letter sets anew.
 OURS = frozenset(
     PREFIX + name
     for name in ("reason", "component", "spout", "message-id", *_POSITION, "attempts", "deaths")
@@ -41,41 +41,42 @@ OURS = frozenset(
 class DeadLetterTopic:
     """A Kafka topic for ``dead_letters=`` of `start`, `run_batch` and `guard`.
 
-    Each letter is a message there, once its micro-batch is done, and is kept in the store as well,
-    from which `dead_letters` and `replay` work as ever.
-    If the source has a column ``value`` of text or bytes, and no others but such as a record of
-    Kafka's has, then value, key and headers are as they came; else the value is the record as a
-    JSON object.  Behind the headers that came with it a message has
+    The driver sends each letter as a message once its micro-batch is done. The store has the letter
+    too, so `dead_letters` and `replay` work as usual. If the source has a column ``value`` of text
+    or bytes, and otherwise only columns of a Kafka record, the message has the record's value, key
+    and headers. Else its value is the record as a JSON object. After the record's headers a message
+    has
 
-    - ``ackcore-reason``: the exception's type and message; ``ackcore-component``: where it died;
+    - ``ackcore-reason``: the exception's type and message; ``ackcore-component``: the component
+      that failed the record;
     - ``ackcore-spout``, ``ackcore-message-id``, and if the source has such columns
       ``ackcore-topic``, ``ackcore-partition``, ``ackcore-offset`` and
       ``ackcore-timestamp`` (ms since 1970);
-    - ``ackcore-attempts``: how often it was executed; ``ackcore-deaths``: how often it has died,
-      counted by this very header where letters are read again, and where `replay` sent them.  A
-      record that has died 20 times is no message any more, since its letters come back by
-      themselves: it is in the store only, and the log says so;
-    - ``ackcore-batch`` (``deployment/spout/number of the micro-batch``) and ``ackcore-row``: which
-      letter it is.  Both are the same when it is sent again, as after a crash or a delivery that
-      failed.
+    - ``ackcore-attempts``: the number of attempts; ``ackcore-deaths``: the number of deaths of the
+      record. It is counted by this header if a query reads the topic, and across `replay`. A record
+      that has died more than 20 times is only stored and logged, not sent, since a query seems to
+      read its own letters;
+    - ``ackcore-batch`` (``deployment/spout/number of the micro-batch``) and ``ackcore-row``
+      (position in the micro-batch): the letter's id. It is the same if the letter is sent again, as
+      after a crash or a failed delivery.
 
     Parameters
     ----------
     topic : str
-        Where they go.
+        The name of the topic.
     bootstrap_servers : str
-        ``host:port``, or several with commas between them.
+        ``host:port``, or several separated by commas.
     store : path, optional
-        Where they are kept beside it: as ``dead_letters`` if that is a path.
+        The place of the store, with the meaning of a path in ``dead_letters``.
     options : mapping, optional
-        More of librdkafka's settings.  They are not remembered: give the topic at each start.
+        More settings of librdkafka. They are not recorded: give the topic at each start.
 
     Raises
     ------
     TypeError
-        If an argument is of another type.
+        If an argument has the wrong type.
     ValueError
-        If the topic is empty, or an option is one that is set here.
+        If the topic is empty, or ``options`` has a setting that ackcore sets.
     ImportError
         If confluent-kafka is not installed: it comes with ``ackcore[kafka]``.
     """
@@ -101,7 +102,7 @@ class DeadLetterTopic:
         return f"DeadLetterTopic({self.topic!r}, {self.settings.bootstrap_servers!r})"
 
 
-#: What ``dead_letters=`` may be.
+#: Types of ``dead_letters=``.
 Place = str | os.PathLike[str] | DeadLetterTopic | None
 
 
@@ -111,18 +112,18 @@ class TopicWriter:
     Parameters
     ----------
     to : DeadLetterTopic
-        Where.
+        The topic.
     deployment : str
-        What tells the checkpoint from all others.
+        The unique id of the checkpoint's deployment.
     sources : mapping from str to pyarrow.Schema
         The columns of each tracked spout.
 
     Raises
     ------
     TypeError
-        If JSON has nothing for a column.
+        If a column cannot be written as JSON.
     DeliveryError
-        If librdkafka does not take the settings.
+        If librdkafka rejects the settings.
     """
 
     def __init__(
@@ -137,12 +138,12 @@ class TopicWriter:
         self._open = None
 
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
-        """Send the dead of a micro-batch, as the store is given them; once more sends them again.
+        """Send the dead letters of a micro-batch. A repeated call sends them again.
 
         Raises
         ------
         DeliveryError
-            If one was not delivered.
+            If a message was not delivered.
         CheckpointInUse
             If another driver has taken over.
         """
@@ -160,7 +161,7 @@ class TopicWriter:
             raise
 
     def close(self) -> None:
-        """Give up what is connected; the next letters connect again."""
+        """Close the producer. The next letters open another one."""
         if self._open is not None:
             self._open.close()
         self._open = None
@@ -221,7 +222,7 @@ def _places(places: pa.Table) -> list[dict[str, Any]]:
 
 
 def message_columns(schema: pa.Schema) -> MessageColumns:
-    """Return which columns are key, value and headers: a record's own, or the row as JSON."""
+    """Return the columns of key, value and headers. Without a Kafka record the value is JSON."""
     from ackcore.kafka.messages import MessageColumns, is_text_or_bytes  # noqa: PLC0415
 
     names = set(schema.names)

@@ -1,4 +1,4 @@
-"""A sink that is a directory of Parquet files, with one below for each micro-batch."""
+"""A sink that writes Parquet files, with one directory for each micro-batch."""
 
 from __future__ import annotations
 
@@ -32,29 +32,31 @@ from ackcore.spark.sinks.parquet_directory import (
 from ackcore.spark.sinks.parquet_objects import ParquetObjects
 from ackcore.spark.stores.opening import is_bucket
 
-#: Where a micro-batch is written before it is whole; the token is a later addition.
+#: Directory of an unfinished micro-batch. Older ones have no token.
 _STAGE = re.compile(r"_batch_id=([0-9]+)(?:\.[0-9a-f]+)?\.tmp")
-#: A file in place: how many of them belong together, and what tells their rows from others.
+#: File of a complete micro-batch: the number of its files, and the fingerprint of its rows.
 _PART = re.compile(r"part-[0-9]+-of-([0-9]+)-([0-9a-f]+)\.parquet")
 
 
 def to_parquet(
     path: str | os.PathLike[str], *, compression: str = "snappy"
 ) -> ParquetSink | ParquetObjects:
-    """Return a sink that writes a directory of Parquet files, with one below for each micro-batch.
+    """Return a sink that writes Parquet files, with one directory for each micro-batch.
+
+    The directory ``batch_id=7/`` has the rows of micro-batch 7, so ``spark.read.parquet(path)``
+    shows a column ``batch_id``. On a file system the sink renames a complete directory into place,
+    and keeps it when the same rows are written again.
+
+    A bucket has no renames. Each file appears whole, but a reader may see only some files of a
+    micro-batch meanwhile. The same rows always get the same file names. Where other rows replace
+    them, files without rows stay under the old names.
 
     Parameters
     ----------
     path : path or URL
-        On a file system that driver and executors share, or a place in a bucket: ``s3://``,
-        ``abfss://``, ``gs://`` (which was never tried; ``ackcore[stores]``; credentials as the
-        environment of driver and workers has them).  ``batch_id=7/`` below it has the rows of
-        micro-batch 7, so ``spark.read.parquet(path)`` shows a column ``batch_id``.  On a file
-        system it is renamed into place when it is whole, and stays there when the same rows are
-        written again.  In a bucket, where nothing can be renamed, each file is there whole or not
-        at all, and a reader that comes in between may see some files of a micro-batch; written
-        again, the same rows have the same names.  Where other rows take the place of some, files
-        without rows stay under the former names.
+        The directory, on a file system that driver and executors share, or a place in a bucket:
+        ``s3://``, ``abfss://``, ``gs://`` (never tested). Buckets need ``ackcore[stores]``, and
+        credentials in the environment of driver and workers.
     compression : {"snappy", "zstd", "lz4", "gzip", "brotli", "none"}, default "snappy"
         The codec of the files.
 
@@ -65,9 +67,9 @@ def to_parquet(
     Raises
     ------
     TypeError
-        If `path` is no path.
+        If `path` is not a path.
     ValueError
-        If it is empty, or a URL of another kind, or the codec is none of these.
+        If `path` is empty or a URL of another kind, or ``compression`` is not one of these codecs.
     """
     if isinstance(path, str) and is_bucket(path):
         return ParquetObjects(path, compression=compression)
@@ -75,13 +77,13 @@ def to_parquet(
 
 
 class ParquetSink(ParquetDirectory):
-    """The sink that `to_parquet` returns."""
+    """The sink that `to_parquet` returns for a directory."""
 
     def __init__(self, path: str | os.PathLike[str], *, compression: str = "snappy") -> None:
         super().__init__(local_path(path, "path"), compression)
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
-        """Write the rows of any DataFrame as those of a micro-batch."""
+        """Write the rows of a DataFrame as those of a micro-batch."""
         schema = to_arrow_schema(frame.schema)
         stage, compression = self._stage(batch_id), self.compression
 
@@ -94,7 +96,7 @@ class ParquetSink(ParquetDirectory):
         self._publish(batch_id, stage, names, secrets.token_hex(8))
 
     def write_accepted(self, accepted: Accepted) -> None:
-        """Write the rows of a micro-batch, straight from the files that its run left."""
+        """Write the rows of a micro-batch directly from the files of its run."""
         self.claim(accepted.sink, accepted.deployment, accepted.checkpoint)
         batch_id, content = accepted.batch_id, accepted.fingerprint()
         stage = self._stage(batch_id)
@@ -102,7 +104,7 @@ class ParquetSink(ParquetDirectory):
         self._publish(batch_id, stage, names, content)
 
     def _write_parts(self, accepted: Accepted, stage: str) -> Iterable[Any]:
-        """Write the rows below a stage; return rows that name the files that count."""
+        """Write the rows to a stage, and return one-column rows with the names of the valid files."""
         files, nonacked, compression = accepted.files, accepted.nonacked, self.compression
         size = sum(file.size() for file in files)
         if is_small(accepted.rows, size):
@@ -119,9 +121,9 @@ class ParquetSink(ParquetDirectory):
         return jobs.collect()
 
     def _stage(self, batch_id: int) -> str:
-        """Make an empty directory for files in the making; readers do not look into it.
+        """Make an empty directory for unfinished files, which readers ignore.
 
-        Each has its own: tasks of a driver that is gone may go on writing into an older one.
+        Each call makes another one, since tasks of an earlier driver may still write to theirs.
         """
         os.makedirs(self.path, exist_ok=True)
         left = [
@@ -129,11 +131,11 @@ class ParquetSink(ParquetDirectory):
             for name in os.listdir(self.path)
             if (match := _STAGE.fullmatch(name)) and int(match[1]) <= batch_id
         ]
-        # What was not there before the look is none of another driver's that has taken over.
+        # The stages were listed before this check, so none is of a driver that takes over later.
         check_fence()
         for one in left:
-            # Renamed first: a driver that was cut off and goes on finds all of its stage or none
-            # of it, and so publishes nothing once its successor has begun.
+            # Rename first: a superseded driver that still runs finds all of its stage or none of
+            # it, and so publishes nothing once its successor has begun.
             swept = self._stage_name(batch_id)
             os.rename(one, swept)
             shutil.rmtree(swept, ignore_errors=True)
@@ -146,12 +148,12 @@ class ParquetSink(ParquetDirectory):
         return os.path.join(self.path, f"_batch_id={batch_id}.{secrets.token_hex(8)}.tmp")
 
     def _holds(self, batch_id: int, content: str) -> bool:
-        """Whether a micro-batch's directory is in place with such rows."""
+        """Return whether a micro-batch's directory is complete and has the rows of a fingerprint."""
         try:
             names = os.listdir(self._final(batch_id))
         except FileNotFoundError:
             return False
-        # All of them: not every file system that can be mounted renames a directory in one go.
+        # Count all files: some mounted file systems do not rename directories atomically.
         found = [part for part in map(_PART.fullmatch, names) if part and part[2] == content]
         return bool(found) and len(found) == int(found[0][1])
 
@@ -159,19 +161,19 @@ class ParquetSink(ParquetDirectory):
         return os.path.join(self.path, f"batch_id={batch_id}")
 
     def _publish(self, batch_id: int, stage: str, names: Iterable[Any], content: str) -> None:
-        """Move the files of tasks that counted into place, unless the same rows are there.
+        """Move the valid files of tasks into place, unless the same rows are there.
 
         Parameters
         ----------
         batch_id : int
             The micro-batch.
         stage : str
-            As `_stage` made it.
+            The directory that `_stage` made.
         names : iterable of (str,)
-            The files that count; those of other attempts, or of a task that goes on though given
-            up, stay behind.
+            The names of the valid files. Files of other task attempts, and of abandoned tasks, stay
+            in the stage.
         content : str
-            What tells these rows from others; part of the files' names.
+            The fingerprint of the rows, which is part of the files' names.
         """
         whole, final = os.path.join(stage, "whole"), self._final(batch_id)
         written = sorted(row[0] for row in names)
@@ -187,8 +189,8 @@ class ParquetSink(ParquetDirectory):
             shutil.rmtree(stage, ignore_errors=True)
             raise
         if not self._holds(batch_id, content):
-            # A driver that is cut off from here on finds its stage gone as soon as its successor
-            # has begun to write, and neither of these can be done any more.
+            # If another driver takes over from here on, it removes this stage before it writes.
+            # Then both renames fail.
             with contextlib.suppress(FileNotFoundError):
                 os.rename(final, os.path.join(stage, "replaced"))
             if written:
@@ -200,10 +202,10 @@ class ParquetSink(ParquetDirectory):
 def _write_in_task(
     stage: str, compression: str, rows: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Write a task's rows, and yield the name of its file if there are any."""
+    """Write a task's rows, and yield the name of its file unless there are none."""
     context = TaskContext.get()
     assert context is not None
-    # The attempt's own name: two copies of a task may run at once.
+    # The name contains the attempt: two copies of a task may run at once.
     part = f"part-{context.partitionId():05}-{context.taskAttemptId()}"
     name = _write_part(stage, part, compression, rows)
     if name is not None:
@@ -213,6 +215,6 @@ def _write_in_task(
 def _write_part(
     stage: str, name: str, compression: str, batches: Iterable[pa.RecordBatch]
 ) -> str | None:
-    """Write rows to one Parquet file and to the disk; return its name, None if there are none."""
+    """Write rows to a Parquet file and sync it. Return its name, or None without rows."""
     with open(os.path.join(stage, "parts", name), "wb") as file:
         return name if write_parquet(file, compression, batches) else None

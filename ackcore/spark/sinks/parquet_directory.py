@@ -18,20 +18,20 @@ from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.stores.interface import StoreConflict
 from ackcore.spark.stores.opening import is_bucket, open_store
 
-#: Up to so many rows and bytes the driver writes by itself: a Spark job takes longer to start.
+#: Largest output that the driver writes itself, because a Spark job takes longer to start.
 DRIVER_ROWS = 1 << 17
 DRIVER_BYTES = 32 << 20
 
-#: Rows of a Parquet file's row group.
+#: Limits of a row group of a Parquet file.
 _GROUP_ROWS = 1 << 18
 _GROUP_BYTES = 64 << 20
 
 _CODECS = ("snappy", "zstd", "lz4", "gzip", "brotli", "none")
 
-#: Where Spark writes its schema into a file, which it needs to read intervals as such.
+#: Metadata key of Spark's schema in a file, which Spark needs to read intervals.
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 
-#: Types that Parquet holds and Spark does not read, and what a bolt may emit instead.
+#: Types that Parquet holds and Spark does not read, with the types to emit instead.
 _UNREAD: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     "nanoseconds": (
         lambda kind: (
@@ -47,22 +47,22 @@ _UNREAD: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
     ),
 }
 
-#: Whose a directory is, in JSON: deployment, sink and checkpoint.
+#: Note of a directory's owner, in JSON: deployment, sink and checkpoint.
 OWNER = "_ackcore.json"
 
 
 def is_small(rows: int, size: int) -> bool:
-    """Whether the driver writes so many rows, of so many bytes, sooner than tasks would."""
+    """Return whether the driver writes the rows faster than a Spark job. ``size`` is in bytes."""
     return rows <= DRIVER_ROWS and size <= DRIVER_BYTES
 
 
 def checked_codec(compression: str) -> str:
-    """Return a codec's name.
+    """Return the name of a codec.
 
     Raises
     ------
     ValueError
-        If it is none.
+        If the codec is not one of those offered.
     """
     if compression not in _CODECS:
         raise ValueError(f"compression must be one of {', '.join(_CODECS)}, got {compression!r}")
@@ -70,7 +70,7 @@ def checked_codec(compression: str) -> str:
 
 
 def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
-    """Raise TypeError if Parquet cannot hold a column, or Spark could not read it back."""
+    """Raise TypeError if Parquet cannot hold a column, or Spark cannot read it back."""
     seen: dict[str, str] = {}
     for field in schema:
         other = seen.setdefault(field.name.lower(), field.name)
@@ -111,7 +111,7 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
 
 
 class ParquetDirectory:
-    """The place of Parquet files, with one directory or prefix below for each micro-batch.
+    """A place of Parquet files, with one directory or prefix for each micro-batch.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class ParquetDirectory:
         The codec of the files.
     """
 
-    #: What was written under a batch id is replaced when other rows are.
+    #: Other rows under a batch id replace its earlier rows.
     replaces = True
 
     def __init__(self, path: Place, compression: str) -> None:
@@ -137,21 +137,21 @@ class ParquetDirectory:
         check_columns(name, schema, case_sensitive)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
-        """Take the place for one sink of one checkpoint; once more does no harm.
+        """Record one sink of one checkpoint as the owner. A repeated call has no effect.
 
         Raises
         ------
         CheckpointForeign
-            If another query's micro-batches, which have the same numbers, are in it.
+            If the place has micro-batches of another query, which have the same numbers.
         StateError
-            If it cannot be read or written.
+            If the place cannot be read or written.
         """
         owner = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
         note = self._store.get(OWNER)
         if note is None and not self._has_rows():
             try:
                 self._store.put(OWNER, json.dumps(owner).encode(), if_absent=True)
-            except StoreConflict:  # another one came at the same time
+            except StoreConflict:  # another writer came first
                 note = self._store.get(OWNER)
             else:
                 return
@@ -166,7 +166,7 @@ class ParquetDirectory:
 
 
 def read_note(note: bytes) -> Any:
-    """Return what is in a note, None if it is damaged."""
+    """Return the content of a JSON note, or None if the note is damaged."""
     try:
         return json.loads(note)
     except ValueError:
@@ -174,7 +174,7 @@ def read_note(note: bytes) -> Any:
 
 
 def is_owner(found: Any, deployment: str, sink: str) -> bool:
-    """Whether a note in a directory says that it is this sink's."""
+    """Return whether a note names a sink of a deployment as the owner."""
     return (
         isinstance(found, dict)
         and found.get("deployment") == deployment
@@ -183,7 +183,9 @@ def is_owner(found: Any, deployment: str, sink: str) -> bool:
 
 
 def owned_by_another(place: str, found: Any, checkpoint: str, has_rows: bool) -> str:
-    """Say whose a directory is, by the note in it if there is one, and how to release it."""
+    """Return an error message that names the owner, from its note, and the way to release the
+    place.
+    """
     whose = "of another checkpoint or another sink"
     if isinstance(found, dict):
         there = found.get("checkpoint")
@@ -207,11 +209,11 @@ def owned_by_another(place: str, found: Any, checkpoint: str, has_rows: bool) ->
 
 
 def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordBatch]) -> bool:
-    """Write rows to a file, and sync it; return whether there were any."""
+    """Write rows to a file and sync it. Return False if there are no rows."""
     writer = None
     for table in map(_with_intervals, _gathered(batches)):
         if writer is None:
-            # Spark reads no nanoseconds; what would be lost by that is an error.
+            # Spark reads no nanoseconds. A value that would lose digits raises.
             writer = pq.ParquetWriter(
                 file, table.schema, compression=compression, coerce_timestamps="us"
             )
@@ -220,13 +222,13 @@ def write_parquet(file: BinaryIO, compression: str, batches: Iterable[pa.RecordB
         return False
     writer.close()
     file.flush()
-    # The micro-batch will be marked as done, on the disk.
+    # The rows must be on disk before the micro-batch is marked as done.
     os.fsync(file.fileno())
     return True
 
 
 def _with_intervals(table: pa.Table) -> pa.Table:
-    """Return rows with metadata by which Spark reads intervals, not integers, from their file."""
+    """Add the metadata with which Spark reads durations as intervals, not as integers."""
     if not any(_has(field.type, pa.types.is_duration) for field in table.schema):
         return table
     spark = from_arrow_schema(table.schema)
@@ -239,12 +241,12 @@ def _with_intervals(table: pa.Table) -> pa.Table:
 
 
 def _has(kind: pa.DataType, is_such: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type, or a part of it at any depth, is such a type."""
+    """Return whether a type, or a part of it at any depth, satisfies a predicate."""
     return is_such(kind) or any(_has(kind.field(i).type, is_such) for i in range(kind.num_fields))
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Put batches together to row groups."""
+    """Combine batches to tables of about a row group."""
     found: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,17 +1,16 @@
-"""A sink that is Parquet files in a bucket, below one prefix for each micro-batch.
+"""A sink that writes Parquet files to a bucket, with one prefix for each micro-batch.
 
-Nothing in a bucket can be renamed, and what a list says may be late.  So what a file is called
-follows from what is in it: ``batch_id=7/part-00001-of-00004-<content>.parquet``, where the content
-is the fingerprint of the micro-batch's rows and how many files they take goes by the run's files
-alone.  Whoever writes these rows again, after a crash, beside a task that was given up or a driver
-that was, writes the same objects.  Before them goes ``_ackcore/batch_id=7.json``, put if there is
-none: the content, in how many files, and what they take the place of.
+A bucket has no renames, and its listings may lag. So the name of a file follows from its content:
+``batch_id=7/part-00001-of-00004-<content>.parquet``, where the content is the fingerprint of the
+micro-batch's rows. The number of files depends only on the files of the run. Another process that
+writes the same rows, after a crash or beside an abandoned task or driver, writes the same objects.
+Before the files, the sink puts the note ``_ackcore/batch_id=7.json``, if there is none. It has the
+content, the number of files, and the names that they replace.
 
-Other rows under one batch id, as where a sink around this one refuses some, are announced by
-another note, in the place of the one that was read, and have names that none had before.  Who wrote
-the rows of before may be a driver that sleeps, or a task that was given up.  So what it may write
-is not deleted: at each of its names there is put a file without rows, and none of the files with
-rows is put where there is something already.
+A micro-batch may get other rows later, for example if a sink around this one refuses some. Then a
+conditional put replaces the note that was read, and the files get new names. A paused driver or an
+abandoned task may still write the earlier files. So the sink does not delete them, but puts a file
+without rows under each of their names. Files with rows are put only where there is no object.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from ackcore.spark.sinks.parquet_directory import (
 )
 from ackcore.spark.stores.interface import Store, StoreConflict
 
-#: Of the run's files, a Parquet file has about so many bytes.
+#: Approximate bytes of the run's files that go into one Parquet file.
 _PART_BYTES = 64 << 20
-#: So many files without rows are put beside each other.
+#: Number of files without rows that are put in parallel.
 _AT_ONCE = 16
 
 
@@ -53,50 +52,50 @@ class Parts(NamedTuple):
     Attributes
     ----------
     content : str
-        What tells them from others: `Accepted.fingerprint`, and behind it a number if they took the
-        place of others.
+        The unique part of the names: `Accepted.fingerprint`, and after it a number if the rows
+        replaced others.
     files : int
-        How many files they take at most; one without rows is not written.
+        The largest number of files. A file without rows is not written.
     """
 
     content: str
     files: int
 
     def name(self, batch_id: int, number: int) -> str:
-        """Return the key of one of them."""
+        """Return the key of one object."""
         return f"batch_id={batch_id}/part-{number:05}-of-{self.files:05}-{self.content}.parquet"
 
     def are_of(self, fingerprint: str, files: int) -> bool:
-        """Whether they have such rows, in so many files."""
+        """Return whether the objects hold rows with a fingerprint, in a number of files."""
         return self.files == files and self.content.partition("-")[0] == fingerprint
 
 
 class Writer(Protocol):
-    """Writes the file of a number."""
+    """A function that writes the file of a given number."""
 
     def __call__(self, number: int, rows: Iterable[pa.RecordBatch] | None = None) -> None:
-        """Write these rows, or those that the run's files have for it."""
+        """Write the given rows, or by default the rows that the run's files have for this number."""
 
 
 class ParquetObjects(ParquetDirectory):
     """The sink that `to_parquet` returns for a URL of a bucket."""
 
-    #: It looks at the fence itself, right before the first thing that it writes.
+    #: The sink itself checks the fence, right before its first write.
     looks_at_fence = True
 
     def __init__(self, url: str, *, compression: str = "snappy") -> None:
         super().__init__(url, compression)
-        #: A micro-batch, and what of it this process has put files without rows in the place of.
+        #: The last micro-batch, and its replaced files that this process has emptied.
         self._emptied: tuple[int, set[Parts]] = -1, set()
 
     def write_accepted(self, accepted: Accepted) -> None:
-        """Write the rows of a micro-batch, straight from the files that its run left."""
+        """Write the rows of a micro-batch directly from the files of its run."""
         sizes = [file.size() for file in accepted.files]
         small = is_small(accepted.rows, sum(sizes))
-        # Not by how many tasks can run: with other names the rows would be there twice.
+        # Independent of the number of task slots: other names would duplicate the rows.
         count = 1 if small else min(len(sizes), max(2, -(-sum(sizes) // _PART_BYTES)))
         if small:
-            # To read has no effect, so it goes on beside the fence and the note.
+            # Reading has no side effect, so it runs while the fence and note are checked.
             with ThreadPoolExecutor(1) as beside:
                 rows = beside.submit(lambda: list(read_all(accepted.files, accepted.nonacked)))
                 write = self._writer(self._announce(accepted, count), accepted)
@@ -115,9 +114,10 @@ class ParquetObjects(ParquetDirectory):
         failpoint("in-sink", accepted.batch_id)
 
     def _writer(self, parts: Parts, accepted: Accepted) -> Writer:
-        """Return what writes the file of a number, in any process, if there are rows for it.
+        """Return a function that writes the file of a number, in any process, unless it has no
+        rows.
 
-        It reads them if they are not given.
+        The function reads the rows from the run's files if they are not given.
         """
         store, compression = self._store, self.compression
         batch_id, files, nonacked = accepted.batch_id, accepted.files, accepted.nonacked
@@ -134,16 +134,16 @@ class ParquetObjects(ParquetDirectory):
                 try:
                     store.put_file(key, path, if_absent=True)
                 except StoreConflict:
-                    # The note first: what is there was put behind it, or has these rows.
+                    # The object was put after another note, or has the same rows.
                     _check_announced(store, batch_id, parts)
 
         return write
 
     def _announce(self, accepted: Accepted, files: int) -> Parts:
-        """Put on record what will be there, and put nothing in the place of what was there before.
+        """Write the note of the files to come, and empty the files that they replace.
 
-        The note that is there is replaced in any case: a driver that sleeps, and has read it, is
-        to find another one when it wakes.
+        An existing note is always replaced, so that a paused driver that has read it finds another
+        one.
         """
         batch_id, fingerprint = accepted.batch_id, accepted.fingerprint()
         key, parts = _note_of(batch_id), Parts(fingerprint, files)
@@ -168,22 +168,22 @@ class ParquetObjects(ParquetDirectory):
             parts = last
         else:
             replaced.add(last)
-            # Never called so before: what was put in the place of the same rows stays there.
+            # A new name: the files without rows under earlier names of the same rows stay.
             parts = Parts(f"{fingerprint}-{len(replaced)}", files)
-        # Behind the look at the note: whoever takes over from now on replaces it.
+        # After the read of the note: a driver that takes over from now on replaces the note.
         check_fence()
         self._store.replace(key, _noted(whose, parts, replaced), found.version)
         self._empty(accepted, replaced)
         return parts
 
     def _empty(self, accepted: Accepted, replaced: set[Parts]) -> None:
-        """Put files without rows where others are, or may be put yet by who announced them."""
+        """Put files without rows under names that earlier attempts wrote or may still write."""
         batch_id = accepted.batch_id
         if self._emptied[0] != batch_id:
             self._emptied = batch_id, set()
         left = replaced - self._emptied[1]
         keys = [each.name(batch_id, number) for each in left for number in range(each.files)]
-        if not accepted.files:  # of which one would know the columns
+        if not accepted.files:  # no file gives the columns
             self._store.delete(keys)
             return
         with tempfile.TemporaryFile() as file:
@@ -202,7 +202,7 @@ def _note_of(batch_id: int) -> str:
 
 
 def _noted(whose: Mapping[str, str], parts: Parts, replaced: Collection[Parts]) -> bytes:
-    # So that no two notes have the same bytes: the version of one goes by these.
+    # A random token makes each note's bytes unique, as its version may depend on them.
     about = {**whose, "write": secrets.token_hex(16)}
     content, files = parts
     note = {**about, "content": content, "parts": files, "replaced": sorted(replaced)}
@@ -210,12 +210,12 @@ def _noted(whose: Mapping[str, str], parts: Parts, replaced: Collection[Parts]) 
 
 
 def _check_announced(store: Store, batch_id: int, parts: Parts) -> None:
-    """Make sure that rows are those of their micro-batch still.
+    """Check that the note of a micro-batch still names these rows.
 
     Raises
     ------
     CheckpointInUse
-        If others took their place.
+        If other rows have replaced them.
     """
     found = store.get(_note_of(batch_id))
     note = {} if found is None else read_note(found.data)
