@@ -54,8 +54,8 @@ class DeadLetterTopic:
       ``ackcore-timestamp`` (ms since 1970);
     - ``ackcore-attempts``: the number of attempts; ``ackcore-deaths``: the number of deaths of the
       record. It is counted by this header if a query reads the topic, and across `replay`. A record
-      that has died more than 20 times is only stored and logged, not sent, since a query seems to
-      read its own letters;
+      that has died more than 20 times is only stored and logged, not sent, since its letters are
+      read again in a loop;
     - ``ackcore-batch`` (``deployment/spout/number of the micro-batch``) and ``ackcore-row``
       (position in the micro-batch): the letter's id. It is the same if the letter is sent again, as
       after a crash or a failed delivery.

@@ -34,7 +34,7 @@ from ackcore.spark.stores.opening import is_bucket
 
 #: Directory of an unfinished micro-batch. Older ones have no token.
 _STAGE = re.compile(r"_batch_id=([0-9]+)(?:\.[0-9a-f]+)?\.tmp")
-#: File of a complete micro-batch: the number of its files, and the fingerprint of its rows.
+#: File of a complete micro-batch: the number of its files, and the unique id of its rows.
 _PART = re.compile(r"part-[0-9]+-of-([0-9]+)-([0-9a-f]+)\.parquet")
 
 
@@ -104,7 +104,7 @@ class ParquetSink(ParquetDirectory):
         self._publish(batch_id, stage, names, content)
 
     def _write_parts(self, accepted: Accepted, stage: str) -> Iterable[Any]:
-        """Write the rows to a stage, and return one-column rows with the names of the valid files."""
+        """Write the rows to a stage, and return one-column rows: the names of the valid files."""
         files, nonacked, compression = accepted.files, accepted.nonacked, self.compression
         size = sum(file.size() for file in files)
         if is_small(accepted.rows, size):
@@ -148,7 +148,7 @@ class ParquetSink(ParquetDirectory):
         return os.path.join(self.path, f"_batch_id={batch_id}.{secrets.token_hex(8)}.tmp")
 
     def _holds(self, batch_id: int, content: str) -> bool:
-        """Return whether a micro-batch's directory is complete and has the rows of a fingerprint."""
+        """Return whether a micro-batch's directory is complete and its names have this content id."""
         try:
             names = os.listdir(self._final(batch_id))
         except FileNotFoundError:
@@ -173,7 +173,7 @@ class ParquetSink(ParquetDirectory):
             The names of the valid files. Files of other task attempts, and of abandoned tasks, stay
             in the stage.
         content : str
-            The fingerprint of the rows, which is part of the files' names.
+            The unique id of these rows, which is part of the files' names.
         """
         whole, final = os.path.join(stage, "whole"), self._final(batch_id)
         written = sorted(row[0] for row in names)

@@ -74,7 +74,7 @@ class Writer(Protocol):
     """A function that writes the file of a given number."""
 
     def __call__(self, number: int, rows: Iterable[pa.RecordBatch] | None = None) -> None:
-        """Write the given rows, or by default the rows that the run's files have for this number."""
+        """Write the given rows, or by default the rows of the run's files for this number."""
 
 
 class ParquetObjects(ParquetDirectory):
