@@ -85,7 +85,7 @@ class Compaction:
                     if len(run) == _MOST or whole + size > _BYTES:
                         if len(run) >= _FEWEST:
                             break
-                        run, whole = [], 0  # what is large stays, and others begin behind it
+                        run, whole = [], 0  # a large file ends the run; another begins behind it
                     if size <= _BYTES:
                         run.append(some)
                         whole += size

@@ -133,7 +133,7 @@ class Letters:
         self._sweep()
 
     def has_remains(self) -> bool:
-        """Return whether files of letters exist. For stores whose index is missing."""
+        """Return whether files of letters exist, for a store without an index."""
         return any(
             "/batch" in entry.key and _epoch_in(entry.key) > 0 for entry in self.store.list()
         )

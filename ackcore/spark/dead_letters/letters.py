@@ -176,7 +176,7 @@ def read_replays(path: ObjectFile) -> Int64s:
         If the file is damaged or missing.
     """
     with reading_letters(path) as file:
-        replays = file.read(["replays"])["replays"].fill_null(0)  # where letters were emptied
+        replays = file.read(["replays"])["replays"].fill_null(0)  # null in emptied rows
         found: Int64s = replays.to_numpy().astype(np.int64)
         return found
 

@@ -148,7 +148,7 @@ class ParquetSink(ParquetDirectory):
         return os.path.join(self.path, f"_batch_id={batch_id}.{secrets.token_hex(8)}.tmp")
 
     def _holds(self, batch_id: int, content: str) -> bool:
-        """Return whether a micro-batch's directory is complete and its names have this content id."""
+        """Return whether a micro-batch's directory is complete and has that content."""
         try:
             names = os.listdir(self._final(batch_id))
         except FileNotFoundError:
