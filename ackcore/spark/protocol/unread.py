@@ -26,9 +26,9 @@ class Outage:
     Parameters
     ----------
     ask : callable
-        Returns what keeps the rows of a plan from being read.
+        Returns the obstacle to reading the rows of a plan, or None.
     pause : callable
-        Waits for so many seconds; returns whether to stop.
+        Waits for a number of seconds; returns whether to stop.
     clock : callable, optional
         Returns seconds.
     """
@@ -48,19 +48,19 @@ class Outage:
         self._missing_since: float | None = None
 
     def wait(self, plan: Plan, said: str) -> bool:
-        """Wait until a run may read them; True if the query is to stop.
+        """Wait until a run may read the planned rows; return True if the query is to stop.
 
         Parameters
         ----------
         plan : Plan
-            Of the micro-batch.
+            The plan of the micro-batch.
         said : str
-            What the run that failed could not read.
+            The error of the failed run: the rows that it could not read.
 
         Raises
         ------
         RowsMissing
-            If they are missing for as long as is waited for that.
+            If the rows are missing for longer than the obstacle's time-out.
         """
         self._runs += 1
         asked = 0
