@@ -18,14 +18,14 @@ ACKED = "ACKED"
 def with_outcomes(
     traces: Sequence[tuple[int, RecordTrace]], failed: pa.Table
 ) -> tuple[RecordTrace, ...]:
-    """Return traces with what became of their records, failures first, and not too many.
+    """Return traces with the outcomes of their records, failures first, 200 at most.
 
     Parameters
     ----------
     traces : sequence of (int, RecordTrace)
-        By root.
+        Pairs of a root and its trace.
     failed : pyarrow.Table
-        ``root_id, spout, reason`` of all that are not ACKED.
+        ``root_id, spout, reason`` of all records that are not ACKED.
     """
     if not traces:
         return ()

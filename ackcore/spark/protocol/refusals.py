@@ -27,7 +27,7 @@ _TRIED_AGAIN = 2
 
 
 def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted:
-    """Return the rows of a micro-batch for a sink, without those that it has refused."""
+    """Return a micro-batch's rows for a sink, without those that it has refused."""
     if not refusals:
         return accepted
     rows = pa.concat_tables([one.rows for one in refusals])
@@ -47,12 +47,12 @@ def refused_rows(rejects: SinkRejects, accepted: Accepted) -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        `REFUSED`, a row once.
+        The refused rows in `REFUSED`, each once.
 
     Raises
     ------
     InvalidRejects
-        If it names what it was not given: such a row would be neither written nor dead.
+        If the sink names rows that it was not given: they would be neither written nor dead.
     """
     found, at = _by_places(rejects, accepted) if rejects.places else _by_values(rejects, accepted)
     texts = pa.array([_reason(accepted.sink, one) for one in rejects.reasons], pa.string())
@@ -66,7 +66,7 @@ def _reason(sink: str, said: str | BaseException) -> str:
 
 
 def _by_places(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
-    """Return the rows, and for each which of the rows in `rejects` it is."""
+    """Return the refused rows, and for each its index in ``rejects``."""
     assert rejects.places is not None
     files, places = rejects.places
     found, reasons = [_NONE], [np.empty(0, np.int64)]
@@ -138,7 +138,7 @@ def _hashes(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Int64s:
 
 
 def _rows(file: int, places: Int64s, batch: pa.RecordBatch) -> pa.Table:
-    """Return rows of a file as `REFUSED` without reasons."""
+    """Return rows of a file in the columns of `REFUSED`, without reasons."""
     roots = batch.column(len(batch.schema) - 1)
     if not pa.types.is_list(roots.type):
         offsets = np.concatenate([[0], np.cumsum(roots.is_valid().to_numpy(False))])
@@ -152,9 +152,9 @@ _NONE = pa.schema([REFUSED.field(i) for i in range(3)]).empty_table()
 
 
 def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Table:
-    """Return the roots of refused rows as `FAILED`, each with the first reason on record.
+    """Return the roots of refused rows in `FAILED`, each with the first reason on record.
 
-    Of several spouts it is not known whose a root is.
+    If there are several spouts, the spout of a root is unknown, and null.
     """
     rows = pa.concat_tables([one.rows for one in refusals])
     roots = pc.list_flatten(rows["roots"]).to_numpy()
@@ -168,7 +168,7 @@ def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Tabl
 
 
 def unanchored(refusals: Sequence[Refusal]) -> int:
-    """Return how many refused rows hang from no record."""
+    """Return the number of refused rows without a root, which belong to no record."""
     lengths = [pc.list_value_length(one.rows["roots"]) for one in refusals]
     return sum(pc.sum(pc.equal(each, 0)).as_py() or 0 for each in lengths)
 
@@ -180,7 +180,7 @@ Probe = Callable[[Accepted], BaseException | None]
 
 
 def blames_a_row(sink: Sink, error: BaseException) -> bool:
-    """Whether an error, raised here or in a worker, is one over which a batch is bisected."""
+    """Return whether the sink's batch is bisected after this error, raised here or in a worker."""
     if isinstance(error, sink.isolate):
         return True
     return any(re.search(rf"\b{kind.__name__}\b", str(error)) for kind in sink.isolate)
@@ -189,28 +189,28 @@ def blames_a_row(sink: Sink, error: BaseException) -> bool:
 def isolate(
     sink: Sink, accepted: Accepted, error: BaseException, probe: Probe
 ) -> SinkRejects | None:
-    """Bisect a batch that a sink raises over to the rows that it raises over by themselves.
+    """Bisect a batch for which a sink raises, down to the single rows for which it raises.
 
     Parameters
     ----------
     sink : Sink
-        With the errors that may be a row's fault.
+        The sink, with the errors that a row may cause.
     accepted : Accepted
         The batch.
     error : BaseException
-        What it raised over the whole.
+        The error that the sink raised for the whole batch.
     probe : callable
-        Calls the sink with a part of it.
+        Calls the sink with a part of the batch; returns its error, or None.
 
     Returns
     -------
     SinkRejects or None
-        None if nothing is known: the sink is out, or rows fail only together.
+        None if no row is certain: the sink is down, or rows fail only together.
 
     Raises
     ------
     TooManyRefused
-        If that are more rows than the sink's `max_refused`.
+        If more rows fail than the sink's `max_refused`.
     """
     files, places = _all_places(accepted)
     found: list[int] = []
@@ -282,7 +282,7 @@ def isolate(
 
 
 def _all_places(accepted: Accepted) -> tuple[Int32s, Int64s]:
-    """Return the file and the place of each row that counts: 12 bytes a row, and no values."""
+    """Return the file and the place of each row that counts, without values: 12 bytes per row."""
     files, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     for i, file in enumerate(accepted.files):
         for _, there in read_with_roots(file, accepted.nonacked):
@@ -292,9 +292,9 @@ def _all_places(accepted: Accepted) -> tuple[Int32s, Int64s]:
 
 
 def _part(accepted: Accepted, files: Int32s, places: Int64s, low: int, high: int) -> Accepted:
-    """Return some of the rows, by their numbers among all: of each file those between two places.
+    """Return the rows from number ``low`` to ``high`` of all, as one range of places per file.
 
-    However many they are, it takes but a few bytes: it goes along with every call, to tasks, too.
+    The ranges take few bytes for any number of rows: they are sent with every call, to tasks, too.
     """
     kept = []
     for i in np.unique(files[low:high]).tolist():
