@@ -26,7 +26,7 @@ from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Sink
 from ackcore.topology.settings import Settings
 
-#: Records the dead of a micro-batch, by its number and by spout; may be called again with them.
+#: Writes the dead records of a micro-batch, given its number and the records by spout; repeatable.
 DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
 
 
@@ -76,7 +76,7 @@ def ask_sinks(
         if not files:
             continue
         accepted = Accepted(
-            spark=spark,  # type: ignore[arg-type] # None where no sink asks for one
+            spark=spark,  # type: ignore[arg-type] # None if no sink needs one
             sink=sink.name,
             deployment=f"{state.deployment_key:016x}",
             checkpoint=state.url,
@@ -188,7 +188,7 @@ def _way_out(sink: Sink) -> str:
             "others are written"
         )
     if hasattr(sink.writer, "write_accepted") and not getattr(sink.writer, "replaces", False):
-        return ""  # no function of the user's, and no parts of a batch can be written again
+        return ""  # not a user's function, and parts of a batch cannot be rewritten
     return (
         ". Where rows are at fault, have it return or raise SinkRejects, which names them, or "
         "declare it with isolate=True, by which the batch is bisected to them: their records go to "
@@ -217,7 +217,7 @@ def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
     """Raise `CheckpointCorrupt` if a failed sink's files differ from what the run wrote."""
     damage = damage_in(error)
     if damage is None:
-        try:  # a writer may tell nothing of what it met
+        try:  # the writer's error may not show the damage
             accepted.verify()
         except RowFileDamaged as found:
             damage = found

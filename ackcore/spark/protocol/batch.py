@@ -123,7 +123,7 @@ class Engine:
         self._write_dead_letters = write_dead_letters
         self._pause = pause if pause is not None else _sleep
         plan = None if state.last_plan is None else state.plan(state.last_plan)
-        #: Never behind the last plan, so that what is due comes due.
+        #: Never earlier than the last plan, so that waiting records become due.
         self.clock = SteadyClock(clock, 0 if plan is None else plan.now_ms)
         self._runs = Runs(
             topology,
@@ -134,7 +134,7 @@ class Engine:
             self.clock,
         )
 
-    # ------------------------------------------------------------------------ what is on record
+    # --------------------------------------------------------------------------- recorded state
 
     @property
     def books(self) -> Books:
@@ -212,7 +212,7 @@ class Engine:
                     plan, inputs, watch, offsets=self._offsets, is_new=is_new
                 )
                 decision = self._record_decision(plan, outcome)
-                # As it is on record: what was written down is read again by whoever needs it.
+                # Use the recorded form, so that data in files is read only where it is needed.
                 outcome = replace(outcome, decision=decision)
             except (KeyboardInterrupt, SystemExit, Stopped, RunCancelled) as error:
                 self._record_interrupt(number, error)
@@ -230,9 +230,9 @@ class Engine:
 
     def _plan(self, number: int) -> Plan:
         plan, settings = self.state.plan(number), self.topology.settings
-        # One on record is that of a driver which ended before it decided.  The markers that its
-        # tasks left tell nothing, since they were cut off, too; but the driver may have died of
-        # what it ran.
+        # A recorded plan is from a driver that ended before its decision.  The markers of its tasks
+        # prove nothing, since the tasks were cut off, too; but a record may have killed the
+        # driver.
         if plan is None:
             plan = self.state.make_plan(number, self.clock(), self._most_retries())
             if self._offsets is not None:
@@ -245,7 +245,7 @@ class Engine:
         else:
             plan = self._bounded(count_crash(plan, settings.careful_after))
         if plan.ordered_by != self._runs.ordered_by:
-            # As where the bound was lowered.
+            # Root ids now belong to other records, as in `_bounded`.
             plan = replace(plan, ordered_by=self._runs.ordered_by).without_suspects()
         self.state.write_plan(plan)
         failpoint("planned", number)
@@ -268,7 +268,7 @@ class Engine:
             return plan
         if sum(map(len, self.state.split_due(plan).due.values())) <= most:
             return plan
-        # Root ids go by a record's place among the retries, so they are of other records now.
+        # Root ids depend on a record's place among the retries, so they belong to others now.
         return replace(plan, max_retries=most).without_suspects()
 
     def _record_decision(self, plan: Plan, outcome: BatchOutcome) -> BatchDecision:
@@ -349,7 +349,7 @@ class Engine:
     def _record_interrupt(self, number: int, error: BaseException) -> None:
         """Record that the driver was interrupted, so that the next driver counts no crash."""
         if isinstance(error, RunCancelled) and error.shut_down:
-            return  # the JVM may have died of a record
+            return  # a record may have killed the JVM
         with suppress(StateError):
             self.state.record_interrupt(number)
 
@@ -387,8 +387,8 @@ class Engine:
         )
 
 
-#: What a decision counts of its micro-batch, of its spouts and of its run; decisions of before have
-#: neither ``uncounted`` nor ``breaker_trips``, nor ``emitted``.
+#: The counts in a decision, summed over the spouts, and of the run; older decisions lack
+#: ``uncounted``, ``breaker_trips`` and ``emitted``.
 _OF_SPOUTS = ("records", "acked", "retried", "replayed", "dead")
 _OF_RUN = ("failed", "uncounted", "breaker_trips", "emitted")
 

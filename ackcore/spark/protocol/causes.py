@@ -25,11 +25,11 @@ from ackcore.spark.protocol.progress import Books
 
 _log = logging.getLogger("ackcore")
 
-#: Kinds of deaths that a line names, and characters of each one's message.
+#: The number of causes that a log line names, and the characters of each message.
 _NAMED, _MESSAGE_CHARS = 3, 160
-#: So many reasons, or as many as are known, are put together at a time.
+#: The least number of reasons that are merged at a time; more if more are known.
 _TOGETHER = 1 << 12
-#: The argument that allows more, by the limit that was exceeded.
+#: The argument that allows more deaths, by the exceeded limit.
 _WAYS_OUT = {"max_dead": "a larger max_dead", "max_dead_ratio": "max_dead_ratio=None"}
 
 
@@ -176,7 +176,7 @@ def close_run(
     """
     if not books.dead:
         return books
-    # Not from the books: a letter that was sent twice may be ACKED twice.
+    # Not from the counts: a dead letter that was replayed twice may be ACKED twice.
     found = causes(reasons)
     died = sum(cause.deaths for cause in found)
     if not died:
@@ -236,7 +236,7 @@ class StreamLimit:
         self._since_ms = since_ms
         self._checkpoint = checkpoint
         self._last = ""
-        #: The causes of each micro-batch of the window; without one, of all since the start.
+        #: The causes by micro-batch of the window; without a window, all since the start.
         self._causes: deque[tuple[Cause, ...]] = deque()
 
     def after(self, number: int, dead: Mapping[str, pa.Table], books: Books) -> None:

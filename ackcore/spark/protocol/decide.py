@@ -137,7 +137,7 @@ def propagate_failures(
         "PropagatedFailure",
         "a row for a sink hangs from this record and from one that failed",
     )
-    # An attempt only if that of one of those that it shares rows with was.
+    # It counts as an attempt only if that of a failed root with a shared row does.
     counted = [failed["root_id"].to_numpy()[Reasons.of_texts(failed["reason"]).counts()]]
     counted += judged.roots(counting=True)
     counts = np.isin(entailed, spread(distinct(*counted)))
@@ -253,10 +253,9 @@ def decide(
         firsts, resolved = 0, -rows.replayed.get(spout, 0)
         if tried is not None:
             resolved += int(np.count_nonzero(tried[REPLAYED].to_numpy()))
-            # What a request put back starts again from attempt 0.
+            # Records of a replay request start again from attempt 0.
             firsts = untried_in(tried)
-            # By place, not by message id: a duplicate, or a record that was replayed twice, has
-            # the same.
+            # By place, not by message id: duplicates and records replayed twice share an id.
             first_ms.append(np.delete(tried[FIRST_MS].to_numpy(), rows.places(spout)))
         lost_here = len(rows.found.get(spout, ()))
         waits, dies = _parts(rows, spout)
@@ -266,7 +265,7 @@ def decide(
                 f"{sum(map(len, [*waits, *dies]))} of them: some were lost on the way"
             )
         for part in waits:
-            # A replay that is larger than a micro-batch takes is no reason to give others up.
+            # A replay larger than a micro-batch does not make other records dead.
             room = settings.max_waiting - (waiting.rows() - waiting.untried)
             stays, goes = _cut(part, max(room, 0), settings.max_waiting)
             waiting = waiting.plus(spout, stays)
@@ -277,7 +276,7 @@ def decide(
         executed = records.get(spout, 0) + runs_again
         changes[spout] = Account(
             records=records.get(spout, 0),
-            # Counted when a request is taken, however long its rows then wait for their turn.
+            # Counted when a request is taken, even if its rows wait for later micro-batches.
             replayed=retries.requested.get(spout, 0),
             acked=executed - lost_here,
             dead=parked,
@@ -307,7 +306,7 @@ def _parts(rows: FailedRows, spout: str) -> tuple[list[pa.Table | FailedFile], l
     dies: list[DeadPart] = [rows.dies[spout]] if spout in rows.dies else []
     waits += [file for file in rows.files if file.spout == spout and not file.dead]
     dead = [file for file in rows.files if file.spout == spout and file.dead]
-    # Small ones side by side: the dead-letter store has them in one file.
+    # Small files last, side by side: the dead-letter store merges them into one file.
     return waits, [*dies, *sorted(dead, key=lambda file: -(file.nbytes or 0))]
 
 

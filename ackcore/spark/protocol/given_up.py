@@ -14,10 +14,10 @@ from ackcore.spark.protocol.decide import Disagreement
 from ackcore.spark.protocol.insist import Stopped
 from ackcore.spark.run.collect import ResultsTooLarge
 
-#: What a run may end in that another run might not.
+#: Errors of a run that another run may not have.
 _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
 
-#: How a worker's error begins if it could not load its task.
+#: The start of a worker's error if it could not load its task.
 _NO_MODULE = "ModuleNotFoundError: "
 _WRONG_VALUE = re.compile(r"\[([A-Z][A-Z0-9_.]*)\][^\n]*SQLSTATE: 22")
 
@@ -30,7 +30,7 @@ def worth_another_run(error: BaseException) -> bool:
     """Return whether another run may succeed after this error."""
     if not isinstance(error, _MAY_PASS) or isinstance(error, AnalysisException | StateError):
         return False
-    # A bolt that lacks a module fails its tuples: this is a worker that cannot even begin.
+    # This worker could not load its task. (A bolt that lacks a module only fails its tuples.)
     return not one_line(error).startswith(_NO_MODULE)
 
 

@@ -24,7 +24,7 @@ from ackcore.topology.settings import Settings
 _log = logging.getLogger("ackcore")
 
 T = TypeVar("T")
-#: Waits for some seconds; True if the query is to stop.
+#: Waits for a number of seconds; returns True if the query is to stop.
 Pause = Callable[[float], bool]
 
 
@@ -82,7 +82,7 @@ class Calls:
             with cancelling(self._spark) as raised:
                 return call()
         except (CheckpointCorrupt, CheckpointForeign, CheckpointInUse, TooManyRefused):
-            raise  # it will be no better next time
+            raise  # another call would fail, too
         except InvalidRejects as error:
             raise InvalidRejects(
                 f"{what}, given micro-batch {self._number}, answers with SinkRejects that are "
@@ -92,7 +92,7 @@ class Calls:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, and a panic of an extension, too
-            if raised:  # by a signal's handler: that is no failure of what was called
+            if raised:  # by a signal handler: the called function did not fail
                 raise raised[-1] from (None if error is raised[-1] else error)
             if self._pause(0):
                 raise _stopped(what, error) from error

@@ -22,7 +22,7 @@ from ackcore.topology.stage_layout import Layout
 
 P = ParamSpec("P")
 R = TypeVar("R")
-#: A job about a run that was accepted: its setup, its result, and more.
+#: A job about an accepted run, given the run's setup, its result, and more.
 OfRun = Callable[Concatenate[RunSetup, RunResult, P], R]
 
 

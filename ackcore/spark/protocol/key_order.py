@@ -35,14 +35,15 @@ from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.topology.settings import Settings
 
 Bools = npt.NDArray[np.bool_]
-#: Behind what requests brought in the same micro-batch.
+#: Added to the numbers of new records, which come after replayed ones of the micro-batch.
 _NEW = 1 << (ORDER_BITS - 1)
-#: Before any number, by when they were first seen: records that waited before there was an order.
+#: Base of the numbers of records that waited before their spout was ordered: they come first,
+#: sorted by the time when they were first seen.
 _BEFORE = -(1 << 62)
 
-#: Finds records of some roots, and new ones with keys of some hashes, by spout: `KEYED`.
+#: Returns records with given roots, and new ones with given hashes of keys, by spout, in `KEYED`.
 FindKeys = Callable[[Mapping[str, Int64s], Mapping[str, Int64s]], Mapping[str, pa.Table]]
-#: Adds the failures that failures entail.
+#: Returns the failures with those that follow from them.
 Propagate = Callable[[pa.Table], pa.Table]
 
 
@@ -76,7 +77,7 @@ def held_back(
             tried = _numbered(tried)
             hashes, ordered = key_hashes(tried, columns)
             numbers = _numbers(tried[ORDER])
-            # When the first of those is due that each record is behind; it may be none.
+            # When the first record ahead of each is due; -1 if none is ahead.
             until = _until(waits, hashes, numbers, ordered)
             held = until >= 0
             if held.any():
@@ -108,7 +109,7 @@ class _Waits:
 def _together(tables: Iterable[pa.Table], columns: tuple[str, ...]) -> _Waits:
     keys, numbers, due = [_EMPTY], [_EMPTY], [_EMPTY]
     for table in tables:
-        # Of all that waits no more than that: the payloads stay in their files.
+        # Only these columns of the waiting records: the payloads stay in their files.
         wanted = {DUE_MS, FIRST_MS, ORDER, *columns}
         table = _numbered(table.select([name for name in table.schema.names if name in wanted]))
         hashes, ordered = key_hashes(table, columns)

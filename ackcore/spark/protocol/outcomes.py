@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.topology.tuples import Reason
 
-#: Traces that are kept of one micro-batch; of failures first.
+#: The most traces kept for one micro-batch; those of failures first.
 _MOST = 200
 ACKED = "ACKED"
 
@@ -29,7 +29,7 @@ def with_outcomes(
     """
     if not traces:
         return ()
-    # Of all that failed, which may be a million, those that are traced.
+    # Keep only the traced ones of the failures, which may be a million.
     roots = pa.array([root for root, _ in traces], pa.int64())
     failed = failed.filter(pc.is_in(failed["root_id"], value_set=roots))
     reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ackcore")
 
-#: Calls that raised, of one bolt in one micro-batch, from which on a warning says so.
+#: A warning is logged if more calls of one bolt than this raise in one micro-batch.
 MANY_CALLS = 100
 
 
@@ -233,7 +233,7 @@ class Progress:
     def __str__(self) -> str:
         replayed = f", {self.replayed} replayed" if self.replayed else ""
         p50, p95, p99 = (f"{ms:.0f}" for ms in astuple(self.latency_ms))
-        # Of none that was ACKED there is no latency, and 0 ms would be a quick one.
+        # If no record was ACKED there is no latency: 0 ms would look fast.
         took = f"latency {p50}/{p95}/{p99} ms, " if self.acked else ""
         oldest = f" (oldest {self.oldest_ms / 1000:.1f} s)" if self.waiting else ""
         free = f" ({self.uncounted} not counted)" if self.uncounted else ""
@@ -291,7 +291,7 @@ def percentiles(groups: Iterable[tuple[float, int]], values: npt.ArrayLike = ())
     order = np.argsort(found, kind="stable")
     ranks = np.cumsum(counts[order])
     total = int(ranks[-1])
-    # Nearest rank: the least value that at least so many percent do not exceed.
+    # Nearest rank: the least value with at least this percentage at or below it.
     wanted = [-(-total * percent // 100) for percent in (50, 95, 99)]
     places = np.searchsorted(ranks, wanted)
     return Percentiles(*found[order][places].tolist())

@@ -20,9 +20,9 @@ from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_re
 from ackcore.topology.parts import Sink
 from ackcore.topology.tuples import Reason
 
-#: Calls with a part of a batch that fail in a row, from which on a sink counts as out.
+#: The number of consecutive failed calls after which a sink counts as down.
 _HOPELESS = 64
-#: How often a row that failed by itself must fail once more before it is refused.
+#: The number of further failures before a row that failed by itself is refused.
 _TRIED_AGAIN = 2
 
 
@@ -175,7 +175,7 @@ def unanchored(refusals: Sequence[Refusal]) -> int:
 
 # ------------------------------------------------------------------------------------- isolation
 
-#: Calls a sink; returns what it raised, or None.  It may raise what ends the query.
+#: Calls a sink; returns its error, or None.  May raise an error that ends the query.
 Probe = Callable[[Accepted], BaseException | None]
 
 
@@ -214,14 +214,14 @@ def isolate(
     """
     files, places = _all_places(accepted)
     found: list[int] = []
-    first: BaseException | None = None  # what the first of them raised
+    first: BaseException | None = None  # the error of the first found row
     failed_in_a_row = 0
-    witness: tuple[int, int] | None = None  # the shortest part that went in
+    witness: tuple[int, int] | None = None  # the shortest part that the sink took
 
     def is_up() -> bool:
         return witness is None or probe(_part(accepted, files, places, *witness)) is None
 
-    parts = [(0, len(files), error)]  # each of them fails, by this error
+    parts = [(0, len(files), error)]  # parts that fail, with their errors
     while parts:
         low, high, error = parts.pop()
         if high - low == 1:
@@ -242,7 +242,7 @@ def isolate(
                     failed_in_a_row >= _HOPELESS and not sink.isolate_alone
                 ):
                     return None
-                # Without its frames, which hold this part of the batch.
+                # Without the traceback, which keeps this part of the batch in memory.
                 bad.append((*half, said.with_traceback(None)))
             parts += reversed(bad)
         if len(found) > sink.max_refused and (witness is not None or sink.isolate_alone):
@@ -259,8 +259,8 @@ def isolate(
     if witness is None and not sink.isolate_alone:
         return None
 
-    # A failure of a row may be the network's: each fails once more, amid others that go in, and
-    # behind all of them, and others that do, once more.
+    # The network may have caused a row's failure.  So each row is called twice more: two
+    # rounds over all rows.  In between and at the end, a part that the sink took must succeed.
     rows = sorted(found)
     for _ in range(_TRIED_AGAIN):
         failing: list[int] = []
@@ -274,7 +274,7 @@ def isolate(
             if not blames_a_row(sink, said):
                 return None
             failing.append(row)
-            errors.append(said.with_traceback(None))  # whose frames hold this part of the batch
+            errors.append(said.with_traceback(None))  # the traceback keeps this part in memory
         rows = failing
     if not rows or not is_up():
         return None
@@ -298,7 +298,7 @@ def _part(accepted: Accepted, files: Int32s, places: Int64s, low: int, high: int
     """
     kept = []
     for i in np.unique(files[low:high]).tolist():
-        # Rows of a file follow each other, and their places rise.
+        # Rows of a file are consecutive, and their places increase.
         first, last = np.searchsorted(files, [i, i + 1])
         start, stop = places[max(low, first)], places[min(high, last) - 1] + 1
         kept.append(accepted.files[i]._replace(within=(int(start), int(stop))))

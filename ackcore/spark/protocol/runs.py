@@ -70,7 +70,7 @@ from ackcore.topology.stage_layout import Layout
 
 _log = logging.getLogger("ackcore")
 
-#: The pause before a micro-batch is run again, and where its doubling ends.
+#: The first pause before a micro-batch is run again, and the longest; it doubles in between.
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
 
@@ -109,11 +109,11 @@ class Runs:
         self._pause = pause
         self._jobs = jobs
         self._clock = clock
-        #: By spout that is ordered, the columns of its key.
+        #: By ordered spout, the columns of its key.
         self.ordered_by = {
             name: spout.ordered_by for name, spout in topology.spouts.items() if spout.ordered_by
         }
-        #: The tracked ones.
+        #: The tracked spouts.
         self.spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
 
     def accepted(
@@ -154,14 +154,14 @@ class Runs:
         """
         in_vain, handled = 0, sys.exception()
         wrong: str | None = None  # Spark's name of the last run's error about a value
-        # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
+        # This driver's suspects refer to rows read alike, recorded suspects to a snapshot.
         on_record = bool(plan.suspects or plan.rejected)
         outage: Outage | None = None
         for runs in count(1):
             if offsets is not None and (runs > 1 or not is_new):
                 mended = self._mended(plan, inputs, offsets)
                 if mended is not plan:
-                    # What is left of them may well run.
+                    # The remaining rows may run without a crash.
                     plan, in_vain, on_record = mended, 0, False
             new = inputs if offsets is None else [*inputs, *offsets.inputs(plan)]
             work = self._state.runs.new(plan.number)
@@ -191,7 +191,7 @@ class Runs:
                 else:
                     plan = self._after_crash(plan, work, error)
                     self._state.write_plan(plan)
-                # To know more of which records crash is progress: there may be more of them.
+                # Progress in finding crashing records resets the count: there may be more of them.
                 in_vain = 0 if isolation_progress(plan) > known else in_vain + 1
                 if in_vain >= self._topology.settings.run_attempts:
                     raise given_up(plan, runs, error) from error
@@ -229,7 +229,7 @@ class Runs:
             "start again on the same checkpoint to go on",
         )
         if isinstance(error, ResultsTooLarge):
-            # No record's fault: the next start must not count a crash.
+            # No record caused this: the next start must not count a crash.
             self._state.write_plan(replace(plan, interrupted=True))
         if damage is None and not worth_another_run(error):
             raise given_up(plan, runs, error) from error
@@ -243,7 +243,7 @@ class Runs:
             return plan
         mended = offsets.mended(plan)
         if mended is not plan:
-            remove_all(directory)  # it would be of other rows
+            remove_all(directory)  # it holds other rows than the new plan
             self._state.write_plan(mended)
         return mended
 
@@ -259,7 +259,7 @@ class Runs:
         rows = self._jobs.load_snapshot(inputs, directory)
         if rows is None:
             if on_record and (plan.suspects or plan.rejected):
-                # The rows that these are of were taken away.
+                # The snapshot that the suspects refer to is gone.
                 plan = plan.without_suspects()
                 self._state.write_plan(plan)
             epoch = self._state.records.epoch
@@ -281,7 +281,7 @@ class Runs:
         named = () if failed is None else failed.at_levels(self._layout.depth)
         markers = crashed(work, named=named)
         if not plan.careful:
-            # Only a record that was alone in flight is certain; for more, runs have to be careful.
+            # Only a record alone in flight is certain; careful runs are needed for others.
             markers = [
                 one if one.kind == ALONE else replace(one, roots=frozenset()) for one in markers
             ]
@@ -464,7 +464,7 @@ def _write_retries(retries: Retries, work: Place) -> dict[str, RowFile]:
     files = {}
     for spout, table in retries.due.items():
         directory = os.path.join(work, "retries", spout)
-        # Not synced: it is written again whenever the micro-batch is run again.
+        # Not synced: each run of the micro-batch writes it again.
         file = RowFileWriter(directory, table.schema, 0, 0, synced=False)
         for batch in rebatched(table.to_batches(), len(table), CHUNK_BYTES):
             file.write(batch)

@@ -34,7 +34,7 @@ from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")
 
-#: How often to look for attempts that crashed while a run is under way.
+#: Seconds between two searches for crashed attempts during a run.
 _LOOK_S = 0.5
 
 _LOST = re.compile(r"most recent failure: Lost task (\d+)\.\d+ in stage \S+ \(TID (\d+)\)")
@@ -94,7 +94,7 @@ def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) 
             unsure.append(marker)
         else:
             plan = _after(plan, [marker])
-    # Nothing may tell whose process crashed first; then all of the last ones are looked at.
+    # If the attempt that crashed first is unknown, all last attempts are examined.
     return plan if told else _after(plan, unsure)
 
 
@@ -114,12 +114,12 @@ def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
     times.update(dict.fromkeys(alone, 1))
     rejected = [root for root in alone if times[root] > ALONE_ENOUGH]
     rest = [root for root in alone if root not in rejected]
-    # Each counts as a suspect, and for having been alone; so do those of earlier runs.
+    # Each root counts once as a suspect, and once for each time alone, also in earlier runs.
     counts = {root: n for root, n in times.items() if n > 1 and root not in {*alone, *known}}
     counts |= {root: max(times[root], 2) for root in rest}
     suspects = [root for root, n in counts.items() for _ in range(n)]
     if len(in_flight) > 1:
-        # One of them did it, and which is unknown: they stay suspects, and are tried again.
+        # It is unknown which of them crashed: all stay suspects, and are tried again.
         suspects += rejected
     reasons = {
         str(root): marker.timed_out.encode()
@@ -186,7 +186,7 @@ def crashes_logged(work: Place, number: int) -> Iterator[None]:
             look()
 
     if is_bucket(work):
-        # Each look is some trips, and tells only what crashed once nothing runs any more.
+        # Each search takes requests, and is only reliable when nothing runs any more.
         try:
             yield
         except Exception:

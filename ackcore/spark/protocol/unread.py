@@ -12,7 +12,7 @@ from ackcore.spark.run.types import Obstacle
 
 _log = logging.getLogger("ackcore")
 
-#: The pause between two questions, where its doubling ends, and how often it is said.
+#: The first pause between two checks, the longest, and the seconds between two warnings.
 _PAUSE_MS, _LONGEST_PAUSE_MS, _SAY_S = 500, 5_000, 60.0
 
 
@@ -44,7 +44,7 @@ class Outage:
         self._pause = pause
         self._runs = 0
         self._said_at: float | None = None
-        #: Since when something is missing, that is not waited for for ever.
+        #: The time since when rows with a time-out are missing.
         self._missing_since: float | None = None
 
     def wait(self, plan: Plan, said: str) -> bool:
@@ -68,7 +68,7 @@ class Outage:
             obstacle = self._ask(plan)
             self._look_at(plan.number, obstacle, said)
             asked += 1
-            # Where all seems to be there, tasks may still not reach it: not without a pause.
+            # Tasks may not reach rows that the driver can read: always pause.
             waits = capped_doubling(_PAUSE_MS, asked if obstacle else self._runs, _LONGEST_PAUSE_MS)
             if self._pause(waits / 1000):
                 return True

@@ -118,7 +118,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
         elif kind == COUNTED:
             counts = json.loads(blob.to_pybytes())
             acked.update({int(number): count for number, count in counts.items()})
-    # What the blobs were in.
+    # Free the memory of the blobs.
     pa.default_memory_pool().release_unused()
     failed, claims = not_acked.failed(), not_acked.claims()
     result = _summed(setup, reports, failed)
@@ -243,7 +243,7 @@ class _NotAcked:
         """Return the records, in `FAILED`."""
         if not self._failed:
             return FAILED.empty_table()
-        # Not copied where all have the same texts, as when a service is down.
+        # Tables with the same texts are not copied, for example when a service is down.
         return pa.concat_tables(self._failed).unify_dictionaries()
 
     def claims(self) -> dict[str, Int64s]:

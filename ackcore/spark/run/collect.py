@@ -16,7 +16,7 @@ from ackcore.spark.base.versions import Py4JError, to_arrow
 _TOO_LARGE = re.compile(r"Total size of serialized results .*spark\.driver\.maxResultSize.*")
 
 _UNION = "spark.sql.unionOutputPartitioning"
-#: By session, how many jobs want its unions plain, and what the setting was before the first.
+#: By session, the number of running jobs with plain unions, and the setting before the first.
 _PLAIN: dict[Hashable, tuple[int, str | None]] = {}
 _LOCK = threading.Lock()
 

@@ -53,7 +53,7 @@ from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, read_whole
 from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import SpoutStage
 
-#: The most rows of files in which the driver looks for failed records itself: a job takes longer.
+#: The most rows in files that the driver searches for failed records itself, without a slower job.
 _READ_HERE = 10_000
 
 
@@ -188,7 +188,7 @@ def _picked(
         wanted = distinct(*sought)
         missing = ~found_in(wanted, _roots_in(tables))
         sought = [wanted[missing]]
-    # Sources are read again for what is in no file: it takes a job.
+    # Records in no file must be read from their sources, which takes a job.
     if (sought is None or len(*sought)) and not set(spouts) <= accepted.spilled.keys():
         tables += _read_by_tasks(setup, accepted, reader, (), sought)[1]
     found: dict[str, list[pa.Table]] = defaultdict(list)
@@ -353,7 +353,7 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
         messages = table[MESSAGE_ID].combine_chunks().dictionary_encode("encode")
         of = messages.indices.to_numpy()
         many = np.bincount(of, minlength=len(messages.dictionary))
-        # Of a message id that is there once, two hashes have met.
+        # A message id that occurs once was picked because its hash equals another's.
         repeated = (many[of] > 1) & ~among(roots, failed)
         text = pc.binary_join_element_wise(
             "message id ",
@@ -365,7 +365,7 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
             "",
         )
         n = len(text)
-        # They would wait equally long, and meet again.
+        # Final: on a retry they would wait equally long and meet again.
         kind, owner = pa.repeat("RepeatedMessageId", n), pa.repeat(spout, n)
         reasons = Reasons(reason_column(owner, kind, text, final=True), np.arange(n))
         columns = [

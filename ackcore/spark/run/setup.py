@@ -122,7 +122,7 @@ class RunSetup:
             rows = len(read_whole(file)) if file.rows is None else file.rows
             pieces = max(1, min(self.spec.dests, -(-rows // self.spec.chunk_rows)))
             if self.sources[spout].ordered_by:
-                pieces = 1  # its records come one after the other
+                pieces = 1  # its records must run in order
             size = -(-rows // pieces)
             found += [
                 Slice(spout, file, first, min(size, rows - first))
@@ -162,7 +162,7 @@ def setup_on_spark(
         rows[spout.name] = SpoutRows(
             source_schema(spout) if schema is None else schema, spills, refused, tried
         )
-    # Where rows may come in another order, a root of one attempt is not that of the next.
+    # If rows may come in another order, a root is another record in the next attempt.
     isolates = not any(one.spills for one in rows.values())
     isolates &= spark.conf.get("spark.speculation", "false") != "true"
     tasks = task_slots(spark)

@@ -93,20 +93,20 @@ def snapshot_inputs(
     StateError
         If the directory cannot be written.
     """
-    # Tasks that wrote an earlier snapshot here may live on, and write by path.
+    # Tasks of an earlier snapshot may still run and write here, so the path is new.
     token, kept = secrets.token_hex(8), _record(directory)
-    kept.read()  # so that it is not written over another driver's
+    kept.read()  # so as not to overwrite another driver's record
     place = os.path.join(directory, token)
     record: list[dict[str, Any]] = []
     for one, reads in zip(inputs, _reads(inputs), strict=True):
         columns = "partition int, name string, rows bigint, bytes bigint"
         write = one.map_in_arrow(_Write(place), columns)
-        # A record's place, and what it is called by it, goes by its partition.
+        # Sorted by partition, on which a record's place and its root id depend.
         found = sorted(write.collect())
         names = [name for _, name, _, _ in found]
         rows, nbytes = [n for _, _, n, _ in found], [n for _, _, _, n in found]
         record.append({"reads": reads, "files": names, "rows": rows, "bytes": nbytes})
-    # Files of attempts that do not count are named nowhere.
+    # The record does not name the files of discarded attempts.
     kept.replace({"epoch": epoch, "directory": token, "inputs": record})
     held = load_snapshot(inputs, directory)
     if held is None:
@@ -170,7 +170,7 @@ def _from_files(one: InputFrame, files: list[RowFile | None]) -> InputFrame:
     read = _Read(files, schema.names)
     ids = spark.range(0, len(files), 1, len(files) or 1)
     if not files:
-        ids = spark.createDataFrame([], ids.schema)  # without a partition, as that was
+        ids = spark.createDataFrame([], ids.schema)  # without a partition, like the input
     return InputFrame(
         ids.mapInArrow(read, schema), one.spout, Snapshot(ids, read), one.refused, one.tried
     )

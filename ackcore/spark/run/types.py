@@ -56,7 +56,7 @@ class InputFrame:
         See `plainly_named`.
         """
         if self.snapshot is not None:
-            # Read by the same worker: what goes through the JVM is written and read twice more.
+            # The same worker reads the rows: through the JVM, they are written and read twice more.
             read = self.snapshot.read
             return self.snapshot.frame.mapInArrow(lambda batches: function(read(batches)), schema)
         return plainly_named(self.frame).mapInArrow(function, schema)
