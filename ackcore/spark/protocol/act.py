@@ -53,8 +53,8 @@ def ask_sinks(
     TooManyRefused
         If a sink refuses more rows than its `max_refused`.
     CheckpointForeign
-        If the stream of some rows has no sink any more, or a sink cannot tell whether it has
-        taken the rows.
+        If the stream of some rows has no sink any more, or it is unknown whether a sink has taken
+        the rows.
     CheckpointInUse
         If another driver has taken over.
     Stopped
