@@ -1,6 +1,4 @@
-"""The act step: give rows to the sinks and dead letters to the store, until each takes them or
-fails.
-"""
+"""The act step: write rows to the sinks and dead letters to the store, with retries."""
 
 from __future__ import annotations
 
@@ -107,9 +105,7 @@ def park_dead(
     pause: Pause,
     settings: Settings,
 ) -> None:
-    """Write a micro-batch's dead records to the dead-letter store; raises the errors of
-    `ask_sinks`.
-    """
+    """Write a micro-batch's dead records to the dead-letter store; raises like `ask_sinks`."""
     number, dead = decision.number, decision.all_dead
     if not dead:
         return

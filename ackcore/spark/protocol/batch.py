@@ -252,17 +252,13 @@ class Engine:
         return plan
 
     def _most_retries(self) -> int:
-        """Return the largest number of retries in a new plan, so that they do not delay new
-        records.
-        """
+        """Return the limit on retries in a new plan, so that they do not delay new records."""
         most = self.topology.settings.max_retries_per_batch
         bound = None if self._offsets is None else self._offsets.most_retries()
         return most if bound is None else min(most, bound)
 
     def _bounded(self, plan: Plan) -> Plan:
-        """Apply a lowered `max_retries_per_batch` to a recorded plan, whose retries may be too
-        many.
-        """
+        """Apply a lowered `max_retries_per_batch` to a recorded plan with too many retries."""
         most = self.topology.settings.max_retries_per_batch
         if plan.max_retries is not None and plan.max_retries <= most:
             return plan

@@ -64,8 +64,9 @@ class Calls:
         self._handled = sys.exception()
 
     def once(self, what: str, call: Callable[[], T], *, fenced: bool = False) -> T:
-        """Call once and return the result; ``fenced`` if the called function checks the fence
-        itself.
+        """Call once and return the result.
+
+        ``fenced`` means that the called function checks the fence itself.
 
         Raises
         ------

@@ -209,9 +209,7 @@ class Ordering:
     def _behind(
         self, failed: pa.Table, found: Mapping[str, pa.Table], find_keys: FindKeys
     ) -> dict[str, Int64s]:
-        """Return, by spout, the roots behind failed records that ``failed`` does not have as
-        `behind` yet.
-        """
+        """Return, by spout, the roots behind failed records that are not marked `behind` yet."""
         root_ids = failed["root_id"].to_numpy()
         order = np.argsort(root_ids, kind="stable")
         root_ids, reasons = root_ids[order], Reasons.of_texts(failed["reason"]).taken(order)

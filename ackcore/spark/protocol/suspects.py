@@ -61,8 +61,9 @@ def failed_attempt(error: BaseException) -> FailedAttempt | None:
 
 
 def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
-    """Return the plan, careful after ``careful_after`` crashes or with any suspect or rejected
-    root.
+    """Return the plan, careful after ``careful_after`` crashes or with suspects.
+
+    Rejected roots make the plan careful, too.
     """
     concluded = bool(plan.suspects or plan.rejected)
     return replace(plan, careful=plan.crashes >= careful_after or concluded)
@@ -136,8 +137,7 @@ def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
 
 
 def rejections(plan: Plan) -> dict[int, Reason]:
-    """Return the roots that are not run, and the reasons: final, unless other roots may be the
-    cause.
+    """Return the roots that are not run, with reasons: final if no other root may be the cause.
 
     A root that is still a suspect is not certain to be the cause: other attempts crashed at the
     same time.  It is tried again, in a later micro-batch and perhaps beside others.

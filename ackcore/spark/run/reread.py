@@ -269,8 +269,7 @@ def _reread_frames(
     sought: Sequence[Int64s] | None,
     stage: RereadStage,
 ) -> tuple[list[DataFrame], Mapping[int, Mapping[str, int]]]:
-    """Return frames that read the sources again, and the fingerprints of partitions read as a
-    whole.
+    """Return frames that read the sources again, and fingerprints of whole partitions.
 
     If ``sought`` is given and the source can find roots, only the pieces with these roots are read.
     """

@@ -124,9 +124,7 @@ def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:
 
 
 class _Write:
-    """A function for ``mapInArrow`` that writes a partition with rows to a file and returns its
-    name.
-    """
+    """A ``mapInArrow`` function that writes a partition with rows to a file; returns its name."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory

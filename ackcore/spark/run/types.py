@@ -23,8 +23,7 @@ from ackcore.topology.tuples import Raised
 
 
 class Snapshot(NamedTuple):
-    """Rows that tasks read: ``read`` is given partition numbers by ``frame``, and returns their
-    rows.
+    """Rows that tasks read: ``read`` returns the rows of the partition numbers in ``frame``.
 
     ``again``, if given, reads some of the rows again without reading all.
     """
