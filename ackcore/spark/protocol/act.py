@@ -1,4 +1,4 @@
-"""The act step: sinks and dead letters, each until it took its rows or gave up."""
+"""The act step: write rows to the sinks and dead letters to the store, with retries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Sink
 from ackcore.topology.settings import Settings
 
-#: Records the dead of a micro-batch, by its number and by spout; may be called again with them.
+#: Writes the dead records of a micro-batch, given its number and the records by spout; repeatable.
 DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
 
 
@@ -36,29 +36,29 @@ def ask_sinks(
     pause: Pause,
     age_ms: int | None = None,
 ) -> None:
-    """Hand the accepted rows to the sinks, and record which rows they refuse.
+    """Write the accepted rows to the sinks, and record which rows they refuse.
 
-    ``age_ms`` is how old a decision is that another driver made, as `Accepted` has it.
+    ``age_ms`` is the age of a decision that another driver made; see `Accepted`.
 
     Raises
     ------
     SinkError
-        If one of them failed as often as the settings allow; it is named.
+        If a sink failed as often as the settings allow; the message names it.
     CheckpointCorrupt
-        If a file with the rows is not as the run left it.
+        If a file with the rows differs from what the run wrote.
     InvalidRejects
-        If one of them names rows that it refuses wrongly.
+        If a sink's refusal is invalid: it names no rows, or rows that the sink was not given.
     TooManyRefused
-        If one of them refuses more rows than it looks for.
+        If a sink refuses more rows than its `max_refused`.
     CheckpointForeign
-        If there are rows of a stream that has no sink any more, or a sink cannot tell whether it
-        has taken them.
+        If the stream of some rows has no sink any more, or it is unknown whether a sink has taken
+        the rows.
     CheckpointInUse
         If another driver has taken over.
     Stopped
         If the query is being stopped.
     RunCancelled
-        If a job of a sink was cancelled from outside.
+        If a Spark job of a sink was cancelled from outside.
     """
     number, nonacked = decision.number, decision.nonacked
     assert isinstance(nonacked, pa.Table)  # as on record
@@ -74,7 +74,7 @@ def ask_sinks(
         if not files:
             continue
         accepted = Accepted(
-            spark=spark,  # type: ignore[arg-type] # None where no sink asks for one
+            spark=spark,  # type: ignore[arg-type] # None if no sink needs one
             sink=sink.name,
             deployment=f"{state.deployment_key:016x}",
             checkpoint=state.url,
@@ -105,7 +105,7 @@ def park_dead(
     pause: Pause,
     settings: Settings,
 ) -> None:
-    """Hand the dead of a micro-batch to the dead-letter store; raises as `ask_sinks` does."""
+    """Write a micro-batch's dead records to the dead-letter store; raises like `ask_sinks`."""
     number, dead = decision.number, decision.all_dead
     if not dead:
         return
@@ -118,7 +118,7 @@ def park_dead(
 
 
 class _Asked:
-    """A sink that is given a micro-batch, until it has taken the rows or refused some."""
+    """One sink and the micro-batch that it is given, until it takes the rows or refuses some."""
 
     def __init__(self, sink: Sink, accepted: Accepted, calls: Calls, settings: Settings) -> None:
         self._sink = sink
@@ -129,7 +129,7 @@ class _Asked:
         self._looks_at_fence: bool = getattr(sink.writer, "looks_at_fence", False)
 
     def without(self, said: Sequence[Refusal]) -> Refusal | None:
-        """Give it what it has not refused; return what it refuses of that."""
+        """Write the rows that the sink has not refused; return its new refusal, or None."""
         accepted = without_refused(self._accepted, said)
 
         def bisect(error: BaseException) -> Refusal | None:
@@ -177,14 +177,14 @@ class _Asked:
 
 
 def _way_out(sink: Sink) -> str:
-    """Say how a sink that fails over rows tells so, if it can."""
+    """Return the hint for a sink that fails because of rows: how it can name them."""
     if sink.isolate:
         return (
             ". Bisected, as isolate asks for, the batch has no row that fails by itself while "
             "others are written"
         )
     if hasattr(sink.writer, "write_accepted") and not getattr(sink.writer, "replaces", False):
-        return ""  # no function of the user's, and no parts of a batch can be written again
+        return ""  # not a user's function, and parts of a batch cannot be rewritten
     return (
         ". Where rows are at fault, have it return or raise SinkRejects, which names them, or "
         "declare it with isolate=True, by which the batch is bisected to them: their records go to "
@@ -193,7 +193,7 @@ def _way_out(sink: Sink) -> str:
 
 
 def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
-    """Raise `CheckpointForeign` rather than drop rows with the sink that they were accepted for."""
+    """Raise `CheckpointForeign` if accepted rows belong to a stream whose sink was removed."""
     taken = {(sink.component, sink.stream) for sink in topology.sinks.values()}
     left = Counter[str]()
     for file in decision.files:
@@ -210,10 +210,10 @@ def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
 
 
 def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
-    """Raise `CheckpointCorrupt` if a sink failed over rows that are not those of the run."""
+    """Raise `CheckpointCorrupt` if a failed sink's files differ from what the run wrote."""
     damage = damage_in(error)
     if damage is None:
-        try:  # a writer may tell nothing of what it met
+        try:  # the writer's error may not show the damage
             accepted.verify()
         except RowFileDamaged as found:
             damage = found

@@ -1,19 +1,18 @@
 """One micro-batch, from plan to mark: the protocol that makes each record's outcome certain.
 
 ======  ==========================================================================================
-plan    the time, and with it the retries that are due, are recorded
-run     one Spark action; what it leaves is of no consequence until it is accepted
-check   its parts agree with each other, and the payloads of what failed were found
-decide  which records wait or are dead and which rows the sinks get is recorded, by one rename
-act     sinks and dead letters; repeated after a crash, under the same number.  What sinks refuse
-        is recorded, each answer by itself, and then what follows from all of them
-mark    it is done
+plan    record the time, which also determines the retries that are due
+run     run one Spark action; its results have no effect until the run is accepted
+check   verify that the results agree, and that the payloads of all failed records were found
+decide  record, by one rename, which records wait, which are dead and which rows the sinks get
+act     write to sinks and dead letters; repeated after a crash, under the same number.  Each
+        sink's refusal is recorded, and then the consequences of all of them
+mark    record that the micro-batch is done
 ======  ==========================================================================================
 
-Whenever the driver dies, the next one goes on behind the last of these that is on record.  A run
-that crashed leaves the number of crashes in the plan, and what was concluded from them: suspects,
-rejected records and time-outs.  A decision is never made a second time.  Run and check are in
-`ackcore.spark.protocol.runs`.
+When the driver dies, the next driver continues after the last recorded step.  A run that crashed
+adds to the plan: the number of crashes, suspects, rejected records and time-outs.  A decision is
+never made a second time.  Run and check are in `ackcore.spark.protocol.runs`.
 """
 
 from __future__ import annotations
@@ -58,48 +57,49 @@ _log = logging.getLogger("ackcore")
 
 
 class OffsetSources(PlannedRows, Protocol):
-    """Spouts whose rows are ranges of offsets, which the plan of a micro-batch names."""
+    """The spouts whose rows are ranges of offsets, which the plan of a micro-batch names."""
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return what a micro-batch takes, given the plan before it: `Plan.offsets`."""
+        """Return the offsets for a micro-batch (`Plan.offsets`), given the plan before it."""
 
     def most_retries(self) -> int | None:
-        """Return how many retries a micro-batch takes at most beside new records; None: any."""
+        """Return the limit on retries in a micro-batch with new records; None: no limit."""
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Tell the sources what is done after a micro-batch; return each spout's lag."""
+        """Report finished offsets to the sources after a micro-batch; return each spout's lag."""
 
 
 class Groups(Protocol):
     """The consumer groups whose offsets ackcore commits for DataFrame sources."""
 
     def done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Tell them after a micro-batch; return each spout's lag."""
+        """Commit the finished offsets after a micro-batch; return each spout's lag."""
 
 
 class Engine:
-    """Takes micro-batches through the protocol, one after the other.
+    """The engine that takes micro-batches through the protocol, one after the other.
 
     Parameters
     ----------
     topology : Topology
-        What runs.
+        The topology to run.
     spark : SparkSession or None
-        Where; None if neither its jobs nor its sinks need one.
+        The session for jobs and sinks; None if neither needs one.
     state : State
         The open checkpoint.
     write_dead_letters : callable
-        Given a micro-batch's number and its dead by spout; repeatable.
+        Writes a micro-batch's dead records, given its number and the records by spout;
+        repeatable.
     clock : callable, optional
         Returns milliseconds since 1970.
     pause : callable, optional
-        Waits for so many seconds; returns whether to stop.
+        Waits for a number of seconds; returns whether to stop.
     jobs : Jobs, optional
-        What runs on Spark.
+        The Spark jobs.
     offsets : OffsetSources, optional
         The spouts whose rows are ranges of offsets.
     groups : Groups, optional
-        Who is told what is done of other spouts.
+        The consumer groups of the other spouts.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Engine:
         self._write_dead_letters = write_dead_letters
         self._pause = pause if pause is not None else _sleep
         plan = None if state.last_plan is None else state.plan(state.last_plan)
-        #: Never behind the last plan, so that what is due comes due.
+        #: Never earlier than the last plan, so that waiting records become due.
         self.clock = SteadyClock(clock, 0 if plan is None else plan.now_ms)
         self._runs = Runs(
             topology,
@@ -134,17 +134,17 @@ class Engine:
             self.clock,
         )
 
-    # ------------------------------------------------------------------------ what is on record
+    # --------------------------------------------------------------------------- recorded state
 
     @property
     def books(self) -> Books:
-        """The books after the last micro-batch that is done."""
+        """The counts after the last micro-batch that is done."""
         last = self.state.last_done
         return Books() if last is None else self._books_after(last)
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the first of the records that wait is due."""
+        """The time at which the first waiting record is due, or None if no record waits."""
         last = self.state.last_done
         decision = None if last is None else self.state.decision(last)
         return None if decision is None else decision.waiting.next_due_ms
@@ -156,14 +156,14 @@ class Engine:
     # ----------------------------------------------------------------------------- the protocol
 
     def process(self, number: int, inputs: Sequence[InputFrame]) -> Progress:
-        """Take one micro-batch as far as it has not been taken yet.
+        """Take one micro-batch through the steps that are not on record yet.
 
         Parameters
         ----------
         number : int
-            Its number: the last one's, or the one after it.
+            The micro-batch's number: the last one, or the one after it.
         inputs : sequence of InputFrame
-            Its new rows, but for those whose offsets its plan names.
+            The new rows, except those whose offsets the plan names.
 
         Returns
         -------
@@ -172,19 +172,19 @@ class Engine:
         Raises
         ------
         RunFailed
-            If it could not be run.
+            If no run of the micro-batch was accepted.
         RunCancelled
-            If a job of it was cancelled from outside.
+            If a Spark job of the micro-batch was cancelled from outside.
         SinkError
             If a sink or the dead-letter store failed too often.
         StateError
             If the checkpoint cannot be read or written.
         Stopped
-            If the query was told to stop meanwhile.
+            If the query is stopped meanwhile.
         KeyboardInterrupt, SystemExit
-            What a handler of a signal raised meanwhile.
+            If a signal handler raised it meanwhile.
         CheckpointInUse
-            If another driver has taken over, whatever else that led to.
+            If another driver has taken over; this replaces any error that the take-over caused.
         """
         try:
             with fenced(self.state.check_owner):
@@ -212,7 +212,7 @@ class Engine:
                     plan, inputs, watch, offsets=self._offsets, is_new=is_new
                 )
                 decision = self._record_decision(plan, outcome)
-                # As it is on record: what was written down is read again by whoever needs it.
+                # Use the recorded form, so that data in files is read only where it is needed.
                 outcome = replace(outcome, decision=decision)
             except (KeyboardInterrupt, SystemExit, Stopped, RunCancelled) as error:
                 self._record_interrupt(number, error)
@@ -230,9 +230,9 @@ class Engine:
 
     def _plan(self, number: int) -> Plan:
         plan, settings = self.state.plan(number), self.topology.settings
-        # One on record is that of a driver which ended before it decided.  The markers that its
-        # tasks left tell nothing, since they were cut off, too; but the driver may have died of
-        # what it ran.
+        # A recorded plan is from a driver that ended before its decision.  The markers of its tasks
+        # prove nothing, since the tasks were cut off, too; but a record may have killed the
+        # driver.
         if plan is None:
             plan = self.state.make_plan(number, self.clock(), self._most_retries())
             if self._offsets is not None:
@@ -245,26 +245,26 @@ class Engine:
         else:
             plan = self._bounded(count_crash(plan, settings.careful_after))
         if plan.ordered_by != self._runs.ordered_by:
-            # As where the bound was lowered.
+            # Root ids now belong to other records, as in `_bounded`.
             plan = replace(plan, ordered_by=self._runs.ordered_by).without_suspects()
         self.state.write_plan(plan)
         failpoint("planned", number)
         return plan
 
     def _most_retries(self) -> int:
-        """Return how many retries a new plan takes: new records must not wait for them."""
+        """Return the limit on retries in a new plan, so that they do not delay new records."""
         most = self.topology.settings.max_retries_per_batch
         bound = None if self._offsets is None else self._offsets.most_retries()
         return most if bound is None else min(most, bound)
 
     def _bounded(self, plan: Plan) -> Plan:
-        """Hold a plan on record to a bound that was lowered, perhaps since it was too much."""
+        """Apply a lowered `max_retries_per_batch` to a recorded plan with too many retries."""
         most = self.topology.settings.max_retries_per_batch
         if plan.max_retries is not None and plan.max_retries <= most:
             return plan
         if sum(map(len, self.state.split_due(plan).due.values())) <= most:
             return plan
-        # Root ids go by a record's place among the retries, so they are of other records now.
+        # Root ids depend on a record's place among the retries, so they belong to others now.
         return replace(plan, max_retries=most).without_suspects()
 
     def _record_decision(self, plan: Plan, outcome: BatchOutcome) -> BatchDecision:
@@ -282,7 +282,7 @@ class Engine:
     def _act(
         self, decision: BatchDecision, age_ms: int | None, inputs: Sequence[InputFrame]
     ) -> BatchDecision:
-        """Act upon a decision; return it with what the sinks refused."""
+        """Carry out a decision; return it with the records that the sinks refused."""
         settings = self.topology.settings
         if not decision.sinks_done:
             ask_sinks(self.topology, self._spark, self.state, decision, self._pause, age_ms)
@@ -292,7 +292,7 @@ class Engine:
         return decision
 
     def _with_refused(self, decision: BatchDecision, inputs: Sequence[InputFrame]) -> BatchDecision:
-        """Record what follows from the refusals on record, if there are any."""
+        """Record the consequences of the recorded refusals, if there are any."""
         number = decision.number
         refusals, plan = self.state.refusals.of(number), self.state.plan(number)
         if not refusals or plan is None:
@@ -333,7 +333,7 @@ class Engine:
         failpoint("pruned", number)
 
     def _done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Tell sources of offsets what is done, after the mark; return each spout's lag."""
+        """Report finished offsets to sources and groups after the mark; return each spout's lag."""
         lag: dict[str, int] = {}
         plan = self.state.plan(decision.number)
         if self._offsets is not None and plan is not None:
@@ -343,9 +343,9 @@ class Engine:
         return lag
 
     def _record_interrupt(self, number: int, error: BaseException) -> None:
-        """Record that the driver was interrupted, so that the next one counts no crash."""
+        """Record that the driver was interrupted, so that the next driver counts no crash."""
         if isinstance(error, RunCancelled) and error.shut_down:
-            return  # the JVM may have died of a record
+            return  # a record may have killed the JVM
         with suppress(StateError):
             self.state.record_interrupt(number)
 
@@ -383,8 +383,8 @@ class Engine:
         )
 
 
-#: What a decision counts of its micro-batch, of its spouts and of its run; decisions of before have
-#: neither ``uncounted`` nor ``breaker_trips``, nor ``emitted``.
+#: The counts in a decision, summed over the spouts, and of the run; older decisions lack
+#: ``uncounted``, ``breaker_trips`` and ``emitted``.
 _OF_SPOUTS = ("records", "acked", "retried", "replayed", "dead")
 _OF_RUN = ("failed", "uncounted", "breaker_trips", "emitted")
 
@@ -398,7 +398,7 @@ def _counts(outcome: BatchOutcome) -> dict[str, Any]:
 
 
 def _without(values: Int64s, gone: Int64s) -> Int64s:
-    """Return values less those that are gone, as often as they are; some may be in neither."""
+    """Return values with one occurrence removed for each value in ``gone``, if it occurs."""
     found, counts = np.unique(values, return_counts=True)
     there, less = np.unique(gone[np.isin(gone, found)], return_counts=True)
     counts[np.searchsorted(found, there)] -= less

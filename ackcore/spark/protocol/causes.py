@@ -1,7 +1,7 @@
-"""The causes of deaths, in a log line, and in the error when too many records died.
+"""The causes of deaths, for a log line and for the error when too many records died.
 
-A record dies: it is given up, and DEAD.  A run crashes, which ``Plan.crashes`` counts, and
-`ackcore.spark.protocol.suspects` concludes from.
+A record dies: it is given up and becomes DEAD.  A run crashes: ``Plan.crashes`` counts that, and
+`ackcore.spark.protocol.suspects` finds the crashing records.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ackcore.spark.protocol.progress import Books
 
 _log = logging.getLogger("ackcore")
 
-#: Kinds of deaths that a line names, and characters of each one's message.
+#: The number of causes that a log line names, and the characters of each message.
 _NAMED, _MESSAGE_CHARS = 3, 160
-#: So many reasons, or as many as are known, are put together at a time.
+#: The least number of reasons that are merged at a time; more if more are known.
 _TOGETHER = 1 << 12
-#: The argument that allows more, by the limit that was exceeded.
+#: The argument that allows more deaths, by the exceeded limit.
 _WAYS_OUT = {"max_dead": "a larger max_dead", "max_dead_ratio": "max_dead_ratio=None"}
 
 
@@ -51,12 +51,12 @@ class Cause(NamedTuple):
 
 
 def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
-    """Sum deaths up by component and type of error.
+    """Sum up deaths by component and type of error.
 
     Parameters
     ----------
     reasons : iterable of pyarrow.Table
-        In `DEATHS`: why records died, and how many of each.
+        The reasons of deaths and their counts, in `DEATHS`.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
 
 
 def _summed(reasons: Iterable[pa.Table]) -> pa.Table:
-    """Return `DEATHS` with each reason once; they are put together as they come."""
+    """Return `DEATHS` with each reason once, merging the tables as they arrive."""
     summed, more, n = DEATHS.empty_table(), list[pa.Table](), 0
     for some in reasons:
         more.append(some)
@@ -107,7 +107,7 @@ def _each_once(reasons: list[pa.Table]) -> pa.Table:
 
 
 def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
-    """Return why the dead of a micro-batch died, and how many of each reason, in `DEATHS`."""
+    """Return the reasons of a micro-batch's dead records and their counts, in `DEATHS`."""
     found = []
     for table in _tracked(dead):
         columns = [*reason_parts(table[REASON]), pa.repeat(1, len(table))]
@@ -116,7 +116,7 @@ def reason_counts(dead: Mapping[str, pa.Table]) -> list[pa.Table]:
 
 
 def _tracked(dead: Mapping[str, pa.Table]) -> Iterator[pa.Table]:
-    """Yield the dead of a micro-batch without their sources' columns, a part at a time."""
+    """Yield the dead records of a micro-batch in parts, without the columns of the sources."""
     for spout in dead:
         yield from dead_of(dead).pieces(spout, payload=False)
 
@@ -138,7 +138,7 @@ def _look(checkpoint: str | os.PathLike[str]) -> str:
 def warn_of_micro_batch(
     number: int, dead: Mapping[str, pa.Table], checkpoint: str | os.PathLike[str]
 ) -> None:
-    """Log one line about the dead of a micro-batch."""
+    """Log one line about the dead records of a micro-batch."""
     found = causes(reason_counts(dead))
     died = _records(sum(cause.deaths for cause in found))
     _log.warning("micro-batch %d: %s died: %s. %s", number, died, _told(found), _look(checkpoint))
@@ -157,7 +157,8 @@ def close_run(
     books : Books
         The counts at the end.
     reasons : iterable of pyarrow.Table
-        In `DEATHS`, of the dead letters that were not sent again; read only if there are dead.
+        The reasons, in `DEATHS`, of the dead letters that were not replayed; read only if there
+        are dead records.
     checkpoint : path
         The run's checkpoint.
     limit : DeadLimit
@@ -171,11 +172,11 @@ def close_run(
     Raises
     ------
     TooManyDead
-        If more died than the limit allows.
+        If more records died than the limit allows.
     """
     if not books.dead:
         return books
-    # Not from the books: a letter that was sent twice may be ACKED twice.
+    # Not from the counts: a dead letter that was replayed twice may be ACKED twice.
     found = causes(reasons)
     died = sum(cause.deaths for cause in found)
     if not died:
@@ -197,7 +198,7 @@ def close_run(
 
 
 def _added(*some: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Add causes up; of each kind of death the most frequent message is kept."""
+    """Add up causes; keep the most frequent message of each kind of death."""
     kinds: dict[tuple[str, str], Cause] = {}
     for cause in chain.from_iterable(some):
         kind = cause.component, cause.error_type
@@ -208,12 +209,12 @@ def _added(*some: Iterable[Cause]) -> tuple[Cause, ...]:
 
 
 class StreamLimit:
-    """The limit on the dead records of a stream, judged after each micro-batch.
+    """The limit on the dead records of a stream, checked after each micro-batch.
 
-    A record ends when it is ACKED or DEAD; one that waits for a retry is not counted yet.  A record
-    that was first seen before this start and dies counts for `max_dead`, and not for the ratio: a
-    query that is started again when nothing but hopeless records waits, or is sent to it by
-    `replay`, would end with the first ten of them.
+    A record ends when it is ACKED or DEAD; one that waits for a retry is not counted yet.  A dead
+    record that was first seen before this start counts for `max_dead`, but not for the ratio.
+    Otherwise a restarted query with only hopeless records, waiting or sent by `replay`, would end
+    after the first ten.
 
     Parameters
     ----------
@@ -222,7 +223,7 @@ class StreamLimit:
     before : Books
         The counts on record before this start.
     since_ms : int
-        The time of this start.
+        The time of this start, in milliseconds since 1970.
     checkpoint : path
         The query's checkpoint.
     """
@@ -235,25 +236,25 @@ class StreamLimit:
         self._since_ms = since_ms
         self._checkpoint = checkpoint
         self._last = ""
-        #: The causes of each micro-batch of the window; without one, of all since the start.
+        #: The causes by micro-batch of the window; without a window, all since the start.
         self._causes: deque[tuple[Cause, ...]] = deque()
 
     def after(self, number: int, dead: Mapping[str, pa.Table], books: Books) -> None:
-        """Judge the stream after a micro-batch that is done; log its deaths.
+        """Check the limit after a finished micro-batch; log its deaths.
 
         Parameters
         ----------
         number : int
             The number of the micro-batch.
         dead : mapping of str to pyarrow.Table
-            Its dead, by spout.
+            The dead records of the micro-batch, by spout.
         books : Books
-            The counts after it.
+            The counts after the micro-batch.
 
         Raises
         ------
         TooManyDead
-            If more died than the limit allows.
+            If more records died than the limit allows.
         """
         new_dead = 0
         for table in _tracked(dead):
@@ -275,12 +276,12 @@ class StreamLimit:
             warn_of_micro_batch(number, dead, self._checkpoint)
 
     def at_end(self, books: Books) -> None:
-        """Judge a stream that has ended with its sources, by however few records.
+        """Check the limit when the stream has ended with its sources, even after few records.
 
         Raises
         ------
         TooManyDead
-            If more died than the limit allows.
+            If more records died than the limit allows.
         """
         self._end(self._limit.judge(1), books)
 

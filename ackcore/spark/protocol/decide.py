@@ -3,7 +3,7 @@
 A record whose root is not ACKED waits for its next attempt, or is dead.  A root is not ACKED if
 
 * it failed at a bolt, or was not acked;
-* it crashed, or hung, the process that had it in flight, again and again;
+* it repeatedly crashed or hung the process in which it was in flight;
 * it shares a row for a sink with such a root: that row is not written.
 """
 
@@ -46,13 +46,13 @@ class Disagreement(Exception):
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """A decision, and what follows from it that is not on record by itself.
+    """A decision, and results of the run that the decision does not store.
 
-    ``changes`` is by how much each spout's account changes, with what waits in the end; ``failed``
-    how many executions failed, and ``uncounted`` how many of them were no attempt; ``first_ms``
-    when each retried record that is ACKED now was first seen; ``breaker_trips`` how often a breaker
-    opened in the run; ``emitted`` how many tuples components emitted in it; ``traces`` the way of
-    records of which that is told.
+    ``changes`` is the change of each spout's account, where ``waiting`` is the final count;
+    ``failed`` the number of failed executions, ``uncounted`` the number of those that are no
+    attempt; ``first_ms`` the times at which the retried records that are ACKED now were first seen;
+    ``breaker_trips`` the number of times that a breaker opened in the run; ``emitted`` the number
+    of tuples that components emitted in it; ``traces`` the paths of the traced records.
     """
 
     decision: BatchDecision
@@ -66,7 +66,7 @@ class BatchOutcome:
 
 
 def with_rejection_reasons(failed: pa.Table, reasons: Mapping[int, Reason]) -> pa.Table:
-    """Return the failures, those of roots that were not run with the reasons for that."""
+    """Return the failures, with the rejection reason for each root that was not run."""
     if not reasons:
         return failed
     root_ids = failed["root_id"].to_numpy()
@@ -90,21 +90,21 @@ def propagate_failures(
     spouts: Sequence[str],
     judged: FailedRows,
 ) -> pa.Table:
-    """Return the failures and those that they entail: of roots that share a row with them.
+    """Return the failures, and those of all roots that share a sink row with a failed root.
 
     Parameters
     ----------
     failed : pyarrow.Table
-        `FAILED`.
+        The failures, in `FAILED`.
     files : iterable
-        What the run left for the sinks.
+        The files that the run wrote for the sinks.
     directory : str
-        Where their paths start.
+        The directory to which their paths are relative.
     spouts : sequence of str
-        The tracked ones: if there are several, it is not known whose a root is that failures
-        propagate to, and its spout is null.
+        The tracked spouts. If there are several, the spout of a root that failures propagate to is
+        unknown, and null.
     judged : FailedRows
-        Records that failed and were judged in the run: they need not be among ``failed``.
+        Failed records that the run already judged: they need not be among ``failed``.
     """
     if not len(failed) and not judged.found:
         return failed
@@ -137,7 +137,7 @@ def propagate_failures(
         "PropagatedFailure",
         "a row for a sink hangs from this record and from one that failed",
     )
-    # An attempt only if that of one of those that it shares rows with was.
+    # It counts as an attempt only if that of a failed root with a shared row does.
     counted = [failed["root_id"].to_numpy()[Reasons.of_texts(failed["reason"]).counts()]]
     counted += judged.roots(counting=True)
     counts = np.isin(entailed, spread(distinct(*counted)))
@@ -155,7 +155,7 @@ def propagate_failures(
 
 
 def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
-    """How many roots each row with several has, and these roots one after the other."""
+    """Return the number of roots of each row with several roots, and these roots concatenated."""
     sizes, roots = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for batch in read_rows(file):
         column = batch.column(ROOTS)
@@ -165,7 +165,7 @@ def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
 
 
 def check_agreement(ran: RunResult, retries: Retries) -> None:
-    """Raise `Disagreement` unless a run's parts agree, and all that was due ran."""
+    """Raise `Disagreement` unless a run's results agree and all due records ran."""
     if ran.problems:
         raise Disagreement("; ".join(ran.problems))
     for spout, table in retries.due.items():
@@ -177,24 +177,21 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
 
 
 def failed_roots(failed: pa.Table, rows: FailedRows) -> list[Int64s]:
-    """Return columns of the roots that failed, those of judged records included.
-
-    Some may be there twice.
-    """
+    """Return columns of the roots that failed, including judged records; a root may occur twice."""
     return [*ids_in(failed["root_id"]), *rows.roots()]
 
 
 def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = False) -> None:
-    """Raise `Disagreement` unless each failed record was found, once.
+    """Raise `Disagreement` unless each failed record was found exactly once.
 
     Parameters
     ----------
     sought : sequence of numpy.ndarray of int64
-        The roots that failed, in columns.
+        Columns with the roots that failed.
     found : FailedRows
-        Their records.
+        The records that were found.
     is_all : bool, default False
-        Whether ``sought`` is the roots of ``found`` anyway: they are there, if not twice.
+        Whether ``sought`` is the roots of ``found``: then only duplicates are looked for.
     """
     rows = found.roots()
     agree, lost, there = True, 0, 0
@@ -221,26 +218,26 @@ def decide(
     settings: Settings,
     spouts: Sequence[str],
 ) -> BatchOutcome:
-    """Decide what becomes of each record of a micro-batch.
+    """Decide whether each record of a micro-batch is ACKED, waits or is dead.
 
     Parameters
     ----------
     plan : Plan
-        Its time is that of all decisions.
+        The plan; its time is the time of the decisions.
     retries : Retries
         The retries that were run, and those that go on waiting.
     records : mapping from str to int
-        New records by spout.
+        The number of new records by spout.
     failed : pyarrow.Table
-        `FAILED`: all roots that are not ACKED.
+        All roots that are not ACKED, in `FAILED`.
     rows : FailedRows
-        Their records, judged.
+        The records of these roots, judged.
     files : iterable of SinkFile
-        What the run left for the sinks.
+        The files that the run wrote for the sinks.
     settings : Settings
-        How many may wait.
+        The settings, with the limit ``max_waiting``.
     spouts : sequence of str
-        The tracked ones.
+        The tracked spouts.
 
     Returns
     -------
@@ -256,10 +253,9 @@ def decide(
         firsts, resolved = 0, -rows.replayed.get(spout, 0)
         if tried is not None:
             resolved += int(np.count_nonzero(tried[REPLAYED].to_numpy()))
-            # What a request put back starts again from attempt 0.
+            # Records of a replay request start again from attempt 0.
             firsts = untried_in(tried)
-            # By place, not by message id: a duplicate, or a record that was replayed twice, has
-            # the same.
+            # By place, not by message id: duplicates and records replayed twice share an id.
             first_ms.append(np.delete(tried[FIRST_MS].to_numpy(), rows.places(spout)))
         lost_here = len(rows.found.get(spout, ()))
         waits, dies = _parts(rows, spout)
@@ -269,7 +265,7 @@ def decide(
                 f"{sum(map(len, [*waits, *dies]))} of them: some were lost on the way"
             )
         for part in waits:
-            # A replay that is larger than a micro-batch takes is no reason to give others up.
+            # A replay larger than a micro-batch does not make other records dead.
             room = settings.max_waiting - (waiting.rows() - waiting.untried)
             stays, goes = _cut(part, max(room, 0), settings.max_waiting)
             waiting = waiting.plus(spout, stays)
@@ -280,7 +276,7 @@ def decide(
         executed = records.get(spout, 0) + runs_again
         changes[spout] = Account(
             records=records.get(spout, 0),
-            # Counted when a request is taken, however long its rows then wait for their turn.
+            # Counted when a request is taken, even if its rows wait for later micro-batches.
             replayed=retries.requested.get(spout, 0),
             acked=executed - lost_here,
             dead=parked,
@@ -305,19 +301,19 @@ def decide(
 
 
 def _parts(rows: FailedRows, spout: str) -> tuple[list[pa.Table | FailedFile], list[DeadPart]]:
-    """Return what waits of a spout, and what is dead: in memory, and in files."""
+    """Return a spout's waiting records and its dead records, in memory and in files."""
     waits: list[pa.Table | FailedFile] = [rows.waits[spout]] if spout in rows.waits else []
     dies: list[DeadPart] = [rows.dies[spout]] if spout in rows.dies else []
     waits += [file for file in rows.files if file.spout == spout and not file.dead]
     dead = [file for file in rows.files if file.spout == spout and file.dead]
-    # Small ones side by side: the dead-letter store has them in one file.
+    # Small files last, side by side: the dead-letter store merges them into one file.
     return waits, [*dies, *sorted(dead, key=lambda file: -(file.nbytes or 0))]
 
 
 def _cut(
     part: pa.Table | FailedFile, room: int, most: int
 ) -> tuple[pa.Table | FailedFile, DeadPart]:
-    """Return what waits of records for which there is only so much room, and what is dead."""
+    """Split records at ``room``: return those that wait, and the rest, which is dead."""
     kept = min(len(part), room)
     if isinstance(part, FailedFile):
         rest = replace(part, rows=len(part) - kept, start=kept, no_room=most)
@@ -326,7 +322,7 @@ def _cut(
 
 
 def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:
-    """Return by what the failed records of a micro-batch are judged."""
+    """Return the rules by which the failed records of a micro-batch are judged."""
     policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
     timeout_ms = 1000 * settings.unavailable_timeout_s
     return Rules(plan.now_ms, ended_ms, policy, timeout_ms, INLINE_BYTES)

@@ -1,4 +1,4 @@
-"""How the runs of a micro-batch end of which none is accepted: the error, and the way out."""
+"""The errors for a micro-batch of which no run was accepted, with advice to the user."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from ackcore.spark.protocol.decide import Disagreement
 from ackcore.spark.protocol.insist import Stopped
 from ackcore.spark.run.collect import ResultsTooLarge
 
-#: What a run may end in that another run might not.
+#: Errors of a run that another run may not have.
 _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
 
-#: How a worker's error begins if it could not load its task.
+#: The start of a worker's error if it could not load its task.
 _NO_MODULE = "ModuleNotFoundError: "
 _WRONG_VALUE = re.compile(r"\[([A-Z][A-Z0-9_.]*)\][^\n]*SQLSTATE: 22")
 
 
 class RunFailed(RuntimeError):
-    """A micro-batch could not be run, again and again; nothing was decided about its records."""
+    """Every run of a micro-batch failed; nothing was decided about its records."""
 
 
 def worth_another_run(error: BaseException) -> bool:
-    """Whether another run might not end in this."""
+    """Return whether another run may succeed after this error."""
     if not isinstance(error, _MAY_PASS) or isinstance(error, AnalysisException | StateError):
         return False
-    # A bolt that lacks a module fails its tuples: this is a worker that cannot even begin.
+    # This worker could not load its task. (A bolt that lacks a module only fails its tuples.)
     return not one_line(error).startswith(_NO_MODULE)
 
 
 def wrong_value(error: BaseException) -> str | None:
     """Return Spark's name of an error about a value, such as CAST_INVALID_INPUT, or None.
 
-    Spark raises these above the bolts, and for the same rows each time: a cast in ANSI mode, a
+    Spark raises these outside the bolts, and for the same rows each time: a cast in ANSI mode, a
     division by zero, an overflow. Their SQLSTATE is of class 22, data exception (ISO 9075).
     """
     found = _WRONG_VALUE.search(str(error))
@@ -45,12 +45,12 @@ def wrong_value(error: BaseException) -> str | None:
 
 
 def stopped(plan: Plan) -> Stopped:
-    """Return what ends a query that is told to stop while a micro-batch runs."""
+    """Return the exception for a query that is stopped while a micro-batch runs."""
     return Stopped(f"stopped while micro-batch {plan.number} ran")
 
 
 def given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
-    """Return what a micro-batch ends with that is not run again."""
+    """Return the exception for a micro-batch that is not run again, with the way out."""
     said = one_line(error)
     way_out = "when the cause is gone, start again on the same checkpoint"
     if isinstance(error, ResultsTooLarge):

@@ -1,4 +1,4 @@
-"""Calling what may fail, a sink or a store: again and again, until it returns or is given up."""
+"""Repeated calls of a sink or a store that may fail, until the call returns or is given up."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from ackcore.topology.settings import Settings
 _log = logging.getLogger("ackcore")
 
 T = TypeVar("T")
-#: Waits for some seconds; True if the query is to stop.
+#: Waits for a number of seconds; returns True if the query is to stop.
 Pause = Callable[[float], bool]
 
 
 class SinkError(RuntimeError):
-    """A sink or the dead-letter store failed again and again; the message names it."""
+    """A sink or the dead-letter store failed in all attempts; the message names it."""
 
 
 class Stopped(Exception):
-    """The query is being stopped while a micro-batch is under way; it goes on at the restart."""
+    """The query is stopped during a micro-batch; the restart continues the micro-batch."""
 
 
 class Failed(Exception):
@@ -50,11 +50,11 @@ class Calls:
     Parameters
     ----------
     spark : SparkSession or None
-        Where the calls run jobs.
+        The session in which the calls run jobs.
     number : int
-        The micro-batch.
+        The micro-batch's number.
     pause : callable
-        Waits for so many seconds; returns whether to stop.
+        Waits for a number of seconds; returns whether to stop.
     """
 
     def __init__(self, spark: SparkSession | None, number: int, pause: Pause) -> None:
@@ -64,14 +64,17 @@ class Calls:
         self._handled = sys.exception()
 
     def once(self, what: str, call: Callable[[], T], *, fenced: bool = False) -> T:
-        """Call, and return what that returns; ``fenced`` is what looks at the fence by itself.
+        """Call once and return the result.
+
+        ``fenced`` means that the called function checks the fence itself.
 
         Raises
         ------
         Failed
-            With whatever it raises by itself.
+            With the exception that the called function raised.
         Exception
-            What ends the query: a signal's handler, a stop, another driver.
+            One that ends the query: from a signal handler, a stop, or a take-over by another
+            driver.
         """
         if not fenced:
             check_fence()
@@ -80,7 +83,7 @@ class Calls:
             with cancelling(self._spark) as raised:
                 return call()
         except (CheckpointCorrupt, CheckpointForeign, CheckpointInUse, TooManyRefused):
-            raise  # it will be no better next time
+            raise  # another call would fail, too
         except InvalidRejects as error:
             raise InvalidRejects(
                 f"{what}, given micro-batch {self._number}, answers with SinkRejects that are "
@@ -90,7 +93,7 @@ class Calls:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, and a panic of an extension, too
-            if raised:  # by a signal's handler: that is no failure of what was called
+            if raised:  # by a signal handler: the called function did not fail
                 raise raised[-1] from (None if error is raised[-1] else error)
             if self._pause(0):
                 raise _stopped(what, error) from error
@@ -112,31 +115,31 @@ class Calls:
         *,
         fenced: bool = False,
     ) -> T:
-        """Call until it returns, with longer and longer pauses, as often as is allowed.
+        """Call until the call returns, with growing pauses, as often as the settings allow.
 
         Parameters
         ----------
         what : str
-            What is called, for errors.
+            The name of the called object, for errors.
         call : callable
-            Calls it.
+            Makes the call.
         settings : Settings
-            How often, and the pauses.
+            The number of attempts, and the pauses.
         mend : callable, optional
-            Given what the second call, or the last, and any later one raised; may return in its
-            place.
+            Is given the exception of the second or last attempt, and of each later one; may return
+            a result in place of the call's.
         hint : str, optional
-            What else may help; ends the error.
+            Further advice at the end of the error message.
         fenced : bool, default False
-            Whether what is called looks at the fence, right before its first effect.  In a bucket
-            each look is a trip.
+            Whether the called function checks the fence itself, right before its first effect.  In
+            a bucket each check is a request.
 
         Raises
         ------
         SinkError
-            If it failed as often as is allowed.
+            If it failed as often as the settings allow.
         Exception
-            As `once`.
+            The errors of `once` that end the query.
         """
         for attempt in range(1, settings.sink_attempts + 1):
             try:

@@ -22,37 +22,37 @@ from ackcore.topology.stage_layout import Layout
 
 P = ParamSpec("P")
 R = TypeVar("R")
-#: A job about a run that was accepted: its setup, its result, and more.
+#: A job about an accepted run, given the run's setup, its result, and more.
 OfRun = Callable[Concatenate[RunSetup, RunResult, P], R]
 
 
 class PlannedRows(Protocol):
-    """Spouts whose rows a plan names, and that may lose them before it is decided."""
+    """Spouts whose rows a plan names, and which may lose the rows before the decision."""
 
     def mended(self, plan: Plan) -> Plan:
-        """Return a plan without the rows that are not there any more, the same if all are."""
+        """Return the plan without the rows that are lost; the same plan if none is."""
 
     def inputs(self, plan: Plan) -> list[InputFrame]:
-        """Return the rows that a plan on record names."""
+        """Return the rows that a recorded plan names."""
 
     def replaced(self, plan: Plan) -> str | None:
-        """Return which rows have been replaced by others since they were planned, None if none."""
+        """Return a description of rows that were replaced since the plan was made, or None."""
 
     def unread(self, error: Exception) -> str | None:
-        """Return what could not be read, if a run ended for that alone, which is no crash."""
+        """Return which rows could not be read if only that ended a run (no crash), or None."""
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
-        """Return what keeps the rows of a plan from being read now; None if nothing does."""
+        """Return the reason why the rows of a plan cannot be read now, or None if they can."""
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """The Spark jobs of a micro-batch; what each of them takes is told where it is defined.
+    """The Spark jobs of a micro-batch; their arguments are documented where each is defined.
 
-    ``run`` runs it, ``snapshot_inputs`` keeps its new rows, and ``load_snapshot`` finds those that
-    were kept before.  Of a run that was accepted ``setup`` returns the setup again, without asking
-    Spark once more which spouts were spilled; ``judge`` reads failed records again and judges them,
-    and ``find_keys`` finds records by their roots or keys.
+    ``run`` runs the micro-batch, ``snapshot_inputs`` saves its new rows, and ``load_snapshot``
+    finds rows that were saved before.  The other jobs concern an accepted run: ``setup`` returns
+    its setup again, without a query to Spark about the spilled spouts; ``judge`` reads failed
+    records again and judges them; ``find_keys`` finds records by their roots or keys.
     """
 
     run: Callable[[Topology, Layout, Sequence[InputFrame], RunPlan], RunResult] = run

@@ -1,16 +1,16 @@
 """Order by key: a record does not overtake an earlier one of its key that failed.
 
-Of a spout with ``ordered_by`` each record that waits has a number (`ORDER`), in the order in which
-records came: that of its micro-batch, and in there of its partition and place.  What a request
-brings has those of the plan that took it, which come before the new ones of that.  Whatever comes
-behind one that waits waits with it:
+Each waiting record of a spout with ``ordered_by`` has a number (`ORDER`), in the order of arrival:
+by micro-batch, then by partition and place.  The records of a replay request get numbers of the
+plan that took the request, before the new records of that plan.  A record that is behind a waiting
+one of its key waits too:
 
-* what is due, and is behind one that is not, goes on waiting (`held_back`);
-* new records of keys of which any waits are not run: they fail at the spout, as `behind`;
-* what was run behind one that failed counts as failed, too, `behind` it (`Ordering.behind`): none
-  of its rows is written, and its attempt does not count.
+* a due record behind one that is not due goes on waiting (`held_back`);
+* new records with the key of a waiting record are not run: they fail at the spout, as `behind`;
+* a record that ran behind a failed one counts as failed, too, `behind` it (`Ordering.behind`):
+  none of its rows is written, and its attempt does not count.
 
-Pure functions, but for what reads the sources again.
+All functions are pure, except those that read the sources again.
 """
 
 from __future__ import annotations
@@ -35,37 +35,38 @@ from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.topology.settings import Settings
 
 Bools = npt.NDArray[np.bool_]
-#: Behind what requests brought in the same micro-batch.
+#: Added to the numbers of new records, which come after replayed ones of the micro-batch.
 _NEW = 1 << (ORDER_BITS - 1)
-#: Before any number, by when they were first seen: records that waited before there was an order.
+#: Base of the numbers of records that waited before their spout was ordered: they come first,
+#: sorted by the time when they were first seen.
 _BEFORE = -(1 << 62)
 
-#: Finds records of some roots, and new ones with keys of some hashes, by spout: `KEYED`.
+#: Returns records with given roots, and new ones with given hashes of keys, by spout, in `KEYED`.
 FindKeys = Callable[[Mapping[str, Int64s], Mapping[str, Int64s]], Mapping[str, pa.Table]]
-#: Adds the failures that failures entail.
+#: Returns the failures with those that follow from them.
 Propagate = Callable[[pa.Table], pa.Table]
 
 
 def held_back(
     retries: Retries, keys: Mapping[str, tuple[str, ...]], fit: Fit
 ) -> tuple[Retries, dict[str, Int64s]]:
-    """Keep what is due waiting behind what is not; return also which keys wait.
+    """Keep due records waiting behind those that are not due; return also the waiting keys.
 
     Parameters
     ----------
     retries : Retries
-        As the state parts them.
+        The due and the waiting records, as the state splits them.
     keys : mapping from str to tuple of str
-        By spout that is ordered, the columns of its key.
+        By ordered spout, the columns of its key.
     fit : callable
-        Gives rows of a spout the columns that its source has now, those of keys among them.
+        Gives rows of a spout the columns that its source has now, with the key columns.
 
     Returns
     -------
     Retries
-        What is due of these spouts in order.
+        The retries; the due records of these spouts are in order.
     dict of str to numpy.ndarray of int64
-        By spout, the hashes of the keys of all that waits, sorted.
+        By spout, the sorted hashes of the keys of all waiting records.
     """
     due, rest = dict(retries.due), retries.rest
     blocked = {}
@@ -76,7 +77,7 @@ def held_back(
             tried = _numbered(tried)
             hashes, ordered = key_hashes(tried, columns)
             numbers = _numbers(tried[ORDER])
-            # When the first of those is due that each record is behind; it may be none.
+            # When the first record ahead of each is due; -1 if none is ahead.
             until = _until(waits, hashes, numbers, ordered)
             held = until >= 0
             if held.any():
@@ -95,7 +96,7 @@ def held_back(
 
 @dataclass(frozen=True)
 class _Waits:
-    """Records that wait, and are ordered: their keys, their numbers, and when they are due."""
+    """Waiting records of an ordered spout: their keys, their numbers and the times they are due."""
 
     keys: Int64s
     numbers: Int64s
@@ -108,7 +109,7 @@ class _Waits:
 def _together(tables: Iterable[pa.Table], columns: tuple[str, ...]) -> _Waits:
     keys, numbers, due = [_EMPTY], [_EMPTY], [_EMPTY]
     for table in tables:
-        # Of all that waits no more than that: the payloads stay in their files.
+        # Only these columns of the waiting records: the payloads stay in their files.
         wanted = {DUE_MS, FIRST_MS, ORDER, *columns}
         table = _numbered(table.select([name for name in table.schema.names if name in wanted]))
         hashes, ordered = key_hashes(table, columns)
@@ -122,7 +123,7 @@ _EMPTY: Int64s = np.empty(0, np.int64)
 
 
 def _until(waits: _Waits, keys: Int64s, numbers: Int64s, ordered: Bools) -> Int64s:
-    """Return when the first of its key is due that a record is behind; -1 if it is behind none."""
+    """Return when the first waiting record ahead of each record is due; -1 if none is ahead."""
     found = np.full(len(keys), -1)
     by = np.lexsort((waits.numbers, waits.keys))
     known, first = np.unique(waits.keys[by], return_index=True)
@@ -136,7 +137,7 @@ def _until(waits: _Waits, keys: Int64s, numbers: Int64s, ordered: Bools) -> Int6
 
 
 def _numbered(table: pa.Table) -> pa.Table:
-    """Return records in order, those without a number before all that have one."""
+    """Return records in order; those without a number come first."""
     if ORDER not in table.schema.names:  # it waited before its spout was ordered
         table = table.append_column(pa.field(ORDER, pa.int64()), pa.nulls(len(table), pa.int64()))
     fresh = pa.array(_BEFORE + table[FIRST_MS].to_numpy())
@@ -161,15 +162,15 @@ class Ordering:
     Parameters
     ----------
     keys : mapping from str to tuple of str
-        By spout that is ordered, the columns of its key.
+        By ordered spout, the columns of its key.
     source_keys : mapping from str to int
         By spout, the key of its root ids.
     number, now_ms : int
-        The micro-batch, and its time.
+        The micro-batch's number, and its time in milliseconds since 1970.
     due : mapping from str to pyarrow.Table
-        What was due, as `held_back` returned it.
+        The due records, as `held_back` returned them.
     settings : Settings
-        By what a record is dead.
+        The settings that decide whether a record is dead.
     """
 
     keys: Mapping[str, tuple[str, ...]]
@@ -180,14 +181,14 @@ class Ordering:
     settings: Settings
 
     def all_behind(self, failed: pa.Table, find_keys: FindKeys, propagate: Propagate) -> pa.Table:
-        """Return the failures, those behind others included, and the number of each, `ORDER`.
+        """Return the failures, with the records behind them, and the number of each, `ORDER`.
 
         Parameters
         ----------
         failed : pyarrow.Table
-            `FAILED`.
+            The failures, in `FAILED`.
         find_keys, propagate : callable
-            Read records again, and find what failures entail.
+            Functions that read records again, and that add the failures which follow from others.
         """
         while True:
             found = find_keys(self._may_be(failed), {})
@@ -198,7 +199,7 @@ class Ordering:
         return failed.append_column(ORDER, self._numbers_in(failed, found))
 
     def _may_be(self, failed: pa.Table) -> dict[str, Int64s]:
-        """Return the roots that may be records of each ordered spout, sorted."""
+        """Return the failed roots that may belong to each ordered spout, sorted."""
         roots, owners = failed["root_id"].to_numpy(), failed["spout"].cast(pa.string())
         return {
             spout: np.sort(roots[pc.fill_null(pc.equal(owners, spout), True).to_numpy()])
@@ -208,7 +209,7 @@ class Ordering:
     def _behind(
         self, failed: pa.Table, found: Mapping[str, pa.Table], find_keys: FindKeys
     ) -> dict[str, Int64s]:
-        """Return which roots count as failed, by spout, that do not yet, or otherwise."""
+        """Return, by spout, the roots behind failed records that are not marked `behind` yet."""
         root_ids = failed["root_id"].to_numpy()
         order = np.argsort(root_ids, kind="stable")
         root_ids, reasons = root_ids[order], Reasons.of_texts(failed["reason"]).taken(order)
@@ -239,7 +240,7 @@ class Ordering:
         return {spout: roots for spout, roots in fresh.items() if len(roots)}
 
     def _dies(self, spout: str, rows: pa.Table, reasons: Reasons) -> Bools:
-        """Return which records are dead, by their reasons: these hold up nobody."""
+        """Return which records are dead, by their reasons; dead records hold up no others."""
         first_ms = np.full(len(rows), self.now_ms)
         due, places = _places(rows)
         if due.any():
@@ -251,7 +252,7 @@ class Ordering:
         return found
 
     def _behind_due(self, spout: str, tried: pa.Table, failed: Int64s) -> Int64s:
-        """Return the roots of what was due behind records that failed, by their places."""
+        """Return the roots of due records behind failed ones, which are given by their places."""
         hashes, ordered = key_hashes(tried, self.keys[spout])
         known, first = _least(hashes[failed], failed)
         at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
@@ -262,11 +263,11 @@ class Ordering:
         return roots_of(self.source_keys[spout], RETRIES, places, attempts)
 
     def _first(self, spout: str, hashes: Int64s, roots: Int64s) -> tuple[Int64s, Int64s]:
-        """Return each key, sorted, and the number of the first of these records that has it."""
+        """Return the sorted distinct keys, and the number of each key's first record."""
         return _least(hashes, self._numbers_of(spout, roots))
 
     def _numbers_of(self, spout: str, roots: Int64s) -> Int64s:
-        """Return in which order new records of a micro-batch came: numbers, but not theirs."""
+        """Return numbers that sort new records by arrival; they are not the numbers in `ORDER`."""
         partitions, places = positions_of(self.source_keys[spout], roots)
         return (partitions << 42) + places
 
@@ -295,14 +296,14 @@ def _places(rows: pa.Table) -> tuple[Bools, Int64s]:
 
 
 def _least(keys: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
-    """Return each key once, sorted, and its least value."""
+    """Return the sorted distinct keys, and the least value of each."""
     by = np.lexsort((values, keys))
     known, first = np.unique(keys[by], return_index=True)
     return known, values[by[first]]
 
 
 def _with_behind(failed: pa.Table, held: Mapping[str, Int64s]) -> pa.Table:
-    """Return the failures, and those that are behind others."""
+    """Return the failures, with the held roots added as `behind`."""
     sizes = [len(roots) for roots in held.values()]
     roots = np.concatenate([*held.values()])
     rest = failed.filter(pa.array(~among(failed["root_id"].to_numpy(), np.sort(roots))))

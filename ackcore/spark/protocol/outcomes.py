@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.topology.tuples import Reason
 
-#: Traces that are kept of one micro-batch; of failures first.
+#: The most traces kept for one micro-batch; those of failures first.
 _MOST = 200
 ACKED = "ACKED"
 
@@ -18,18 +18,18 @@ ACKED = "ACKED"
 def with_outcomes(
     traces: Sequence[tuple[int, RecordTrace]], failed: pa.Table
 ) -> tuple[RecordTrace, ...]:
-    """Return traces with what became of their records, failures first, and not too many.
+    """Return traces with the outcomes of their records, failures first, 200 at most.
 
     Parameters
     ----------
     traces : sequence of (int, RecordTrace)
-        By root.
+        Pairs of a root and its trace.
     failed : pyarrow.Table
-        ``root_id, spout, reason`` of all that are not ACKED.
+        ``root_id, spout, reason`` of all records that are not ACKED.
     """
     if not traces:
         return ()
-    # Of all that failed, which may be a million, those that are traced.
+    # Keep only the traced ones of the failures, which may be a million.
     roots = pa.array([root for root, _ in traces], pa.int64())
     failed = failed.filter(pc.is_in(failed["root_id"], value_set=roots))
     reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))

@@ -1,9 +1,9 @@
-"""The figures of a query: the progress of each micro-batch, and the books since it began.
+"""The figures of a query: the progress of each micro-batch, and the counts since it began.
 
-A record of the books is in one of three places, always: it was ACKED, it waits for a retry, or it
-is DEAD.  ``records + replayed == acked + waiting + dead`` for every tracked spout, at the end of
-each micro-batch.  A dead letter that is sent again is a new record, among ``replayed``; it is
-``resolved`` when that was ACKED, and among ``acked`` as well.
+A record is always counted in one of three places: it was ACKED, it waits for a retry, or it is
+DEAD.  ``records + replayed == acked + waiting + dead`` holds for every tracked spout, at the end of
+each micro-batch.  A dead letter that is sent again counts as a new record, in ``replayed``.  When
+it is ACKED, it counts in ``resolved`` and in ``acked``.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ackcore")
 
-#: Calls that raised, of one bolt in one micro-batch, from which on a warning says so.
+#: A warning is logged if more calls of one bolt than this raise in one micro-batch.
 MANY_CALLS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The records of one spout.
+    """The counts of one spout's records.
 
     Parameters
     ----------
     records : int
-        Read from the source.
+        Records read from the source.
     replayed : int
         Dead letters sent again by `replay`.
     acked, dead : int
-        Decided so; a replayed record is dead twice if it dies again.
+        Records that are ACKED or DEAD; a replayed record that dies again counts twice as dead.
     waiting : int
-        For a retry, at the end of the last micro-batch.
+        Records that wait for a retry at the end of the last micro-batch.
     retried : int
-        Executions beyond each record's first, those that did not count as well.
+        Executions beyond each record's first, including those that are no attempt.
     resolved : int
-        Of the replayed: ACKED.
+        Replayed records that are ACKED.
     """
 
     records: int = 0
@@ -58,20 +58,20 @@ class Account:
 
     @property
     def balanced(self) -> bool:
-        """Whether each record is in its place."""
+        """Whether ``records + replayed == acked + waiting + dead``."""
         return self.records + self.replayed == self.acked + self.waiting + self.dead
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Everything since the checkpoint was made: what a query has done with its records.
+    """The counts of a query's records since its checkpoint was made.
 
     Parameters
     ----------
     batches : int
         Micro-batches done.
     spouts : mapping from str to Account
-        Each tracked spout's records.
+        The account of each tracked spout.
     """
 
     batches: int = 0
@@ -121,7 +121,7 @@ class Books:
         return all(account.balanced for account in self.spouts.values())
 
     def after(self, changes: Mapping[str, Account]) -> Books:
-        """Return the books after one more micro-batch; its ``waiting`` replaces what was."""
+        """Return the counts after one more micro-batch; its ``waiting`` replaces the old one."""
         spouts = dict(self.spouts)
         for name, change in changes.items():
             before = spouts.get(name, Account())
@@ -133,7 +133,7 @@ class Books:
         return Books(self.batches + 1, spouts)
 
     def corrected(self, changes: Mapping[str, Account]) -> Books:
-        """Return the books of the same micro-batch with what became of some records changed."""
+        """Return the counts of the same micro-batch with the outcomes of some records changed."""
         changed = {
             name: replace(change, waiting=self.spouts[name].waiting)
             for name, change in changes.items()
@@ -141,7 +141,7 @@ class Books:
         return replace(self.after(changed), batches=self.batches)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the books as a checkpoint keeps them."""
+        """Return the counts in the form that a checkpoint stores."""
         return {
             "batches": self.batches,
             "spouts": {name: asdict(account) for name, account in self.spouts.items()},
@@ -149,7 +149,7 @@ class Books:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Books:
-        """Return the books that a checkpoint kept; none at all are those of the beginning."""
+        """Return the counts from a checkpoint; an empty mapping gives the initial counts."""
         spouts = found.get("spouts", {})
         return cls(
             found.get("batches", 0),
@@ -173,40 +173,41 @@ class Progress:
     Parameters
     ----------
     batch_id : int
-        Its number.
+        The micro-batch's number.
     records : int
         New records of tracked spouts.
     acked, failed : int
-        Executions that ended so; together the new and the retried records.
+        Executions that were ACKED or failed; together the new and the retried records.
     uncounted : int
-        Of the failed ones: those that were no attempt (`ackcore.topology.Unavailable`).
+        Failed executions that were no attempt (`ackcore.topology.Unavailable`).
     retried, replayed : int
-        Records that were executed again, after a failure or out of the dead letters.
+        Records that were executed again, after a failure or from the dead letters.
     dead : int
-        Records that went to the dead letters: of the failed ones.
+        Failed records that went to the dead letters.
     waiting : int
-        Records that wait for a retry when it ends.
+        Records that wait for a retry at the end of the micro-batch.
     oldest_ms : int
-        For how long the oldest of them has been known; 0 without any.
+        Time since the oldest waiting record was first seen; 0 if no record waits.
     latency_ms : Percentiles
-        Of the acked records: from the plan of their first micro-batch until the sinks had them.
+        Latency of the acked records: from the plan of their first micro-batch until the sinks had
+        them.
     duration_ms, records_per_s : float
-        How long it took from plan to mark, and executions in a second of that.
+        Time from plan to mark, and executions per second of it.
     runs : int
-        How often it was run; more than 1 if a run died or its parts did not agree.
+        Number of runs; more than 1 if a run died or its results did not agree.
     steps_ms : mapping from str to float
-        What the steps of the protocol took; steps done before a restart are missing.
+        Durations of the protocol's steps; steps done before a restart are missing.
     breaker_trips : int
-        How often a circuit breaker opened, in all tasks, in the run that was accepted.
+        Number of times that a circuit breaker opened, in all tasks of the accepted run.
     emitted : mapping from str to mapping from str to int
-        In that run, how many tuples each component emitted to each of its streams that is read,
-        those of calls included that were repeated for parts of a batch.
+        Tuples that each component emitted to each of its streams that is read, in the accepted
+        run. Calls that were repeated for parts of a batch count too.
     lag : mapping from str to int
-        By spout that reads Kafka: offsets from what its group was told to be done up to the end of
-        each partition, as it was when the micro-batch was planned.
+        By spout that reads Kafka: offsets from the last position reported to its group as done to
+        the end of each partition, which was read when the micro-batch was planned.
     traces : tuple of RecordTrace
-        The way of those records that the setting ``trace_per_million`` chose: 200 at most, those
-        that failed first.
+        Traces of the records that the setting ``trace_per_million`` chose: 200 at most, those of
+        failed records first.
     """
 
     batch_id: int
@@ -232,7 +233,7 @@ class Progress:
     def __str__(self) -> str:
         replayed = f", {self.replayed} replayed" if self.replayed else ""
         p50, p95, p99 = (f"{ms:.0f}" for ms in astuple(self.latency_ms))
-        # Of none that was ACKED there is no latency, and 0 ms would be a quick one.
+        # If no record was ACKED there is no latency: 0 ms would look fast.
         took = f"latency {p50}/{p95}/{p99} ms, " if self.acked else ""
         oldest = f" (oldest {self.oldest_ms / 1000:.1f} s)" if self.waiting else ""
         free = f" ({self.uncounted} not counted)" if self.uncounted else ""
@@ -253,7 +254,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Progress:
-        """Read what `to_json` returned; other entries of the mapping are passed over."""
+        """Read the result of `to_json`; other entries of the mapping are ignored."""
         known = {each.name: found[each.name] for each in fields(cls)}
         latency, traces = (
             Percentiles(**found["latency_ms"]),
@@ -262,7 +263,7 @@ class Progress:
         return cls(**{**known, "latency_ms": latency, "traces": traces})
 
     def log(self) -> None:
-        """Write the one line of a micro-batch to the logger ``ackcore``."""
+        """Log one line about the micro-batch to the logger ``ackcore``."""
         _log.info("%s", self)
 
 
@@ -272,7 +273,7 @@ def percentiles(groups: Iterable[tuple[float, int]], values: npt.ArrayLike = ())
     Parameters
     ----------
     groups : iterable of (float, int)
-        Values, and how often each occurs: no array is made of a million equal ones.
+        Pairs of a value and its frequency, so that a million equal values need no array.
     values : array_like of float, default ()
         Further values that occur once each.
 
@@ -290,32 +291,32 @@ def percentiles(groups: Iterable[tuple[float, int]], values: npt.ArrayLike = ())
     order = np.argsort(found, kind="stable")
     ranks = np.cumsum(counts[order])
     total = int(ranks[-1])
-    # Nearest rank: the least value that at least so many percent do not exceed.
+    # Nearest rank: the least value with at least this percentage at or below it.
     wanted = [-(-total * percent // 100) for percent in (50, 95, 99)]
     places = np.searchsorted(ranks, wanted)
     return Percentiles(*found[order][places].tolist())
 
 
 class Stopwatch:
-    """Milliseconds by step; a step taken twice counts with both."""
+    """Milliseconds by step; the times of a repeated step are added."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
         self.laps: dict[str, float] = {}
 
     def lap(self, name: str) -> None:
-        """Count the time since the last lap as that of a step."""
+        """Add the time since the last lap to a step."""
         now = time.perf_counter()
         self.laps[name] = self.laps.get(name, 0.0) + 1000 * (now - self._last)
         self._last = now
 
     def seconds(self) -> float:
-        """Return the time since it was made."""
+        """Return the seconds since the stopwatch was made."""
         return max(time.perf_counter() - self._start, 1e-9)
 
 
 def warn_of_failures(number: int, ran: RunResult) -> None:
-    """Say what no dead letter will: untracked failures, and bolts that raise in many calls."""
+    """Log failures without a dead letter: untracked tuples, and bolts that raise in many calls."""
     if ran.untracked_failures:
         _log.warning(
             "micro-batch %d: %d untracked tuples failed; they are gone",

@@ -20,14 +20,14 @@ from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_re
 from ackcore.topology.parts import Sink
 from ackcore.topology.tuples import Reason
 
-#: Calls with a part of a batch that fail in a row, from which on a sink counts as out.
+#: The number of consecutive failed calls after which a sink counts as down.
 _HOPELESS = 64
-#: How often a row that failed by itself must fail once more before it is refused.
+#: The number of further failures before a row that failed by itself is refused.
 _TRIED_AGAIN = 2
 
 
 def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted:
-    """Return the rows of a micro-batch for a sink, without those that it has refused."""
+    """Return a micro-batch's rows for a sink, without those that it has refused."""
     if not refusals:
         return accepted
     rows = pa.concat_tables([one.rows for one in refusals])
@@ -47,12 +47,12 @@ def refused_rows(rejects: SinkRejects, accepted: Accepted) -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        `REFUSED`, a row once.
+        The refused rows in `REFUSED`, each once.
 
     Raises
     ------
     InvalidRejects
-        If it names what it was not given: such a row would be neither written nor dead.
+        If the sink names rows that it was not given: they would be neither written nor dead.
     """
     found, at = _by_places(rejects, accepted) if rejects.places else _by_values(rejects, accepted)
     texts = pa.array([_reason(accepted.sink, one) for one in rejects.reasons], pa.string())
@@ -66,7 +66,7 @@ def _reason(sink: str, said: str | BaseException) -> str:
 
 
 def _by_places(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
-    """Return the rows, and for each which of the rows in `rejects` it is."""
+    """Return the refused rows, and for each its index in ``rejects``."""
     assert rejects.places is not None
     files, places = rejects.places
     found, reasons = [_NONE], [np.empty(0, np.int64)]
@@ -138,7 +138,7 @@ def _hashes(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Int64s:
 
 
 def _rows(file: int, places: Int64s, batch: pa.RecordBatch) -> pa.Table:
-    """Return rows of a file as `REFUSED` without reasons."""
+    """Return rows of a file in the columns of `REFUSED`, without reasons."""
     roots = batch.column(len(batch.schema) - 1)
     if not pa.types.is_list(roots.type):
         offsets = np.concatenate([[0], np.cumsum(roots.is_valid().to_numpy(False))])
@@ -152,9 +152,9 @@ _NONE = pa.schema([REFUSED.field(i) for i in range(3)]).empty_table()
 
 
 def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Table:
-    """Return the roots of refused rows as `FAILED`, each with the first reason on record.
+    """Return the roots of refused rows in `FAILED`, each with the first reason on record.
 
-    Of several spouts it is not known whose a root is.
+    If there are several spouts, the spout of a root is unknown, and null.
     """
     rows = pa.concat_tables([one.rows for one in refusals])
     roots = pc.list_flatten(rows["roots"]).to_numpy()
@@ -168,19 +168,19 @@ def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Tabl
 
 
 def unanchored(refusals: Sequence[Refusal]) -> int:
-    """Return how many refused rows hang from no record."""
+    """Return the number of refused rows without a root, which belong to no record."""
     lengths = [pc.list_value_length(one.rows["roots"]) for one in refusals]
     return sum(pc.sum(pc.equal(each, 0)).as_py() or 0 for each in lengths)
 
 
 # ------------------------------------------------------------------------------------- isolation
 
-#: Calls a sink; returns what it raised, or None.  It may raise what ends the query.
+#: Calls a sink; returns its error, or None.  May raise an error that ends the query.
 Probe = Callable[[Accepted], BaseException | None]
 
 
 def blames_a_row(sink: Sink, error: BaseException) -> bool:
-    """Whether an error, raised here or in a worker, is one over which a batch is bisected."""
+    """Return whether the sink's batch is bisected after this error, raised here or in a worker."""
     if isinstance(error, sink.isolate):
         return True
     return any(re.search(rf"\b{kind.__name__}\b", str(error)) for kind in sink.isolate)
@@ -189,39 +189,39 @@ def blames_a_row(sink: Sink, error: BaseException) -> bool:
 def isolate(
     sink: Sink, accepted: Accepted, error: BaseException, probe: Probe
 ) -> SinkRejects | None:
-    """Bisect a batch that a sink raises over to the rows that it raises over by themselves.
+    """Bisect a batch for which a sink raises, down to the single rows for which it raises.
 
     Parameters
     ----------
     sink : Sink
-        With the errors that may be a row's fault.
+        The sink, with the errors that a row may cause.
     accepted : Accepted
         The batch.
     error : BaseException
-        What it raised over the whole.
+        The error that the sink raised for the whole batch.
     probe : callable
-        Calls the sink with a part of it.
+        Calls the sink with a part of the batch; returns its error, or None.
 
     Returns
     -------
     SinkRejects or None
-        None if nothing is known: the sink is out, or rows fail only together.
+        None if no row is certain: the sink is down, or rows fail only together.
 
     Raises
     ------
     TooManyRefused
-        If that are more rows than the sink's `max_refused`.
+        If more rows fail than the sink's `max_refused`.
     """
     files, places = _all_places(accepted)
     found: list[int] = []
-    first: BaseException | None = None  # what the first of them raised
+    first: BaseException | None = None  # the error of the first found row
     failed_in_a_row = 0
-    witness: tuple[int, int] | None = None  # the shortest part that went in
+    witness: tuple[int, int] | None = None  # the shortest part that the sink took
 
     def is_up() -> bool:
         return witness is None or probe(_part(accepted, files, places, *witness)) is None
 
-    parts = [(0, len(files), error)]  # each of them fails, by this error
+    parts = [(0, len(files), error)]  # parts that fail, with their errors
     while parts:
         low, high, error = parts.pop()
         if high - low == 1:
@@ -242,7 +242,7 @@ def isolate(
                     failed_in_a_row >= _HOPELESS and not sink.isolate_alone
                 ):
                     return None
-                # Without its frames, which hold this part of the batch.
+                # Without the traceback, which keeps this part of the batch in memory.
                 bad.append((*half, said.with_traceback(None)))
             parts += reversed(bad)
         if len(found) > sink.max_refused and (witness is not None or sink.isolate_alone):
@@ -259,8 +259,8 @@ def isolate(
     if witness is None and not sink.isolate_alone:
         return None
 
-    # A failure of a row may be the network's: each fails once more, amid others that go in, and
-    # behind all of them, and others that do, once more.
+    # The network may have caused a row's failure.  So each row is called twice more: two
+    # rounds over all rows.  In between and at the end, a part that the sink took must succeed.
     rows = sorted(found)
     for _ in range(_TRIED_AGAIN):
         failing: list[int] = []
@@ -274,7 +274,7 @@ def isolate(
             if not blames_a_row(sink, said):
                 return None
             failing.append(row)
-            errors.append(said.with_traceback(None))  # whose frames hold this part of the batch
+            errors.append(said.with_traceback(None))  # the traceback keeps this part in memory
         rows = failing
     if not rows or not is_up():
         return None
@@ -282,7 +282,7 @@ def isolate(
 
 
 def _all_places(accepted: Accepted) -> tuple[Int32s, Int64s]:
-    """Return the file and the place of each row that counts: 12 bytes a row, and no values."""
+    """Return the file and the place of each row that counts, without values: 12 bytes per row."""
     files, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     for i, file in enumerate(accepted.files):
         for _, there in read_with_roots(file, accepted.nonacked):
@@ -292,13 +292,13 @@ def _all_places(accepted: Accepted) -> tuple[Int32s, Int64s]:
 
 
 def _part(accepted: Accepted, files: Int32s, places: Int64s, low: int, high: int) -> Accepted:
-    """Return some of the rows, by their numbers among all: of each file those between two places.
+    """Return the rows from number ``low`` to ``high`` of all, as one range of places per file.
 
-    However many they are, it takes but a few bytes: it goes along with every call, to tasks, too.
+    The ranges take few bytes for any number of rows: they are sent with every call, to tasks, too.
     """
     kept = []
     for i in np.unique(files[low:high]).tolist():
-        # Rows of a file follow each other, and their places rise.
+        # Rows of a file are consecutive, and their places increase.
         first, last = np.searchsorted(files, [i, i + 1])
         start, stop = places[max(low, first)], places[min(high, last) - 1] + 1
         kept.append(accepted.files[i]._replace(within=(int(start), int(stop))))

@@ -1,7 +1,7 @@
 """Run and check: a planned micro-batch is run until a run of it is accepted.
 
-A run that crashed is counted in the plan, and which records may have caused it; one whose parts do
-not agree, or whose files are damaged, leaves nothing.  From the first crash that is one too many
+After a crash, the plan gets one more crash and the records that may have caused it.  A run with
+results that do not agree, or with damaged files, changes nothing.  After ``careful_after`` crashes
 the runs are *careful*: they read a snapshot of the new rows, so that root ids name the same records
 in each of them.
 """
@@ -70,25 +70,25 @@ from ackcore.topology.stage_layout import Layout
 
 _log = logging.getLogger("ackcore")
 
-#: The pause before a micro-batch is run again, and where its doubling ends.
+#: The first pause before a micro-batch is run again, and the longest; it doubles in between.
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
 
 class Runs:
-    """Runs micro-batches.
+    """The runs of micro-batches.
 
     Parameters
     ----------
     topology : Topology
-        What runs.
+        The topology to run.
     spark : SparkSession or None
-        Where; None if the jobs need none.
+        The session; None if the jobs need none.
     state : State
         The open checkpoint.
     pause : callable
-        Waits for so many seconds; returns whether to stop.
+        Waits for a number of seconds; returns whether to stop.
     jobs : Jobs
-        What runs on Spark.
+        The Spark jobs.
     clock : callable
         Returns milliseconds since 1970.
     """
@@ -109,11 +109,11 @@ class Runs:
         self._pause = pause
         self._jobs = jobs
         self._clock = clock
-        #: By spout that is ordered, the columns of its key.
+        #: By ordered spout, the columns of its key.
         self.ordered_by = {
             name: spout.ordered_by for name, spout in topology.spouts.items() if spout.ordered_by
         }
-        #: The tracked ones.
+        #: The tracked spouts.
         self.spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
 
     def accepted(
@@ -130,38 +130,38 @@ class Runs:
         Parameters
         ----------
         plan : Plan
-            On record; each crash is added to it there.
+            The recorded plan; each crash is added to the record.
         inputs : sequence of InputFrame
-            The new rows, but for those that the plan names.
+            The new rows, except those that the plan names.
         watch : Stopwatch
-            Gets the times of run and check.
+            Receives the times of run and check.
         offsets : PlannedRows, optional
-            Those that the plan names.
+            The rows that the plan names.
         is_new : bool, default True
             Whether the plan was made just now.
 
         Returns
         -------
         BatchOutcome
-            What follows from the run that was accepted.
+            The outcome of the accepted run.
         int
-            How many runs it took.
+            The number of runs.
 
         Raises
         ------
         RunFailed, RunCancelled, StateError, Stopped, KeyboardInterrupt
-            As `Engine.process`.
+            See `Engine.process`.
         """
         in_vain, handled = 0, sys.exception()
         wrong: str | None = None  # Spark's name of the last run's error about a value
-        # Suspects of this driver's runs are of rows that come alike, those on record of a snapshot.
+        # This driver's suspects refer to rows read alike, recorded suspects to a snapshot.
         on_record = bool(plan.suspects or plan.rejected)
         outage: Outage | None = None
         for runs in count(1):
             if offsets is not None and (runs > 1 or not is_new):
                 mended = self._mended(plan, inputs, offsets)
                 if mended is not plan:
-                    # What is left of them may well run.
+                    # The remaining rows may run without a crash.
                     plan, in_vain, on_record = mended, 0, False
             new = inputs if offsets is None else [*inputs, *offsets.inputs(plan)]
             work = self._state.runs.new(plan.number)
@@ -191,7 +191,7 @@ class Runs:
                 else:
                     plan = self._after_crash(plan, work, error)
                     self._state.write_plan(plan)
-                # To know more of which records crash is progress: there may be more of them.
+                # Progress in finding crashing records resets the count: there may be more of them.
                 in_vain = 0 if isolation_progress(plan) > known else in_vain + 1
                 if in_vain >= self._topology.settings.run_attempts:
                     raise given_up(plan, runs, error) from error
@@ -204,7 +204,7 @@ class Runs:
     def _outlast(
         self, outage: Outage, unread: str, plan: Plan, runs: int, error: Exception
     ) -> None:
-        """Wait until planned rows can be read; raise what ends that."""
+        """Wait until planned rows can be read; raise if they stay missing or the query stops."""
         try:
             stops = self._pause(0) or outage.wait(plan, unread)
         except RowsMissing as missing:
@@ -215,7 +215,7 @@ class Runs:
     def _may_run_again(
         self, plan: Plan, runs: int, error: Exception, handled: BaseException | None
     ) -> Exception | None:
-        """Raise what another run would not mend; return the damage to a file that a run met."""
+        """Raise if another run cannot succeed; return the file damage that the run met, or None."""
         if self._pause(0):
             raise stopped(plan) from error
         damage = damage_in(error)
@@ -229,21 +229,21 @@ class Runs:
             "start again on the same checkpoint to go on",
         )
         if isinstance(error, ResultsTooLarge):
-            # No record's fault: the next start must not count a crash.
+            # No record caused this: the next start must not count a crash.
             self._state.write_plan(replace(plan, interrupted=True))
         if damage is None and not worth_another_run(error):
             raise given_up(plan, runs, error) from error
         return damage
 
     def _mended(self, plan: Plan, inputs: Sequence[InputFrame], offsets: PlannedRows) -> Plan:
-        """Leave out of a plan what is not there any more, unless there is a snapshot of it."""
+        """Return the plan without lost rows; the same plan if none is lost or it has a snapshot."""
         directory = self._state.runs.snapshot(plan.number)
         rows = [*inputs, *offsets.inputs(plan)]
         if plan.careful and self._jobs.load_snapshot(rows, directory) is not None:
             return plan
         mended = offsets.mended(plan)
         if mended is not plan:
-            remove_all(directory)  # it would be of other rows
+            remove_all(directory)  # it holds other rows than the new plan
             self._state.write_plan(mended)
         return mended
 
@@ -254,12 +254,12 @@ class Runs:
         on_record: bool,
         offsets: PlannedRows | None,
     ) -> tuple[Plan, Sequence[InputFrame]]:
-        """Have all runs from now on read the same rows, so that root ids name the same records."""
+        """Load or write a snapshot for all further runs, so that root ids name the same records."""
         directory = self._state.runs.snapshot(plan.number)
         rows = self._jobs.load_snapshot(inputs, directory)
         if rows is None:
             if on_record and (plan.suspects or plan.rejected):
-                # The rows that these are of were taken away.
+                # The snapshot that the suspects refer to is gone.
                 plan = plan.without_suspects()
                 self._state.write_plan(plan)
             epoch = self._state.records.epoch
@@ -281,7 +281,7 @@ class Runs:
         named = () if failed is None else failed.at_levels(self._layout.depth)
         markers = crashed(work, named=named)
         if not plan.careful:
-            # Only a record that was alone in flight is certain; for more, runs have to be careful.
+            # Only a record alone in flight is certain; careful runs are needed for others.
             markers = [
                 one if one.kind == ALONE else replace(one, roots=frozenset()) for one in markers
             ]
@@ -291,7 +291,7 @@ class Runs:
     def _run_once(
         self, plan: Plan, inputs: Sequence[InputFrame], work: Place, watch: Stopwatch
     ) -> BatchOutcome:
-        """Run, check, and decide by what the run left."""
+        """Run, check, and decide from the results of the run."""
         retries, run_plan = self._run_plan(plan, work)
         with crashes_logged(work, plan.number):
             ran = interruptible(
@@ -352,7 +352,7 @@ class Runs:
         )
 
     def _run_plan(self, plan: Plan, work: Place) -> tuple[Retries, RunPlan]:
-        """Return what is due, and what is run, which has that in files of a directory."""
+        """Return the retries, and the plan of a run, with the due records in files."""
         retries = self._state.split_due(plan)
         blocked: Mapping[str, Int64s] = {}
         if self.ordered_by:
@@ -372,7 +372,7 @@ class Runs:
         )
 
     def _rules_in_run(self, plan: Plan) -> Rules | None:
-        """Return by what tasks judge what fails; None where more is to be known than they know."""
+        """Return the rules by which tasks judge failures; None if tasks lack information."""
         if self.ordered_by or plan.careful or plan.rejected:
             return None
         return rules_of(plan, self._topology.settings, plan.now_ms)
@@ -385,18 +385,18 @@ class Runs:
         failed: pa.Table,
         offsets: PlannedRows | None,
     ) -> FailedRows:
-        """Judge records of the run that a decision accepted, this driver's or a former one's.
+        """Judge records of the run that a decision accepted, made by this driver or a former one.
 
         Parameters
         ----------
         plan : Plan
-            Of the micro-batch, as it is on record.
+            The recorded plan of the micro-batch.
         decision : BatchDecision
-            On record, and not marked.
+            The recorded decision, not marked yet.
         inputs, offsets
-            As `accepted` has them.
+            See `accepted`.
         failed : pyarrow.Table
-            `FAILED`: the records' roots.
+            The roots of the records, in `FAILED`.
 
         Returns
         -------
@@ -406,9 +406,9 @@ class Runs:
         Raises
         ------
         CheckpointForeign
-            If other spouts are ordered now: what was due has other places.
+            If ``ordered_by`` has changed: the due records had other places then.
         Disagreement, RuntimeError
-            If they are not there any more.
+            If the records cannot be found any more.
         """
         if plan.ordered_by != self.ordered_by:
             raise CheckpointForeign(
@@ -440,7 +440,7 @@ class Runs:
         *of: P.args,
         **by_name: P.kwargs,
     ) -> R:
-        """Start a job about a run that was accepted."""
+        """Start a job about an accepted run."""
 
         def start() -> R:
             setup = self._jobs.setup(self._topology, self._layout, inputs, run_plan, ran.spilled)
@@ -450,9 +450,9 @@ class Runs:
 
 
 def _check_same_rows(plan: Plan, offsets: PlannedRows | None) -> None:
-    """Raise `Disagreement` if what was read may not be what was planned.
+    """Raise `Disagreement` if the rows that were read may differ from the planned rows.
 
-    Called after the last reading: what is in its place now was so at each one before, or is not.
+    Called after the last reading: rows that are in place now were in place at each earlier reading.
     """
     replaced = None if offsets is None else offsets.replaced(plan)
     if replaced is not None:
@@ -460,11 +460,11 @@ def _check_same_rows(plan: Plan, offsets: PlannedRows | None) -> None:
 
 
 def _write_retries(retries: Retries, work: Place) -> dict[str, RowFile]:
-    """Leave the rows that are due where the spout stages of a run read them."""
+    """Write the due rows to files, from which the spout stages of a run read them."""
     files = {}
     for spout, table in retries.due.items():
         directory = os.path.join(work, "retries", spout)
-        # Not synced: it is written again whenever the micro-batch is run again.
+        # Not synced: each run of the micro-batch writes it again.
         file = RowFileWriter(directory, table.schema, 0, 0, synced=False)
         for batch in rebatched(table.to_batches(), len(table), CHUNK_BYTES):
             file.write(batch)

@@ -1,15 +1,16 @@
-"""Crashing records: which of those in flight crash their process, concluded from runs that failed.
+"""Crashing records: the records that crash their process, found from runs that failed.
 
-Tasks isolate such a record by themselves where Spark tries them again (`isolation`).  For the runs
-to come the driver concludes the same from the in-flight markers of the attempts that crashed:
+Tasks isolate such a record by themselves where Spark tries them again (`isolation`).  For the next
+runs, the driver does the same with the in-flight markers of the attempts that crashed:
 
-1. all roots that were in flight become suspects, beside those of before, and run one at a time;
-2. when a suspect was alone in flight as an attempt crashed, those that never were are cleared;
-3. when it was alone a second time it is rejected: not run any more, and decided DEAD.
+1. all roots that were in flight become suspects, beside the earlier ones, and run one at a time;
+2. when an attempt crashed with a suspect alone in flight, suspects that never were alone are
+   cleared;
+3. when the suspect was alone a second time, it is rejected: not run any more, and decided DEAD.
 
-So a record that was alone once stays a suspect, though other tasks die faster.
+So a record that was alone once stays a suspect, even if other tasks die faster.
 
-Twice, since a process may also be killed from outside, with any record in flight.
+It takes two crashes, since a process may also be killed from outside, with any record in flight.
 """
 
 from __future__ import annotations
@@ -33,55 +34,58 @@ from ackcore.topology.tuples import Reason
 
 _log = logging.getLogger("ackcore")
 
-#: How often to look for attempts that crashed while a run is under way.
+#: Seconds between two searches for crashed attempts during a run.
 _LOOK_S = 0.5
 
 _LOST = re.compile(r"most recent failure: Lost task (\d+)\.\d+ in stage \S+ \(TID (\d+)\)")
 
 
 class FailedAttempt(NamedTuple):
-    """The task attempt that a job gave up at: its place in its stage, and Spark's number of it."""
+    """The task attempt at which a job gave up: its place in its stage, and Spark's number of it."""
 
     place: int
     id: int
 
     def at_levels(self, depth: int) -> list[TaskAttempt]:
-        """Return what it may be, of which Spark does not tell the level.
+        """Return the possible task attempts, one per level, as Spark does not report the level.
 
-        Its place is its partition, unless Spark had only some of a stage's tasks run again.
+        The place is the partition, unless Spark ran only some of a stage's tasks again.
         """
         return [TaskAttempt(level, self.place, self.id) for level in range(1, depth + 1)]
 
 
 def failed_attempt(error: BaseException) -> FailedAttempt | None:
-    """Return the task attempt that a job gave up at, None if it is not named."""
+    """Return the task attempt at which a job gave up, or None if the error does not name it."""
     found = _LOST.search(str(error))
     return None if found is None else FailedAttempt(int(found[1]), int(found[2]))
 
 
 def careful_if_needed(plan: Plan, careful_after: int) -> Plan:
-    """Return a plan that is careful after so many crashes, or if anything was concluded of any."""
+    """Return the plan, careful after ``careful_after`` crashes or with suspects.
+
+    Rejected roots make the plan careful, too.
+    """
     concluded = bool(plan.suspects or plan.rejected)
     return replace(plan, careful=plan.crashes >= careful_after or concluded)
 
 
 def count_crash(plan: Plan, careful_after: int) -> Plan:
-    """Return a plan with one more crash."""
+    """Return the plan with one more crash."""
     return careful_if_needed(replace(plan, crashes=plan.crashes + 1), careful_after)
 
 
 def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) -> Plan:
-    """Return the plan with the suspects and the rejected that follow from a run that failed.
+    """Return the plan with the suspects and the rejected roots that follow from a failed run.
 
     Parameters
     ----------
     plan : Plan
-        Of the run.
+        The plan of the run.
     markers : sequence of Marker
-        Of the attempts that crashed, in the order of tasks and attempts.
+        The markers of the attempts that crashed, in the order of tasks and attempts.
     attempt : int or None
-        The ``id`` of `failed_attempt`, at which the run was given up.  The last attempts at other
-        tasks were cancelled with it, and their processes may have been killed for that.
+        The ``id`` of `failed_attempt`, at which Spark gave up the run.  Spark cancelled the last
+        attempts at other tasks with it, and may have killed their processes for that.
     """
     last = {marker.attempt.task: marker for marker in markers}
     told = any(marker.attempt.id == attempt for marker in last.values())
@@ -91,12 +95,12 @@ def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) 
             unsure.append(marker)
         else:
             plan = _after(plan, [marker])
-    # Nothing may tell whose process crashed first; then all of the last ones are looked at.
+    # If the attempt that crashed first is unknown, all last attempts are examined.
     return plan if told else _after(plan, unsure)
 
 
 def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
-    """Return what follows when one of these attempts crashed, or when the only one did."""
+    """Return the plan after one of these attempts crashed; with several, it is unknown which."""
     known = frozenset(plan.rejected)
     left = {marker.roots - known for marker in markers}
     in_flight = [roots for roots in left if roots]
@@ -111,12 +115,12 @@ def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
     times.update(dict.fromkeys(alone, 1))
     rejected = [root for root in alone if times[root] > ALONE_ENOUGH]
     rest = [root for root in alone if root not in rejected]
-    # Each counts as a suspect, and for having been alone; so do those of earlier runs.
+    # Each root counts once as a suspect, and once for each time alone, also in earlier runs.
     counts = {root: n for root, n in times.items() if n > 1 and root not in {*alone, *known}}
     counts |= {root: max(times[root], 2) for root in rest}
     suspects = [root for root, n in counts.items() for _ in range(n)]
     if len(in_flight) > 1:
-        # One of them did it, and which is unknown: they stay suspects, and are tried again.
+        # It is unknown which of them crashed: all stay suspects, and are tried again.
         suspects += rejected
     reasons = {
         str(root): marker.timed_out.encode()
@@ -133,10 +137,10 @@ def _after(plan: Plan, markers: Sequence[Marker]) -> Plan:
 
 
 def rejections(plan: Plan) -> dict[int, Reason]:
-    """Return the roots that are not run, and why: finally, unless others may have done it.
+    """Return the roots that are not run, with reasons: final if no other root may be the cause.
 
-    A root that is still a suspect was not alone when an attempt crashed: it is tried again, in
-    a later micro-batch and perhaps beside others.
+    A root that is still a suspect is not certain to be the cause: other attempts crashed at the
+    same time.  It is tried again, in a later micro-batch and perhaps beside others.
     """
     reasons = {}
     for root in plan.rejected:
@@ -147,26 +151,26 @@ def rejections(plan: Plan) -> dict[int, Reason]:
 
 
 def isolation_progress(plan: Plan) -> int:
-    """Return how much is known of which records crash; it grows with each that was alone."""
+    """Return a measure of the search for crashing records; it grows with each that was alone."""
     alone = sum(n - 1 for n in Counter(plan.suspects).values())
     return len(plan.rejected) * (ALONE_ENOUGH + 1) + alone
 
 
 def _held_back(plan: Plan) -> list[int]:
-    """Rejected roots that are suspects still."""
+    """Return the rejected roots that are still suspects."""
     return sorted(set(plan.rejected) & set(plan.suspects))
 
 
 @contextmanager
 def crashes_logged(work: Place, number: int) -> Iterator[None]:
-    """Log each attempt that crashes, as it happens, while a run is under way.
+    """Log each attempt that crashes, as it happens, during a run.
 
     Parameters
     ----------
     work : path
         The run's directory.
     number : int
-        The micro-batch.
+        The micro-batch's number.
     """
     seen: set[TaskAttempt] = set()
     over = threading.Event()
@@ -182,7 +186,7 @@ def crashes_logged(work: Place, number: int) -> Iterator[None]:
             look()
 
     if is_bucket(work):
-        # Each look is some trips, and tells only what crashed once nothing runs any more.
+        # Each search takes requests, and is only reliable when nothing runs any more.
         try:
             yield
         except Exception:

@@ -12,7 +12,7 @@ from ackcore.spark.run.types import Obstacle
 
 _log = logging.getLogger("ackcore")
 
-#: The pause between two questions, where its doubling ends, and how often it is said.
+#: The first pause between two checks, the longest, and the seconds between two warnings.
 _PAUSE_MS, _LONGEST_PAUSE_MS, _SAY_S = 500, 5_000, 60.0
 
 
@@ -26,9 +26,9 @@ class Outage:
     Parameters
     ----------
     ask : callable
-        Returns what keeps the rows of a plan from being read.
+        Returns the obstacle to reading the rows of a plan, or None.
     pause : callable
-        Waits for so many seconds; returns whether to stop.
+        Waits for a number of seconds; returns whether to stop.
     clock : callable, optional
         Returns seconds.
     """
@@ -44,23 +44,23 @@ class Outage:
         self._pause = pause
         self._runs = 0
         self._said_at: float | None = None
-        #: Since when something is missing, that is not waited for for ever.
+        #: The time since when rows with a time-out are missing.
         self._missing_since: float | None = None
 
     def wait(self, plan: Plan, said: str) -> bool:
-        """Wait until a run may read them; True if the query is to stop.
+        """Wait until a run may read the planned rows; return True if the query is to stop.
 
         Parameters
         ----------
         plan : Plan
-            Of the micro-batch.
+            The plan of the micro-batch.
         said : str
-            What the run that failed could not read.
+            The error of the failed run: the rows that it could not read.
 
         Raises
         ------
         RowsMissing
-            If they are missing for as long as is waited for that.
+            If the rows are missing for longer than the obstacle's time-out.
         """
         self._runs += 1
         asked = 0
@@ -68,7 +68,7 @@ class Outage:
             obstacle = self._ask(plan)
             self._look_at(plan.number, obstacle, said)
             asked += 1
-            # Where all seems to be there, tasks may still not reach it: not without a pause.
+            # Tasks may not reach rows that the driver can read: always pause.
             waits = capped_doubling(_PAUSE_MS, asked if obstacle else self._runs, _LONGEST_PAUSE_MS)
             if self._pause(waits / 1000):
                 return True

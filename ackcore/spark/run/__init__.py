@@ -1,1 +1,1 @@
-"""One run of a micro-batch: one Spark action, and whether what came of it agrees."""
+"""One run of a micro-batch: one Spark action, and the check that its results agree."""

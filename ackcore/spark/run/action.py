@@ -1,10 +1,10 @@
-"""One run of a micro-batch: a single Spark action, and what became of every record.
+"""One run of a micro-batch: a single Spark action, and the outcome of every record.
 
     new rows  ──┐
-                ├─► stage 1 ═► stage 2 ═► … ═► settle ─► what is not ACKED, counts, trailers, files
+                ├─► stage 1 ═► stage 2 ═► … ═► settle ─► records not ACKED, counts, trailers, files
     due retries ┘   mapInArrow    ═ packed blobs ═
 
-Nothing is decided here, and a run has no side effects outside: it leaves files in its directory,
+Nothing is decided here, and a run has no side effects outside: it writes files in its directory,
 and returns.  It is accepted only if it is internally consistent (`RunResult.problems`); otherwise
 it is run again.
 """
@@ -64,14 +64,14 @@ from ackcore.topology.tuples import Raised, Reason
 def run(
     topology: Topology, layout: Layout, inputs: Sequence[InputFrame], plan: RunPlan
 ) -> RunResult:
-    """Run a micro-batch: one Spark action.
+    """Run a micro-batch in one Spark action.
 
     Raises
     ------
     Exception
-        What Spark raises if the job fails: a worker was killed, an executor lost, too often.
+        If the Spark job fails: a worker was killed or an executor lost too often.
     ResultsTooLarge
-        If so many records failed that Spark does not hand them to the driver.
+        If so many records failed that Spark does not return them to the driver.
     """
     setup = setup_on_spark(topology, layout, inputs, plan)
     spec = setup.spec
@@ -95,7 +95,7 @@ def run(
 
 
 def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
-    """Return the result of a run from what its tasks returned to the driver, in any order."""
+    """Return the result of a run from the blobs that its tasks returned, in any order."""
     reports: list[dict[str, Any]] = []
     receipts: list[TrailerReceipt] = []
     not_acked = _NotAcked(list(setup.sources))
@@ -118,7 +118,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
         elif kind == COUNTED:
             counts = json.loads(blob.to_pybytes())
             acked.update({int(number): count for number, count in counts.items()})
-    # What the blobs were in.
+    # Free the memory of the blobs.
     pa.default_memory_pool().release_unused()
     failed, claims = not_acked.failed(), not_acked.claims()
     result = _summed(setup, reports, failed)
@@ -141,7 +141,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
 
 
 def _counted(failed: pa.Table, judged: FailedRows) -> Counter[str]:
-    """Count the records of each spout that are not ACKED; those judged may be among ``failed``."""
+    """Count each spout's records that are not ACKED; judged records may also be in ``failed``."""
     counted = Counter({name: len(rows) for name, rows in judged.found.items()})
     for one in judged.without(failed)["spout"].value_counts():
         counted[one["values"].as_py()] += one["counts"].as_py()
@@ -149,7 +149,7 @@ def _counted(failed: pa.Table, judged: FailedRows) -> Counter[str]:
 
 
 def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) -> RunResult:
-    """Add up what the tasks reported."""
+    """Add up the tasks' reports."""
     records, retried = Counter[str](), Counter[str]()
     files: list[SinkFile] = []
     spilled: dict[str, list[RowFile]] = {
@@ -185,7 +185,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
 
 
 def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
-    """Put together what tasks tell of traced records."""
+    """Merge the parts of traces that tasks report."""
     steps: dict[int, list[Step]] = defaultdict(list)
     for one in found:
         for root, *step in one["steps"]:
@@ -207,9 +207,9 @@ def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:
 
 
 class _NotAcked:
-    """The roots that tasks report as not ACKED, collected piece by piece as there may be many.
+    """The roots that tasks report as not ACKED, collected in pieces, as there may be many.
 
-    ``stray`` counts roots of no spout.
+    ``stray`` counts the roots that no spout sent.
     """
 
     def __init__(self, spouts: list[str]) -> None:
@@ -219,7 +219,7 @@ class _NotAcked:
         self.stray = 0
 
     def add(self, found: pa.Table) -> None:
-        """Take in some of them, in `NOT_ACKED_SCHEMA`."""
+        """Add roots, in `NOT_ACKED_SCHEMA`."""
         spouts = self._spouts
         if not len(found):
             return
@@ -243,7 +243,7 @@ class _NotAcked:
         """Return the records, in `FAILED`."""
         if not self._failed:
             return FAILED.empty_table()
-        # Not copied where all have the same texts, as when a service is down.
+        # Tables with the same texts are not copied, for example when a service is down.
         return pa.concat_tables(self._failed).unify_dictionaries()
 
     def claims(self) -> dict[str, Int64s]:
@@ -252,7 +252,7 @@ class _NotAcked:
 
 
 def _with_reasons(rows: pa.Table, spouts: list[str]) -> pa.ChunkedArray:
-    """Return why records are not ACKED; for those of which nothing was said, that."""
+    """Return the reasons why records are not ACKED; a missing one is made from the status."""
     reasons = rows["reason"].unify_dictionaries()
     if not reasons.null_count:
         return reasons

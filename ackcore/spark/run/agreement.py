@@ -1,7 +1,7 @@
-"""Whether what the tasks of a run reported is internally consistent.
+"""The check that the tasks' reports of a run are consistent with each other.
 
-Each task must have reported once, each consumer must have received the same trailer of each task
-that sends to it, the files must be there, and as many records must be settled as were sent.
+Each task must have reported once, each consumer must have received the same trailer from each task
+that sends to it, all files must exist, and the settled records must be as many as the sent ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def trailer_problems(
     reports: Sequence[Mapping[str, Any]],
     receipts: Sequence[TrailerReceipt],
 ) -> list[str]:
-    """Return in what the tasks' reports and the trailers that they received do not agree."""
+    """Return the contradictions between the tasks' reports and the trailers that they received."""
     problems = []
     ended: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
     problems += [
@@ -70,7 +70,7 @@ def trailer_problems(
 
 
 def file_problems(files: Iterable[SinkFile], directory: str) -> list[str]:
-    """Return which files that tasks wrote are not there."""
+    """Return a message for each missing file that a task reports as written."""
     return [
         f"the file {one.path} that a task says it wrote is not there"
         for one in files
@@ -84,16 +84,16 @@ def count_problems(
     acked: Mapping[int, int],
     failed: Mapping[str, int],
 ) -> list[str]:
-    """Return which tracked spouts have other records settled than they sent.
+    """Return a message for each tracked spout with different numbers of sent and settled records.
 
     Parameters
     ----------
     sources : iterable of SpoutSpec
-        All of the run.
+        All sources of the run.
     sent, failed : mapping from str to int
-        Records by spout.
+        Numbers of records by spout.
     acked : mapping from int to int
-        The same by the spout's number.
+        Numbers of records by the spout's number.
     """
     problems = []
     for source in sources:

@@ -16,28 +16,28 @@ from ackcore.spark.base.versions import Py4JError, to_arrow
 _TOO_LARGE = re.compile(r"Total size of serialized results .*spark\.driver\.maxResultSize.*")
 
 _UNION = "spark.sql.unionOutputPartitioning"
-#: By session, how many jobs want its unions plain, and what the setting was before the first.
+#: By session, the number of running jobs with plain unions, and the setting before the first.
 _PLAIN: dict[Hashable, tuple[int, str | None]] = {}
 _LOCK = threading.Lock()
 
 
 class ResultsTooLarge(Exception):
-    """Tasks returned more than Spark lets the driver take: so many records failed."""
+    """Tasks returned more than ``spark.driver.maxResultSize``, because so many records failed."""
 
 
 def collected(frame: DataFrame) -> pa.Table:
-    """Run a job, every partition of each side of a union in a task of its own.
+    """Run a job, with every partition of each side of a union in a task of its own.
 
-    Since Spark 4.1 a union of sides that are partitioned alike, as single partitions are, has the
-    first partitions of all sides in one task.  There would then be two spout stages with one
-    number, and two ends of what they send.
+    Since Spark 4.1, a union of sides with equal partitioning, such as single partitions, puts the
+    first partitions of all sides into one task.  Two spout stages would then have one number, and
+    their output would end twice.
 
     Raises
     ------
     ResultsTooLarge
         If the results are larger than ``spark.driver.maxResultSize``.
     Exception
-        What else Spark raises if the job fails.
+        If the job fails for another reason.
     """
     session = frame.sparkSession
     key = session_key(session)

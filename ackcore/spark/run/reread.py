@@ -1,8 +1,8 @@
-"""Reading records of a run again: the payloads of those that failed, message ids that repeat.
+"""Reading records of a run again: the payloads of failed records, and repeated message ids.
 
-Records are read by (partition, place): those that were due from their file, those of a source that
-can be read again by position from it, and those of any other from the input that the spout stage
-wrote as it read them.
+Records are read by (partition, place).  Due records are read from their file.  Records of a source
+that can be read again by position are read from the source, and all others from the input that the
+spout stage wrote while reading.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, read_whole
 from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import SpoutStage
 
-#: The most rows of files in which the driver looks for failed records itself: a job takes longer.
+#: The most rows in files that the driver searches for failed records itself, without a slower job.
 _READ_HERE = 10_000
 
 
@@ -65,18 +65,19 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
     setup : RunSetup
         The setup of the run.
     accepted : RunResult
-        The run.
+        The result of the run.
     failed : pyarrow.Table
-        Their roots and reasons, as in `FAILED`; and `ORDER`, if spouts are ordered.
+        The roots and reasons of the failed records, in `FAILED`; and `ORDER`, if spouts are
+        ordered.
     rules : Rules
         The settings and times that decide whether a record waits.
 
     Raises
     ------
     RuntimeError
-        If a record is not there any more.
+        If a record cannot be found any more.
     ResultsTooLarge
-        If there are so many that Spark does not hand their ids to the driver.
+        If there are so many records that Spark does not return their ids to the driver.
     """
     work = setup.plan.work
     directory = os.path.join(work, "failed")
@@ -107,7 +108,7 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
 
 
 def _by_root(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield rows in the order of their roots, a range of these at a time."""
+    """Yield rows sorted by root, one range of roots at a time."""
     batches = [_in_order(batch) for batch in rows.to_batches()]
     columns = [batch.column("root_id").to_numpy() for batch in batches]
     starts = starts_of_ranges(columns)
@@ -124,7 +125,7 @@ def _in_table(rows: pa.Table) -> pa.Table:
 
 
 def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows in the order of their roots, as they are if that is theirs."""
+    """Return rows sorted by root; the same batch if it is sorted."""
     roots = batch.column("root_id").to_numpy()
     if is_sorted(roots):
         return batch
@@ -132,7 +133,7 @@ def _in_order(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _refuse_lost(ids: Sequence[Int64s], found: Iterable[pa.Table]) -> None:
-    """Raise `RuntimeError` if a record is not there any more."""
+    """Raise `RuntimeError` if a failed record was not found again."""
     pairs = in_ranges(ids, [*_roots_in(found)])
     lost = sum(int((~among(sought, there)).sum()) for sought, there in pairs)
     if lost:
@@ -154,19 +155,19 @@ def find_keys(
     roots: Mapping[str, Int64s],
     keys: Mapping[str, Int64s],
 ) -> dict[str, pa.Table]:
-    """Return records of a run, and new ones that have some keys, in `KEYED`, by spout.
+    """Return the records with given roots and new records with given keys, in `KEYED`, by spout.
 
     Parameters
     ----------
     setup, accepted
-        As `judge` takes them.
+        See `judge`.
     roots, keys : mapping from str to numpy.ndarray of int64
-        Roots, of records that may be another spout's, and hashes of keys, by spout: sorted.
+        Sorted roots, and sorted hashes of keys, by spout. The roots may belong to another spout.
 
     Raises
     ------
     RuntimeError
-        If the rows are not there any more.
+        If the rows cannot be found any more.
     """
     sought = None if keys else [*roots.values()]
     function = partial(pick_keyed, roots=roots, keys=keys)
@@ -180,14 +181,14 @@ def _picked(
     sought: Sequence[Int64s] | None,
     function: Callable[[SourceRecords], pa.RecordBatch],
 ) -> dict[str, pa.Table]:
-    """Return the records of spouts that a function picks; ``sought``, if given, is all of them."""
+    """Return the records that a function picks; ``sought``, if given, has all their roots."""
     reader = partial(Picks, function)
     _, tables = _read_here(setup, _files(setup, accepted, spouts), reader())
     if sought is not None:
         wanted = distinct(*sought)
         missing = ~found_in(wanted, _roots_in(tables))
         sought = [wanted[missing]]
-    # Sources are read again for what is in no file: it takes a job.
+    # Records in no file must be read from their sources, which takes a job.
     if (sought is None or len(*sought)) and not set(spouts) <= accepted.spilled.keys():
         tables += _read_by_tasks(setup, accepted, reader, (), sought)[1]
     found: dict[str, list[pa.Table]] = defaultdict(list)
@@ -197,7 +198,7 @@ def _picked(
 
 
 def _files(setup: RunSetup, accepted: RunResult, spouts: Collection[str]) -> tuple[Slice, ...]:
-    """Return the files with records of spouts: those that were due, and those that were spilled."""
+    """Return the files with due records and with spilled records of these spouts."""
     due = [
         Slice(name, file, 0, len(read_whole(file)) if file.rows is None else file.rows)
         for name, file in setup.plan.retries.items()
@@ -235,9 +236,9 @@ def _read_by_tasks(
     slices: tuple[Slice, ...],
     sought: Sequence[Int64s] | None,
 ) -> tuple[list[dict[str, Any]], list[pa.Table]]:
-    """Read slices, and the input of spouts that was not spilled, again: one Spark job.
+    """Read slices, and the input of spouts without spilled files, again in one Spark job.
 
-    Only pieces with the roots that are ``sought`` are read, where these can be told.
+    If ``sought`` is given and the source can find roots, only the pieces with these roots are read.
 
     Raises `RuntimeError` if a partition holds other rows than it did in the run.
     """
@@ -268,9 +269,9 @@ def _reread_frames(
     sought: Sequence[Int64s] | None,
     stage: RereadStage,
 ) -> tuple[list[DataFrame], Mapping[int, Mapping[str, int]]]:
-    """Return what a stage makes of the rows of sources, and what partitions that are whole had.
+    """Return frames that read the sources again, and fingerprints of whole partitions.
 
-    Only pieces with the roots that are ``sought`` are read, where these can be told.
+    If ``sought`` is given and the source can find roots, only the pieces with these roots are read.
     """
     pieces = None if sought is None else _pieces(setup, accepted, sought)
     if pieces is None:
@@ -295,10 +296,10 @@ def _reread_frames(
 
 
 def _pieces(setup: RunSetup, accepted: RunResult, sought: Sequence[Int64s]) -> list[Piece] | None:
-    """Return what is to be read for some roots; None if that takes all of the input.
+    """Return the pieces of the input that hold these roots, or None if all input must be read.
 
-    Where there are several inputs it is not known here which partitions are whose, and of a
-    micro-batch that was decided before not how many rows they had.
+    With several inputs, the input of each partition is unknown here.  For a micro-batch that was
+    decided before, the numbers of rows are unknown.
     """
     one = setup.inputs[0]
     if len(setup.inputs) > 1 or one.spout is None or not accepted.read:
@@ -320,9 +321,9 @@ def check_content(
     before: Mapping[int, Mapping[str, int]],
     now: Mapping[int, Mapping[str, int]],
 ) -> None:
-    """Raise `RuntimeError` if partitions do not hold the rows that they held in the run.
+    """Raise `RuntimeError` if partitions hold other rows than they held in the run.
 
-    A place in a partition would then be another record's.
+    A place in a partition would then belong to another record.
     """
     for partition in before.keys() | now.keys():
         for name, source in setup.sources.items():
@@ -336,7 +337,7 @@ def check_content(
 
 
 def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, Int64s]) -> pa.Table:
-    """Add the records whose message id another record of the micro-batch has."""
+    """Return the failures, adding records that share a message id within the micro-batch."""
     suspects = _picked(
         setup,
         result,
@@ -351,7 +352,7 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
         messages = table[MESSAGE_ID].combine_chunks().dictionary_encode("encode")
         of = messages.indices.to_numpy()
         many = np.bincount(of, minlength=len(messages.dictionary))
-        # Of a message id that is there once, two hashes have met.
+        # A message id that occurs once was picked because its hash equals another's.
         repeated = (many[of] > 1) & ~among(roots, failed)
         text = pc.binary_join_element_wise(
             "message id ",
@@ -363,7 +364,7 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
             "",
         )
         n = len(text)
-        # They would wait equally long, and meet again.
+        # Final: on a retry they would wait equally long and meet again.
         kind, owner = pa.repeat("RepeatedMessageId", n), pa.repeat(spout, n)
         reasons = Reasons(reason_column(owner, kind, text, final=True), np.arange(n))
         columns = [

@@ -27,7 +27,7 @@ from ackcore.topology.stage_layout import Layout
 
 
 class SpoutRows(NamedTuple):
-    """How a run gets the rows of a spout: their columns, and whether it has to write them down."""
+    """The schema of a spout's rows, and whether the run must write them to files (``spills``)."""
 
     schema: pa.Schema
     spills: bool
@@ -41,15 +41,16 @@ class RunSetup:
     Parameters
     ----------
     topology, layout, plan
-        As `run` has them.
+        See `run`.
     rows : mapping from str to SpoutRows
-        By spout.
+        The rows of each spout.
     tasks : int
-        Tasks at once; and, unless the settings say otherwise, behind each exchange.
+        The number of tasks that run at once; unless the settings say otherwise, also the number of
+        tasks after each exchange.
     isolates : bool
-        As `TaskSpec` has it.
+        See `TaskSpec`.
     inputs : sequence of InputFrame
-        What is read again where nothing was written down.
+        The inputs to read again if their rows were not written to files.
     """
 
     def __init__(
@@ -115,13 +116,13 @@ class RunSetup:
         )
 
     def slices(self) -> tuple[Slice, ...]:
-        """Cut what is due into as many pieces as there are tasks, or fewer."""
+        """Cut the due records into slices, for each spout at most one per task."""
         found = []
         for spout, file in sorted(self.plan.retries.items()):
             rows = len(read_whole(file)) if file.rows is None else file.rows
             pieces = max(1, min(self.spec.dests, -(-rows // self.spec.chunk_rows)))
             if self.sources[spout].ordered_by:
-                pieces = 1  # its records come one after the other
+                pieces = 1  # its records must run in order
             size = -(-rows // pieces)
             found += [
                 Slice(spout, file, first, min(size, rows - first))
@@ -142,9 +143,9 @@ def setup_on_spark(
     Parameters
     ----------
     topology, layout, inputs, plan
-        As `run` has them.
+        See `run`.
     spilled : collection of str, optional
-        The spouts whose input the run has spilled; by default Spark is asked which need that.
+        The spouts with input that the run has spilled; by default, Spark's plans determine them.
     """
     spark = inputs[0].frame.sparkSession
     rows: dict[str, SpoutRows] = {}
@@ -161,7 +162,7 @@ def setup_on_spark(
         rows[spout.name] = SpoutRows(
             source_schema(spout) if schema is None else schema, spills, refused, tried
         )
-    # Where rows may come in another order, a root of one attempt is not that of the next.
+    # If rows may come in another order, a root is another record in the next attempt.
     isolates = not any(one.spills for one in rows.values())
     isolates &= spark.conf.get("spark.speculation", "false") != "true"
     tasks = task_slots(spark)
@@ -175,7 +176,7 @@ def _decoder_of(spout: Spout) -> ValueDecoder | None:
 
 
 def _reads_alike(one: InputFrame, spout: Spout) -> bool:
-    """Whether rows are the same, in the same order, each time that they are read."""
+    """Return whether every reading gives the same rows, in the same order."""
     return one.snapshot is not None or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
 
 

@@ -1,9 +1,9 @@
 """The new rows of a micro-batch in files, so that a root is the same record in each of its runs.
 
-A record that crashes its worker is found over several runs, those of a restarted driver included,
-by its root id: its place in the source.  Not every source has its rows in one order, nor need a
-bounded one hold the same rows at the next start.  So a *careful* micro-batch writes a snapshot of
-its input first, and all its runs read that.
+A record that crashes its worker is found over several runs, also those of a restarted driver, by
+its root id: its place in the source.  Not every source keeps its rows in one order, and a bounded
+source may hold other rows at the next start.  So a *careful* micro-batch first writes a snapshot of
+its input, and all its runs read the snapshot.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _RECORD = "pinned.json"
 
 
 def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputFrame] | None:
-    """Return inputs that read the snapshot, or None if there is none of these, or it is damaged.
+    """Return inputs that read the snapshot, or None if there is no intact snapshot of these inputs.
 
     Parameters
     ----------
     inputs : sequence of InputFrame
-        What would be read.
+        The inputs that the snapshot replaces.
     directory : path
-        As `snapshot_inputs` got it.
+        The directory that was given to `snapshot_inputs`.
 
     Raises
     ------
@@ -75,38 +75,38 @@ def _recorded(record: Mapping[str, Any], directory: Place) -> list[list[RowFile 
 def snapshot_inputs(
     inputs: Sequence[InputFrame], directory: Place, epoch: int = 0
 ) -> list[InputFrame]:
-    """Write the rows of inputs to files, and return inputs that read those.
+    """Write the rows of inputs to files, and return inputs that read the files.
 
     Parameters
     ----------
     inputs : sequence of InputFrame
-        What is read, once.
+        The inputs, which are read once.
     directory : path
-        That driver and workers share; nothing of what is in it counts any more.
+        A directory that driver and workers share; its former content is obsolete.
     epoch : int, default 0
-        That of the driver, for the record.
+        The driver's epoch, for the record.
 
     Raises
     ------
     Exception
-        What Spark raises if the source cannot be read.
+        If Spark cannot read the source.
     StateError
         If the directory cannot be written.
     """
-    # Tasks that wrote an earlier snapshot here may live on, and write by path.
+    # Tasks of an earlier snapshot may still run and write here, so the path is new.
     token, kept = secrets.token_hex(8), _record(directory)
-    kept.read()  # so that it is not written over another driver's
+    kept.read()  # so as not to overwrite another driver's record
     place = os.path.join(directory, token)
     record: list[dict[str, Any]] = []
     for one, reads in zip(inputs, _reads(inputs), strict=True):
         columns = "partition int, name string, rows bigint, bytes bigint"
         write = one.map_in_arrow(_Write(place), columns)
-        # A record's place, and what it is called by it, goes by its partition.
+        # Sorted by partition, on which a record's place and its root id depend.
         found = sorted(write.collect())
         names = [name for _, name, _, _ in found]
         rows, nbytes = [n for _, _, n, _ in found], [n for _, _, _, n in found]
         record.append({"reads": reads, "files": names, "rows": rows, "bytes": nbytes})
-    # Files of attempts that do not count are named nowhere.
+    # The record does not name the files of discarded attempts.
     kept.replace({"epoch": epoch, "directory": token, "inputs": record})
     held = load_snapshot(inputs, directory)
     if held is None:
@@ -119,12 +119,12 @@ def _record(directory: Place) -> RecordFile:
 
 
 def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:
-    """Return what identifies each input, as JSON would give it back."""
+    """Return the spout and schema that identify each input, as they are read back from JSON."""
     return [[one.spout, json.loads(one.frame.schema.json())] for one in inputs]
 
 
 class _Write:
-    """Writes a partition to a file if it has rows, and returns its name; for ``mapInArrow``."""
+    """A ``mapInArrow`` function that writes a partition with rows to a file; returns its name."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -168,7 +168,7 @@ def _from_files(one: InputFrame, files: list[RowFile | None]) -> InputFrame:
     read = _Read(files, schema.names)
     ids = spark.range(0, len(files), 1, len(files) or 1)
     if not files:
-        ids = spark.createDataFrame([], ids.schema)  # without a partition, as that was
+        ids = spark.createDataFrame([], ids.schema)  # without a partition, like the input
     return InputFrame(
         ids.mapInArrow(read, schema), one.spout, Snapshot(ids, read), one.refused, one.tried
     )

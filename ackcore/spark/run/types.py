@@ -23,9 +23,9 @@ from ackcore.topology.tuples import Raised
 
 
 class Snapshot(NamedTuple):
-    """Rows that tasks read: ``read`` reads those of the partitions whose numbers ``frame`` has.
+    """Rows that tasks read: ``read`` returns the rows of the partition numbers in ``frame``.
 
-    ``again`` reads some of them again, if there is a shorter way to these than through all.
+    ``again``, if given, reads some of the rows again without reading all.
     """
 
     frame: DataFrame
@@ -37,10 +37,10 @@ class Snapshot(NamedTuple):
 class InputFrame:
     """Rows for the spout stage.
 
-    ``spout`` is whose rows they are; None where each spout has a nullable struct column, in the
-    order of the topology, and each partition has rows of one of them.  Those of a ``snapshot`` are
-    in files of ours, or in ranges of offsets, and there again whatever the source does.  Of them
-    ``refused`` ones fail, and ``tried`` ones have failed before.
+    ``spout`` is the spout of the rows.  If it is None, each spout has a nullable struct column, in
+    the order of the topology, and each partition has rows of one spout.  The rows of a ``snapshot``
+    are in files of ackcore or in ranges of offsets, and can be read again whatever the source does.
+    The ``refused`` rows fail, and the ``tried`` rows have failed before.
     """
 
     frame: DataFrame
@@ -50,19 +50,19 @@ class InputFrame:
     tried: tuple[Tried, ...] = ()
 
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
-        """``frame.mapInArrow``, where columns have any names.
+        """Return the result of ``frame.mapInArrow``; the columns may have any names.
 
         See `plainly_named`.
         """
         if self.snapshot is not None:
-            # Read by the same worker: what goes through the JVM is written and read twice more.
+            # The same worker reads the rows: through the JVM, they are written and read twice more.
             read = self.snapshot.read
             return self.snapshot.frame.mapInArrow(lambda batches: function(read(batches)), schema)
         return plainly_named(self.frame).mapInArrow(function, schema)
 
 
 class Obstacle(NamedTuple):
-    """The reason why rows cannot be read, and how long to wait for it; None: without end."""
+    """The reason why rows cannot be read, and the time-out for waiting; None: no time-out."""
 
     text: str
     timeout_s: float | None = None
@@ -75,28 +75,28 @@ class RunPlan:
     Attributes
     ----------
     number : int
-        The micro-batch.
+        The micro-batch's number.
     now_ms : int
-        Its time.
+        The micro-batch's time, in milliseconds since 1970.
     key : int
-        64 bits, a function of the deployment's key and the number: of all ids of the run.
+        The 64-bit key of all ids of the run, a function of the deployment's key and the number.
     work : str
         A directory that driver and workers share, or a bucket's URL, with the due retries in it.
     journal : str
-        A directory that all runs of the micro-batch share, with what calls came to.
+        A directory that all runs of the micro-batch share, with the outcomes of calls.
     retries : mapping from str to RowFile
-        By spout, the records that are due: what `state` keeps of those that wait, and the
+        By spout, the due records: the columns that `state` keeps of waiting records, and the
         source's columns.
     careful : bool
-        Whether in-flight markers name roots, for the driver to go by.
+        Whether in-flight markers name roots, from which the driver finds crashing records.
     suspects, rejected : tuple of int
-        Roots that are run alone, and once more for each attempt that crashed with one alone;
-        roots that are not run at all, but fail.
+        Suspects are roots that are run alone; one is repeated for each attempt that crashed with it
+        alone. Rejected roots are not run, but fail.
     blocked : mapping from str to numpy.ndarray of int64
-        By spout that is ordered, the hashes of the keys of which any record waits.
+        By ordered spout, the hashes of the keys that have a waiting record.
     rules : Rules or None
-        The rules by which tasks judge records that fail while they have them; None if all that
-        fail are to be read again.
+        The rules by which tasks judge failed records that they hold in memory; None if all failed
+        records are to be read again.
     """
 
     number: int
@@ -119,32 +119,32 @@ class RunResult:
     Attributes
     ----------
     records, retried : mapping from str to int
-        By spout: new records, and records that were due.
+        By spout, the numbers of new records and of due records.
     failed : pyarrow.Table
-        ``root_id, spout, reason`` of every record that is not ACKED, but for such as are among
-        ``judged``.
+        ``root_id, spout, reason`` of every record that is not ACKED; those in ``judged`` may be
+        missing.
     files : tuple of SinkFile
-        What was emitted to streams with a sink.
+        The files with rows for streams with a sink.
     problems : tuple of str
-        Why the run must not be accepted; empty if it may be.
+        The reasons why the run must not be accepted; empty if it may be.
     untracked_failures : int
-        Untracked tuples that failed.
+        The number of untracked tuples that failed.
     spilled : mapping from str to tuple of RowFile
-        By spout of which rows cannot be read again by position: the files that have them,
-        relative to the run's directory.
+        By spout with rows that cannot be read again by position: the files with the rows, relative
+        to the run's directory.
     content : mapping from int to mapping from str to int
-        By partition of the spout stage and spout: `spout_stage.sampled` of what was read.
+        By partition of the spout stage and spout: the fingerprint of the rows that were read
+        (`spout_stage.sampled`).
     raised : mapping from str to Raised
-        By bolt, what it raised.
+        By bolt, the errors that it raised.
     breaker_trips : int
-        How often a breaker opened in its tasks.
+        The number of times that a breaker opened in the run's tasks.
     emitted : mapping from str to mapping from str to int
-        By component and stream, how many tuples were emitted.
+        By component and stream, the number of emitted tuples.
     traces : tuple of (int, RecordTrace)
-        By root, the way of those that were traced, without an outcome yet.
+        Pairs of a traced root and its trace, without an outcome yet.
     read : mapping from int to mapping from str to int
-        By partition of the spout stage and spout: how many new records it had; empty if that is not
-        known.
+        By partition of the spout stage and spout: the number of new records; empty if unknown.
     judged : FailedRows
         The records that are not ACKED and that their tasks have judged.
     """
@@ -165,7 +165,7 @@ class RunResult:
     judged: FailedRows = field(default_factory=FailedRows)
 
     def to_reread(self) -> dict[str, Any]:
-        """Return, as JSON, what it takes to read its records again; `of_decided` reads it."""
+        """Return the JSON fields for reading the run's records again; `of_decided` reads them."""
         return {
             "spilled": {
                 spout: [[file.path, file.rows] for file in some]
@@ -176,7 +176,7 @@ class RunResult:
 
     @classmethod
     def of_decided(cls, files: tuple[SinkFile, ...], reread: Mapping[str, Any]) -> RunResult:
-        """Return as much of an accepted run as it takes to read its records again."""
+        """Return a result with only the fields for reading an accepted run's records again."""
         return cls(
             records={},
             retried={},
