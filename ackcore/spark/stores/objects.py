@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 #: Attempts of a put with a condition, in addition to obstore's own retries.
 _TRIES = 3
-#: Larger objects are read in pieces of this size into a mapped file; uploads have such parts.
+#: Larger objects are read in pieces of this size into a mapped file.
 _PIECE_BYTES = 32 << 20
+#: Least bytes of a part of an upload.
 _PART_BYTES = 8 << 20
 #: Largest file that is put in one conditional request: a multipart upload takes no condition.
 _CONDITIONAL_BYTES = 64 << 20
@@ -175,7 +176,7 @@ class ObjectStore:
             except (AlreadyExistsError, PreconditionError):
                 return self._unless_ours(key, data)
             except StoreUnavailable as lost:
-                # The put may succeed still; then the store refuses its repetition.
+                # It may have succeeded, or may still: then the store refuses its repetition.
                 if mode == "overwrite" or tried == _TRIES - 1:
                     raise
                 try:
