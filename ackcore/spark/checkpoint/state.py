@@ -262,7 +262,7 @@ class State:
 
     @property
     def last_plan(self) -> int | None:
-        """The newest micro-batch with a plan: `last_done` or the next one; None if there is none."""
+        """The newest micro-batch with a plan: `last_done` or the next one, or None."""
         return self._history.last_plan
 
     def is_done(self, number: int) -> bool:
@@ -331,9 +331,7 @@ class State:
         due = self._waiting_after(parent).due(now_ms)
         requested = self.pending_replays()
         for name in requested:
-            self._request(
-                name
-            )  # raises: a request that does not fit must not be in a recorded plan
+            self._request(name)  # raises: one that does not fit must not be in a recorded plan
         return Plan(number, now_ms, parent, due, requested, max_retries=max_retries)
 
     def write_plan(self, plan: Plan) -> None:
