@@ -187,7 +187,7 @@ class HeadRecords:
         self._named = named
 
     def _has_put(self, records: Bodies) -> None:
-        """Note that this driver's put of these records succeeded, and is its last put so far."""
+        """Note that this driver's put of these records succeeded and no later put has."""
         self._recorded(records)
         self._deletable |= self._dropped - self._named
         self._dropped = set()
@@ -354,7 +354,7 @@ class HeadRecords:
             self._large = {key: body for key, body in self._large.items() if key in named}
 
     def _kept(self, records: Bodies) -> Bodies:
-        """Return the records without old ones of micro-batches that were removed."""
+        """Return the records without those of removed micro-batches."""
 
         def is_old(name: str) -> bool:
             directory, _, rest = name.partition("/")

@@ -218,8 +218,8 @@ class TableCache:
         self._sizes[file] = nbytes
 
     def unnamed(self, number: int, named: Collection[str]) -> Collection[str]:
-        """Return the keys of tables before ``number - 1`` that no record names, each in one call
-        only.
+        """Return the keys of tables before ``number - 1`` that no record names. Return each key
+        once.
 
         Parameters
         ----------

@@ -214,7 +214,7 @@ class ObjectStore:
             with self._asking(key, "written"):
                 obstore.put(self._store, key, path, chunk_size=part)
         except FileNotFoundError:
-            # A server answers so too for a completed upload whose answer was lost.
+            # Servers answer this also for a completed upload whose answer was lost.
             if size <= part or self._size(key) != size:
                 raise StateError(
                     f"{self._named(key)} cannot be written: no such bucket, or its upload was "
