@@ -1,12 +1,13 @@
-"""Where executors write in a bucket: below a prefix of each run's own.
+"""The places in a bucket where executors write: each run has its own prefix.
 
-There is nothing to make and nothing to rename.  A run's token is in all of its keys, so tasks that
-live on write where nobody looks, and a decision needs no fence of its own: it is a put of the head.
-Who runs a micro-batch again asks first whether it is his still: to him whose files were removed, as
-another driver had done with them, they look damaged.
+Nothing needs to be made or renamed.  All keys of a run contain its token, so nobody reads the files
+of tasks that outlive their run.  A decision needs no separate fence, since it is a put of the head.
+A driver that runs a micro-batch again first checks that it still owns the checkpoint: if another
+driver finished the micro-batch and removed the files, they would look damaged.
 
-What runs left is not read any more once their micro-batch is done, whoever owns the checkpoint.  It
-is deleted every few micro-batches, and when the checkpoint is closed: each time takes two trips.
+Files of a run are not read any more once its micro-batch is done, whichever driver owns the
+checkpoint.  They are deleted every few micro-batches, and when the checkpoint is closed; each time
+takes two requests.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ackcore.spark.stores.interface import Store
 _log = logging.getLogger("ackcore")
 
 _BELOW = "work"
-#: In so many micro-batches what they left is deleted once.
+#: Micro-batches between two deletions of finished files.
 _EVERY = 8
 
 
@@ -32,7 +33,7 @@ class BucketRuns:
     Parameters
     ----------
     store : Store
-        The bucket, from ``<checkpoint>/ackcore`` on.
+        The bucket, rooted at ``<checkpoint>/ackcore``.
     check_owner : callable
         Raises if another driver has taken over.
     """
@@ -44,12 +45,14 @@ class BucketRuns:
         self._last: int | None = None
 
     def new(self, number: int) -> str:
-        """Return the place of a new run of a micro-batch; its second run takes a trip.
+        """Return the URL of a new run of a micro-batch.
+
+        From the second run of a micro-batch on, this checks the ownership with a request.
 
         Raises
         ------
         CheckpointInUse
-            If another driver has taken over, at the second.
+            If that check finds that another driver has taken over.
         """
         if number == self._last:
             self._check_owner()
@@ -57,15 +60,15 @@ class BucketRuns:
         return self._url(f"{number}.{secrets.token_hex(8)}")
 
     def of(self, decision: BatchDecision) -> str:
-        """Return the place of the run that a decision accepted."""
+        """Return the URL of the run that a decision accepted."""
         return self._url(decision.work)
 
     def snapshot(self, number: int) -> str:
-        """Return where the snapshot of the new rows of a micro-batch is."""
+        """Return the URL of the snapshot of a micro-batch's new rows."""
         return self._url(f"{number}.pinned")
 
     def journal(self, number: int) -> str:
-        """Return where all runs of a micro-batch keep answers."""
+        """Return the URL of the journal that all runs of a micro-batch share."""
         return self._url(f"{number}.journal")
 
     def _url(self, name: str) -> str:
@@ -74,16 +77,18 @@ class BucketRuns:
     def remove_fenced(
         self, number: int, decision_of: Callable[[int], BatchDecision | None]
     ) -> None:
-        """Do nothing: no run of a former driver is in this one's way."""
+        """Do nothing: runs of former drivers do not disturb this driver."""
 
     def remove_done(self, number: int) -> None:
-        """Delete what the runs of micro-batches up to ``number`` left, now or soon."""
+        """Delete the files of runs of micro-batches up to ``number``, now or in a later call."""
         self._waited += 1
         if self._waited >= _EVERY:
             self._sweep(number)
 
     def close(self, number: int | None) -> None:
-        """Delete what runs left of micro-batches up to ``number``; or else the next driver does."""
+        """Delete the files of runs up to micro-batch ``number``. If this fails, the next driver
+        does it.
+        """
         try:
             if number is not None and self._waited:
                 self._sweep(number)
@@ -91,9 +96,10 @@ class BucketRuns:
             _log.debug("%s could not be swept: %s", self._url(""), error)
 
     def _sweep(self, number: int) -> None:
-        """Delete what is done.
+        """Delete the files of finished micro-batches.
 
-        The list may lag, and tasks of a job that was given up may write yet: then the next time.
+        The list may lag, and tasks of a cancelled job may still write. The next sweep deletes such
+        files.
         """
         self._waited = 0
         keys = [entry.key for entry in self._store.list(_BELOW)]

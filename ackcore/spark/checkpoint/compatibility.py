@@ -1,7 +1,7 @@
-"""Compatibility: which topology and sources may go on with a checkpoint, by `start` or `run_batch`.
+"""Compatibility checks: whether a topology and its sources can continue from a checkpoint.
 
-meta.json records it, and Spark's own log is checked against that.  Which process has the checkpoint
-open is another matter: `ackcore.spark.base.lock`.
+They apply to `start` and `run_batch`. meta.json records the topology, and Spark's own offset log is
+compared with our records. `ackcore.spark.base.lock` controls which process may open the checkpoint.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ class Described(Protocol):
 
     @property
     def structure(self) -> Mapping[str, Any]:
-        """Plain JSON, ``{kind: {name: what a checkpoint depends on}}``."""
+        """The facts of the topology that a checkpoint depends on, as plain JSON: ``{kind: {name:
+        facts}}``.
+        """
 
     @property
     def spouts(self) -> Mapping[str, Any]:
-        """By name, each with whether it is ``tracked``."""
+        """The spouts by name. Each has an attribute ``tracked``."""
 
 
 def write_meta(records: Records, meta: Mapping[str, Any], *, once: bool = False) -> None:
-    """Record to which topology it belongs."""
+    """Record the topology of the checkpoint."""
     records.write_meta(meta, once=once)
 
 
@@ -54,14 +56,14 @@ def claim(
     clock_ms: int | None,
     new_key: int | None = None,
 ) -> dict[str, Any]:
-    """Return what meta.json says; a checkpoint on which nothing ran becomes this topology's.
+    """Return the content of meta.json. A checkpoint without a run is assigned to this topology.
 
     Raises
     ------
     CheckpointForeign
-        If it is another's.
+        If the checkpoint belongs to another topology.
     CheckpointCorrupt
-        If there is no meta.json, and other files are there.
+        If meta.json is missing, and other files are there.
     """
     path = records.place(META)
     meta = records.read_meta()
@@ -78,11 +80,11 @@ def claim(
             "begun": False,
             **about(topology),
         }
-        # A second key would make everything recorded under the first one foreign.
+        # With a second key, all records of the first one would be foreign.
         write_meta(records, meta, once=True)
     begun = meta["begun"] or (log is not None and bool(numbered(log)))
     if not begun and (meta["kind"], meta["fingerprint"]) != (kind, topology.fingerprint):
-        # Nothing was run on it yet, and Spark has read nothing for it: it may become another's.
+        # No run yet, and Spark has read nothing: another topology may have the checkpoint.
         meta |= {"kind": kind, **about(topology, meta["spout_order"])}
         write_meta(records, meta)
     if meta["kind"] != kind:
@@ -104,10 +106,10 @@ def claim(
 
 
 def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what meta.json says of a topology.
+    """Return the entries of meta.json that describe a topology.
 
-    Spouts that are known keep their order, whatever the order of their declarations: Spark has
-    its sources by number, and a partition's number is part of its records' root ids.
+    Known spouts keep their order, in whatever order they are declared: Spark identifies its sources
+    by number, and the number of a partition is part of its records' root ids.
     """
     order = [name for name in known if name in topology.spouts]
     return {
@@ -118,7 +120,9 @@ def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, kind: str) -> None:
-    """Refuse what `accept_changes` cannot make good: sources that would not be read, or others'."""
+    """Refuse changes of spouts that `accept_changes` does not allow: new, removed or replaced
+    sources.
+    """
     known = meta["spout_order"]
     before, after = meta["structure"]["spouts"], topology.structure["spouts"]
     for name in known:
@@ -145,7 +149,7 @@ def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, k
 
 
 def _refuse_remains(records: Records, log: Path | None) -> None:
-    """Refuse files beside a missing meta.json: of ours, or of a stream that ran."""
+    """Refuse a checkpoint without meta.json that has other ackcore files or a Spark offset log."""
     left = records.remains()
     if left is not None:
         raise corrupt(
@@ -162,14 +166,14 @@ def _refuse_remains(records: Records, log: Path | None) -> None:
 def check_waiting(
     root: str, topology: Described, waiting: Waiting, requests: Iterable[str]
 ) -> None:
-    """Refuse a topology without a spout for which records wait.
+    """Refuse a topology that lacks a spout whose records wait for a retry.
 
     Parameters
     ----------
     root : str
-        Our part of the checkpoint.
+        The ackcore part of the checkpoint.
     topology : Topology
-        What is to run on it.
+        The topology that is to run on the checkpoint.
     waiting : Waiting
         Records that wait for a retry.
     requests : iterable of str
@@ -178,7 +182,7 @@ def check_waiting(
     Raises
     ------
     CheckpointForeign
-        If it has no such spout, or does not track it.
+        If the topology has no such spout, or does not track it.
     """
     waits = [(f"{waiting.rows(spout)} records", spout) for spout in waiting]
     waits += [(f"the replay {name}", replays.spout_of(name)) for name in requests]
@@ -193,21 +197,22 @@ def check_waiting(
 
 
 def check_offsets(log: Path, root: str, ours: int | None) -> None:
-    """Compare with Spark's own log: it has N before we plan N, and N + 1 after we marked N.
+    """Compare our last plan with Spark's log: Spark logs N before we plan N, and N + 1 after we
+    mark N.
 
     Parameters
     ----------
     log : Path
         Spark's offset log.
     root : str
-        Our part of the checkpoint.
+        The ackcore part of the checkpoint.
     ours : int or None
-        The last micro-batch that we planned.
+        The last micro-batch with a plan of ours.
 
     Raises
     ------
     CheckpointCorrupt
-        If one of the two is older than the other, or gone.
+        If one of the two is older than the other, or missing.
     """
     sparks = max(numbered(log), default=None)
     following = 0 if ours is None else ours + 1

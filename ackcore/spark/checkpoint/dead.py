@@ -1,7 +1,7 @@
 """Records that died in a micro-batch: tables, and files that tasks wrote.
 
-Such a file is Parquet, and has the letters as the dead-letter store is to have them.  Records that
-were to wait, and found no room, stay in an Arrow table.
+Such a file is Parquet, in the format of the dead-letter store.  Records that should wait, but found
+no room, stay in an Arrow table.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ackcore.spark.base.reasons import refused
 from ackcore.spark.base.schemas import TRACKING, FailedFile
 from ackcore.spark.checkpoint.tables import TableCache
 
-#: Of what had no room so many rows are in memory with the reason for that.
+#: Most rows without room to wait that are in memory with their reason.
 _ROWS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class DeadFile:
-    """Rows of a table on record.
+    """Dead rows in a recorded table.
 
-    ``no_room`` is set where they were to wait and there was no room: `max_waiting` as it was.
+    ``no_room`` is the value of `max_waiting` if the rows died because there was no room to wait.
     """
 
     cache: TableCache
@@ -45,7 +45,9 @@ class DeadFile:
         return {name: getattr(self, name) for name in names}
 
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
-        """Yield the rows, in a memory map that is kept or not; as `DeadLettersFile.pieces`."""
+        """Yield the rows, in a memory map that the cache keeps if ``keep``; see
+        `DeadLettersFile.pieces`.
+        """
         table = self.cache.read(self.file, keep).slice(self.start, self.rows)
         if not payload:
             table = table.select(TRACKING.names)
@@ -56,13 +58,13 @@ class DeadFile:
             yield refused(table.slice(start, _ROWS), self.no_room)
 
     def check(self) -> None:
-        """Raise `CheckpointCorrupt` if it is missing or damaged."""
+        """Raise `CheckpointCorrupt` if the file is missing or damaged."""
         self.cache.read(self.file)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLettersFile:
-    """Rows of a Parquet file on record, all of it, which is as the dead-letter store has it."""
+    """All rows of a recorded Parquet file, in the format of the dead-letter store."""
 
     cache: TableCache
     file: str
@@ -77,17 +79,19 @@ class DeadLettersFile:
         return {"file": self.file, "rows": self.rows, "nbytes": self.nbytes}
 
     def path(self) -> Place:
-        """Return where it is, once its length and its checksum are right.
+        """Return the path or URL of the file after a check of its length and checksum.
 
         Raises
         ------
         CheckpointCorrupt
-            If they are not.
+            If the check fails.
         """
         return self.cache.checked(self.file, self.nbytes)
 
     def pieces(self, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
-        """Yield the rows a part at a time, in `TRACKING` and, with ``payload``, the source's."""
+        """Yield the rows in pieces: the `TRACKING` columns and, with ``payload``, those of the
+        source.
+        """
         with pq.ParquetFile(self.cache.opened(self.file, self.nbytes)) as file:
             names = [name for name in file.schema_arrow.names if payload or name != "payload"]
             for n in range(file.num_row_groups):
@@ -96,21 +100,22 @@ class DeadLettersFile:
                 yield as_tracked(letters, attempts, replays, payload=payload)
 
     def check(self) -> None:
-        """Raise `CheckpointCorrupt` if it is missing or damaged."""
+        """Raise `CheckpointCorrupt` if the file is missing or damaged."""
         self.path()
 
 
-#: Records of a spout that died: on record, in a file that tasks wrote, or a table.
+#: Dead records of a spout: in a recorded file, in a file that tasks wrote, or in a table.
 DeadPart: TypeAlias = DeadFile | DeadLettersFile | FailedFile | pa.Table
 
 
 class Dead(Mapping[str, pa.Table]):
-    """Records that died, by spout; as a mapping it gives all of a spout, put together.
+    """Records that died, by spout. As a mapping it returns all dead records of a spout in one
+    table.
 
     Parameters
     ----------
     parts : mapping from str to sequence of DeadPart
-        By spout; what has no rows is left out.
+        The parts by spout; parts without rows are left out.
     """
 
     def __init__(self, parts: Mapping[str, Sequence[DeadPart]]):
@@ -119,18 +124,18 @@ class Dead(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Dead:
-        """Rebuild the value that `write` turned into JSON."""
+        """Rebuild the value from the JSON that `write` returned."""
         return cls(
             {spout: [_on_record(cache, each) for each in found] for spout, found in body.items()}
         )
 
     @classmethod
     def of_tables(cls, tables: Mapping[str, pa.Table]) -> Dead:
-        """Return what tables hold."""
+        """Return the dead records of tables by spout."""
         return cls({spout: [table] for spout, table in tables.items()})
 
     def plus(self, tables: Mapping[str, pa.Table]) -> Dead:
-        """Return it with more records, behind the others of their spouts."""
+        """Return a copy with more records, which follow the other records of their spouts."""
         spouts = dict.fromkeys([*self.parts, *tables])
         return Dead(
             {
@@ -140,7 +145,7 @@ class Dead(Mapping[str, pa.Table]):
         )
 
     def write(self, cache: TableCache, directory: str) -> dict[str, Any]:
-        """Write what is not on record, and return all as JSON can hold it."""
+        """Write the parts that are not recorded yet, and return all parts as an object for JSON."""
         found: dict[str, Any] = {}
         every = (part for some in self.parts.values() for part in some)
         written = (part for part in every if isinstance(part, FailedFile))
@@ -175,15 +180,15 @@ class Dead(Mapping[str, pa.Table]):
                     yield part
 
     def pieces(self, spout: str, *, payload: bool = True) -> Iterator[pa.Table]:
-        """Yield the records of a spout a part at a time; what was yielded need not stay in memory.
+        """Yield the dead records of a spout in pieces. Earlier pieces need not stay in memory.
 
         Parameters
         ----------
         spout : str
-            Whose.
+            The name of the spout.
         payload : bool, default True
-            Whether the source's columns are wanted as well as those of `TRACKING`; else they may
-            be there.
+            Whether to include the source's columns with those of `TRACKING`. If False, they may
+            still be present.
         """
         for part in self.parts[spout]:
             yield from pieces_of(part, payload=payload)
@@ -204,7 +209,7 @@ class Dead(Mapping[str, pa.Table]):
 
 
 def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> Iterator[pa.Table]:
-    """Yield the records of a part, as `Dead.pieces`; memory maps of files are kept or not."""
+    """Yield the records of a part like `Dead.pieces`; the cache keeps memory maps if ``keep``."""
     if isinstance(part, pa.Table):
         yield part
     else:
@@ -213,7 +218,7 @@ def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> It
 
 
 def adopted(part: FailedFile, cache: TableCache, directory: str) -> DeadFile | DeadLettersFile:
-    """Move a file that a task wrote to where the checkpoint has it."""
+    """Move a file that a task wrote to the checkpoint."""
     file = cache.adopt(part.path, directory, part.nbytes)
     if part.dead:
         assert part.nbytes is not None
@@ -222,7 +227,7 @@ def adopted(part: FailedFile, cache: TableCache, directory: str) -> DeadFile | D
 
 
 def dead_of(dead: Mapping[str, pa.Table]) -> Dead:
-    """Return the dead of a micro-batch as such, where they may be tables by spout."""
+    """Return the dead records of a micro-batch as `Dead`; ``dead`` may be tables by spout."""
     return dead if isinstance(dead, Dead) else Dead.of_tables(dead)
 
 

@@ -22,7 +22,7 @@ ROOT_IDS = pa.schema([pa.field("root_id", pa.int64(), nullable=False)])
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a micro-batch, recorded before it runs: `State.make_plan` makes one.
+    """The plan of a micro-batch, recorded before it runs. `State.make_plan` makes a plan.
 
     To rewrite it after a crash: ``dataclasses.replace(plan, crashes=plan.crashes + 1, ...)``.
     """
@@ -31,27 +31,27 @@ class Plan:
     now_ms: int
     parent: int | None  # number - 1; None: the first micro-batch
     due: int  # waiting rows of the parent that are due at now_ms, without replays
-    replays: tuple[str, ...] = ()  # names of requests it takes
-    crashes: int = 0  # runs in which a process died, be it a worker, an executor or the driver
-    #: How many of the due and the replayed rows it takes at most; None: all of them.
+    replays: tuple[str, ...] = ()  # names of the requests that the plan takes
+    crashes: int = 0  # runs in which a worker, an executor or the driver died
+    #: The most due and replayed rows that the plan takes; None: all of them.
     max_retries: int | None = None
     careful: bool = False
     suspects: tuple[int, ...] = ()  # root ids to be run alone
     rejected: tuple[int, ...] = ()  # root ids that crash their process and are not run
-    time_outs: Mapping[str, str] = field(default_factory=dict)  # reasons of those that hung
-    interrupted: bool = False  # its driver was interrupted, and did not die of what it ran
-    #: By spout that reads Kafka: the offsets that it takes, and where the next one begins.
+    time_outs: Mapping[str, str] = field(default_factory=dict)  # reasons, by root id that hung
+    interrupted: bool = False  # the driver was interrupted, and did not crash
+    #: By spout that reads Kafka: the plan's offsets, and the start of the next plan.
     offsets: Mapping[str, Any] = field(default_factory=dict)
-    #: By spout that is ordered, the columns of its key: the places of retries follow from them.
+    #: By ordered spout, the columns of its key, which determine the places of retries.
     ordered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """Return the decision as an object for JSON."""
+        """Return the plan as an object for JSON."""
         return {**asdict(replace(self, offsets={})), "offsets": self.offsets}
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Plan:
-        """Rebuild a decision from the JSON of `body`."""
+        """Rebuild a plan from the JSON of `body`."""
         known = {name: body[name] for name in cls.__dataclass_fields__}
         for name in ("replays", "suspects", "rejected"):
             known[name] = tuple(known[name])
@@ -59,41 +59,43 @@ class Plan:
         return cls(**known)
 
     def without_suspects(self) -> Plan:
-        """Return it with nothing concluded from crashes: its root ids are other records' now."""
+        """Return the plan without conclusions from crashes: its root ids belong to other records
+        now.
+        """
         return replace(self, suspects=(), rejected=(), time_outs={})
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """The decision of a micro-batch, recorded before it has effects outside."""
+    """The decision of a micro-batch, recorded before its effects outside the checkpoint."""
 
     number: int
     #: All rows that wait: `Retries.rest`, and the new ones.
     waiting: Waiting
     #: Rows that became dead in this micro-batch, by spout, in the same columns.
     dead: Mapping[str, pa.Table]
-    #: Root ids of this micro-batch that are not ACKED: column ``root_id`` (int64), sorted.  Many
-    #: become that when they are on record.
+    #: Root ids of this micro-batch that are not ACKED: column ``root_id`` (int64), sorted.  A large
+    #: number is in `RootColumns` until it is recorded.
     nonacked: pa.Table | RootColumns
-    #: Files whose rows (less those of non-ACKED roots) the sinks get.
+    #: Files for the sinks, which get all rows except those of non-ACKED roots.
     files: tuple[SinkFile, ...] = ()
-    #: The directory that they are in, below ``work``.
+    #: The directory of these files, below ``work``.
     work: str = ""
-    #: Books of the micro-batch and since the beginning; anything that JSON can hold.
+    #: Counts of the micro-batch, and totals since the beginning; any JSON values.
     counts: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, Any] = field(default_factory=dict)
-    #: The time of the plan, whatever is given.
+    #: The time of the plan, which `State.write_decision` sets.
     now_ms: int = 0
-    #: What it takes to read records of the run again, as JSON: see `ackcore.spark.run.reread`.
+    #: JSON values needed to read records of the run again: see `ackcore.spark.run.reread`.
     reread: Mapping[str, Any] = field(default_factory=dict)
-    #: Rows of records that a sink refused, by spout, as ``dead``; recorded later (`refusals`).
+    #: Rows of records that a sink refused, by spout, like ``dead``; recorded later (`refusals`).
     refused: Mapping[str, pa.Table] = field(default_factory=dict)
-    #: Whether it is on record that all sinks were asked; if they refused anything.
+    #: Whether the answers of all sinks are recorded, which is done only if one refused rows.
     sinks_done: bool = False
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
-        """Read what `write` returned; tables are read at the first access."""
+        """Rebuild a decision from the JSON of `write`. Its tables are read at the first access."""
         cache.expect(body["table_bytes"])
         roots = Tables.of(cache, body["nonacked"])
         return cls(
@@ -111,12 +113,12 @@ class BatchDecision:
 
     @property
     def all_dead(self) -> Dead:
-        """All rows that became dead, by spout: for the run's failures, and for those of sinks."""
+        """All rows that became dead, by spout: because of failures in the run, and of sinks."""
         return dead_of(self.dead).plus(self.refused)
 
     @property
     def table_files(self) -> set[str]:
-        """The files that it needs for as long as it is kept, relative to the cache's root."""
+        """The files that must be kept with the decision, relative to the cache's root."""
         assert isinstance(self.dead, Dead)
         refused = self.refused.files if isinstance(self.refused, Tables) else {}
         segments = self.waiting.segments().values()
@@ -124,12 +126,13 @@ class BatchDecision:
         return waiting | self.dead.files | {file.file for file in refused.values()}
 
     def write(self, cache: TableCache, now_ms: int) -> dict[str, Any]:
-        """Write its tables to the directory of its number, and return it as JSON can hold it.
+        """Write its tables to the directory of its number, and return the decision as an object for
+        JSON.
 
         Raises
         ------
         ValueError
-            If a table has not the columns that it must have.
+            If the columns of a table are wrong.
         """
         dead = dead_of(self.dead)
         for spout, parts in self.waiting.parts.items():
@@ -183,7 +186,7 @@ class BatchDecision:
 
 
 def nonacked_of(columns: Sequence[Int64s]) -> pa.Table | RootColumns:
-    """Return ids in columns, an id in them once or more often, as `BatchDecision.nonacked`."""
+    """Return root ids, with possible duplicates, in the form of `BatchDecision.nonacked`."""
     roots = RootColumns(columns)
     if roots.are_many:
         return roots
@@ -191,7 +194,9 @@ def nonacked_of(columns: Sequence[Int64s]) -> pa.Table | RootColumns:
 
 
 class Retries(NamedTuple):
-    """The rows that wait after a plan's parent and those of its requests: what runs, what not."""
+    """The waiting rows of a plan's parent and the rows of its requests, split into due and other
+    rows.
+    """
 
     due: dict[str, pa.Table]  # by spout; no empty tables
     rest: Waiting
@@ -211,9 +216,9 @@ class Tables(Mapping[str, pa.Table]):
     Parameters
     ----------
     cache : TableCache
-        Of the directory that the files are named from.
+        The tables of the directory that contains the files.
     files : mapping from str to TableFile
-        Their files.
+        The file of each table.
     """
 
     def __init__(self, cache: TableCache, files: Mapping[str, TableFile]):
@@ -222,7 +227,7 @@ class Tables(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Mapping[str, Any]]) -> Tables:
-        """Read the recorded decisions."""
+        """Rebuild the tables from the JSON of a record."""
         return cls(cache, {name: TableFile(**file) for name, file in body.items()})
 
     def __getitem__(self, name: str) -> pa.Table:
@@ -240,12 +245,12 @@ class Tables(Mapping[str, pa.Table]):
 
 
 def _check_tracking(table: pa.Table, what: str) -> None:
-    """Refuse a table that does not begin with the `TRACKING` columns, all of them filled.
+    """Refuse a table unless it begins with the `TRACKING` columns, without nulls.
 
     Raises
     ------
     ValueError
-        If it does not.
+        If a `TRACKING` column is missing, misplaced, or contains nulls.
     """
     for field_, column in zip(TRACKING, table.schema, strict=False):
         if field_.name != column.name or field_.type != column.type:

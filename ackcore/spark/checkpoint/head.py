@@ -1,20 +1,19 @@
-"""All records of a checkpoint in a bucket: one object, replaced only by who owns it.
+"""All records of a checkpoint in a bucket, in one object that only the owner can replace.
 
-``head.json`` has the owner's epoch, name and token, and the records by name.  Each step of the
-protocol is one put of it, on the condition that it is in the version that this driver wrote last.
-So a driver from which another has taken over is refused at its very next step, however long it
-slept and wherever: nothing is looked at first and done afterwards.  There is no lock and no clock.
-To open the checkpoint is to replace the head, under the next epoch: that fences whoever had it.
+``head.json`` holds the owner's epoch, name and token, and the records by name.  Each step of the
+protocol is one put of it, on condition that its version is the one that this driver wrote last.
+So after a takeover the old driver is refused at its very next step, however long it slept: no
+check comes before the step, so nothing can happen in between.  There is no lock and no clock.
+A driver opens the checkpoint by replacing the head, with the next epoch: this fences the old owner.
 
-A put that is refused is no proof that another took over: it may be this driver's own, sent twice.
-The head tells: it is ours as long as our token is in it.  What a driver sent before it was cut off
-depends on a version that is no more, and comes to nothing whenever it arrives.
+A refused put does not prove a takeover: an earlier attempt of the same put may have succeeded.
+The driver then reads the head: it is the owner as long as the head holds its token.  A late put of
+a former owner depends on a version that was replaced, and fails whenever it arrives.
 
-A record of more than `_LARGE` bytes is an object of its own; the head has its length and checksum.
-What a record names no more, a table or such an object, is deleted by the driver whose put of the
-head dropped it, and after that put: no head on record names it then, nor can a later one, whoever
-took over meanwhile.
-The lines of progress go along with the next step, so that they take no trip of their own.
+A record of more than `_LARGE` bytes is an object of its own; the head holds its length and
+checksum.  When a put of the head drops the last name of a table or of such an object, the driver of
+that put deletes the object after the put.  No head names it then, and no later head can, even after
+a takeover.  The lines of progress are written with the next step, so they need no request.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from ackcore.spark.stores.interface import Store, StoreConflict
 _log = logging.getLogger("ackcore")
 
 HEAD = "head.json"
-#: Where large records are.
+#: The prefix of large records.
 _BELOW = "records"
 #: Larger records are objects of their own.
 _LARGE = 1 << 16
-#: Micro-batches of which the head tells what they did.
+#: Most lines of progress in the head.
 _PROGRESS_LINES = 50
-#: A put is tried so often where it is this driver's own that came before it.
+#: Attempts of a put that conflicts with an earlier put of this driver.
 _TRIES = 5
 _NUMBERED = re.compile(r"(0|[1-9][0-9]{0,18})(.*)")
 
@@ -51,19 +50,19 @@ Bodies = dict[str, dict[str, Any]]
 
 
 class HeadMoved(StateError):
-    """Another driver wrote to a checkpoint while this one was about to take it over: look again."""
+    """Another driver wrote to a checkpoint while this driver was taking it over: read it again."""
 
 
 class HeadRecords:
     """The records of a checkpoint in a bucket: `ackcore.spark.checkpoint.records.Records`.
 
-    It is read at first, and owned from the first write or `take_over` on: who is refused, as the
-    topology is another, has fenced nobody.
+    They are only read at first, and owned from the first write or `take_over` on.  So a driver that
+    is refused because its topology differs has fenced nobody.
 
     Parameters
     ----------
     store : Store
-        The bucket, from ``<checkpoint>/ackcore`` on.
+        The bucket, rooted at ``<checkpoint>/ackcore``.
     """
 
     def __init__(self, store: Store) -> None:
@@ -72,11 +71,11 @@ class HeadRecords:
         self._lock = threading.RLock()
         self._deployment = ""
         self._large: dict[str, dict[str, Any]] = {}
-        #: Objects that no record names any more; the head on record may, up to the next put.
+        #: Objects that no record names any more; the stored head may name them until the next put.
         self._dropped: set[str] = set()
-        #: Objects that no head names from the last put on: they may be deleted.
+        #: Objects that no head names since the last put: they may be deleted.
         self._deletable: set[str] = set()
-        #: By directory, the first number of which the next head has records.
+        #: By directory, the first number with records in the next head.
         self._first: dict[str, int] = {}
         self._swept = False
         self._owned = self._closed = False
@@ -84,10 +83,10 @@ class HeadRecords:
         self._before: dict[str, Any] = {} if found is None else self._parsed(found.data)
         self.epoch: int = self._before.get("epoch", 0) + 1
         self._records: Bodies = self._before.get("records", {})
-        #: Objects that the head on record names.
+        #: Objects that the stored head names.
         self._named = _objects_of(self._records)
         self._progress: list[dict[str, Any]] = self._before.get("progress", [])
-        #: The head's version; None if there is none, or while it is not known what came of a put.
+        #: The head's version; None if there is no head, or while the result of a put is unknown.
         self._version = None if found is None else found.version
 
     # -- the head -----------------------------------------------------------------------------
@@ -101,7 +100,7 @@ class HeadRecords:
             "holder": process_name(),
             "token": self._token,
             "open": is_open,
-            # So that no two heads have the same bytes, by which a put is told from another's.
+            # No two heads have the same bytes, so a driver can recognize its own put.
             "write": secrets.token_hex(16),
             "records": records,
             "progress": self._progress,
@@ -110,21 +109,21 @@ class HeadRecords:
 
     @property
     def found(self) -> Mapping[str, Any]:
-        """The head as it was before this driver owned it: epoch, holder, whether it is open."""
+        """The head before this driver owned it: epoch, holder, and whether it is open."""
         return self._before
 
     @property
     def owned(self) -> bool:
-        """Whether this driver has put one, and so owned it then."""
+        """Whether this driver has put a head, and so became the owner."""
         return self._owned
 
     def take_over(self) -> None:
-        """Own the checkpoint, as it was when it was read; once more does no harm.
+        """Take over the checkpoint with the records that were read. Repeated calls do nothing.
 
         Raises
         ------
         HeadMoved
-            If it is not as it was.
+            If the head has changed since it was read.
         """
         with self._lock:
             if not self._owned:
@@ -152,19 +151,19 @@ class HeadRecords:
             )
 
     def has_moved(self) -> bool:
-        """Whether another driver wrote to it before this one owned it."""
+        """Return whether another driver wrote to the head before this driver owned it."""
         if self._owned:
             return False
         found = self._store.get(HEAD)
         return (None if found is None else found.version) != self._version
 
     def _load(self) -> None:
-        """Look what the head is.
+        """Read the head again.
 
         Raises
         ------
         CheckpointInUse
-            If it is another's.
+            If the head belongs to another driver.
         """
         found = self._store.get(HEAD)
         head = {} if found is None else self._parsed(found.data)
@@ -180,7 +179,7 @@ class HeadRecords:
         self._recorded(head["records"])
 
     def _recorded(self, records: Bodies) -> None:
-        # What was dropped stays so, though the head on record may have it yet.
+        # Dropped records stay dropped, though the stored head may still have them.
         self._records = self._kept(records)
         named = _objects_of(records)
         self._dropped |= self._named - named
@@ -188,13 +187,13 @@ class HeadRecords:
         self._named = named
 
     def _has_put(self, records: Bodies) -> None:
-        """Take it that this driver's put of these records went through, and no later one yet."""
+        """Note that this driver's put of these records succeeded and no later put has."""
         self._recorded(records)
         self._deletable |= self._dropped - self._named
         self._dropped = set()
 
     def _replace(self, change: Callable[[Bodies], Bodies], *, is_open: bool = True) -> None:
-        """Replace the records by what is made of them.
+        """Replace the records by the result of ``change``.
 
         Raises
         ------
@@ -210,7 +209,7 @@ class HeadRecords:
                     self._load()
                 version, records = self._version, change(self._records)
                 assert version is not None
-                # Unknown until there is an answer: what interrupts it may come anywhere.
+                # Unknown until there is an answer: an interrupt may come anywhere.
                 self._version = None
                 try:
                     data = self._bytes(records, is_open=is_open)
@@ -228,7 +227,7 @@ class HeadRecords:
                 self._load()
 
     def close(self) -> None:
-        """See `Records.close`; where that fails, the next driver takes it over as after a crash."""
+        """See `Records.close`. If this fails, the next driver takes over as after a crash."""
         with self._lock:
             if self._closed:
                 return
@@ -266,7 +265,7 @@ class HeadRecords:
         """See `Records.read`."""
         with self._lock:
             if self._owned and self._version is None:
-                self._load()  # what was interrupted may have come about
+                self._load()  # an interrupted put may have succeeded
         body = self._body(name)
         return of_deployment(body, self._deployment, self.place(name), self.place(META))
 
@@ -309,7 +308,7 @@ class HeadRecords:
         self._replace(lambda records: {**records, name: kept})
 
     def append_progress(self, line: Mapping[str, Any]) -> None:
-        """Have what a micro-batch did written with the next record, or when this is closed."""
+        """Add a line of progress, which is written with the next record or at `close`."""
         with self._lock:
             text = json.dumps(line, default=float)
             self._progress = [*self._progress, json.loads(text)][-_PROGRESS_LINES:]
@@ -324,25 +323,25 @@ class HeadRecords:
                 found.add(int(number[1]))
         return sorted(found)
 
-    # -- what goes ----------------------------------------------------------------------------
+    # -- removal ------------------------------------------------------------------------------
 
     def remove_old(self, number: int, tables: Collection[str]) -> None:
-        """See `Records.remove_old`: by the next put, and tables a micro-batch later.
+        """See `Records.remove_old`. The next put removes the records.
 
-        Or when this is closed.
+        Tables are deleted one micro-batch later, or at `close`.
         """
         with self._lock:
             self._forget("batches", number)
             self._dropped |= {*tables}
             if not self._swept:
-                # What drivers left that died before a head named it.  The list may lag.
+                # Objects of drivers that died before a head named them.  The list may lag.
                 listed = {entry.key for entry in self._store.list(_BELOW)}
                 self._dropped |= {key for key in listed if _epoch_in(key) < self.epoch}
                 self._swept = True
             self._delete()
 
     def _delete(self) -> None:
-        """Delete what no head names any more, unless it is not known what came of the last put."""
+        """Delete objects that no head names, unless the result of the last put is unknown."""
         if self._deletable and self._version is not None:
             self._store.delete(sorted(self._deletable))
             self._deletable = set()
@@ -355,7 +354,7 @@ class HeadRecords:
             self._large = {key: body for key, body in self._large.items() if key in named}
 
     def _kept(self, records: Bodies) -> Bodies:
-        """Return records without those that were dropped."""
+        """Return the records without those of removed micro-batches."""
 
         def is_old(name: str) -> bool:
             directory, _, rest = name.partition("/")
@@ -366,7 +365,7 @@ class HeadRecords:
 
 
 def _objects_of(records: Bodies) -> set[str]:
-    """Return the objects that records name."""
+    """Return the keys of the objects that records name."""
     return {body["object"] for body in records.values() if "object" in body}
 
 
@@ -375,6 +374,6 @@ def _digest(data: bytes) -> str:
 
 
 def _epoch_in(key: str) -> int:
-    """Return the epoch of the driver that put a large record."""
+    """Return the epoch in the key of a large record, or a huge number if the key has none."""
     epoch = key.rsplit(".", 2)[-2].removeprefix("e")
     return int(epoch) if epoch.isdecimal() else 1 << 63

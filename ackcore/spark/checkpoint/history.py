@@ -1,4 +1,4 @@
-"""How far a checkpoint came, by the names of its files, and which of them may be removed."""
+"""The progress of a checkpoint, derived from the names of its records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ReadPlan = Callable[[int], Plan | None]
 
 
 class History(NamedTuple):
-    """How far a checkpoint came."""
+    """The last planned and the last finished micro-batch, and the requests that plans took."""
 
     last_plan: int | None
     last_done: int | None
@@ -21,26 +21,26 @@ class History(NamedTuple):
 
 
 class Numbered(Protocol):
-    """Records that tell their numbers: `ackcore.spark.checkpoint.records.Records`."""
+    """Records that can be listed by number: `ackcore.spark.checkpoint.records.Records`."""
 
     def numbers(self, directory: str, ending: str = "") -> list[int]:
         """Return the numbers of ``<directory>/<number><ending>``, sorted."""
 
     def place(self, name: str) -> str:
-        """Return where a record is, for people."""
+        """Return the path or URL of a record, for messages."""
 
 
 def read_history(records: Numbered, plan_of: ReadPlan, begun: bool) -> History:
-    """Tell how far a checkpoint came.
+    """Return the progress of a checkpoint.
 
     Parameters
     ----------
     records : Numbered
-        Its plans, marks and decisions.
+        The checkpoint's plans, marks and decisions.
     plan_of : callable
-        Reads plans.
+        Returns the plan of a micro-batch.
     begun : bool
-        Whether there was ever a plan.
+        Whether the checkpoint ever had a plan.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def read_history(records: Numbered, plan_of: ReadPlan, begun: bool) -> History:
             records.place(f"batches/{plan.parent}.done"),
             f"is missing, though micro-batch {last} was planned after it",
         )
-    # Older ones are not read any more, and may be half removed.
+    # Older plans are not read any more, and may be partly removed.
     before = plan_of(last - 1)
     taken = {*plan.replays, *(() if before is None else before.replays)}
     return History(last, last if last in dones else plan.parent, frozenset(taken))

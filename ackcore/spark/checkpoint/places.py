@@ -18,17 +18,17 @@ from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import open_store
 
-#: A checkpoint whose driver goes on writing is tried to be taken over so often.
+#: Attempts to take over a checkpoint while another driver writes to it.
 _TAKE_OVERS = 10
 
-#: The end of the path of a store of dead letters that is in its checkpoint.
+#: The end of the path of a dead-letter store inside a checkpoint.
 WITHIN = "/ackcore/dead_letters"
 
 Opened = TypeVar("Opened")
 
 
 class Place(NamedTuple):
-    """Where a checkpoint lies.
+    """The place of a checkpoint, with the objects that access its parts.
 
     ``url`` is the checkpoint itself; ``requests`` are those to replay dead letters.
     """
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 def opened_directory(checkpoint: Path, use: Callable[[Place], Opened]) -> Opened:
-    """Lock a checkpoint on a file system, and return what is made of it."""
+    """Lock a checkpoint on a file system, and return the result of ``use``."""
     root = checkpoint / "ackcore"
     records = RecordFiles.open(root)
     try:
@@ -57,7 +57,9 @@ def opened_directory(checkpoint: Path, use: Callable[[Place], Opened]) -> Opened
 
 
 def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
-    """Take over a checkpoint in a bucket once something was made of it, and return that."""
+    """Call ``use`` for a checkpoint in a bucket, then take it over, and return the result of
+    ``use``.
+    """
     store = open_store(f"{url}/ackcore", "checkpoint")
     for tried in range(_TAKE_OVERS):
         records = HeadRecords(store)
@@ -68,7 +70,7 @@ def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
             found = use(Place(url, requests, records, tables, runs))
             records.take_over()
         except StateError as error:
-            # What is read of it while its driver is alive may be of two of its moments.
+            # Records that are read while the other driver writes may be inconsistent.
             moved = isinstance(error, HeadMoved) or records.has_moved()
             records.close()
             if not moved or tried == _TAKE_OVERS - 1:
@@ -82,11 +84,11 @@ def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
 
 
 def letters_url(records: Records, url: str) -> str:
-    """Return where the dead letters of a checkpoint are."""
+    """Return the path or URL of a checkpoint's dead letters."""
     return remembered_letters(records) or url + WITHIN
 
 
 def remembered_letters(records: Records) -> str | None:
-    """Return where the dead letters of a checkpoint are, None if they are in it."""
+    """Return the recorded place of the dead letters, or None if they are in the checkpoint."""
     pointer = records.read(POINTER)
     return None if pointer is None else pointer["path"]

@@ -1,8 +1,9 @@
-"""The log of micro-batches, a line each, for readers outside the query.
+"""The log of micro-batches, one line each, for readers outside the query.
 
-Nothing is decided by it: it is not synced, a line that a crash cut short is passed over, and what
-cannot be written is left out.  The file is ``<checkpoint>/ackcore/progress.jsonl``; when it is full
-it takes the place of ``progress.1.jsonl``, so the last thousand micro-batches or more are there.
+No decision depends on the log.  It is not synced; readers skip a line that a crash cut short, and
+the writer skips a line that it cannot write.  The file is ``<checkpoint>/ackcore/progress.jsonl``.
+When it is full, it replaces ``progress.1.jsonl``, so at least the last thousand micro-batches are
+kept.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _log = logging.getLogger("ackcore")
 _NAME, _OLDER = "progress.jsonl", "progress.1.jsonl"
 #: A line has some 600 bytes.
 _FULL_BYTES = 1 << 20
-#: So much is read at a time: a hundred lines.
+#: Bytes that are read at a time: about a hundred lines.
 _BLOCK_BYTES = 1 << 16
 
 
 class ProgressLog:
-    """The log of a checkpoint, as its driver writes it.
+    """The writer of a checkpoint's log, for its driver.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ class ProgressLog:
         self._complained = False
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a line; of one that cannot be written a warning is logged, once.
+        """Add a line. If it cannot be written, log one warning.
 
         Raises
         ------
@@ -50,7 +51,7 @@ class ProgressLog:
         text = json.dumps(line, separators=(",", ":"), default=float)
         try:
             with open(self._path, "ab", buffering=0) as file:
-                # A newline before it as well: a crash may have cut short what is there.
+                # A newline before it as well: a crash may have cut short the last line.
                 file.write(f"\n{text}\n".encode())
                 full = file.tell() >= _FULL_BYTES
             if full:
@@ -64,18 +65,18 @@ class ProgressLog:
 def read_progress(root: Path, most: int) -> list[dict[str, Any]]:
     """Return the lines of the last micro-batches, the newest one last.
 
-    Of the files no more is read than that takes, however long they are: who shows how a query goes
-    asks for it twice a second.
+    It reads no more of the files than it needs, however long they are: a progress display calls it
+    twice a second.
 
     Parameters
     ----------
     root : Path
         ``<checkpoint>/ackcore``.
     most : int
-        How many at most.
+        The largest number of lines to return.
     """
     found: dict[int, dict[str, Any]] = {}
-    # The newer one first: what it had when it became the older one is then found there, too.
+    # The newer file first: if it is renamed meanwhile, its lines are found in the older one.
     for path in (root / _NAME, root / _OLDER):
         for lines in _blocks_of_lines(path):
             if len(found) >= most:
@@ -90,14 +91,14 @@ def read_progress(root: Path, most: int) -> list[dict[str, Any]]:
 
 
 def _blocks_of_lines(path: Path) -> Iterator[list[bytes]]:
-    """Yield the lines of a file, some at a time, from its end to its beginning."""
+    """Yield the lines of a file in blocks, from its end to its beginning."""
     try:
         with open(path, "rb", buffering=0) as file:
             at, cut = file.seek(0, os.SEEK_END), b""
             while at > 0:
                 begin = max(0, at - _BLOCK_BYTES)
                 file.seek(begin)
-                # Where this begins within a line, the next block has the rest of it.
+                # If this block begins within a line, the next block has the line's beginning.
                 cut, *lines = (file.read(at - begin) + cut).split(b"\n")
                 at = begin
                 yield lines

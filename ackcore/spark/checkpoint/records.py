@@ -1,8 +1,9 @@
-"""The records of a checkpoint, by name: plans, decisions, marks, and whose it is.
+"""The records of a checkpoint, by name: plans, decisions, marks, and meta.json.
 
-Each carries the key of its deployment, and is refused where it is another's; and the epoch of the
-driver that wrote it: how often the checkpoint had been opened then.  On a file system they are
-files, held by a lock (`RecordFiles`); in a bucket all are in one object (`head.HeadRecords`).
+Each record holds the key of its deployment; a record of another deployment is refused.  It also
+holds the epoch of the driver that wrote it: the number of times the checkpoint had been opened.  On
+a file system records are files, protected by a lock (`RecordFiles`).  In a bucket all records are
+in one object (`head.HeadRecords`).
 """
 
 from __future__ import annotations
@@ -29,36 +30,36 @@ class Records(Protocol):
     Attributes
     ----------
     epoch : int
-        How often the checkpoint was opened, this time included; in every record that is written.
+        The number of times the checkpoint was opened, this time included. Each record holds it.
     """
 
     epoch: int
 
     @property
     def owned(self) -> bool:
-        """Whether it was taken over by this driver; before that it is only read."""
+        """Whether this driver has taken over the checkpoint. Before that it only reads."""
 
     def place(self, name: str) -> str:
-        """Return where a record is, for people."""
+        """Return the path or URL of a record, for messages."""
 
     def read_meta(self) -> dict[str, Any] | None:
-        """Return to whom the checkpoint belongs, None if nobody has said yet."""
+        """Return the content of meta.json, or None if it does not exist yet."""
 
     def write_meta(self, meta: Mapping[str, Any], *, once: bool = False) -> None:
-        """Record to whom it belongs; other records can be read and written from then on."""
+        """Write meta.json. After this, other records can be read and written."""
 
     def remains(self) -> str | None:
-        """Return the name of anything that is there beside `META`, the lock left out."""
+        """Return the name of any record other than `META` and the lock, or None."""
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a record, None if there is none.
+        """Return a record, or None if it does not exist.
 
         Raises
         ------
         CheckpointCorrupt, CheckpointNewer, StateError
-            As `read_record`.
+            In the cases of `read_record`.
         CheckpointForeign
-            If it is of another deployment.
+            If the record belongs to another deployment.
         """
 
     def write(
@@ -69,33 +70,35 @@ class Records(Protocol):
         once: bool = False,
         of_run: str = "",
     ) -> None:
-        """Write a record; ``once``: it must not be there yet.
+        """Write a record. With ``once`` it must not exist yet.
 
-        One ``of_run`` (its name) counts only if that run was not fenced off.
+        A record with ``of_run``, the name of a run, counts only if that run was not fenced off.
 
         Raises
         ------
         CheckpointInUse
-            If another driver has taken over, or wrote what is to be written once.
+            If another driver has taken over, or has written a record with ``once``.
         """
 
     def numbers(self, directory: str, ending: str = "") -> list[int]:
         """Return the numbers of ``<directory>/<number><ending>``, sorted."""
 
     def append_progress(self, line: Mapping[str, Any]) -> None:
-        """Note what a micro-batch did, for those who look from outside; nothing depends on it."""
+        """Log the results of a micro-batch for readers outside the query. Nothing depends on this
+        log.
+        """
 
     def remove_old(self, number: int, tables: Collection[str]) -> None:
-        """Remove records of micro-batches before ``number - 1``, and tables that none names.
+        """Remove records of micro-batches before ``number - 1``, and tables that no record names.
 
-        ``tables`` are their keys.
+        ``tables`` are the keys of these tables.
         """
 
     def check_owner(self) -> None:
         """Raise `CheckpointInUse` if another driver has taken over."""
 
     def close(self) -> None:
-        """Give the checkpoint back; twice is fine."""
+        """Release the checkpoint. Repeated calls do nothing."""
 
 
 class RecordFiles:
@@ -108,7 +111,7 @@ class RecordFiles:
     deployment : str, optional
         The deployment's key, if it is known already.
     lock : Lock, optional
-        By which it is held; without it the records are looked at only.
+        The lock that protects the checkpoint. Without a lock the records are only read.
     """
 
     def __init__(self, root: Path, deployment: str = "", lock: Lock | None = None):
@@ -121,11 +124,11 @@ class RecordFiles:
 
     @classmethod
     def open(cls, root: Path) -> RecordFiles:
-        """Lock a directory, which is made if it is not there."""
+        """Lock a directory, and create it if it does not exist."""
         return cls(root, lock=Lock(make_directory(root) / "lock"))
 
     def remove_temporaries(self) -> None:
-        """Remove what drivers left that died."""
+        """Remove the temporary files of drivers that died."""
         for directory in (self.root, self.root / "batches", self.root / "state"):
             remove_temporaries(directory)
 
@@ -165,7 +168,10 @@ class RecordFiles:
         once: bool = False,
         of_run: str = "",
     ) -> None:
-        """See `Records.write`. The next driver renames the directory that has the file."""
+        """See `Records.write`. With ``of_run`` the file is made in the run's directory.
+
+        The next driver renames that directory, so a fenced-off run cannot record anything.
+        """
         made_in = self.root / "work" / of_run if of_run else None
         path = self.root / name
         make_directory(path.parent)
@@ -185,7 +191,7 @@ class RecordFiles:
 
     def remove_old(self, number: int, tables: Collection[str]) -> None:
         """See `Records.remove_old`."""
-        # If another driver takes over from here on, it drops the same: it has this one's mark.
+        # A driver that takes over from here on removes the same: it sees this driver's mark.
         self.check_owner()
         for path in sorted((self.root / "batches").iterdir()):
             of = path.name.partition(".")[0]
@@ -207,12 +213,12 @@ class RecordFiles:
 def of_deployment(
     body: dict[str, Any] | None, deployment: str, place: str, meta: str
 ) -> dict[str, Any] | None:
-    """Return a record of a deployment, and refuse another's.
+    """Return a record of this deployment unchanged, and refuse other records.
 
     Raises
     ------
     CheckpointForeign
-        If it is another's.
+        If the record belongs to another deployment.
     """
     if body is not None and body["deployment_key"] != deployment:
         raise CheckpointForeign(
@@ -224,7 +230,7 @@ def of_deployment(
 
 
 def written_by_another(path: str | os.PathLike[str]) -> CheckpointInUse:
-    """Return the error for a record that is there before this driver wrote it."""
+    """Return the error for a record that another driver wrote before this one could."""
     return CheckpointInUse(
         f"{os.fspath(path)} was written by another driver, while this one was about to. Two at "
         "once are one too many: let the other one go on, or stop it and start again, and it goes "

@@ -1,9 +1,9 @@
 """The rows of a micro-batch that sinks refused, recorded between its decision and its mark.
 
-Each answer of a sink that names rows is a record, ``batches/N.refused-K`` with K from 0 on, and
-a table.  When all sinks have been asked ``batches/N.refused`` has what follows: the records that
-are dead now, and the books.  From then on no sink is asked again.  Each is written once, whoever
-writes it: of two drivers one finds that the other was there.
+Each answer of a sink that names rows is recorded as ``batches/N.refused-K``, with K from 0 on, and
+a table.  After all sinks have answered, ``batches/N.refused`` records the result: the records that
+are dead now, and the counts.  After that no sink is called again.  Each record is written once.
+If two drivers write one, the second finds the record of the first and is refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, TableFile, Tables
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.tables import TableCache
 
-#: A refused row: its file's number among those of the sink, its place in it, the roots that it
-#: hangs from, and why: an encoded `ackcore.topology.Reason`.
+#: A refused row: the number of its file among the sink's files, its place in the file, its roots,
+#: and an encoded `ackcore.topology.Reason`.
 REFUSED = pa.schema(
     [
         pa.field("file", pa.int32(), nullable=False),
@@ -31,7 +31,9 @@ REFUSED = pa.schema(
 
 
 class Refusal(NamedTuple):
-    """An answer of a sink: ``rows`` (`REFUSED`), and whether all others are ``written``."""
+    """An answer of a sink: the refused ``rows`` (`REFUSED`), and whether all others are
+    ``written``.
+    """
 
     sink: str
     written: bool
@@ -46,7 +48,7 @@ class Refusals:
     records : Records
         The checkpoint's records.
     cache : TableCache
-        Its tables.
+        The checkpoint's tables.
     """
 
     def __init__(self, records: Records, cache: TableCache) -> None:
@@ -54,7 +56,7 @@ class Refusals:
         self._cache = cache
 
     def of(self, number: int) -> list[Refusal]:
-        """Return the answers on record for a micro-batch, in their order."""
+        """Return the recorded answers for a micro-batch, in order."""
         found: list[Refusal] = []
         while (body := self._records.read(_name(number, len(found)))) is not None:
             self._cache.expect(body["table_bytes"])
@@ -63,12 +65,12 @@ class Refusals:
         return found
 
     def add(self, number: int, place: int, refusal: Refusal) -> None:
-        """Record an answer, ``place`` being how many there are.
+        """Record an answer as number ``place``: the number of answers that are recorded already.
 
         Raises
         ------
         CheckpointInUse
-            If another driver has taken over, or has recorded one.
+            If another driver has taken over, or has recorded this number.
         """
         file = self._write(number, f"refused-{place}", refusal.rows.cast(REFUSED))
         self._cache.sync()
@@ -87,21 +89,21 @@ class Refusals:
         counts: Mapping[str, Any],
         totals: Mapping[str, Any],
     ) -> None:
-        """Record what follows from all answers for a micro-batch.
+        """Record the result of all answers for a micro-batch.
 
         Parameters
         ----------
         number : int
             The micro-batch.
         dead : mapping from str to pyarrow.Table
-            The records that it makes dead, by spout: as ``BatchDecision.dead``.
+            The records that are dead because of the answers, by spout, like ``BatchDecision.dead``.
         counts, totals : mapping
-            What takes the place of ``BatchDecision.counts`` and ``totals``.
+            The new values of ``BatchDecision.counts`` and ``totals``.
 
         Raises
         ------
         CheckpointInUse
-            If another driver has taken over, or has recorded it.
+            If another driver has taken over, or has recorded the result.
         """
         files = {
             spout: self._write(number, f"refused-{spout}", some) for spout, some in dead.items()
@@ -116,7 +118,7 @@ class Refusals:
         self._records.write(_closed(number), body, once=True)
 
     def amended(self, decision: BatchDecision) -> BatchDecision:
-        """Return a decision with what the sinks refused since, if that is on record."""
+        """Return a decision with the recorded result of the refusals, if there is one."""
         body = self._records.read(_closed(decision.number))
         if body is None:
             return decision

@@ -1,4 +1,4 @@
-"""The tables of requests to run dead letters again, ``<request>.<spout>.<checksum>.arrow``."""
+"""The tables of requests to replay dead letters, ``<request>.<spout>.<checksum>.arrow``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ackcore.arrow import rebatched
 from ackcore.spark.base.checksummed import write_batches
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 
-#: What is in memory of a request that is written.
+#: Most rows and bytes in memory while a request is written.
 _ROWS, _BYTES = 1 << 16, 1 << 25
 
 
 def spout_of(name: str) -> str:
-    """Return the spout of a request: ``<request>.<spout>.<checksum>.arrow``."""
+    """Return the spout in the name of a request: ``<request>.<spout>.<checksum>.arrow``."""
     return name.split(".", 1)[1].rsplit(".", 2)[0]
 
 
 def write(directory: Path, request: str, spout: str, tables: Iterable[pa.Table]) -> str:
-    """Write a request's file, of one or more tables, and return its name."""
+    """Write one or more tables to a request's file, and return its name."""
     parts = iter(tables)
     first = next(parts)
     schema = first.schema.remove_metadata()
@@ -32,21 +32,21 @@ def write(directory: Path, request: str, spout: str, tables: Iterable[pa.Table])
 
 
 def fitted(table: pa.Table, schema: pa.Schema, name: str, place: str, way_out: str) -> pa.Table:
-    """Return the rows of a request in the columns that its source has now.
+    """Return the rows of a request, converted to the present columns of its source.
 
     Parameters
     ----------
     table : pyarrow.Table
-        As it was written.
+        The rows as they were written.
     schema : pyarrow.Schema
-        Those columns.
+        The present columns of the source.
     name, place, way_out : str
-        What it is called, where it is, and how to go on without it.
+        The request's name, its path or URL, and how to continue without it.
 
     Raises
     ------
     ColumnsChanged
-        If it does not fit.
+        If the rows do not fit.
     """
     table = table.replace_schema_metadata(None)
     what = f"the {table.num_rows} dead letters of spout {spout_of(name)!r} that {place} asks for"

@@ -1,12 +1,12 @@
-"""Requests to run dead letters again, as the query finds them that is to take them.
+"""Requests to replay dead letters, as the query that takes them reads them.
 
-They are named by the index of the store of dead letters: with the note that makes one count it is
-there, by one put.
+The index of the dead-letter store lists the requests.  One put adds a request to the index together
+with the note that makes it count.
 
-Anybody may add a request there, beside a query that runs.  None but the driver that owns the
-checkpoint takes one out: since a micro-batch that is done took it, or since it was withdrawn and no
-plan has taken it.  The driver looks whether it is the owner after it has read the version that it
-replaces.  Who takes over from then on opens the store, and by that replaces that version.
+Any process may add a request while a query runs.  Only the driver that owns the checkpoint removes
+one: after a finished micro-batch took it, or after it was withdrawn and no plan has taken it.  The
+driver checks that it is the owner after it has read the version that it replaces.  A driver that
+takes over later opens the store and thereby replaces that version, so the old driver's put fails.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.opening import open_store
 
-#: The record of a checkpoint that tells where its store of dead letters is, if not in it.
+#: The record with the place of the dead-letter store, if that is outside the checkpoint.
 POINTER = "dead_letters.json"
-#: Where objects of requests are, and what a user puts there to have one withdrawn.
+#: The prefix of requests' objects, and the suffix of the empty file that withdraws a request.
 REQUESTS, _WITHDRAWN = ".requests", ".withdrawn"
 
 
@@ -37,9 +37,9 @@ class Requests:
     Parameters
     ----------
     where : callable
-        Returns the URL of the store, once the checkpoint is known.
+        Returns the URL of the store; called after the checkpoint was read.
     owner : Records
-        The checkpoint.
+        The records of the checkpoint.
     """
 
     def __init__(self, where: Callable[[], str], owner: Records) -> None:
@@ -62,10 +62,10 @@ class Requests:
         return self._opened
 
     def names(self, taken: Collection[str]) -> list[str]:
-        """Return the names of all that are there, sorted, but those that were ``taken`` by plans.
+        """Return the sorted names of all requests, except those that plans have ``taken``.
 
-        It is asked at every heartbeat.  In a bucket it takes a trip, and one for each that is there
-        and was not taken.
+        It is called at every heartbeat.  In a bucket it makes one request to the server, and one
+        more for each name that was not taken.
         """
         there = [name for name in self._index.load().get("requests", {}) if name not in taken]
         marked = {name for name in there if self._marked(name)}
@@ -77,7 +77,7 @@ class Requests:
         return self._store.get(f"{REQUESTS}/{name}{_WITHDRAWN}") is not None
 
     def _withdraw(self, names: Collection[str]) -> None:
-        """Note that letters were not sent; the plans have taken none of these."""
+        """Record that the letters of these requests were not sent. No plan may have taken them."""
 
         def change(body: Body) -> Body | None:
             gone = [name for name in body.get("requests", {}) if name in names]
@@ -89,14 +89,14 @@ class Requests:
         self._index.replace(change)
 
     def read(self, name: str, schema: pa.Schema) -> pa.Table:
-        """Return the rows of a request in the columns that its source has now.
+        """Return the rows of a request, converted to the present columns of its source.
 
         Raises
         ------
         CheckpointCorrupt
-            If it is damaged or missing.
+            If the request is damaged or missing.
         ColumnsChanged
-            If it does not fit these columns.
+            If the rows do not fit these columns.
         """
         place = f"{self._store.url}/{REQUESTS}/{name}"
         way_out = (
@@ -111,14 +111,14 @@ class Requests:
         return replays.fitted(table, schema, name, place, way_out)
 
     def withdrawn(self, name: str) -> bool:
-        """Whether a user wants the query to go on without one that a plan took.
+        """Return whether a user withdrew a request that a plan took.
 
-        It is noted down once no plan has it any more.
+        The withdrawal is recorded once no plan names the request any more.
         """
         return name in self._index.load().get("withdrawn", []) or self._marked(name)
 
     def forget(self, names: Collection[str]) -> None:
-        """Remove requests that were taken by micro-batches that are done."""
+        """Remove requests that finished micro-batches took."""
         gone: list[str] = []
 
         def change(body: Body) -> Body | None:
@@ -129,7 +129,7 @@ class Requests:
             self._owner.check_owner()
             gone[:] = [requests[name]["object"] for name in there if name in requests]
             gone.extend(f"{REQUESTS}/{name}{_WITHDRAWN}" for name in there)
-            # A name that was withdrawn after a plan took it goes as well.
+            # Also remove a name that was withdrawn after a plan took it.
             left = [each for each in withdrawn if each not in names]
             return {**_without(body, names), "withdrawn": left}
 
@@ -144,7 +144,7 @@ def _without(body: Body, names: Collection[str]) -> Body:
 
 
 def put_object(store: Store, below: str, data: bytes) -> dict[str, Any]:
-    """Put an object that a record is to name, and return what the record has of it."""
+    """Put an object that a record will name, and return the record's entry for it."""
     digest = digest_of(data)
     key = f"{below}/{secrets.token_hex(4)}{digest[:16]}"
     store.put(key, data)
@@ -152,7 +152,7 @@ def put_object(store: Store, below: str, data: bytes) -> dict[str, Any]:
 
 
 def object_of(store: Store, entry: Mapping[str, Any]) -> bytes | None:
-    """Return an object that a record names, None if it is not there or not as it was put."""
+    """Return an object that a record names, or None if it is missing or damaged."""
     found = store.get(entry["object"])
     if found is None or len(found.data) != entry["bytes"]:
         return None

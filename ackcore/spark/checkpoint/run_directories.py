@@ -1,10 +1,10 @@
-"""The directories in which executors write: each run of a micro-batch has one of its own.
+"""The directories in which executors write: each run of a micro-batch has its own.
 
-A driver that is paused between its last check of the lock and the rename which records its decision
-records it when it resumes, whatever came meanwhile.  That decision must not name a run whose files
-are gone.  So a decision is made in the directory of its run, and the driver that takes over renames
-the directories of former runs before it removes them: either the decision was recorded before the
-rename, and is seen after it; or it never gets its name.
+A driver may be paused between its last check of the lock and the rename that records its decision.
+When it resumes, it does the rename even if another driver has taken over.  That decision must not
+name a run whose files are gone.  So a decision is made in the directory of its run, and the driver
+that takes over renames the directories of former runs before it removes them.  Either the decision
+was recorded before this rename, and the new driver sees it; or it is never recorded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FENCED = ".fenced"
 
 
 class RunDirectories:
-    """The directories of runs, ``<number>.<token>``, the token drawn for the run.
+    """The directories of runs, ``<number>.<token>``, with a random token for each run.
 
-    Tasks of an earlier run, another driver's perhaps, may live on and go on writing by path: none
-    of them finds the directory of a later run.
+    Tasks of an earlier run, perhaps of another driver, may still be alive and write to its path.
+    They cannot find the directory of a later run.
 
     Parameters
     ----------
@@ -54,8 +54,8 @@ class RunDirectories:
         """
         self._check_owner()
         if self._last is not None:
-            # Only what this driver made: another one's run may be the one that counts.  What
-            # cannot be removed, as tasks write there still, goes when the micro-batch is done.
+            # Only a run of this driver: another driver's run may be the one that counts.  Files
+            # that tasks still write are removed when the micro-batch is done.
             shutil.rmtree(self._last, ignore_errors=True)
         self._last = make_directory(self._root / f"{number}.{secrets.token_hex(8)}")
         return self._last
@@ -65,26 +65,26 @@ class RunDirectories:
         return self._root / decision.work
 
     def snapshot(self, number: int) -> Path:
-        """Return where the snapshot of the new rows of a micro-batch is."""
+        """Return the path of the snapshot of a micro-batch's new rows."""
         return self._root / f"{number}.pinned"
 
     def journal(self, number: int) -> Path:
-        """Return where all runs of a micro-batch, those of former drivers too, keep answers."""
+        """Return the path of the journal that all runs of a micro-batch share, across drivers."""
         return self._root / f"{number}.journal"
 
     def remove_fenced(
         self, number: int, decision_of: Callable[[int], BatchDecision | None]
     ) -> None:
-        """Remove the runs of drivers from which this one has taken over.
+        """Remove the runs of former drivers, except the run that the recorded decision names.
 
-        May be cut short anywhere, and repeated.
+        A crash at any point does no harm: the next call completes the removal.
 
         Parameters
         ----------
         number : int
             The micro-batch that is not done.
         decision_of : callable
-            Reads the decision on record.
+            Returns the decision on record.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class RunDirectories:
         names = {path.name for path in self._root.iterdir()} if self._root.is_dir() else set()
         runs = {name.removesuffix(_FENCED) for name in names}
         runs = {run for run in runs if (of := _RUN.fullmatch(run)) and int(of[1]) == number}
-        # After the look: none of them is of a driver that takes over from this one.
+        # After the listing: so none of the runs is of a driver that takes over from this one.
         self._check_owner()
         decision = decision_of(number)
         for run in runs & names:
@@ -105,23 +105,23 @@ class RunDirectories:
         for run in runs:
             fenced = self._root / f"{run}{_FENCED}"
             if decision is None or run != decision.work:
-                # Tasks may be writing there still: then the next time.
+                # Tasks may still write there: then a later call removes it.
                 shutil.rmtree(fenced, ignore_errors=True)
             elif fenced.exists():
                 with writing(self._root / run):
-                    # What a task of it has made anew since it was renamed.
+                    # Remove files that a task of the run made after the rename.
                     shutil.rmtree(self._root / run, ignore_errors=True)
                     fenced.rename(self._root / run)
                     sync_directory(self._root)
 
     def close(self, number: int | None) -> None:
-        """Do nothing: what is done was removed when it was."""
+        """Do nothing: `remove_done` has removed finished runs already."""
 
     def remove_done(self, number: int) -> None:
-        """Remove what the runs of micro-batches up to ``number`` left."""
+        """Remove the files of the runs of micro-batches up to ``number``."""
         for run in self._root.iterdir() if self._root.is_dir() else ():
             of = run.name.partition(".")[0]
-            # File systems put names of their own there: what is open still as it is removed, say.
+            # File systems add names of their own, for files that are removed while open.
             if of.isdecimal() and int(of) <= number:
-                # Tasks of a job that was given up may be writing there still: then the next time.
+                # Tasks of a cancelled job may still write there: then a later call removes it.
                 shutil.rmtree(run, ignore_errors=True)

@@ -1,19 +1,19 @@
-"""Records that were kept under a former schema of their source, in its present one.
+"""Conversion of records that were kept under a former schema to the present schema of their source.
 
-A source's columns may change while records of it wait for a retry or lie in the dead letters.
-Such records run beside new ones, in the same bolts, so they must have the columns that the source
-has now.  Where that changes no value it is done; elsewhere it is refused, by column, before
-anything is recorded that would need them.
+A source's columns may change while its records wait for a retry or are dead letters.  Such records
+run together with new ones, in the same bolts, so they must have the present columns of the source.
+A conversion that changes no value is done.  Any other is refused, with the names of the columns,
+before anything is recorded that would need it.
 
-======================================================  =======================================
-the column has the same type                            as it is
-it has another type, and a cast and back gives the same  cast
-the source has gained it, and it may be null            null
-the source has gained it, and it may not be null        refused
-the source has it no longer                             refused
-======================================================  =======================================
+====================================================  =======================================
+the column has the same type                          unchanged
+another type, and a cast both ways is lossless        cast
+the source has gained it, and it may be null          null
+the source has gained it, and it may not be null      refused
+the source has lost it                                refused
+====================================================  =======================================
 
-Whether a cast is safe is tried on the rows: ``int64`` to ``int32`` is, for small numbers.
+The cast is tried on the rows themselves: ``int64`` to ``int32`` is safe for small numbers.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from ackcore.spark.base.schemas import ORDER, TRACKING
 
 
 class ColumnsChanged(CheckpointForeign):
-    """Records were kept with columns that do not fit those that their source has now."""
+    """The columns of kept records do not fit the present columns of their source."""
 
 
 def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> pa.Table:
-    """Return kept records in the columns that their source has now.
+    """Return kept records, converted to the present columns of their source.
 
     Parameters
     ----------
     table : pyarrow.Table
-        The `TRACKING` columns, then the source's as they were.
+        The `TRACKING` columns, then the source's columns as they were.
     schema : pyarrow.Schema
-        The source's columns as they are.  What it says of nulls holds for columns that the
-        source has gained only: Spark promises of no value that it is not null.
+        The source's present columns.  ``nullable`` matters only for columns that the source has
+        gained: Spark promises for no value that it is not null.
     what : str
-        Begins the error's message: which records, and where they are.
+        The beginning of the error's message: the records and their place.
     way_out : str
-        Ends it: one or more sentences without the last full stop.
+        The end of the message: one or more sentences without the last full stop.
 
     Returns
     -------
     pyarrow.Table
-        The `TRACKING` columns, then those of ``schema``, in its order and of its types; the
-        very ``table`` if it has them already.
+        The `TRACKING` columns, then those of ``schema``, in its order and of its types.  It is
+        ``table`` itself if the columns did not change.
 
     Raises
     ------
     ColumnsChanged
-        If a column does not fit; all that do not are named, with what they were and are.
+        If a column does not fit. The message names each such column, with its old and new types.
     """
     was = pa.schema([table.schema.field(n) for n in range(len(TRACKING), table.num_columns)])
     if was.names == schema.names and was.types == schema.types:
@@ -74,7 +74,7 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
         columns.append(column)
         fields.append(pa.field(field.name, field.type))
     for name in was.names:
-        if name not in schema.names and name != ORDER:  # which is of no use without ordered_by
+        if name not in schema.names and name != ORDER:  # ORDER has no use without ordered_by
             troubles.append(f"{name!r}, {was.field(name).type}, is not there any more")
     if troubles:
         raise ColumnsChanged(

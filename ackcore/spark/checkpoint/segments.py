@@ -14,25 +14,25 @@ from ackcore._records import Int64s
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, TRACKING, FailedFile
 from ackcore.spark.checkpoint.tables import TableCache
 
-#: What is sorted or merged at a time, in rows and in bytes: that much is in memory.
+#: Most rows and bytes that are sorted or merged at a time, in memory.
 _WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A file of waiting rows; those before ``start`` wait no more."""
+    """A file of waiting rows; rows before ``start`` no longer wait."""
 
     cache: TableCache
     file: str  # relative to <checkpoint>/ackcore/state
-    rows: int  # of the file, less those behind them for which there was no room
+    rows: int  # of the file, without rows at its end that had no room
     next_due_ms: int
-    oldest_ms: int  # the least first_ms of those that wait
+    oldest_ms: int  # the least first_ms of the waiting rows
     start: int = 0
-    untried: int = 0  # of those that wait: replayed ones whose first turn has not come
+    untried: int = 0  # waiting rows that were replayed and not tried yet
 
     @classmethod
     def adopted(cls, part: FailedFile, cache: TableCache, directory: str) -> Segment:
-        """Move a file that a task wrote to where the checkpoint has it."""
+        """Move a file that a task wrote to the checkpoint."""
         file = cache.adopt(part.path, directory, part.nbytes)
         return cls(cache, file, part.rows, part.next_due_ms, part.oldest_ms)
 
@@ -42,7 +42,7 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        """The size of the file."""
+        """The size of the file in bytes."""
         return self.cache.size(self.file)
 
     def body(self) -> dict[str, Any]:
@@ -51,17 +51,18 @@ class Segment:
         return {name: getattr(self, name) for name in names}
 
     def table(self) -> pa.Table:
-        """Return the rows that wait, in a memory map; the source's columns may all be null.
+        """Return the waiting rows, in a memory map, with all columns of the source nullable.
 
-        Tasks write required columns as such, and the driver does not; segments are put together.
+        Tasks write required columns as required, and the driver does not; the segments are
+        concatenated.
         """
         rows = self.cache.read(self.file).slice(self.start, len(self))
         return all_nullable(rows)
 
     def after(self, taken: int, waiting: pa.Table) -> Segment:
-        """Return the segment without its first ``taken`` rows.
+        """Return the segment without its first ``taken`` waiting rows.
 
-        ``waiting`` has the rows of `table`.
+        ``waiting`` is the result of `table`.
         """
         left = waiting.slice(taken)
         return replace(
@@ -76,7 +77,7 @@ class Segment:
 def write_segment(
     cache: TableCache, directory: str, spout: str, parts: Sequence[Segment | pa.Table]
 ) -> Segment:
-    """Write parts, put in order, as one segment."""
+    """Write several parts as one segment, sorted by due time."""
     runs: list[pa.Table] = []
     for part in parts:
         if isinstance(part, Segment):
@@ -97,7 +98,7 @@ def write_segment(
 
 
 def _cut(table: pa.Table) -> Iterator[pa.Table]:
-    """Cut a table into pieces that can be sorted: a column of text must not have 2 GiB."""
+    """Cut a table into pieces small enough to sort: a text column must have less than 2 GiB."""
     if len(table) < 2 or table.nbytes <= _WINDOW_BYTES:
         yield table
     else:
@@ -113,7 +114,7 @@ def _sorted(table: pa.Table) -> pa.Table:
 
 
 def _merged(runs: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
-    """Merge tables in order, a window at a time."""
+    """Merge sorted tables, one window at a time."""
     due = np.concatenate([due_of(run) for run in runs])
     owner = np.repeat(np.arange(len(runs)), [len(run) for run in runs])
     owner = owner[np.argsort(due, kind="stable")]
@@ -138,19 +139,19 @@ def _merged(runs: Sequence[pa.Table]) -> Iterator[pa.RecordBatch]:
 
 
 def due_of(table: pa.Table) -> Int64s:
-    """Return when rows are due."""
+    """Return the due times of rows in milliseconds."""
     values: Int64s = table[DUE_MS].to_numpy()
     return values
 
 
 def untried_in(table: pa.Table) -> int:
-    """Return how many rows wait for their first turn, and not for one that is to count."""
+    """Return the number of rows with attempt 0 and a reason that counts: never tried yet."""
     counts = pc.struct_field(table[REASON], "counts")
     return pc.sum(pc.and_(pc.equal(table[ATTEMPT], 0), counts)).as_py() or 0
 
 
 def all_nullable(table: pa.Table) -> pa.Table:
-    """Return rows whose source's columns may all be null: whether they were may have changed."""
+    """Return rows with all columns of the source nullable: their nullability may have changed."""
     source = table.schema.names[len(TRACKING) :]
     fields = [pa.field(name, table.schema.field(name).type) for name in source]
     return pa.table(table.columns, schema=pa.schema([*TRACKING, *fields]))

@@ -1,7 +1,8 @@
-"""A record in a bucket that several processes change, none of which can lock it.
+"""A record in a bucket that several processes change without a lock.
 
-It is read, and replaced on the condition that it is in the version that was read; who comes second
-reads it again.  So each change is made of what is there, and none undoes another.
+A process reads the record, and replaces it on condition that its version is unchanged.  If another
+process was faster, it reads the record again.  So each change starts from the latest version, and
+no change undoes another.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import Store, StoreConflict
 
 Body = dict[str, Any]
-#: The one of a store of dead letters: see `ackcore.spark.dead_letters.bucket`.
+#: The shared record of a dead-letter store: see `ackcore.spark.dead_letters.bucket`.
 INDEX = "index.json"
-#: A change is made anew so often where others were faster.
+#: Attempts of a change while other processes are faster.
 _TRIES = 50
 
 
 class SharedRecord:
-    """A record of a store.
+    """A record of a store that several processes change.
 
     Parameters
     ----------
     store : Store
-        Where it is.
+        The store of the record.
     key : str
-        What it calls itself, too.
+        The record's key, which its content states as its name too.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -42,22 +43,22 @@ class SharedRecord:
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """The URL of the record, for messages."""
         return f"{self._store.url}/{self._key}"
 
     def read(self) -> Body:
-        """Return it as it was when it was read or replaced last; empty if there is none.
+        """Return the record as last read or replaced; empty if it does not exist.
 
         Raises
         ------
         CheckpointCorrupt, CheckpointNewer, StateError
-            If it cannot be read.
+            If the record cannot be read.
         """
         with self._lock:
             return self._body if self._known else self.load()
 
     def load(self) -> Body:
-        """Read it anew."""
+        """Read the record again from the store."""
         with self._lock:
             found = self._store.get(self._key)
             body = {} if found is None else record_in(found.data, self.place, self._key)
@@ -66,28 +67,29 @@ class SharedRecord:
             return self._body
 
     def replace(self, change: Callable[[Body], Body | None]) -> None:
-        """Replace it by what is made of it, by a call for each time that another was faster.
+        """Replace the record by the result of ``change``, and retry each time that another process
+        was faster.
 
         Parameters
         ----------
         change : callable
-            Returns the new one and leaves alone what it is given; None if nothing is to be done.
-            It must know again what it has done: an answer may be lost.
+            Returns the new record without changing its argument; None if there is nothing to do.
+            It must recognize its own earlier change: the answer to a put may be lost.
 
         Raises
         ------
         StateError
-            If it cannot be written, or others are faster again and again.
+            If the record cannot be written, or other processes are faster every time.
         """
         with self._lock:
             for _ in range(_TRIES):
                 new = change(self.read())
                 if new is None:
                     return
-                # So that no two have the same bytes, by which a put is told from another's.
+                # No two puts have the same bytes, so a process can recognize its own.
                 new = {**new, "write": secrets.token_hex(16)}
                 data = record_bytes(self._key, _plain(new))
-                # Unknown until there is an answer: what interrupts it may come anywhere.
+                # Unknown until there is an answer: an interrupt may come anywhere.
                 version, self._known = self._version, False
                 try:
                     self._version = self._store.replace(self._key, data, version)
@@ -99,5 +101,5 @@ class SharedRecord:
 
 
 def _plain(body: Body) -> Body:
-    """Return a record without what says its name and format."""
+    """Return a record without its name and format fields."""
     return {name: value for name, value in body.items() if name not in ("file", "format")}

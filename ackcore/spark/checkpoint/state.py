@@ -1,26 +1,26 @@
-"""The checkpoint of a topology: what is planned, decided and done, and what waits for a retry.
+"""The checkpoint of a topology: plans, decisions, marks, and the records that wait for a retry.
 
 Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
 
     meta.json                 format, topology, deployment key; written when it is made
     lock                      held by the driver while it runs, with a random token of its own
-    batches/N.plan            what micro-batch N will do
-    batches/N.decision        what became of it; written after the tables that it names
-    batches/N.refused*        what its sinks refused; written between decision and mark
+    batches/N.plan            the plan of micro-batch N
+    batches/N.decision        its results; written after the tables that it names
+    batches/N.refused*        rows that its sinks refused; written between decision and mark
     state/N.*.arrow           records that wait, or are dead; roots that are not ACKED
     state/N.*.parquet         dead letters that tasks wrote, which the store links
-    batches/N.done            all has been acted upon
-    work/N.<token>/           what executors write in a run of it; whose counts, the manifest says
+    batches/N.done            the mark: all effects of the decision are done
+    work/N.<token>/           files of executors in one run; the decision names the run that counts
     work/N.pinned/            the snapshot of its new rows, for careful runs
-    work/N.journal/           what the calls of its bolts came to, shared by all of its runs
-    replays/*.arrow           requests to send dead letters again
-    progress.jsonl            what the last micro-batches did; read by those who look, only
+    work/N.journal/           the results of its bolts' calls, shared by all of its runs
+    replays/*.arrow           requests to replay dead letters
+    progress.jsonl            results of the last micro-batches, for readers outside the query only
 
-What holds at every moment, a crash between any two writes included: micro-batch N has a plan, then
-a manifest, then its mark, in that order, and N + 1 has none of them before N has its mark.  So the
-state is read off the names of the files, and one that is not where it must be was removed by other
-hands: an error, as to begin again would lose what waits, or repeat what was done.  The last two
-micro-batches are kept; files of what waits, until no manifest names them (`waiting`).
+An invariant holds at every moment, also after a crash between any two writes: micro-batch N gets a
+plan, then a decision, then its mark, in that order, and N + 1 gets none of them before N has its
+mark.  So the names of the files give the state.  A missing file was removed by somebody else.  That
+is an error: starting again would lose waiting records or repeat effects.  The records of the last
+two micro-batches are kept; files of waiting records, until no decision names them (`waiting`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from ackcore.spark.stores.opening import is_bucket, store_url
 
 
 class State:
-    """An open checkpoint, exclusively locked; made by `open`.
+    """An open checkpoint that this driver owns exclusively; made by `open`.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class State:
     deployment_key : int
         63 random bits, drawn when the checkpoint was made.
     refusals : Refusals
-        What sinks refused; closed by `close_refusals`.
+        The rows that sinks refused; completed by `close_refusals`.
     """
 
     def __init__(self, place: Place, meta: dict[str, Any], sources: Mapping[str, pa.Schema]):
@@ -73,7 +73,7 @@ class State:
         self._meta = meta
         self.refusals = Refusals(self._records, self._cache)
         self._decisions: dict[int, BatchDecision] = {}
-        # Its set is replaced as a whole: the heartbeat's thread looks at it.
+        # Its set is replaced as a whole: the heartbeat's thread reads it.
         self._history = self._read_history()
 
     @classmethod
@@ -89,43 +89,42 @@ class State:
         clock_ms: int | None = None,
         new_key: int | None = None,
     ) -> State:
-        """Make the checkpoint if there is none, check it, and lock it.
+        """Make the checkpoint if it does not exist, check it, and lock it.
 
         Parameters
         ----------
         path : path
             The checkpoint, on a local or a shared file system, or the URL of a place in a bucket.
-            There it is taken over from whoever has it open.
+            In a bucket it is taken over from any driver that has it open.
         topology : Topology
-            What will run on it.
+            The topology that will run on it.
         sources : mapping from str to pyarrow.Schema
-            The columns that the source of each spout has now; records that wait are fitted to
-            them.
+            The present columns of each spout's source; waiting records are converted to them.
         kind : {"stream", "batch"}
-            Whether Spark's offsets drive it or a bounded source.
+            Whether the run follows Spark's offsets, or reads a bounded source.
         offsets : path, optional
-            Where Spark keeps its offset log; ``<path>/offsets`` if not given.  Both logs must
-            tell the same history.  Streams only.
+            Spark's offset log; ``<path>/offsets`` by default.  It must agree with our records.
+            Streams only.
         accept_changes : bool, default False
             Take over the checkpoint of a topology of another structure.
         clock_ms : int, optional
-            The time at which it is made; the system's if not given.
+            The creation time in milliseconds; the system's time by default.
         new_key : int, optional
-            The deployment's key if it is made; a random one if not given.
+            The deployment key of a new checkpoint; random by default.
 
         Returns
         -------
         State
-            To be closed.
+            The open checkpoint. The caller must close it.
 
         Raises
         ------
         ValueError
             If ``path`` is a URI, other than ``file:`` and those of buckets.
         CheckpointInUse, CheckpointReadOnly, CheckpointCorrupt, CheckpointForeign, CheckpointNewer
-            As their names say.
+            In the cases that their names describe.
         StateError
-            If it cannot be read or written for another reason: no space, say.
+            If it cannot be read or written for another reason, such as a full disk.
         """
         log = None
         if kind == "stream":
@@ -148,7 +147,7 @@ class State:
         return opened_directory(local_path(path, "checkpoint"), use)
 
     def _check_all(self, topology: Described, log: Path | None) -> None:
-        """Make sure that a topology can go on with it, and record that it does."""
+        """Check that the topology can continue from the checkpoint, and record the topology."""
         if log is not None:
             compatibility.check_offsets(log, self._records.place(""), self.last_plan)
         self._check_waiting(topology, self._check_tables())
@@ -160,12 +159,13 @@ class State:
         return history.read_history(self._records, self.plan, self._meta["begun"])
 
     def _check_tables(self) -> BatchDecision | None:
-        """Read whatever will be read, rather than at the first retry, and return the last decision.
+        """Read all tables that will be needed, before the first retry, and return the last
+        decision.
 
         Raises
         ------
         CheckpointCorrupt
-            If anything is missing or damaged.
+            If a table is missing or damaged.
         """
         planned, done = self.last_plan, self.last_done
         last = None if planned is None else self.decision(planned)
@@ -175,13 +175,15 @@ class State:
         if last is not None:
             for spout in last.waiting:
                 last.waiting.tables(spout)
-            # What was acted upon will not be read again.
+            # Dead records of a finished micro-batch are not read again.
             if last.number != done:
                 last.all_dead.check()
         return last
 
     def _check_waiting(self, topology: Described, decision: BatchDecision | None) -> None:
-        """Refuse records that wait for a spout that is no more, or for columns that it has not."""
+        """Refuse records that wait for a removed spout, or do not fit the present columns of their
+        source.
+        """
         waiting = Waiting({}) if decision is None else decision.waiting
         plan = self._open_plan()
         requested = [*(() if plan is None else plan.replays), *self.pending_replays()]
@@ -193,7 +195,9 @@ class State:
             self._request(name)
 
     def _open_plan(self) -> Plan | None:
-        """Return the plan that is not decided, less the requests that were withdrawn since."""
+        """Return the plan without a decision, less requests that were withdrawn since; None if
+        there is none.
+        """
         number = self.last_plan
         plan = None if number is None else self.plan(number)
         if plan is None or self.decision(plan.number) is not None:
@@ -201,31 +205,31 @@ class State:
         left = tuple(name for name in plan.replays if not self._requests.withdrawn(name))
         if left == plan.replays:
             return plan
-        # Root ids go by a record's place among the retries, so they are of other records now.
+        # Root ids depend on a record's place among the retries: they belong to other records now.
         plan = replace(plan, replays=left, crashes=0, careful=False).without_suspects()
         self._records.write(f"batches/{plan.number}.plan", plan.body())
         self._history = self._read_history()
         return plan
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- ownership and progress ---------------------------------------------------------------
 
     def close(self) -> None:
-        """Give it back to others; twice is fine."""
+        """Release the checkpoint. Repeated calls do nothing."""
         self._runs.close(self.last_done)
         self._records.close()
 
     @property
     def records(self) -> Records:
-        """All that is on record, for those who keep a record of their own there."""
+        """The records of the checkpoint, for modules that keep a record of their own there."""
         return self._records
 
     def check_owner(self) -> None:
-        """Make sure that no other driver has taken over.
+        """Check that no other driver has taken over.
 
         Raises
         ------
         CheckpointInUse
-            If one has: nothing that this one writes may count.
+            If another driver has taken over. Nothing that this driver writes may count then.
         """
         self._records.check_owner()
 
@@ -248,27 +252,27 @@ class State:
 
     @property
     def spout_order(self) -> tuple[str, ...]:
-        """The names of the spouts, in the order in which their sources are numbered."""
+        """The names of the spouts, in the order of their sources' numbers."""
         return tuple(self._meta["spout_order"])
 
     @property
     def last_done(self) -> int | None:
-        """The newest micro-batch that is done."""
+        """The newest micro-batch that is done, or None."""
         return self._history.last_done
 
     @property
     def last_plan(self) -> int | None:
-        """The newest that is planned: `last_done`, or one more."""
+        """The newest micro-batch with a plan: `last_done` or the next one, or None."""
         return self._history.last_plan
 
     def is_done(self, number: int) -> bool:
-        """Whether a micro-batch has its mark.
+        """Return whether a micro-batch has its mark.
 
         Raises
         ------
         CheckpointCorrupt
-            If it is neither the last one that is done nor the next: either answer would skip
-            records or repeat them.
+            If ``number`` is neither the last micro-batch that is done nor the next one: either
+            answer would skip records or repeat them.
         """
         expected = 0 if self.last_done is None else self.last_done + 1
         if number == expected:
@@ -283,39 +287,40 @@ class State:
 
     @property
     def runs(self) -> RunDirectories | BucketRuns:
-        """Where executors write."""
+        """The places where executors write."""
         return self._runs
 
     # -- plans --------------------------------------------------------------------------------
 
     def plan(self, number: int) -> Plan | None:
-        """Return the plan on record, None if there is none yet."""
+        """Return the recorded plan of a micro-batch, or None."""
         body = self._records.read(f"batches/{number}.plan")
         return None if body is None else Plan.of(body)
 
     def make_plan(self, number: int, clock_ms: int, max_retries: int | None = None) -> Plan:
-        """Return a new plan, which is not yet written.
+        """Return a new plan, which is not written yet.
 
         Parameters
         ----------
         number : int
             The micro-batch after the last one that is done.
         clock_ms : int
-            What the clock says.  It may have gone back; the plan's time never does.
+            The clock's time in milliseconds.  If the clock went back, the plan keeps its parent's
+            time.
         max_retries : int, optional
-            How many rows that are due, replays among them, it takes at most.
+            The most due rows that the plan takes, replays included.
 
         Returns
         -------
         Plan
-            With how many rows are due, and the requests to replay that no plan has taken.
+            The plan, with the number of due rows and the replay requests that no plan has taken.
 
         Raises
         ------
         CheckpointCorrupt
             If another micro-batch is next.
         ColumnsChanged
-            If a request does not fit the columns that its source has now.
+            If a request does not fit the present columns of its source.
         """
         if self.is_done(number):
             raise ValueError(f"micro-batch {number} is done already; ask is_done first")
@@ -326,16 +331,16 @@ class State:
         due = self._waiting_after(parent).due(now_ms)
         requested = self.pending_replays()
         for name in requested:
-            self._request(name)  # one that does not fit must not be in a plan on record
+            self._request(name)  # raises: one that does not fit must not be in a recorded plan
         return Plan(number, now_ms, parent, due, requested, max_retries=max_retries)
 
     def write_plan(self, plan: Plan) -> None:
-        """Record a plan, or record it anew as long as nothing is decided.
+        """Record a plan, or replace it while its micro-batch has no decision.
 
         Raises
         ------
         ValueError
-            If it is decided already.
+            If the micro-batch has a decision.
         """
         if self.is_done(plan.number) or self.decision(plan.number) is not None:
             raise ValueError(f"micro-batch {plan.number} is decided, its plan stays as it is")
@@ -344,28 +349,30 @@ class State:
         taken = self._history.taken | frozenset(plan.replays)
         self._history = self._history._replace(last_plan=plan.number, taken=taken)
         if not self._meta["begun"]:
-            # After the plan: where it is set and there is no plan, files were removed.
+            # After the plan: if begun is set without a plan, files were removed.
             compatibility.write_meta(self._records, self._meta | {"begun": True})
             self._meta["begun"] = True
 
     def record_interrupt(self, number: int) -> None:
-        """Note that the driver was told to end, and did not die of a micro-batch that is planned.
+        """Record that the driver was interrupted, and did not crash because of the planned
+        micro-batch.
 
-        An interrupt comes anywhere, in the midst of `write_plan` as well: what counts is the file.
+        An interrupt may come at any point, also within `write_plan`: only the recorded plan counts.
         """
         plan = self.plan(number)
         if plan is not None and self.decision(number) is None:
             self._records.write(f"batches/{number}.plan", replace(plan, interrupted=True).body())
 
     def split_due(self, plan: Plan) -> Retries:
-        """Part the parent's waiting rows by what is due, and add the requests the plan took.
+        """Split the parent's waiting rows into due and other rows, and add the requests of the
+        plan.
 
         Raises
         ------
         CheckpointCorrupt
-            If there are not the rows that the plan counted, or a request is missing.
+            If the number of due rows differs from the plan, or a request is missing.
         ColumnsChanged
-            If the rows do not fit the columns that their source has now.
+            If the rows do not fit the present columns of their source.
         """
         waiting = self._waiting_after(plan.parent)
         found = waiting.due(plan.now_ms)
@@ -382,7 +389,7 @@ class State:
         return Retries(due, rest, dict(counts))
 
     def _requested(self, plan: Plan) -> list[tuple[str, pa.Table]]:
-        """Return what a plan's requests bring, with its order if its spout is ordered."""
+        """Return the rows of a plan's requests, with new order numbers for ordered spouts."""
         found, before = [], Counter[str]()
         for name in plan.replays:
             spout, table = replays.spout_of(name), self._request(name)
@@ -396,12 +403,12 @@ class State:
         return found
 
     def fitted(self, spout: str, table: pa.Table) -> pa.Table:
-        """Return waiting rows in the columns that their source has now.
+        """Return waiting rows, converted to the present columns of their source.
 
         Raises
         ------
         ColumnsChanged
-            If they do not fit.
+            If the rows do not fit.
         """
         return fit_columns(
             table,
@@ -412,13 +419,13 @@ class State:
         )
 
     def _request(self, name: str) -> pa.Table:
-        """Return the rows of a request, in the columns that their source has now."""
+        """Return the rows of a request, converted to the present columns of its source."""
         return self._requests.read(name, self._sources[replays.spout_of(name)])
 
     # -- decisions ----------------------------------------------------------------------------
 
     def decision(self, number: int) -> BatchDecision | None:
-        """Return the decision on record, None if there is none.
+        """Return the recorded decision of a micro-batch, or None.
 
         Its tables are read at the first access, by memory map.
         """
@@ -431,7 +438,7 @@ class State:
         return self._decisions[number]
 
     def _decided(self, number: int) -> BatchDecision:
-        """Return a decision on which later records build."""
+        """Return a decision that later records depend on; raise if it is missing."""
         decision = self.decision(number)
         if decision is None:
             manifest = self._records.place(f"batches/{number}.decision")
@@ -439,31 +446,31 @@ class State:
         return decision
 
     def write_decision(self, decision: BatchDecision) -> BatchDecision:
-        """Record what became of a micro-batch.
+        """Record the decision of a micro-batch.
 
         Parameters
         ----------
         decision : BatchDecision
-            Of a micro-batch that has a plan and no decision.
+            The decision of a micro-batch that has a plan and no decision.
 
         Returns
         -------
         BatchDecision
-            As `decision` reads it, with what the state fills in.
+            The decision as `decision` reads it, with the fields that the state sets.
 
         Raises
         ------
         ValueError
-            If there is no plan, or a decision already, or a table is not as it must be.
+            If there is no plan, or a decision already, or a table has wrong columns.
         StateError
-            If it cannot be written.
+            If the decision cannot be written.
         """
         number = decision.number
         plan = None if self.is_done(number) else self.plan(number)
         if plan is None or self.decision(number) is not None:
             raise ValueError(f"micro-batch {number} is decided already, or has no plan yet")
-        # There may be tables here of a driver that died before it wrote the manifest, or of one
-        # that has just taken over: no record names them, or all depends on them.
+        # There may be tables of a driver that died before it wrote the decision, or of a driver
+        # that has just taken over. So none is removed here.
         body = decision.write(self._cache, plan.now_ms)
         name = f"batches/{number}.decision"
         self._records.write(name, body, once=True, of_run=decision.work)
@@ -476,18 +483,18 @@ class State:
         counts: Mapping[str, Any],
         totals: Mapping[str, Any],
     ) -> BatchDecision:
-        """Record what follows from all that sinks refused; return the decision with it."""
+        """Record the result of all rows that sinks refused; return the amended decision."""
         self.refusals.close(decision.number, dead, counts, totals)
         del self._decisions[decision.number]
         return self._decided(decision.number)
 
     def waiting(self, number: int) -> Waiting:
-        """Return the rows that waited after a micro-batch, read at the first access.
+        """Return the rows that waited after a micro-batch. They are read at the first access.
 
         Raises
         ------
         CheckpointCorrupt
-            If it has no decision; or later, if a table is damaged.
+            If the micro-batch has no decision; or later, if a table is damaged.
         """
         return self._decided(number).waiting
 
@@ -495,12 +502,12 @@ class State:
         return Waiting({}) if number is None else self.waiting(number)
 
     def write_done(self, number: int) -> None:
-        """Mark a micro-batch, after all has been acted upon.
+        """Mark a micro-batch as done, after all effects of its decision.
 
         Raises
         ------
         ValueError
-            If it is not decided.
+            If the micro-batch has no decision.
         """
         if self.is_done(number):
             return
@@ -510,40 +517,41 @@ class State:
         self._history = self._history._replace(last_done=number)
 
     def append_progress(self, line: Mapping[str, Any]) -> None:
-        """Note what a micro-batch did, for those who look at it from outside."""
+        """Log the results of a micro-batch for readers outside the query."""
         self._records.append_progress(line)
 
-    # -- what comes and goes ------------------------------------------------------------------
+    # -- removal and replays ------------------------------------------------------------------
 
     def prune(self, number: int) -> None:
-        """Remove what is not read any more after micro-batch ``number`` is done.
+        """Remove files that are not read any more after micro-batch ``number`` is done.
 
-        Plans, decisions and marks before ``number - 1``, the work of all that are done, and the
-        requests that were taken.  May be cut short anywhere, and repeated.
+        These are plans, decisions and marks before ``number - 1``, the work of all finished
+        micro-batches, and the requests that were taken.  A crash at any point does no harm: the
+        next call completes it.
 
         Raises
         ------
         ValueError
-            If it is not the last one that is done.
+            If ``number`` is not the last micro-batch that is done.
         """
         if number != self.last_done:
             raise ValueError(f"micro-batch {number} must be the last one done, {self.last_done}")
         if self.last_plan == number:
-            # Before the plans that remember having taken them.
+            # Before the plans that name the taken requests are removed.
             self._requests.forget(self._history.taken)
         self._runs.remove_done(number)
         numbers = self._records.numbers("batches", ".decision")
         kept = [self.decision(each) for each in numbers if each >= number - 1]
-        # None: a later one, whose driver died while it wrote the tables.
+        # None: a decision that was removed meanwhile.
         named = {file for each in kept if each is not None for file in each.table_files}
-        # First: a network file system keeps a file that is mapped, and with it the directory.
+        # First: a network file system keeps a mapped file, and with it the directory.
         self._cache.keep(named)
         self._records.remove_old(number, self._cache.unnamed(number, named))
         self._decisions = {n: each for n, each in self._decisions.items() if n >= number - 1}
 
     def pending_replays(self) -> tuple[str, ...]:
-        """Return the names of requests that no plan has taken yet, sorted.
+        """Return the sorted names of requests that no plan has taken yet.
 
-        Cheap enough for every heartbeat, and for its thread.
+        The heartbeat's thread calls it at every heartbeat.
         """
         return tuple(self._requests.names(self._history.taken))

@@ -1,9 +1,9 @@
-"""The tables of a checkpoint: where they are, and that each is what was written.
+"""The tables of a checkpoint: their names, and the checks of their content.
 
-``state/7.e3.waiting-lines.<checksum>.arrow`` was put by the driver of epoch 3, before the decision
-of micro-batch 7 that names it.  Only that driver can name it for the first time, and only in that
-micro-batch.  So once that is done, what the records do not name no later record names, and even a
-driver that does not know yet that it was taken over from can delete it.
+The driver of epoch 3 put ``state/7.e3.waiting-lines.<checksum>.arrow`` before it recorded the
+decision of micro-batch 7, which names the table.  Only that driver can name it for the first time,
+and only in that micro-batch.  Once micro-batch 7 is done, no later record can name a table that the
+records do not name.  So even a driver that has not noticed a takeover can delete such a table.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 
 _BELOW = "state"
-#: A table that was written to a bucket stays in memory if it has no more bytes.
+#: Largest table in bytes that stays in memory after it was written to a bucket.
 _SMALL = 1 << 20
-#: So many tables that tasks wrote are copied beside each other.
+#: Number of tasks' tables that are linked or copied concurrently.
 _AT_ONCE = 16
 
 
 class TableCache:
     """The tables below ``state``, each mapped and checked once.
 
-    Where they are in a bucket they are checked whenever their bytes come from there.  What stays in
-    memory, or in a mapped file of this machine's, is not fetched again.
+    In a bucket a table is checked each time its bytes are fetched.  A table that stays in memory,
+    or in a mapped file on this machine, is not fetched again.
 
     Parameters
     ----------
     store : Store
-        The file system or the bucket, from ``<checkpoint>/ackcore`` on.
+        The file system or the bucket, rooted at ``<checkpoint>/ackcore``.
     epoch : int
-        This driver's.
+        The epoch of this driver.
     check : bool, default True
-        Whether lengths and checksums of files of a file system are looked at.
+        Whether to check the lengths and checksums of files on a file system.
     """
 
     def __init__(self, store: Store, epoch: int, *, check: bool = True):
@@ -58,26 +58,28 @@ class TableCache:
         self._check = check or not self._is_local
         self._verified: set[str] = set()
         self._mapped: dict[str, pa.Table] = {}
-        #: The lengths of files, as they were written or as a record says.
+        #: The lengths of files in bytes, as written or as recorded.
         self._sizes: dict[str, int] = {}
-        #: What is there, by key, as far as it is known; None before the first look.
+        #: The known keys of existing tables; None before the first list.
         self._there: set[str] | None = None
 
     def expect(self, sizes: Mapping[str, int]) -> None:
-        """Have files refused that have not the lengths which a record says."""
+        """Set the recorded lengths of files, in bytes. A file of another length is refused when it
+        is read.
+        """
         self._sizes.update(sizes)
 
     def sizes(self, files: Iterable[str]) -> dict[str, int]:
-        """Return the lengths of files for a record, of those that are known."""
+        """Return the known lengths of files in bytes, for a record."""
         return {file: self._sizes[file] for file in sorted(files) if file in self._sizes}
 
     def read(self, file: str, keep: bool = True) -> pa.Table:
-        """Return a table; without ``keep`` its pages may leave memory when that goes.
+        """Return a table. With ``keep=False`` the cache does not keep it mapped.
 
         Raises
         ------
         CheckpointCorrupt, StateError
-            If it is missing, damaged or unreadable.
+            If the table is missing, damaged or unreadable.
         """
         if file in self._mapped:
             return self._mapped[file]
@@ -97,57 +99,58 @@ class TableCache:
         return data
 
     def _is_unchecked(self, file: str) -> bool:
-        # Whoever wrote or checked it before: what comes from a bucket now are other bytes.
+        # Even if it was written or checked before: a bucket sends the bytes again.
         return self._check and not (self._is_local and file in self._verified)
 
     def checked(self, file: str, nbytes: int) -> str:
-        """Return where a file is that is no table, once it has its length and its checksum.
+        """Return the path or URL of a file that is no Arrow table, after a check of length and
+        checksum.
 
-        What this driver has written is not read for that.
+        A file that this driver has written is not read for the check.
 
         Raises
         ------
         CheckpointCorrupt, StateError
-            If it is missing, damaged or unreadable.
+            If the file is missing, damaged or unreadable.
         """
         if file not in self._verified or self._sizes.get(file) != nbytes:
             self.opened(file, nbytes)
         elif self._is_local:
-            self._data(file, nbytes)  # by its length: it may have been cut off since
+            self._data(file, nbytes)  # checks the length: it may have been cut off since
         return self.place(file)
 
     def opened(self, file: str, nbytes: int) -> pa.NativeFile:
-        """Return what `checked` looks at as something that Parquet is read from."""
+        """Check a file like `checked`, and return it open for a Parquet reader."""
         data = self._data(file, nbytes)
         check_data(data, self.place(file), content=self._is_unchecked(file))
         self.wrote(file, nbytes)
         return pa.BufferReader(data)
 
     def place(self, file: str) -> str:
-        """Return where a table is, for people."""
+        """Return the path or URL of a table, for messages."""
         return f"{self._store.url}/{_BELOW}/{file}"
 
     def size(self, file: str) -> int:
-        """Return how many bytes a table has."""
+        """Return the length of a table's file in bytes."""
         if file not in self._sizes:
             self.read(file)
         return self._sizes[file]
 
     def directory_of(self, number: int) -> str:
-        """Return how the names of the tables of a micro-batch begin."""
+        """Return the prefix of the names of a micro-batch's tables."""
         return f"{number}.e{self._epoch}"
 
     def write(
         self, directory: str, name: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     ) -> str:
-        """Write a table, and return its file; its name lasts from the next `sync` on."""
+        """Write a table, and return its file name. The name is durable after the next `sync`."""
         shop = Workshop(f"{self._store.url}/{_BELOW}")
         try:
             made = shop.path
             file = write_batches(made, f"{directory}.{name}", schema, batches, named=False)
             nbytes = (made / file).stat().st_size
             if nbytes <= _SMALL and not self._is_local:
-                # It is looked at right away: that takes no trip.
+                # It is read right away: this saves a request.
                 data = pa.py_buffer((made / file).read_bytes())
                 self._mapped[file] = table_in(data, self.place(file), check=False)
             shop.publish(file)
@@ -162,66 +165,71 @@ class TableCache:
         self.wrote(file, nbytes)
 
     def write_table(self, directory: str, name: str, table: pa.Table) -> str:
-        """Write a table that is whole already."""
+        """Write a table that is in memory."""
         return self.write(directory, name, table.schema, batches_of(table))
 
     def adopt_soon(self, files: Mapping[Place, int | None], directory: str) -> None:
-        """Call `adopt` for files, beside each other."""
+        """Call `adopt` for several files concurrently."""
         if len(files) > 1:
             with ThreadPoolExecutor(_AT_ONCE) as beside:
                 list(beside.map(lambda path: self.adopt(path, directory, files[path]), files))
 
     def adopt(self, path: Place, directory: str, nbytes: int | None) -> str:
-        """Link or copy a file that tasks wrote, unless it was done; return its file.
+        """Link or copy a file that tasks wrote, unless this was done before; return its new name.
 
-        The run's own goes with the run.
+        The original is removed with its run.
 
         Parameters
         ----------
         path : path
-            Where it is.
+            The path or URL of the file.
         directory : str
-            How its name is to begin.
+            The prefix of its new name.
         nbytes : int or None
-            Its length, as its task told it.
+            Its length in bytes, as its task reported it.
 
         Raises
         ------
         CheckpointCorrupt
-            If it has another one.
+            If the file has another length.
         StateError
-            If it is not there, or cannot be linked or copied.
+            If the file is missing, or cannot be linked or copied.
         """
         file = f"{directory}.{os.path.basename(path)}"
         if file in self._sizes:
-            return file  # by this driver, and its name tells its bytes
+            return file  # by this driver, and its name holds its checksum
         size = adopt_object(path, self._store, f"{_BELOW}/{file}", named=False)
         check_size(path, size, nbytes, RUN_AGAIN)
         self._has(file, size)
         return file
 
     def sync(self) -> None:
-        """Make durable the names of what was written; an object is there when its put returns."""
+        """Make the names of written files durable. In a bucket an object is durable when its put
+        returns.
+        """
         if isinstance(self._store, LocalStore):
             self._store.sync(_BELOW)
 
     def wrote(self, file: str, nbytes: int) -> None:
-        """Skip the check of the content of a file that has just been written, and has a length."""
+        """Record the length of a file that was just written or checked, and skip later checks of
+        its content.
+        """
         self._verified.add(file)
         self._sizes[file] = nbytes
 
     def unnamed(self, number: int, named: Collection[str]) -> Collection[str]:
-        """Return the keys of tables of before ``number - 1`` that no record names, each once.
+        """Return the keys of tables before ``number - 1`` that no record names. Return each key
+        once.
 
         Parameters
         ----------
         number : int
             The last micro-batch that is done.
         named : collection of str
-            The files that the records name which are kept.
+            The files that the kept records name.
         """
         if self._there is None:
-            # It may lag: what it lacks is deleted by a later driver.
+            # The list may lag: a later driver deletes the tables that it lacks.
             self._there = {entry.key for entry in self._store.list(_BELOW)}
         kept = {f"{_BELOW}/{file}" for file in named}
         old = {key for key in self._there - kept if _number_in(key) < number - 1}
@@ -229,13 +237,13 @@ class TableCache:
         return old
 
     def keep(self, files: Collection[str]) -> None:
-        """Forget all other files."""
+        """Remove all other files from the cache."""
         self._verified.intersection_update(files)
         self._sizes = {file: nbytes for file, nbytes in self._sizes.items() if file in files}
         self._mapped = {file: table for file, table in self._mapped.items() if file in files}
 
 
 def _number_in(key: str) -> int:
-    """Return the micro-batch whose tables an object is among."""
+    """Return the micro-batch number in a table's key, or a huge number if there is none."""
     number = key.split("/")[1].partition(".")[0]
     return int(number) if number.isdecimal() else 1 << 63

@@ -1,14 +1,14 @@
-"""Records that wait for a retry: files sorted by when their rows are due, of which little changes.
+"""Records that wait for a retry: files sorted by due time, of which each micro-batch changes few.
 
-Each spout has a list of *segments*.  A micro-batch takes due rows from the front of segments, whose
-``start`` moves on in the next manifest while their files stay as they are; what fails in it begins
-to wait in one new segment.  Nothing is opened in which nothing is due.
+Each spout has a list of *segments*.  A micro-batch takes due rows from the front of segments.  The
+next decision advances their ``start``, and their files stay unchanged.  Records that fail in the
+micro-batch form one new segment.  A segment without due rows is not opened.
 
-So that segments do not become too many, `_FAN` of a size are merged into one, sizes being powers
-of `_FAN`: a row is written again at most once for each size, log(rows) times.  A file of which
-`_DEAD` rows of `_DEAD` + 1 wait no more is written anew: files hold no more than a few times what
-waits.  All this follows from what is on record alone, and so does the order of what is due:
-segment by segment, each in the order of its file, requests to replay last.
+To limit the number of segments, `_FAN` segments of a size are merged into one; sizes are powers of
+`_FAN`.  So a row is rewritten at most once for each size, log(rows) times.  A file is rewritten
+when `_DEAD` of each `_DEAD` + 1 rows no longer wait, so files hold at most a few times the waiting
+rows. All this depends only on recorded data, and so does the order of due rows: segment by segment,
+each in the order of its file, then the requests to replay.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from ackcore.spark.checkpoint.segments import (
 )
 from ackcore.spark.checkpoint.tables import TableCache
 
-#: Segments of a size that are merged, and the ratio of sizes.
+#: The number of segments of a size that are merged, and the ratio of sizes.
 _FAN = 8
-#: Rows that wait no more for each one that waits, from which on a file is written anew.
+#: A file is rewritten from this ratio on: rows that no longer wait, per waiting row.
 _DEAD = 3
-#: Files of fewer rows are not written anew for what is dead in them.
+#: Files of fewer rows are not rewritten to remove rows that no longer wait.
 _SMALL = 1024
-#: Files of so many bytes are not merged: there are few of them, and to read all would take long.
+#: Files from this size in bytes on are not merged: they are few, and reading them takes long.
 _LARGE = 1 << 22
-#: Rows of a spout in the columns that its source has now.
+#: Converts the rows of a spout to the present columns of its source.
 Fit = Callable[[str, pa.Table], pa.Table]
 
 
-#: Rows of a spout: on record, in a file that tasks wrote, or a table.
+#: Waiting rows of a spout: in a recorded segment, in a file that tasks wrote, or in a table.
 Part: TypeAlias = Segment | FailedFile | pa.Table
 
 
 class Waiting(Mapping[str, pa.Table]):
-    """Rows that wait, by spout: segments, and what is not on record yet.
+    """Rows that wait, by spout: recorded segments, and parts that are not recorded yet.
 
-    As a mapping it gives all rows of a spout, which is for looking at them: they are put together.
+    As a mapping it returns all rows of a spout in one concatenated table, for inspection only.
 
     Parameters
     ----------
     parts : mapping from str to sequence of Segment, FailedFile or pyarrow.Table
-        By spout; what has no rows is left out.
+        The parts by spout; parts without rows are left out.
     """
 
     def __init__(self, parts: Mapping[str, Sequence[Part]]):
@@ -64,24 +64,24 @@ class Waiting(Mapping[str, pa.Table]):
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> Waiting:
-        """Rebuild the value that `body` turned into JSON."""
+        """Rebuild the value from the JSON of `body`."""
         return cls(
             {spout: [Segment(cache, **each) for each in found] for spout, found in body.items()}
         )
 
     def body(self) -> dict[str, Any]:
-        """Return the waiting records as an object for JSON, once all are on disk."""
+        """Return the waiting records as an object for JSON. All parts must be on disk."""
         return {spout: [each.body() for each in some] for spout, some in self.segments().items()}
 
     def segments(self) -> dict[str, list[Segment]]:
-        """Return what is on record."""
+        """Return the recorded segments by spout."""
         return {
             spout: [part for part in some if isinstance(part, Segment)]
             for spout, some in self.parts.items()
         }
 
     def tables(self, spout: str) -> list[pa.Table]:
-        """Return the rows of a spout, part by part; their columns may differ."""
+        """Return the rows of a spout, one table for each part. Their columns may differ."""
         parts = self.parts.get(spout, ())
         return [part.table() if isinstance(part, Segment) else _table(part) for part in parts]
 
@@ -100,33 +100,33 @@ class Waiting(Mapping[str, pa.Table]):
         return f"Waiting({', '.join(f'{spout}: {self.rows(spout)} rows' for spout in self)})"
 
     def rows(self, *spouts: str) -> int:
-        """Return how many rows wait, of some spouts or of all."""
+        """Return the number of rows that wait, of the given spouts or of all."""
         return sum(len(part) for spout in spouts or self for part in self.parts.get(spout, ()))
 
     @property
     def untried(self) -> int:
-        """How many of the rows wait for their first turn, and not since they failed."""
+        """The number of rows that wait for their first attempt, and have not failed."""
         return sum(
             untried_in(part) if isinstance(part, pa.Table) else part.untried
             for some in self.parts.values()
             for part in some
-            if not isinstance(part, FailedFile)  # of records that failed just now
+            if not isinstance(part, FailedFile)  # its records have just failed
         )
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the first row is due; None if none waits."""
+        """The earliest due time in milliseconds; None if no row waits."""
         found = [each.next_due_ms for some in self.segments().values() for each in some]
         return min(found, default=None)
 
     @property
     def oldest_ms(self) -> int | None:
-        """The least first_ms; None if none waits."""
+        """The least ``first_ms`` of the waiting rows; None if no row waits."""
         found = [each.oldest_ms for some in self.segments().values() for each in some]
         return min(found, default=None)
 
     def due(self, now_ms: int) -> int:
-        """Return how many rows are due."""
+        """Return the number of due rows."""
         return sum(len(each.due_ms) for each in self._due_rows(now_ms))
 
     def _due_rows(self, now_ms: int) -> Iterator[_DueRows]:
@@ -136,25 +136,25 @@ class Waiting(Mapping[str, pa.Table]):
                     yield _DueRows.of(spout, part, now_ms)
 
     def plus(self, spout: str, *more: Part) -> Waiting:
-        """Return it with more rows of a spout."""
+        """Return a copy with more rows of a spout."""
         return Waiting({**self.parts, spout: (*self.parts.get(spout, ()), *more)})
 
     def split(
         self, now_ms: int, most: int | None, requested: Sequence[tuple[str, pa.Table]], fit: Fit
     ) -> tuple[dict[str, pa.Table], Waiting]:
-        """Part what is due from what goes on waiting.
+        """Split the rows into due rows and rows that continue to wait.
 
         Parameters
         ----------
         now_ms : int
-            The time.
+            The time in milliseconds.
         most : int or None
-            How many rows are taken at most: those that were due first, and of those of one time
-            those that come first here.  All if None.
+            The most rows to take: the earliest due first, and rows of equal due time in the order
+            of the parts.  None takes all.
         requested : sequence of (str, pyarrow.Table)
-            Spouts and further rows of them, due now.
+            Further rows with their spouts, due now.
         fit : callable
-            Gives the rows of a spout the columns that they must have.
+            Converts the rows of a spout to the present columns of its source.
 
         Returns
         -------
@@ -185,7 +185,7 @@ class Waiting(Mapping[str, pa.Table]):
     def taken_ids(self, now_ms: int, most: int | None) -> Iterator[tuple[str, pa.Table]]:
         """Yield the message ids of the waiting rows that `split` takes, each part with its spout.
 
-        Requests are due at ``now_ms``: no such row is left out for one.
+        Requests are due at ``now_ms``, so no due waiting row is left out for a request.
         """
         for each in _first_due(list(self._due_rows(now_ms)), most):
             yield each.spout, each.table.select([MESSAGE_ID]).take(pa.array(each.rows))
@@ -193,14 +193,15 @@ class Waiting(Mapping[str, pa.Table]):
     # -- writing ------------------------------------------------------------------------------
 
     def write(self, cache: TableCache, directory: str) -> Waiting:
-        """Write what is not on record, and merge what has become too much; return all as segments.
+        """Write the parts that are not recorded yet, merge segments if needed, and return only
+        segments.
 
         Parameters
         ----------
         cache : TableCache
-            Of the files.
+            The cache of the files.
         directory : str
-            Where to write, from the cache's root; it exists.
+            The prefix of new files' names, below the cache's root.
         """
         parts: dict[str, list[Part]] = {}
         every = (part for some in self.parts.values() for part in some)
@@ -220,11 +221,11 @@ class Waiting(Mapping[str, pa.Table]):
 
 @dataclass(frozen=True, slots=True)
 class _DueRows:
-    """Rows of a segment, or of a request, that are due, by their places."""
+    """The due rows of a segment or of a request, by their row numbers."""
 
     spout: str
     segment: Segment | None
-    table: pa.Table  # all that wait in it
+    table: pa.Table  # all waiting rows of the segment or request
     rows: Int64s
     due_ms: Int64s
     now_ms: int
@@ -257,12 +258,12 @@ class _DueRows:
 
 
 def _size(rows: int) -> int:
-    """The whole part of the logarithm of a number of rows to the base of `_FAN`."""
+    """Return the logarithm of a number of rows to the base `_FAN`, rounded down."""
     return (rows.bit_length() - 1) // (_FAN.bit_length() - 1)
 
 
 def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
-    """Say which parts are to be one segment."""
+    """Return the parts in groups; each group becomes one segment."""
     new = [part for part in parts if not isinstance(part, Segment)]
     groups: list[list[Part]] = [[part] for part in parts if isinstance(part, Segment)]
     groups += [new] if new else []
@@ -289,7 +290,7 @@ def _table(part: Part) -> pa.Table:
 def _of_one_schema(
     groups: Sequence[list[Part]],
 ) -> list[list[Part]]:
-    """Return most of the groups, of one schema; a source's may have changed."""
+    """Return the largest set of groups with the same schema; a source's schema may have changed."""
     found: list[tuple[pa.Schema, list[list[Part]]]] = []
     for group in groups:
         part = group[0]
@@ -312,7 +313,9 @@ def _stays(group: Sequence[Part]) -> bool:
 
 
 def _first_due(found: list[_DueRows], most: int | None) -> list[_DueRows]:
-    """Return those that were due first, and of those of one time those that come first here."""
+    """Return the ``most`` rows that were due first. Rows of equal due time keep the order of
+    ``found``.
+    """
     if most is None or sum(len(each.due_ms) for each in found) <= most:
         return found
     every = np.concatenate([each.due_ms for each in found])

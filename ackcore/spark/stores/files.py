@@ -1,12 +1,12 @@
-"""Files of a run by their paths, whichever they are: of a file system, or URLs of a bucket.
+"""Files of a run, at paths of a file system or at URLs of a bucket.
 
-Driver and tasks hand each other files below a place that they share.  What a file is called follows
-from its bytes, so two who write one write the same; a record names it, and whoever reads it checks
-it.  In a bucket a file is made on this machine first, and then put whole, in parts if it is large:
-there it is with all of its bytes from the moment that the put returned, or not at all.
+Driver and tasks exchange files in a place that they share.  A file's name is derived from its
+bytes, so two writers of one name write the same bytes.  A record names the file, and each reader
+checks it.  A file for a bucket is first made on this machine and then put whole, in parts if it is
+large.  Once the put has returned, the object has all of its bytes; before, it does not exist.
 
-Paths are joined by `os.path.join`, those of buckets, too.  Each process makes its own client, from
-the credentials of its environment.
+Use `os.path.join` for paths and for URLs of buckets.  Each process makes its own client, from the
+credentials of its environment.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from ackcore.spark.stores.opening import is_bucket
 
 @lru_cache(maxsize=64)
 def _bucket(root: str) -> Store:
-    """Return the store of a whole bucket: one client for all that a process reads and writes."""
+    """Return the store of a whole bucket: one client for all requests of this process."""
     return ObjectStore(root)
 
 
 def object_at(url: Place) -> tuple[Store, str]:
-    """Return the store of a URL's bucket, or of a path's directory, and the key there."""
+    """Return the store of a URL's bucket or of a path's directory, and the key within it."""
     if not is_bucket(url):
         path = Path(url)
         return LocalStore(path.parent), path.name
@@ -63,12 +63,14 @@ def object_at(url: Place) -> tuple[Store, str]:
 
 
 def local_directory() -> str:
-    """Return where a task makes files of its own: Spark removes it with the application."""
+    """Return the directory for a task's local files. Spark removes it with the application."""
     return os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
 
 
 def made_in(directory: Place) -> str:
-    """Return where a file is made that `publish` gives its name in a directory; it is there."""
+    """Return an existing directory in which to make a file that `publish` then moves to
+    ``directory``.
+    """
     if is_bucket(directory):
         return local_directory()
     os.makedirs(directory, exist_ok=True)
@@ -76,18 +78,20 @@ def made_in(directory: Place) -> str:
 
 
 def publish(made: str, directory: Place, name: str, *, synced: bool = True) -> None:
-    """Give a file that was made its name in a directory; `made` is gone afterwards.
+    """Move a finished file to its name in a directory. The file ``made`` no longer exists
+    afterwards.
 
     Parameters
     ----------
     made : str
         The file, in `made_in(directory)`.
     directory : path
-        Where it is to be.
+        The target directory.
     name : str
-        What it is called there.
+        The file's name in the target directory.
     synced : bool, default True
-        Whether a decision may name it: it outlasts the machine then.
+        Whether to sync the directory, so that the name survives a crash of the machine. A decision
+        may name only synced files.
     """
     if is_bucket(directory):
         store, key = object_at(os.path.join(directory, name))
@@ -100,15 +104,15 @@ def publish(made: str, directory: Place, name: str, *, synced: bool = True) -> N
 
 
 class Workshop:
-    """Where files are made, and given their names in a directory when they are whole.
+    """A working directory for new files, which get their final names once they are whole.
 
-    On a file system it is that directory; for a bucket it is one on this machine, that nobody else
-    makes files in.
+    For a file system it is the target directory itself.  For a bucket it is a local directory that
+    no other process writes to.
 
     Parameters
     ----------
     directory : path
-        Where the files are to be.
+        The target directory.
     """
 
     def __init__(self, directory: Place) -> None:
@@ -117,7 +121,7 @@ class Workshop:
 
     @property
     def path(self) -> Path:
-        """Where files are made; it is there."""
+        """The directory in which to make files; it exists."""
         if not is_bucket(self._directory):
             return make_directory(Path(self._directory))
         if self._local is None:
@@ -125,12 +129,12 @@ class Workshop:
         return Path(self._local.name)
 
     def publish(self, name: str) -> None:
-        """Have a file, which is whole and has its name, where the files are to be."""
+        """Move a whole file, which has its final name, to the target directory."""
         if is_bucket(self._directory):
             publish(str(self.path / name), self._directory, name)
 
     def close(self) -> None:
-        """Remove what was not published to a bucket; twice is fine."""
+        """Remove files that were not published to a bucket. Repeated calls do nothing."""
         local, self._local = self._local, None
         if local is not None:
             local.cleanup()
@@ -138,7 +142,7 @@ class Workshop:
 
 @contextlib.contextmanager
 def making_in(directory: Place) -> Iterator[Path]:
-    """Return a directory in which files are made that are in ``directory`` after the block."""
+    """Yield a working directory. After the block its files are in ``directory``."""
     place = Workshop(directory)
     try:
         yield place.path
@@ -150,14 +154,14 @@ def making_in(directory: Place) -> Iterator[Path]:
 
 
 def read_file(path: Place) -> pa.Buffer:
-    """Return the bytes of a file, in place or mapped where it can be.
+    """Return the bytes of a file, memory-mapped where possible.
 
     Raises
     ------
     FileNotFoundError
-        If it is not there.
+        If the file does not exist.
     OSError, StateError
-        If it cannot be read.
+        If the file cannot be read.
     """
     if not is_bucket(path):
         with pa.memory_map(os.fspath(path)) as source:
@@ -170,12 +174,12 @@ def read_file(path: Place) -> pa.Buffer:
 
 
 def is_missing(path: Place) -> bool:
-    """Whether a file is not there that its writer has published; an object is, and is not asked."""
+    """Return whether a published file is missing. For a bucket return False without a request."""
     return not is_bucket(path) and not os.path.exists(path)
 
 
 def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
-    """Read a table that has its checksum in its name; raises as `read_table` does."""
+    """Read a table whose name holds its checksum. Raises the errors of `read_table`."""
     if not is_bucket(path):
         return read_table(Path(path), way_out=way_out)
     try:
@@ -186,14 +190,14 @@ def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
 
 
 def read_run_table(path: Place) -> pa.Table:
-    """Read a table that a task wrote in a run that is not decided.
+    """Read a table that a task wrote in a run without a decision.
 
     Raises
     ------
     RowFileDamaged
-        If it is not as it was written: the run is to be repeated.
+        If the file is damaged or missing: the run must be repeated.
     StateError
-        If it cannot be read.
+        If the file cannot be read.
     """
     try:
         return read_table_at(path, way_out=RUN_AGAIN)
@@ -202,14 +206,14 @@ def read_run_table(path: Place) -> pa.Table:
 
 
 class RecordFile:
-    """A record that is replaced as a whole by the driver that read it, or by none.
+    """A record that only the driver that read its current version can replace, as a whole.
 
     Parameters
     ----------
     path : path
-        Where it is.
+        The place of the record.
     name : str
-        What it calls itself.
+        The name that the record's content must state.
     """
 
     def __init__(self, path: Place, name: str) -> None:
@@ -219,18 +223,18 @@ class RecordFile:
         self._version: str | None = None
 
     def read(self) -> dict[str, Any] | None:
-        """Return it, None if there is none; raises as `record_in` does."""
+        """Return the record, or None if it does not exist. Raises the errors of `record_in`."""
         found = self._store.get(self._key)
         self._version = None if found is None else found.version
         return None if found is None else record_in(found.data, self._path, self._name)
 
     def replace(self, body: Mapping[str, Any]) -> None:
-        """Write it in the place of what `read` found.
+        """Replace the version that `read` found.
 
         Raises
         ------
         CheckpointInUse
-            If another driver has written it since, or has taken over.
+            If another driver has written the record since, or has taken over.
         """
         check_fence()
         data = record_bytes(self._name, body)
@@ -244,22 +248,23 @@ class RecordFile:
 
 
 def is_beside(place: Place, store: Store) -> bool:
-    """Whether a file can become an object of a store by `adopt_object`."""
+    """Return whether `adopt_object` can make an object of a store from a file."""
     if isinstance(store, LocalStore) or not is_bucket(place):
         return isinstance(store, LocalStore) and not is_bucket(place)
     return object_at(place)[0] is object_at(store.url)[0]
 
 
 def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) -> int:
-    """Have an object be a file of a task that is beside its store; return its size.
+    """Make an object from a task's file in the same file system or bucket; return its size in
+    bytes.
 
-    It is a link on a file system, and a copy within a bucket, past this machine.  A name on a file
-    system that is not ``named`` lasts once its directory is synced.
+    On a file system this is a link. In a bucket the server copies the object, without this machine.
+    With ``named=False`` the name on a file system is durable only once its directory is synced.
 
     Raises
     ------
     StateError
-        If it is not there any more.
+        If the file no longer exists.
     """
     if isinstance(store, LocalStore):
         return store.link(Path(place), key, named=named)
@@ -277,7 +282,7 @@ def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) ->
 
 @contextlib.contextmanager
 def made_for(store: Store) -> Iterator[Path]:
-    """Return the path of a file that is made for `Store.put_file`; it is gone after the block."""
+    """Yield a path for a file to give to `Store.put_file`. Remove the file after the block."""
     local = make_directory(store.root) if isinstance(store, LocalStore) else None
     directory = local or Path(local_directory())
     path = directory / f".{secrets.token_hex(8)}.tmp"
@@ -288,13 +293,13 @@ def made_for(store: Store) -> Iterator[Path]:
 
 
 def remove_abandoned(store: Store) -> None:
-    """Remove files of a store that their writers did not finish; a bucket has none."""
+    """Remove unfinished files whose writers died. A bucket has no such files."""
     if isinstance(store, LocalStore):
         store.remove_abandoned()
 
 
 def remove_all(place: Place) -> None:
-    """Remove a file, or a directory or prefix with all below it, if it is there."""
+    """Remove a file, or a directory or prefix with everything below it, if it exists."""
     if not is_bucket(place):
         remove(Path(place))
         return

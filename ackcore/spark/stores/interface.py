@@ -2,14 +2,14 @@
 
 A *key* is a relative path with slashes, ``batches/7.plan``.  A store promises:
 
-* An object is seen whole or not at all, and by everyone from the moment that its put returned.
-* Of several puts with one condition at most one comes about.  The condition is looked at when the
-  object gets its name, not before: a driver that slept for an hour in between is refused.
-* A put whose answer was lost is found out: it returns if what is there is byte for byte what was to
-  be put, and raises `StoreConflict` if not.  So who must know whether it was *his* put that came
-  about writes something random into what he puts.
-* A `list` may lag: it may lack what was just put, and hold what was just deleted.  Nothing may
-  depend on what one lacks, or has still.
+* A reader sees an object whole or not at all.  All readers see it once its put has returned.
+* Of several puts with the same condition at most one succeeds.  The store checks the condition when
+  the object gets its name, not before: it refuses a driver that slept for an hour in between.
+* A put whose answer was lost is resolved: it returns if the stored bytes equal the bytes of the
+  put, and raises `StoreConflict` if not.  So a writer that must recognize its *own* put adds
+  random bytes to the object.
+* A `list` may lag: it may lack objects that were just put, and hold objects that were just deleted.
+  No caller may depend on an object being absent from a list, or present in it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ import pyarrow as pa
 
 from ackcore.spark.base.errors import StateError
 
-#: Names that stores on file systems need for themselves.
+#: Names that stores on file systems reserve.
 _OWN = re.compile(r"\..+\.tmp|\d{12}\.version")
 
 
 class StoreConflict(StateError):
-    """The condition of a put does not hold: another wrote there first."""
+    """The condition of a put does not hold: another writer wrote the object first."""
 
 
 class StoreUnavailable(StateError):
-    """A store did not answer, or answered with an error of its own, however often it was asked."""
+    """A store did not answer, or answered every attempt with an internal error."""
 
 
 class Stored(NamedTuple):
-    """An object's bytes, and the version that a put can depend on: opaque, and never again."""
+    """An object's bytes and version. The version is opaque and never reused; a put can depend on
+    it.
+    """
 
     data: bytes
     version: str
@@ -51,31 +53,35 @@ class Entry(NamedTuple):
 
 @runtime_checkable
 class Store(Protocol):
-    """Objects by key.  It may be pickled and used by several threads, and knows no credentials.
+    """Objects by key.  A store can be pickled and used by several threads, and holds no
+    credentials.
 
     Attributes
     ----------
     url : str
-        Where it is, as a user may read it.
+        The place of the store, in a form that can be shown to users.
 
-    All methods raise `StateError` if the store does not let it be done, `StoreUnavailable` if it
-    cannot be reached, and ValueError for a key that is none.
+    All methods raise `StateError` if the store refuses the operation, `StoreUnavailable` if it
+    cannot be reached, and ValueError for an invalid key.
     """
 
     url: str
 
     def get(self, key: str) -> Stored | None:
-        """Return an object, None if there is none."""
+        """Return an object, or None if it does not exist."""
 
     def read(self, key: str) -> pa.Buffer | None:
-        """Return an object of any size, in place or mapped where it can be; None if none is there.
+        """Return an object of any size, memory-mapped where possible; None if it does not exist.
 
-        Nothing is checked: whoever names an object names its checksum with it.  It begins where
-        Arrow has columns begin, so those of an IPC file are aligned.
+        The store checks no checksum: the record that names an object also holds its checksum.  The
+        buffer starts at an address where Arrow columns may start, so the columns of an IPC file are
+        aligned.
         """
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
-        """Return ``length`` bytes from ``start`` on, fewer at the end; None if none is there."""
+        """Return ``length`` bytes from offset ``start``, fewer at the end; None without such an
+        object.
+        """
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """Write an object, and return its version.
@@ -83,71 +89,72 @@ class Store(Protocol):
         Parameters
         ----------
         key : str
-            Its key.
+            The object's key.
         data : bytes
-            Its content.
+            The object's content.
         if_absent : bool, default False
-            Only if there is none.
+            Write only if no object has this key.
 
         Raises
         ------
         StoreConflict
-            If the condition does not hold, and what is there is not ``data``.
+            If the condition does not hold, and the stored object differs from ``data``.
         """
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """Write an object in the place of one version of it, and return the new version.
+        """Replace one version of an object, and return the new version.
 
-        An object that is written by `replace` once is written by nothing else.
+        An object that was written by `replace` once must be written by `replace` only.
 
         Parameters
         ----------
         key : str
-            Its key.
+            The object's key.
         data : bytes
-            Its content.
+            The object's new content.
         version : str or None
-            The version that is there, as `get` or `replace` returned it; None if there is none.
+            The current version, from `get` or `replace`; None if there is no object yet.
 
         Raises
         ------
         StoreConflict
-            If another version is there, and it is not ``data``.
+            If the store has another version, and its bytes differ from ``data``.
         """
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
-        """Write an object of any size from a local file, which is gone afterwards.
+        """Write an object of any size from a local file, and remove the file.
 
         Parameters
         ----------
         key : str
-            Its key.
+            The object's key.
         path : Path
-            The file.
+            The local file.
         if_absent : bool, default False
-            Only if there is none, as `put` does.  Of a file of more than 64 MiB this is looked at
-            before the object gets its name, and not when it gets it.
+            Write only if no object has this key, like `put`.  For a file of more than 64 MiB a
+            bucket is checked before the object gets its name, not at that moment.
 
         Raises
         ------
         StoreConflict
-            If there is one, and it is not what is in the file, or is larger than that.
+            If there is such an object, and it differs from the file or the file is larger than 64
+            MiB.
         """
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """Return the objects whose keys begin with ``prefix/``, sorted; all if it is empty."""
+        """Return the objects with keys below ``prefix/``, sorted; all objects if it is empty."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; those that are not there are passed over."""
+        """Delete objects. Keys without an object are ignored."""
 
 
 def checked_key(key: str) -> str:
-    """Return a key.
+    """Return a valid key unchanged.
 
     Raises
     ------
     ValueError
-        If it is none.
+        If the key is invalid.
     """
     parts = key.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):

@@ -1,13 +1,13 @@
 """A store that is a directory of a local or a shared file system.
 
-An object is a file.  It is written under a temporary name, synced, and linked or renamed to its
-own, with its directory synced; within `ackcore.spark.base.atomic.fenced` the fence is looked at in
-between.
+An object is a file.  The store writes it under a temporary name, syncs it, links or renames it to
+its own name, and syncs the directory.  Within `ackcore.spark.base.atomic.fenced` it checks the
+fence before it gives the file its name.
 
 An object that is written by `LocalStore.replace` is a directory with a file for each version,
 ``index.json/000000000012.version``.  A version gets its name by link(2), which only one writer can
 do, and the highest number counts.  No lock is taken: a file system may give a lock to another host
-while this one stands still.  A writer that slept may link the number of a version that was removed
+while this host is paused.  A writer that slept may link the number of a version that was removed
 since.  It finds a higher number and is refused; its file is removed with other old versions.
 """
 
@@ -43,18 +43,18 @@ from ackcore.spark.stores.interface import (
     checked_key,
 )
 
-#: A directory that a put has made may be removed by a delete before there is a file in it.
+#: Attempts of a put: a delete may remove its new directory before the file is in it.
 _TRIES = 10
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _VERSION = re.compile(r"(\d{12})\.version")
-#: A file that was not finished for so long has no writer any more.
+#: Age in seconds from which an unfinished file has no live writer.
 _ABANDONED_S = 3600
-#: Versions that are kept, the newest included: what proves that a new one follows the last.
+#: Versions that are kept, the newest included: the last one proves that the new one follows it.
 _KEPT = 2
 
 
 class LocalStore:
-    """The store of a directory, which is made at the first put.
+    """The store of a directory, which the first put creates.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class LocalStore:
         return LocalStore, (self.root,)
 
     def path(self, key: str) -> Path:
-        """Return where an object is."""
+        """Return the path of an object."""
         return self.root / checked_key(key)
 
     def get(self, key: str) -> Stored | None:
@@ -87,7 +87,7 @@ class LocalStore:
                     numbers = _versions(path)
                     if not numbers:
                         return None
-                    # It may be pruned meanwhile, after a newer one got its name.
+                    # Another writer may prune this version once a newer one exists.
                     with contextlib.suppress(FileNotFoundError):
                         return Stored(
                             _version_file(path, numbers[-1]).read_bytes(), str(numbers[-1])
@@ -102,7 +102,7 @@ class LocalStore:
         path = self.path(key)
         with _reading(path):
             try:
-                # Not by its path: Arrow tells neither a directory nor an empty file.
+                # Not by its path: Arrow does not detect a directory or an empty file.
                 with open(path, "rb", buffering=0) as file:
                     if not os.fstat(file.fileno()).st_size:
                         return pa.py_buffer(b"")
@@ -181,22 +181,22 @@ class LocalStore:
             sync_directory(target.parent)
 
     def link(self, source: Path, key: str, *, named: bool = True) -> int:
-        """Have an object be a file that is never written again, and return its size.
+        """Link a file that is never written again as an object, and return its size in bytes.
 
-        A name that is not ``named`` lasts from the next `sync` on.
+        With ``named=False`` the name is durable only after the next `sync`.
         """
         target = self.path(key)
         _in_directory(target, lambda: link_file(source, target, named=named))
         return target.stat().st_size
 
     def sync(self, prefix: str) -> None:
-        """Make durable the names right below a prefix."""
+        """Make the names directly below a prefix durable."""
         with writing(self.path(prefix)):
             if self.path(prefix).is_dir():
                 sync_directory(self.path(prefix))
 
     def remove_abandoned(self) -> None:
-        """Remove what writers left that died: files that nobody finished for an hour."""
+        """Remove temporary files that have not changed for an hour: their writers died."""
         before = time.time() - _ABANDONED_S
         for directory, _, names in os.walk(self.root, onerror=_raise_unless_absent):
             for name in names:
@@ -219,7 +219,7 @@ class LocalStore:
         return [Entry(key, found[key]) for key in sorted(found)]
 
     def delete(self, keys: Iterable[str]) -> None:
-        """See `Store.delete`. Directories that become empty are deleted, too."""
+        """See `Store.delete`. Directories that become empty are deleted too."""
         for path in [self.path(key) for key in keys]:
             with writing(path):
                 for each in [_version_file(path, number) for number in _versions(path)] or [path]:
@@ -233,7 +233,7 @@ class LocalStore:
                     except (FileNotFoundError, NotADirectoryError):
                         continue
                     except OSError:
-                        break  # there is something in it
+                        break  # the directory is not empty
 
 
 def _version(data: bytes) -> str:
@@ -245,7 +245,7 @@ def _version_file(path: Path, number: int) -> Path:
 
 
 def _versions(path: Path) -> list[int]:
-    """Return the numbers of the versions of an object that are there, sorted."""
+    """Return the numbers of the existing versions of an object, sorted."""
     try:
         names = os.listdir(path)
     except _ABSENT:
@@ -254,7 +254,7 @@ def _versions(path: Path) -> list[int]:
 
 
 def _unless_ours(path: Path, found: Stored | None, data: bytes) -> str:
-    """Return the version of what was to be put if it is there, and raise if it is not."""
+    """Return the version of the stored object if it equals ``data``, otherwise raise."""
     if found is not None and found.data == data:
         return found.version
     what = "is there already" if found is not None else "is not there any more"
@@ -270,7 +270,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _in_directory(path: Path, make: Callable[[], object]) -> None:
-    """Make a file, and its directory before, which `delete` may remove in between."""
+    """Make a file and its directory. Retry if `delete` removes the directory in between."""
     for tried in range(_TRIES):
         try:
             make_directory(path.parent)

@@ -1,14 +1,14 @@
-"""A journal of answers by key in a bucket: what `ackcore._files.journal` is on a file system.
+"""A journal of answers by key in a bucket: the counterpart of `ackcore._files.journal`.
 
-There are segments only, ``00000001.answers`` and so on, each put if there is none of its number; a
-writer that finds one taken reads it first.  So the segments are one sequence, of which everyone
-knows a beginning, and **the answer to a key is the first one in it**; why all use one answer, that
-module says.  Their bytes are the same, too.
+The journal consists of segments, ``00000001.answers`` and so on.  Each is put only if its number is
+free; a writer that finds a number taken reads that segment first.  So the segments form one
+sequence, and each process has read a prefix of it.  **The answer to a key is the first one in the
+sequence**; `ackcore._files.journal` explains why all use one answer.  The byte format is the same.
 
-Nothing can be appended to an object.  What is appended here is in memory until it is put: with the
-next sync, when it is much, and otherwise by a thread half a second later.  So a process that dies
-takes answers of the last half second along, and these calls are made again.  And what others put is
-looked for no oftener than that, since a look is a trip.
+Objects cannot be appended to.  New answers stay in memory until they are put: at the next sync, at
+16 MiB, or by a thread every half second.  So a process that dies loses the answers of the last half
+second, and these calls are made again.  Segments of other processes are read at most every half
+second too, since each look is a request.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from ackcore.spark.stores.interface import Store, StoreConflict
 
 _log = logging.getLogger("ackcore")
 
-#: For how long an answer is in memory alone, and what others put is not looked for.
+#: Longest time in seconds that an answer is only in memory, and between two looks for segments.
 _EVERY_S = 0.5
-#: What is put without waiting for that.
+#: Answers of more bytes are put at once.
 _SEGMENT_BYTES = 1 << 24
-#: Segments that were read or put last stay in memory, up to so many bytes.
+#: Most bytes of recently read or put segments in memory.
 _KEPT_BYTES = 1 << 26
-#: A journal that is opened anew may have thousands.
+#: Concurrent reads of segments: a journal may have thousands when it is opened.
 _AT_ONCE = 16
 
 
 class ObjectJournal:
-    """Answers by key, shared with all that open the same place; threads may share one.
+    """Answers by key, shared by all processes that open the same place. Threads may share one
+    journal.
 
     Parameters
     ----------
     store : Store
         The bucket.
     below : str
-        What the keys of its objects begin with.
+        The prefix of the keys of its objects.
     context : bytes
-        16 bytes that say what the answers are to.  A segment of another context counts for nothing.
+        16 bytes that identify the calls.  Segments with another context are ignored.
 
     Raises
     ------
@@ -61,13 +62,13 @@ class ObjectJournal:
         check_context(context)
         self._store, self._below, self._context = store, below, context
         self._lock = threading.RLock()
-        #: Held while segments are read and put, which takes trips; taken before the other one.
+        #: Held while segments are read and put, which takes requests; acquired before ``_lock``.
         self._moving = threading.RLock()
-        #: In which segment an answer is, and where in it.
+        #: The segment number, offset and length of each answer.
         self._decided: dict[bytes, tuple[int, int, int]] = {}
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._next = 1
-        #: What was appended here and is in no segment yet.
+        #: Appended answers that are in no segment yet.
         self._own: dict[bytes, bytes] = {}
         self._size = 0
         self._looked_s = float("-inf")
@@ -97,14 +98,14 @@ class ObjectJournal:
         return self._read(key, *place)
 
     def append(self, key: bytes, data: bytes) -> None:
-        """Write down an answer, which may turn out not to be the first one.
+        """Add an answer, which may turn out not to be the first one.
 
         Raises
         ------
         ValueError
             If the key has another size, or the answer is too large.
         StateError
-            If there is much to be put, and it cannot be.
+            If more than 16 MiB of answers are in memory and cannot be put.
         """
         check_entry(key, data)
         with self._lock:
@@ -126,16 +127,16 @@ class ObjectJournal:
             try:
                 self.sync()
             except StateError as error:
-                # Whoever needs these answers syncs, and is told.
+                # A caller that needs these answers calls sync, which raises.
                 _log.debug("%s could not be put: %s", self._below, error)
 
     def sync(self) -> None:
-        """Put what was appended, and agree with all others on which answers count.
+        """Put the appended answers, and agree with all other processes on the answers that count.
 
         Raises
         ------
         StateError
-            If it cannot be put.
+            If the answers cannot be put.
         """
         with self._moving:
             with self._lock:
@@ -154,7 +155,7 @@ class ObjectJournal:
                 self._size = sum(map(len, self._own.values()))
 
     def _segment(self, answers: dict[bytes, bytes]) -> tuple[bytes, dict[bytes, tuple[int, int]]]:
-        """Return a segment, and where in it each answer is."""
+        """Return a segment, and the offset and length of each answer in it."""
         form = FileFormat.new()
         parts = [form.header(self._context)]
         at, places = len(parts[0]), {}
@@ -173,13 +174,13 @@ class ObjectJournal:
         return True
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """Free the memory of keys that will not be asked for again."""
+        """Free the memory of keys that no caller will look up again."""
         with self._lock:
             for key in keys:
                 self._decided.pop(key, None)
 
     def close(self) -> None:
-        """Put what was appended, for others to take; twice is fine."""
+        """Put the appended answers for other processes to use. Repeated calls are allowed."""
         self._closed.set()
         if self._flusher is not None:
             self._flusher.join()
@@ -189,7 +190,7 @@ class ObjectJournal:
         except StateError as error:
             _log.warning("%s; calls whose answers are not there are made again", error)
 
-    # -- what is there ------------------------------------------------------------------------
+    # -- segments -----------------------------------------------------------------------------
 
     def _key(self, number: int) -> str:
         return f"{self._below}/{number:08d}.answers"
@@ -199,7 +200,7 @@ class ObjectJournal:
         return None if found is None else found.data
 
     def _look(self) -> None:
-        """Read the segments that have come since the last look."""
+        """Read the segments that were added since the last look."""
         with self._moving:
             self._looked_s = time.monotonic()
             found = self._get(self._next)
@@ -215,7 +216,7 @@ class ObjectJournal:
                         self._take(number, data)
 
     def _take(self, number: int, data: bytes | None) -> None:
-        """Take in a segment, which is the next one."""
+        """Add the answers of the next segment."""
         form = _format(data, self._context)
         with self._lock:
             self._next = number + 1
@@ -239,7 +240,7 @@ class ObjectJournal:
             self._kept.popitem(last=False)
 
     def _read(self, key: bytes, number: int, offset: int, size: int) -> bytes | None:
-        """Return an answer, None if it is not as it was written any more."""
+        """Return an answer, or None if its bytes are damaged."""
         with self._lock:
             segment = self._kept.get(number)
         if segment is None:

@@ -1,13 +1,13 @@
-"""A store in a bucket: S3, Google Cloud Storage, Azure, and what speaks their language.
+"""A store in a bucket: S3, Google Cloud Storage, Azure, and compatible services.
 
-obstore makes the requests; it takes credentials from where the provider's own tools do (variables
-of the environment, an instance's or a pod's role), in each process by itself.  None of them is in
-this object, what it is pickled to, its ``repr``, or a message: of what a server answers only the
-status and its code are told, since some repeat the key's name and what was signed.
+obstore makes the requests.  In each process it takes credentials from the same places as the
+provider's own tools: environment variables, or the role of an instance or pod.  This object, its
+pickle, its ``repr`` and its messages contain no credentials.  Messages quote only the status and
+the code of a server's answer, since some answers repeat the name of the key and the signed text.
 
-obstore repeats what may be repeated (throttling, 5xx, connections that break).  A put with a
-condition is another matter: it may have gone through though its answer was lost, so that it is
-refused when it is repeated.  `ObjectStore.put` looks what is there then.
+obstore repeats requests that are safe to repeat (throttling, 5xx, broken connections).  A put with
+a condition is different: it may have succeeded although its answer was lost, and then its
+repetition is refused.  In this case `ObjectStore.put` reads the object and compares.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ from ackcore.spark.stores.interface import (
 if TYPE_CHECKING:
     import obstore.store
 
-#: A put with a condition is tried so often, beside what obstore repeats by itself.
+#: Attempts of a put with a condition, in addition to obstore's own retries.
 _TRIES = 3
-#: Larger objects are read piece by piece, into a file that is mapped; and written in parts.
+#: Larger objects are read in pieces of this size into a mapped file.
 _PIECE_BYTES = 32 << 20
+#: Least bytes of a part of an upload.
 _PART_BYTES = 8 << 20
-#: Up to this a file is put in one request if there must be none: an upload takes no condition.
+#: Largest file that is put in one conditional request: a multipart upload takes no condition.
 _CONDITIONAL_BYTES = 64 << 20
-#: Parts that an upload may have.
+#: Most parts of an upload.
 _MOST_PARTS = 9000
-#: What obstore repeats, and for how long.
+#: obstore's most retries, and their time limit.
 _RETRY: obstore.store.RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(seconds=90)}
-#: At which addresses columns begin.
+#: Alignment of columns in bytes.
 _ALIGNMENT = 64
 #: Keys in a page of a list, and in a request to delete.
 _PAGE = 1000
@@ -56,15 +57,15 @@ _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>")
 _QUERY = re.compile(r"\?\S+")
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL|SIGNATURE", re.IGNORECASE)
 _LONGEST = 200
-#: Of the line, what says nothing of the cause; and in what follows, what the system said.
+#: obstore's note of its retries in the first line; and the system's message in later lines.
 _RETRIES = re.compile(r", after \d+ retries, max_retries: \d+, retry_timeout: \w+\s*(?= - )")
 _SYSTEM_SAID = re.compile(r'\b(?:error|message): "([^"\\]{1,100})"')
-#: Services by which machines and pods get credentials of their role.
+#: Services that give machines and pods the credentials of their role.
 _METADATA = re.compile(r" https?://(?:169\.254\.|metadata)[^/]*/")
-#: What S3 and GCS, and Azure, answer where there is not even a bucket.
+#: Codes of S3 and GCS, and of Azure, for a missing bucket.
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 _AZURE_NAMES = "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN"
-#: Variables with credentials, the usual ones.
+#: The usual environment variables for credentials.
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -74,14 +75,14 @@ _CREDENTIALS = {
 
 
 class ObjectStore:
-    """The store of a URL.
+    """The store at the URL of a bucket.
 
     Parameters
     ----------
     url : str
-        As `ackcore.spark.stores.opening.store_url` returns it.
+        A URL from `ackcore.spark.stores.opening.store_url`.
     retry : dict, optional
-        obstore's settings for what it repeats.
+        obstore's settings for repeated requests.
     """
 
     def __init__(self, url: str, retry: obstore.store.RetryConfig | None = None) -> None:
@@ -97,7 +98,7 @@ class ObjectStore:
 
     @property
     def _store(self) -> obstore.store.ObjectStore:
-        """The client, of this process: its threads do not survive a fork."""
+        """The client of this process: a client's threads do not survive a fork."""
         if self._client is None or self._client[0] != os.getpid():
             from obstore.store import from_url  # noqa: PLC0415 - an extra
 
@@ -119,7 +120,7 @@ class ObjectStore:
             return None
 
     def read(self, key: str) -> pa.Buffer | None:
-        """See `Store.read`; an object of more than 32 MiB is in a file that has no name."""
+        """See `Store.read`. Objects of more than 32 MiB are mapped from an unnamed file."""
         import obstore  # noqa: PLC0415 - an extra
 
         checked_key(key)
@@ -175,7 +176,7 @@ class ObjectStore:
             except (AlreadyExistsError, PreconditionError):
                 return self._unless_ours(key, data)
             except StoreUnavailable as lost:
-                # It may have gone through, or may yet: then the same once more is refused.
+                # It may have succeeded, or may still: then the store refuses its repetition.
                 if mode == "overwrite" or tried == _TRIES - 1:
                     raise
                 try:
@@ -187,7 +188,7 @@ class ObjectStore:
         raise AssertionError("unreachable")
 
     def _unless_ours(self, key: str, data: bytes, found: Stored | None = None) -> str:
-        """Return the version of what was to be put if it is there, and raise if it is not."""
+        """Return the version of the stored object if it equals ``data``, otherwise raise."""
         found = found or self.get(key)
         if found is not None and found.data == data:
             return found.version
@@ -213,7 +214,7 @@ class ObjectStore:
             with self._asking(key, "written"):
                 obstore.put(self._store, key, path, chunk_size=part)
         except FileNotFoundError:
-            # Of an upload that was completed, though the answer was lost, servers know no more.
+            # Servers answer this also for a completed upload whose answer was lost.
             if size <= part or self._size(key) != size:
                 raise StateError(
                     f"{self._named(key)} cannot be written: no such bucket, or its upload was "
@@ -222,7 +223,7 @@ class ObjectStore:
         path.unlink()
 
     def _size(self, key: str) -> int | None:
-        """Return the length of an object, None if there is none."""
+        """Return the length of an object in bytes, or None if it does not exist."""
         import obstore  # noqa: PLC0415 - an extra
 
         try:
@@ -232,7 +233,8 @@ class ObjectStore:
             return None
 
     def copy(self, source: str, key: str) -> int | None:
-        """Copy an object of up to 5 GB past this machine; return its size, None if there is none.
+        """Copy an object of up to 5 GB on the server; return its size, or None if it does not
+        exist.
 
         The object at ``key`` is replaced.
         """
@@ -272,7 +274,7 @@ class ObjectStore:
                 with self._asking(some[0], "deleted"):
                     obstore.delete(self._store, some)
             except FileNotFoundError:
-                # Google's and Azure's stop at what is not there.
+                # Google's and Azure's batch deletes stop at a missing object.
                 for key in some:
                     with self._asking(key, "deleted"), contextlib.suppress(FileNotFoundError):
                         obstore.delete(self._store, key)
@@ -282,9 +284,9 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _asking(self, key: str, how: str = "read") -> Iterator[None]:
-        """Raise what obstore raises as an error that names the object, and no secret.
+        """Convert obstore's errors to errors that name the object and contain no secret.
 
-        What is not there (FileNotFoundError) and conditions that do not hold pass through.
+        FileNotFoundError for a missing object, and errors for failed conditions, pass through.
         """
         try:
             import obstore.exceptions as errors  # noqa: PLC0415 - an extra
@@ -305,7 +307,7 @@ class ObjectStore:
                     f"the URL, {self.url}"
                 ) from None
             raise
-        # Not chained to their causes: those repeat what the server said.
+        # Not chained to their causes: those repeat the server's answer.
         except (PermissionError, errors.PermissionDeniedError, errors.UnauthenticatedError) as bad:
             changes = how in ("written", "deleted")
             kind = CheckpointReadOnly if changes else StateError
@@ -316,7 +318,7 @@ class ObjectStore:
             ) from None
         except (errors.BaseError, OSError) as bad:
             what = f"{self._named(key)} could not be {how}: {told(bad)}"
-            if _METADATA.search(str(bad)):  # which is asked where the environment has none
+            if _METADATA.search(str(bad)):  # obstore asks it if the environment has no credentials
                 what += "; that is of the service that gives a machine or pod its role. "
                 what += self._credentials()
             raise StoreUnavailable(
@@ -336,7 +338,7 @@ class ObjectStore:
 
 
 def _aligned(data: Any) -> pa.Buffer:
-    """Return bytes where columns may begin: those of an answer may begin anywhere in memory."""
+    """Return bytes at an aligned address for Arrow columns: an answer may start at any address."""
     buffer = pa.py_buffer(data)
     if buffer.address % _ALIGNMENT == 0:
         return buffer
@@ -347,7 +349,7 @@ def _aligned(data: Any) -> pa.Buffer:
 
 
 def _version(of: Any) -> str:
-    """Return the version of an object by its ETag, and by its generation where there is one."""
+    """Return the version of an object: its ETag, and its generation where the service has one."""
     return f"{of.get('e_tag') or ''} {of.get('version') or ''}"
 
 
@@ -357,7 +359,7 @@ def _condition(version: str) -> dict[str, str]:
 
 
 def told(error: BaseException) -> str:
-    """Return what an error says, without what may be secret in it: one line, not a long one."""
+    """Return the message of an error as one short line, without possible secrets."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if status is not None:

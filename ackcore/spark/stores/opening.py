@@ -11,7 +11,7 @@ from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore
 
-#: Schemes of buckets, and how obstore calls them; ``s3a`` is Hadoop's name.
+#: Schemes of buckets, and their names in obstore; ``s3a`` is Hadoop's name.
 _BUCKETS = {
     "s3": "s3",
     "s3a": "s3",
@@ -21,31 +21,32 @@ _BUCKETS = {
     "abfss": "abfss",
 }
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
-#: What is no URL, though it was to be one; `pathlib.Path` takes a slash from those that are.
+#: Mistyped URLs of buckets; `pathlib.Path` removes a slash from correct ones.
 _NEARLY = re.compile(r"(s3a?|gs|az|abfss?)(?::/?|//)")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _AZURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*@[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
 def is_bucket(path: str | os.PathLike[str]) -> bool:
-    """Whether it is a URL of a bucket, and not a path of a file system."""
+    """Return whether a path is the URL of a bucket, and not a path of a file system."""
     text = os.fspath(path)
     found = _URL.match(text) if isinstance(text, str) else None
     return found is not None and found[1].lower() in _BUCKETS
 
 
 def store_url(url: str, argument: str) -> str:
-    """Return a bucket's URL in the one form in which it is kept and shown.
+    """Return a bucket's URL in its normal form, which records and messages use.
 
     Raises
     ------
     ValueError
-        If it is not one, names no place in a bucket, or holds what may be a secret.
+        If ``url`` is not the URL of a bucket, names no place in a bucket, or holds a possible
+        secret.
     """
     found = _URL.match(url)
     if found is None or found[1].lower() not in _BUCKETS:
         schemes = ", ".join(f"{scheme}://" for scheme in _BUCKETS)
-        # Not the text: it may be a signed URL.
+        # The message omits the URL: it may be signed.
         raise ValueError(f"{argument} must be a path, or begin with one of {schemes}")
     scheme = _BUCKETS[found[1].lower()]
     host, _, path = found[2].partition("/")
@@ -69,12 +70,12 @@ def store_url(url: str, argument: str) -> str:
 
 
 def place_of(path: str | os.PathLike[str], argument: str) -> str:
-    """Return a path, absolute, or a bucket's URL, as it is kept.
+    """Return an absolute path, or a bucket's URL in its normal form.
 
     Raises
     ------
     ValueError, TypeError
-        If it is neither.
+        If ``path`` is neither a path nor the URL of a bucket.
     """
     if isinstance(path, str) and is_bucket(path):
         return store_url(path, argument)
@@ -82,12 +83,12 @@ def place_of(path: str | os.PathLike[str], argument: str) -> str:
 
 
 def open_store(path: str | os.PathLike[str], argument: str) -> Store:
-    """Return the store of a path of a file system, or of a bucket's URL; nothing is asked yet.
+    """Return the store of a path or of a bucket's URL. This sends no request yet.
 
     Raises
     ------
     ValueError, TypeError
-        If it is neither.
+        If ``path`` is neither a path nor the URL of a bucket.
     """
     if isinstance(path, str) and is_bucket(path):
         return ObjectStore(store_url(path, argument))

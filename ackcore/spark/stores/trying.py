@@ -1,4 +1,6 @@
-"""Whether a bucket keeps what a `Store` promises: tried on one object, which is deleted then."""
+"""Checks that a bucket keeps the promises of `Store`, with one test object that is deleted at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,26 @@ from concurrent.futures import ThreadPoolExecutor
 from ackcore.spark.stores.interface import Store, StoreConflict
 from ackcore.spark.stores.opening import open_store
 
-#: How often a trip is timed.
+#: Number of timed round trips.
 _TIMES = 5
-#: How many try to replace one version at once.
+#: Number of threads that replace one version at once.
 _AT_ONCE = 8
 
 
 def tried(url: str) -> Iterator[tuple[str, bool, str]]:
-    """Yield what was looked at, whether it is as it must be, and what was found.
+    """Yield the name of each check, whether it passed, and its finding as text.
 
     Parameters
     ----------
     url : str
-        Where a checkpoint is or is to be.
+        The URL of a checkpoint, which need not exist yet.
 
     Raises
     ------
     ValueError
-        If it is no URL of a bucket.
+        If ``url`` is not the URL of a bucket.
     StateError
-        If it cannot be read or written at all.
+        If the bucket cannot be read or written at all.
     """
     store = open_store(url, "checkpoint")
     key = f"ackcore-doctor/{secrets.token_hex(8)}"
@@ -56,7 +58,7 @@ def tried(url: str) -> Iterator[tuple[str, bool, str]]:
 
 
 def _raced(store: Store, key: str, version: str) -> tuple[bool, str]:
-    """Have an object replaced by several at once, of which one may."""
+    """Replace one version from several threads at once, and check that exactly one succeeds."""
 
     def replaced(n: int) -> bool:
         return not _refused(lambda: store.replace(key, b"%d at once" % n, version))[0]
