@@ -1,8 +1,8 @@
-"""The bolts of one task: rows are handed from one to the next, depth first.
+"""The bolts of one task. Rows pass from one bolt to the next, depth first.
 
-A stage is all the components between two exchanges.  Rows that come in are handed to the first of
-them, what they emit to the next; what is bound for a later stage leaves by `shuffle_writer`, what a
-sink is to get is written to `row_files`.
+A stage is all the components between two exchanges.  Input rows go to its first bolts, and emitted
+rows to the next ones.  Rows for a later stage leave through `shuffle_writer`; rows for a sink are
+written to `row_files`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised
 
 
 class OpenRows(NamedTuple):
-    """Rows that were handed to a bolt at a time: handle ``first`` and the ones after it.
+    """Rows that a bolt got in one call, with handles from ``first`` on.
 
-    They are without their columns.  ``groups`` had come into the task by then.
+    Their columns are dropped.  ``groups`` is the number of the task's groups at the time of the
+    call.
     """
 
     first: int
@@ -57,7 +58,7 @@ class OpenRows(NamedTuple):
 
 @dataclass(slots=True)
 class BoltInstance:
-    """One bolt in this task, and the rows of which tuples may still be open."""
+    """One bolt in this task, and the rows whose tuples may still be open."""
 
     name: str
     executor: Executor
@@ -67,7 +68,9 @@ class BoltInstance:
     children: dict[str, Int64s] = field(default_factory=dict)
 
     def owners_of(self, handles: Int64s) -> Iterator[tuple[Owners, Int64s]]:
-        """Return what tuples hang from, in parts: with the places of those in each part."""
+        """Yield the groups that tuples are anchored to, in parts of (owners, places among the
+        handles).
+        """
         for part in self.open_rows:
             own = (handles >= part.first) & (handles < part.first + len(part.rows))
             places = np.flatnonzero(own)
@@ -75,7 +78,7 @@ class BoltInstance:
                 yield part.rows.owners.take(handles[places] - part.first, None), places
 
     def anchored(self, emission: Emission, with_identity: bool) -> AnchoredRows:
-        """Return what the bolt emitted, hung from the groups that its anchors hang from."""
+        """Return emitted rows, anchored to the groups of their anchors."""
         anchors = emission.anchors
         last = self.open_rows[-1] if self.open_rows else None
         if last is not None and (not len(anchors.handles) or anchors.handles.min() >= last.first):
@@ -97,7 +100,9 @@ class BoltInstance:
     def _identity(
         self, stream: str, parents: Identity, first: int, local: Int64s, anchors: Anchors
     ) -> Identity:
-        """The identity of emitted rows: their first anchor's, and the place among its children."""
+        """Return the identity of emitted rows: that of the first anchor, and the place among its
+        children.
+        """
         if anchors.offsets is None:
             heads, have = local, None
         else:
@@ -124,7 +129,9 @@ class BoltInstance:
         return Identity(message_ids, attempts, stable)
 
     def _count(self, stream: str) -> Int64s:
-        """Return how many children of a stream each tuple has, to count on in."""
+        """Return each open tuple's number of children on a stream, an array that the caller
+        increments.
+        """
         known = self.children.get(stream, np.empty(0, np.int64))
         counts = np.zeros(self.next - self.open_rows[0].first, np.int64)
         counts[: len(known)] = known
@@ -133,21 +140,21 @@ class BoltInstance:
 
 
 class Bolts:
-    """The bolts of a task, made as rows come for them.
+    """The bolts of a task, each created when its first rows arrive.
 
     Parameters
     ----------
     spec : TaskSpec
     attempt : TaskAttempt
-        Which attempt at which task this is.
+        The task and attempt that run here.
     time_limit : TimeLimit
-        Of each call of a bolt.
+        The time limit of each call of a bolt.
     chunks : Chunks
         The groups of the task.
     shuffle_writer : ShuffleWriter
-        Takes what leaves the stage.
+        The writer of rows that leave the stage.
     ledger_rows : LedgerRows
-        Takes failures.
+        The collector of failures.
     """
 
     def __init__(
@@ -182,7 +189,7 @@ class Bolts:
             self.tracer = Tracer(spec.trace_per_million, attempt.partition, chunks)
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Hand rows that a component emitted to all that read them."""
+        """Pass rows that a component emitted to all bolts and sinks that read them."""
         if not len(rows):
             return
         self.emitted[source][stream] += len(rows)
@@ -196,7 +203,7 @@ class Bolts:
             self.files.write(source, stream, rows, self._chunks)
 
     def process(self, target: str, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Hand rows to one bolt, and what it emits to those after it."""
+        """Run one bolt on rows, and pass on the rows that it emits."""
         bolt = self._instances.get(target)
         if bolt is None:
             bolt = self._instances[target] = BoltInstance(target, self._executor(target))
@@ -228,10 +235,11 @@ class Bolts:
         )
 
     def _answers_of(self, name: str) -> Answers:
-        """Return the answers that are known to inputs of a bolt, whichever instance asks.
+        """Return the recorded answers for inputs of a bolt, shared by all its instances in the
+        task.
 
-        A task that got the same rows in another attempt or run finds them in the same directory:
-        rows go by the number of tasks, and so does its name.
+        A later attempt or run with the same rows uses the same directory: its name contains the
+        number of tasks, which determines the rows of each task.
         """
         if name not in self._answers:
             spec, attempt = self._spec, self._attempt
@@ -244,7 +252,7 @@ class Bolts:
         return self._answers[name]
 
     def close(self) -> None:
-        """Let go of journals, and of files that were not finished."""
+        """Close the journals, and delete unfinished files."""
         self.files.close()
         for journal in self._journals:
             journal.close()
@@ -272,11 +280,11 @@ class Bolts:
 
     @property
     def open_rows(self) -> list[AnchoredRows]:
-        """Rows of which tuples may still be open, in any bolt."""
+        """The rows of all bolts whose tuples may still be open."""
         return [part.rows for bolt in self._instances.values() for part in bolt.open_rows]
 
     def open_groups(self, chunk: Chunk) -> Int64s:
-        """Return the groups of the last chunk, by their places in it, that may have tuples open."""
+        """Return the groups of the last chunk that may have open tuples, as places in the chunk."""
         found = [np.empty(0, np.int64)]
         for bolt in self._instances.values():
             for part in reversed(bolt.open_rows):
@@ -289,11 +297,11 @@ class Bolts:
 
     @property
     def used(self) -> bool:
-        """Whether there is a bolt to be flushed."""
+        """Whether any bolt has to be flushed."""
         return bool(self._instances)
 
     def flush(self) -> None:
-        """End what bolts have open, in the order of data; later rows find new instances."""
+        """Flush the bolts in the order of the data flow; later rows get new instances."""
         for name in self._spec.layout.at(self._attempt.level):
             bolt = self._instances.get(name)
             if bolt is not None:
@@ -311,14 +319,16 @@ class Bolts:
 
 
 def _journal(place: str, below: str, context: bytes) -> Answered:
-    """Open a journal below a directory, or the URL of a place in a bucket."""
+    """Open a journal below a directory or a bucket's URL."""
     if is_bucket(place):
         return ObjectJournal(open_store(place, "journal"), below, context)
     return Journal(os.path.join(place, below), context)
 
 
 def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
-    """Cut rows by what they hold: a blob takes no more than 2 GiB, and memory is for a few."""
+    """Yield slices of the rows of up to `CHUNK_BYTES`: a blob is limited to 2 GiB, and memory is
+    scarce.
+    """
     n = len(rows)
     if bytes_before(rows.batch, n) <= CHUNK_BYTES:
         yield rows
@@ -333,7 +343,7 @@ def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
 
 
 def _joined(parts: list[OpenRows]) -> tuple[AnchoredRows, int]:
-    """All open rows as one, without their columns, and the handle of the first."""
+    """Return all open rows as one, without their columns, and the handle of the first row."""
     if not parts:
         none = Identity(pa.array([], pa.string()), np.empty(0, np.int32), np.empty(0, np.int64))
         return AnchoredRows(NO_COLUMNS, Owners(np.empty(0, np.int64)), none), 0

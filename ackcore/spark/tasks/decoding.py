@@ -1,4 +1,4 @@
-"""Calls of a user's deserializer for Kafka records, in the task that reads them."""
+"""Calls of a user's deserializer for Kafka records, in the task that reads the records."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _VALUE = "value"
 
 
 class ValueDecoder:
-    """The decoder of a task: turns Kafka records into the rows that a spout emits.
+    """A task's decoder, which turns Kafka records into the rows that a spout emits.
 
     Parameters
     ----------
     spout : str
         The name of the spout, for reasons.
     deserializer : callable
-        See `ackcore.kafka.KafkaSpout`.
+        The user's deserializer, see `ackcore.kafka.KafkaSpout`.
     value_type : pyarrow.DataType
         The type of the column ``value``.
     """
@@ -39,7 +39,9 @@ class ValueDecoder:
         self._is_prepared = False
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the rows, and the reasons of records that failed, whose values are null."""
+        """Return the rows, and the reasons of failed records by place. Failed records have null
+        values.
+        """
         rows: list[Row] = []
         failed: dict[int, Reason] = {}
         unprepared = self._prepared()
@@ -62,7 +64,7 @@ class ValueDecoder:
         return batch.set_column(place, self._field, self._column(rows, failed)), failed
 
     def _prepared(self) -> Reason | None:
-        """Prepare the deserializer once; return the reason if that failed."""
+        """Prepare the deserializer once; return the reason if preparing failed, else None."""
         if not self._is_prepared:
             try:
                 getattr(self._deserializer, "prepare", lambda: None)()
@@ -98,7 +100,7 @@ class ValueDecoder:
 
 
 def _wants_context(deserializer: Any) -> bool:
-    """Whether this is a `Deserializer` of confluent-kafka, which is not imported for it."""
+    """Return whether this is a confluent-kafka `Deserializer`, without importing confluent-kafka."""
     return any(
         kind.__module__.startswith("confluent_kafka.") and kind.__name__ == "Deserializer"
         for kind in type(deserializer).__mro__

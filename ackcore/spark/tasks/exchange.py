@@ -1,6 +1,6 @@
 """Exchange between stages. Sends and receives batches; raises if part of one is missing.
 
-What the rows look like is `exchange_format`.
+`exchange_format` defines the rows.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _MOST_CHUNK_BYTES = 1 << 28
 
 
 class Outbox:
-    """The batches that one task sends, and their tally.
+    """The batches that one task sends, with their counts and fingerprint.
 
     Parameters
     ----------
     origin : int
-        The task.
+        The number of the task.
     dests : int
-        Destinations of every exchange.
+        The number of destinations of every exchange.
     """
 
     def __init__(self, origin: int, dests: int) -> None:
@@ -61,7 +61,7 @@ class Outbox:
         self.fingerprint = 0
 
     def add_to_fingerprint(self, data: Any) -> None:
-        """Take something that was written elsewhere into the fingerprint."""
+        """Add data that was written elsewhere to the fingerprint."""
         self.fingerprint = fingerprint(data, self.fingerprint)
 
     def send(
@@ -83,7 +83,7 @@ class Outbox:
         counts: Int64s,
         runs: list[RootRuns],
     ) -> None:
-        """Send rows that lie in the order of their destinations, a blob for each that has any."""
+        """Send rows sorted by destination, as one blob for each destination with rows."""
         start = 0
         for dest in np.flatnonzero(counts).tolist():
             rows = batch.slice(start, counts[dest])
@@ -106,22 +106,23 @@ class Outbox:
             self.send(dest, SETTLE, LEDGER, blob.as_buffer())
 
     def send_result(self, dest: int, kind: int, blob: bytes) -> None:
-        """Send something for the driver through a destination of the last level."""
+        """Send a result to the driver through a destination of the last level."""
         self.send(dest, SETTLE, RESULT, blob, subscription=kind)
 
     def send_trailers(
         self, levels: Iterable[int], task_report: bytes, alike: bytes | None = None
     ) -> None:
-        """End the output: a trailer to every destination at each level that may get rows.
+        """End the output with a trailer to every destination of each level that may get rows.
 
         Parameters
         ----------
         levels : iterable of int
-            Every level at which this task's stage may have something opened.
+            Every level that this task's stage may send rows to.
         task_report : bytes
-            For the driver; it goes to one destination of the last level.
+            The report for the driver; it goes to one destination of the last level.
         alike : bytes, optional
-            What of it is the same in each attempt that leaves the same; by default all.
+            The part of the report that is equal in attempts with equal output, for the fingerprint.
+            By default the whole report.
         """
         self.add_to_fingerprint(task_report if alike is None else alike)
         sent = dict(self._sent)
@@ -134,7 +135,7 @@ class Outbox:
         self._rows += rows
 
     def taken(self) -> Iterator[pa.RecordBatch]:
-        """Return what was sent since the last call, as batches of the shuffle's rows."""
+        """Return the rows sent since the last call, as batches for the shuffle."""
         # Blobs of a batch are together below what 32-bit offsets can address.
         batch: list[tuple[Any, ...]] = []
         size = 0
@@ -163,7 +164,7 @@ def _to_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def _binary(values: tuple[Any, ...]) -> pa.Array:
-    """Buffers and bytes as one binary column, each copied once."""
+    """Return buffers and bytes as one binary column, each copied once."""
     offsets = offsets_of([len(value) for value in values]).astype(np.int32)
     data = np.empty(int(offsets[-1]), np.uint8)
     for value, start, end in zip(values, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
@@ -174,12 +175,12 @@ def _binary(values: tuple[Any, ...]) -> pa.Array:
 
 
 class Inbox:
-    """The batches that one task of a level has received, and whether they are complete.
+    """The batches that one task of a level has received, with a check that they are complete.
 
     Parameters
     ----------
     level : int
-        Rows of other levels are passed on.
+        The level of the task. Rows of other levels are passed on.
     """
 
     def __init__(self, level: int) -> None:
@@ -195,7 +196,7 @@ class Inbox:
         self._trailers: dict[int, set[tuple[int, int]]] = {}
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Take in what is for this level; return what is to be passed on, if there is any."""
+        """Keep the rows of this level; return the rows of other levels, None if there are none."""
         if batch.schema.types != ROW_SCHEMA.types:
             batch = batch.cast(ROW_SCHEMA)  # a setting of Spark's makes offsets wide
         levels = batch.column(1).to_numpy()
@@ -227,7 +228,9 @@ class Inbox:
         return passed
 
     def check(self) -> None:
-        """Raise `RuntimeError` unless every task's rows came, as its trailer counts them."""
+        """Raise `RuntimeError` unless the rows of every task arrived in the number that its trailer
+        gives.
+        """
         for origin in self._got.keys() | self._trailers.keys():
             trailers = self._trailers.get(origin)
             rows = self._got[origin]
@@ -239,10 +242,10 @@ class Inbox:
                 )
 
     def chunks(self, subscriptions: Sequence[int]) -> Iterator[tuple[list[TupleBlob], RootRuns]]:
-        """Return some blobs of one subscription at a time, and the runs of their rows.
+        """Yield a few blobs of one subscription at a time, and the runs of their rows.
 
-        They come in the order of ``subscriptions``, and then in that in which they were sent: it
-        does not depend on when they came.
+        Blobs are sorted by ``subscriptions``, then by the order of sending.  The order of arrival
+        has no effect.
         """
         turns = {subscription: turn for turn, subscription in enumerate(subscriptions)}
         some: list[TupleBlob] = []
@@ -261,7 +264,7 @@ class Inbox:
             yield some, joined_runs([blob.side for blob in some])
 
     def receipts(self, receiver: int) -> bytes:
-        """Return which trailers this task has received, for the driver to compare."""
+        """Return the packed receipts of all trailers that this task got, for the driver to compare."""
         found = [
             (receiver, origin, drawn)
             for origin, trailers in self._trailers.items()
@@ -271,6 +274,6 @@ class Inbox:
 
 
 def read_receipts(blob: bytes) -> list[TrailerReceipt]:
-    """Return what `Inbox.receipts` made bytes of."""
+    """Unpack the bytes of `Inbox.receipts`."""
     rows = np.frombuffer(blob, np.int64).reshape(-1, 3).tolist()
     return [TrailerReceipt(*row) for row in rows]
