@@ -139,7 +139,7 @@ def _error(reason: Reason, attempts: int) -> dict[str, Any]:
 
 
 def _groups(pieces: Sequence[Piece], rows: int) -> Iterator[tuple[int, int, list[Piece]]]:
-    """Yield (start, stop, pieces) for slices of the rows with up to `JOIN_BYTES` of answers each."""
+    """Yield (start, stop, pieces) for slices of rows with up to `JOIN_BYTES` of answers each."""
     start, size, group = 0, 0, list[Piece]()
     for piece in pieces:
         if group and size + piece[1].nbytes > JOIN_BYTES:
@@ -152,7 +152,7 @@ def _groups(pieces: Sequence[Piece], rows: int) -> Iterator[tuple[int, int, list
 
 
 def _spread(pieces: Sequence[Piece], start: int, stop: int, answers: pa.Schema) -> list[pa.Array]:
-    """Return the answers as columns for the rows from start up to stop, null for rows without one."""
+    """Return the answers as columns of the rows start to stop, null for rows without an answer."""
     if not pieces:
         return [pa.nulls(stop - start, field.type) for field in answers]
     batch = pa.concat_batches([each for _, each in pieces])

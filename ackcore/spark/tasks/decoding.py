@@ -100,7 +100,7 @@ class ValueDecoder:
 
 
 def _wants_context(deserializer: Any) -> bool:
-    """Return whether this is a confluent-kafka `Deserializer`, without importing confluent-kafka."""
+    """Return whether this is a confluent-kafka `Deserializer`, without importing that package."""
     return any(
         kind.__module__.startswith("confluent_kafka.") and kind.__name__ == "Deserializer"
         for kind in type(deserializer).__mro__

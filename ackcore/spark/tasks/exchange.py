@@ -264,7 +264,7 @@ class Inbox:
             yield some, joined_runs([blob.side for blob in some])
 
     def receipts(self, receiver: int) -> bytes:
-        """Return the packed receipts of all trailers that this task got, for the driver to compare."""
+        """Return the packed receipts of all trailers of this task, for the driver to compare."""
         found = [
             (receiver, origin, drawn)
             for origin, trailers in self._trailers.items()

@@ -71,7 +71,7 @@ class Rules:
 
 
 class Judged(NamedTuple):
-    """Failed records in `TRACKING` and the source's columns, and the number that used no attempt."""
+    """Failed records in `TRACKING` and the source's columns, and the number of uncounted failures."""
 
     waits: pa.Table
     dies: pa.Table

@@ -1,4 +1,4 @@
-"""Judges failed records in a task, and passes them to the driver or to files of the run.
+"""The judgement of failed records in a task, and the files of the run that hold them.
 
 Up to `Rules.inline_bytes` of records go to the driver with the task's report.  Beyond that the task
 writes files, which the decision adopts: waiting records sorted by due time, and dead letters.
