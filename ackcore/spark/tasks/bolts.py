@@ -252,7 +252,7 @@ class Bolts:
         return self._answers[name]
 
     def close(self) -> None:
-        """Close the journals, and delete unfinished files."""
+        """Close the journals and unfinished files."""
         self.files.close()
         for journal in self._journals:
             journal.close()

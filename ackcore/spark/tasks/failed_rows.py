@@ -71,7 +71,7 @@ class Rules:
 
 
 class Judged(NamedTuple):
-    """Failed records in `TRACKING` and the source's columns, and the number of uncounted failures."""
+    """Failed records in `TRACKING` and the source's columns, and the number of uncounted ones."""
 
     waits: pa.Table
     dies: pa.Table

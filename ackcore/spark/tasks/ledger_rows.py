@@ -157,7 +157,9 @@ class LedgerRows:
         return found
 
     def new_failures(self) -> list[pa.Table]:
-        """Return the reasons that arose since the last call, if there is no settle stage."""
+        """Return the failure reasons since the last call, for tasks that judge records without a
+        ledger.
+        """
         found, self._new_failures = self._new_failures, []
         return found
 

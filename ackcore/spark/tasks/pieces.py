@@ -34,9 +34,7 @@ class PieceReader(Protocol):
         """Return the pieces with the rows at these places, given each partition's number of rows."""
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
-        """Yield each piece and its rows. The caller consumes the rows before it takes the next
-        piece.
-        """
+        """Yield each piece with its rows, which the caller consumes before it takes the next piece."""
 
 
 class DealtPieces(NamedTuple):

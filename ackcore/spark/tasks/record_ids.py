@@ -203,7 +203,7 @@ def roots_of(key: int, partition: int, places: Int64s, attempts: Any = 0) -> Int
 def key_hashes(
     rows: pa.Table | pa.RecordBatch, columns: Sequence[str]
 ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """Return the hash of each record's key, and whether it has a key, which is one without nulls."""
+    """Return the hash of each record's key, and whether the key is complete, without a null."""
     arrays = [rows[name] for name in columns]
     arrays = [a.combine_chunks() if isinstance(a, pa.ChunkedArray) else a for a in arrays]
     ordered = np.ones(len(rows), np.bool_)

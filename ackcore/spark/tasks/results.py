@@ -33,17 +33,17 @@ NOT_ACKED_SCHEMA = pa.schema(
 
 
 def result_batch(rows: list[tuple[int, bytes]]) -> pa.RecordBatch:
-    """Return (kind, blob) for the driver."""
+    """Return results for the driver, pairs of (kind, blob), as a batch."""
     kinds = pa.array([kind for kind, _ in rows], pa.int8())
     blobs = pa.array([blob for _, blob in rows], pa.binary())
     return pa.RecordBatch.from_arrays([kinds, blobs], schema=RESULT_SCHEMA)
 
 
 def results_in(rows: pa.Table) -> Iterator[tuple[int, pa.Buffer]]:
-    """Yield (kind, blob) as the driver got them.
+    """Yield (kind, blob) from the results that the driver got.
 
-    To take a blob out of its batch copies it.  So each batch is let go when it was read: whoever
-    calls this keeps no ``rows``.
+    Reading a blob from its batch copies it.  So each batch is released after it was read, and the
+    caller must not keep ``rows``.
     """
     batches = rows.to_batches()[::-1]
     del rows
@@ -54,7 +54,7 @@ def results_in(rows: pa.Table) -> Iterator[tuple[int, pa.Buffer]]:
 
 
 def to_stream(table: pa.Table | pa.RecordBatch) -> bytes:
-    """Return a table as bytes that hold its schema too."""
+    """Return a table as an Arrow stream, with its schema."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, table.schema) as writer:
         writer.write(table)
@@ -62,5 +62,5 @@ def to_stream(table: pa.Table | pa.RecordBatch) -> bytes:
 
 
 def from_stream(blob: bytes | pa.Buffer) -> pa.Table:
-    """Return the table that `to_stream` made bytes of."""
+    """Return the table from the bytes of `to_stream`."""
     return pa.ipc.open_stream(blob).read_all()

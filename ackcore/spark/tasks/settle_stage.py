@@ -1,4 +1,4 @@
-"""The settle stage: settles all others' ledger rows, and returns receipts of all trailers."""
+"""The settle stage: settles the ledger rows of all tasks, and returns receipts of all trailers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from ackcore.spark.tasks.task import attempt_at
 
 @dataclass(frozen=True)
 class SettleStage:
-    """Settles the ledger rows of a shard, or of several whole ones."""
+    """The mapInArrow function that settles the ledger rows of one or more whole shards."""
 
     spec: TaskSpec
 
     def __call__(self, batches: Batches) -> Batches:
-        """Serve mapInArrow: rows of the exchange before it."""
+        """Process one partition of the preceding exchange, for mapInArrow."""
         inbox = Inbox(SETTLE)
         for batch in batches:
             inbox.read(batch)
@@ -94,7 +94,9 @@ class SettleStage:
         return found
 
     def _written(self, table: pa.Table) -> bytes:
-        """Write what is not ACKED to a file of the run, by root; return its name there."""
+        """Write the records that are not ACKED to a file of the run, sorted by root; return its
+        name.
+        """
         table = table.take(pa.array(np.argsort(table["root_id"].to_numpy()))).combine_chunks()
         with making_in(os.path.join(self.spec.directory, "failed")) as place:
             name = f"not-acked-{attempt_at(SETTLE).partition}"

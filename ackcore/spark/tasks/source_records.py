@@ -1,4 +1,4 @@
-"""Records as stages get them from a source, and some of them as they are read again."""
+"""The records that stages read from a source, and the selection of some that are read again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ackcore.topology.tuples import Identity
 
 
 class SourceRecords(NamedTuple):
-    """Records of one spout, one after the other: from place ``first`` of a partition."""
+    """Consecutive records of one spout, from place ``first`` of a partition on."""
 
     source: SpoutSpec
     batch: pa.RecordBatch
@@ -34,7 +34,9 @@ class SourceRecords(NamedTuple):
 def pick(
     some: SourceRecords, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s], number: int
 ) -> pa.RecordBatch:
-    """Return the records of these roots, or new ones of these claims, as `records_at` does."""
+    """Return the records with given roots, and new ones with given claims, in the form of
+    `records_at`.
+    """
     source = some.source
     ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
     wanted = among(ids, roots.get(source.name, np.empty(0, np.int64)))
@@ -51,16 +53,16 @@ def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) ->
     ----------
     some : SourceRecords
     ids : numpy.ndarray of int64, shape (n,)
-        The roots of all of them.
+        The roots of all of the records.
     places : numpy.ndarray of int64, shape (m,), m <= n
-        Which ones, by their places in the batch, in order.
+        The places in the batch of the records to return, sorted.
     number : int
-        The micro-batch.
+        The number of the micro-batch.
 
     Returns
     -------
     pyarrow.RecordBatch
-        The spout's name goes along in the metadata of the schema.
+        The records, with the spout's name in the metadata of the schema.
     """
     source = some.source
     whole = len(places) == len(some.batch)

@@ -1,4 +1,4 @@
-"""One task of a stage: its parts, put together, and how its output ends."""
+"""One task of a stage: combines its parts and ends its output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CALLED_AS: ContextVar[tuple[int, int] | None] = ContextVar("ackcore_task_attemp
 
 @contextmanager
 def called_as(partition: int, attempt: int) -> Iterator[None]:
-    """Have the stages that are called within take themselves for this attempt at a task."""
+    """Set the task and attempt for stages called within this context, in place of Spark's."""
     before = _CALLED_AS.set((partition, attempt))
     try:
         yield
@@ -51,7 +51,7 @@ def called_as(partition: int, attempt: int) -> Iterator[None]:
 
 
 def attempt_at(level: int) -> TaskAttempt:
-    """Return which attempt at which task of a level runs here."""
+    """Return the task and attempt that run here, at a level."""
     called_as = _CALLED_AS.get()
     if called_as is not None:
         return TaskAttempt(level, *called_as)
@@ -61,30 +61,30 @@ def attempt_at(level: int) -> TaskAttempt:
 
 
 class Task:
-    """One task of a stage; to be used in a ``with``.
+    """One task of a stage, used as a context manager.
 
     Parameters
     ----------
     spec : TaskSpec
     attempt : TaskAttempt
-        Which attempt at which task this is.
+        The task and attempt that run here.
 
     Attributes
     ----------
     bolts : IsolatedBolts
-        Take the rows.
+        The bolts that process the rows.
     chunks : Chunks
-        The groups that rows hang from.
+        The groups that rows are anchored to.
     ledger_rows : LedgerRows
-        What becomes of the groups.
+        The collector of the groups' outcomes.
     outbox : Outbox
-        What the task sends.
+        The rows that the task sends.
     tracer : Tracer or None
-        Notes the way of a share of the roots.
+        The trace of a share of the roots.
     spilled : dict of str to RowFileWriter
-        By spout, the rows that its source may not give again.
+        By spout, the file of rows that its source may not return again.
     failed_in_run : FailedInRun or None
-        Judges records that fail; None if they are to be read again.
+        The judge of failed records; None if they are read again.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
@@ -113,19 +113,21 @@ class Task:
         self.bolts = IsolatedBolts(self._bolts, self._isolation, self.chunks, self.ledger_rows)
 
     def close(self, chunk: Chunk) -> None:
-        """Let a chunk's groups leave their ledger rows; all of its rows were handed on."""
+        """Send the ledger rows of a chunk's groups. All rows of the chunk must be processed."""
         self.ledger_rows.close(chunk)
         if not self._bolts.open_rows:
             self.chunks.forget_closed()
 
     def failures_in(self, chunk: Chunk) -> list[pa.Table]:
-        """Return why records failed that this task may write; all of a chunk was handed on."""
+        """Return the reasons of failed records that this task may judge, after a chunk was
+        processed.
+        """
         if self.spec.layout.settles:
             return self.ledger_rows.ended(chunk, self._bolts.open_groups)
         return self.ledger_rows.new_failures()
 
     def finish(self) -> list[SinkFile]:
-        """Flush the bolts, in the order of data; return the files that were written.
+        """Flush the bolts in the order of the data flow; return the files written for sinks.
 
         Returns
         -------
@@ -140,11 +142,13 @@ class Task:
         return files
 
     def add_to_fingerprint(self, of_file: int) -> None:
-        """Take a file's fingerprint into that of the output."""
+        """Add a file's fingerprint to that of the output."""
         self.outbox.add_to_fingerprint(of_file.to_bytes(8, "little", signed=True))
 
     def end(self, report: dict[str, Any]) -> Batches:
-        """End the output: with what is for the driver, and trailers where there is an exchange."""
+        """End the output with the report for the driver and, if there is an exchange, with
+        trailers.
+        """
         report |= {
             "partition": self.attempt.partition,
             "level": self.attempt.level,
@@ -174,7 +178,7 @@ class Task:
         yield from self.outbox.taken()
 
     def _settled(self, in_run: FailedInRun | None) -> list[tuple[int, bytes]]:
-        """Return what the driver is told of the records that this task settled."""
+        """Return the results for the driver about the records that this task settled."""
         rows = []
         for number, tables in sorted(self.ledger_rows.failed.items()):
             # Of traced roots it is told why they failed.

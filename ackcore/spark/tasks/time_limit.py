@@ -1,7 +1,7 @@
 """The time limit of a bolt or deserializer: it ends the process and leaves a file with a traceback.
 
-The timer is faulthandler's, a thread in C that needs no GIL: an extension that hangs with it held
-is ended as well.  The traceback that it leaves is read when the attempt is found to have crashed.
+The timer is faulthandler's, a C thread that needs no GIL, so it also ends an extension that hangs
+while it holds the GIL.  The traceback is read once the attempt is found to have crashed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _OFTEN_S = 0.25
 
 
 class TimeLimit:
-    """Ends this process if a bolt does not return in time.
+    """A timer that ends this process if a bolt does not return in time.
 
     Parameters
     ----------
     limit_s : int or None
-        How long it may take; None for ever.
+        The limit in seconds; None for no limit.
     path : str
-        Where its name and the traceback are written.
+        The file for the component's name and the traceback.
     """
 
     def __init__(self, limit_s: int | None, path: str) -> None:
@@ -40,7 +40,7 @@ class TimeLimit:
 
     @contextmanager
     def on(self, component: str) -> Iterator[None]:
-        """Run the timer while a component has control."""
+        """Run the timer during a call of a component."""
         if self._limit_s is None:
             yield
             return
@@ -56,7 +56,7 @@ class TimeLimit:
             faulthandler.cancel_dump_traceback_later()
 
     def progressed(self) -> None:
-        """Begin anew: the component, which has several inputs out at once, is done with one."""
+        """Restart the timer: the component has finished one of several concurrent inputs."""
         # Each time is a thread, so not each time.
         if self._limit_s is not None and time.monotonic() - self._set_s > _OFTEN_S:
             self._set(self._limit_s)
@@ -75,9 +75,9 @@ class TimeLimit:
 
 
 def read_time_out(path: str) -> Reason | None:
-    """Return the reason that a time-out's traceback gives: the component, and where it was.
+    """Return the reason from a time-out's file: the component, and the line at which it hung.
 
-    None if there is none, or if the process ended otherwise while it was timed.
+    Return None if there is no file, or if the process ended for another cause during the call.
     """
     try:
         text = Path(path).read_text(errors="replace")
