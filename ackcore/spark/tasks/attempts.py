@@ -22,7 +22,7 @@ from ackcore.topology.function_calls import Piece, RowCalls
 from ackcore.topology.functions import Function, Kind
 from ackcore.topology.tuples import Reason
 
-#: What became of a row that failed.
+#: The column with the error of a failed row.
 ERROR_COLUMN = "error"
 ERROR = pa.struct(
     [
@@ -31,7 +31,7 @@ ERROR = pa.struct(
         pa.field("attempts", pa.int32(), nullable=False),
     ]
 )
-#: What the function, and what its rows come from, are called in messages.
+#: The names of the function and of its input in messages.
 FUNCTION, SOURCE = "fn", "frame"
 
 _REASONS = Reasons(FUNCTION)
@@ -88,14 +88,14 @@ class Attempts:
     def _by_row(self, batches: Batches) -> Batches:
         first = next(batches, None)
         if first is None:
-            return  # and connect to nothing
+            return  # without calling prepare, which may open connections
         batches = chain([first], batches)
         calls = RowCalls(self.function, self.answers, self.settings, SOURCE, self._as_seen)
         try:
             calls.prepare()
         except KeyboardInterrupt:
             raise
-        except BaseException as broken:  # by what the function is, like any other of its errors
+        except BaseException as broken:  # any error of user code fails rows
             error = _error(_REASONS.of(broken), 0)
             for batch in batches:
                 yield from self._with_answers(batch, [], dict.fromkeys(range(len(batch)), error))
@@ -117,7 +117,7 @@ class Attempts:
         self, batch: pa.RecordBatch, pieces: Sequence[Piece], errors: _Errors
     ) -> Batches:
         """Yield the unchanged rows with their answers and errors, null where a row has none."""
-        # In their types as they came, under their own names: see `plainly_named`.
+        # The columns keep their input types and get their own names back: see `plainly_named`.
         own = [
             came.with_name(field.name)
             for came, field in zip(batch.schema, self.schema, strict=True)

@@ -64,7 +64,7 @@ class BoltInstance:
     executor: Executor
     open_rows: list[OpenRows] = field(default_factory=list)
     next: int = 0
-    #: By stream: how many children each tuple has, from the first of ``open_rows`` on.
+    #: By stream: the number of children of each tuple, from the first of ``open_rows`` on.
     children: dict[str, Int64s] = field(default_factory=dict)
 
     def owners_of(self, handles: Int64s) -> Iterator[tuple[Owners, Int64s]]:
@@ -110,13 +110,13 @@ class BoltInstance:
             have = np.diff(anchors.offsets) > 0
             padded = local if len(local) else np.zeros(1, np.int64)
             heads = np.where(have, padded[np.where(have, starts, 0)], 0)
-        if not len(parents.stable_ids):  # nothing but unanchored rows, and no input
+        if not len(parents.stable_ids):  # only unanchored rows, and no input
             n = len(heads)
             return Identity(pa.nulls(n, pa.string()), np.zeros(n, np.int32), np.zeros(n, np.int64))
         counts = self._count(stream)[first - self.open_rows[0].first :]
         if have is None:
             ordinals = running_counts(heads, counts)
-        else:  # unanchored rows are counted among the children of none
+        else:  # unanchored rows are children of no row
             ordinals = np.zeros(len(heads), np.int64)
             ordinals[have] = running_counts(heads[have], counts)
         stable = edge_ids(0, parents.stable_ids[heads], f"{self.name}/{stream}", 0, ordinals)
@@ -176,14 +176,14 @@ class Bolts:
         self._answers: dict[str, Answers] = {}
         self._journals: list[Answered] = []
         self.files = SinkRowWriter(spec.directory, spec.schemas, attempt.partition, attempt.id)
-        #: By bolt, what it raised.
+        #: The exceptions of each bolt.
         self.raised: dict[str, Raised] = defaultdict(Raised)
-        #: How often a breaker of their calls opened.
+        #: The number of times that a circuit breaker opened.
         self.breaker_trips = 0
-        #: How many tuples components emitted to streams that are read, those of calls that were
-        #: repeated for parts of a batch as well.
+        #: The number of tuples that components emitted to streams with readers, including those of
+        #: calls that were repeated for parts of a batch.
         self.emitted: dict[str, Counter[str]] = defaultdict(Counter)
-        #: Notes the way of a share of the roots; None if that is none.
+        #: The trace of a share of the roots; None if no roots are traced.
         self.tracer: Tracer | None = None
         if spec.trace_per_million:
             self.tracer = Tracer(spec.trace_per_million, attempt.partition, chunks)
@@ -207,7 +207,7 @@ class Bolts:
         bolt = self._instances.get(target)
         if bolt is None:
             bolt = self._instances[target] = BoltInstance(target, self._executor(target))
-        # A bolt may have all rows of a task open: what they hold is its own to keep.
+        # A bolt may have all rows of a task open, so their columns are not kept here.
         bare = rows.without_columns()
         bolt.open_rows.append(OpenRows(bolt.next, bare, self._chunks.groups))
         bolt.next += len(rows)
@@ -289,7 +289,7 @@ class Bolts:
         for bolt in self._instances.values():
             for part in reversed(bolt.open_rows):
                 if part.groups <= chunk.first:
-                    break  # this chunk had not come in
+                    break  # these rows are older than the chunk
                 if part.rows.only_chunk in (None, chunk):
                     found.append(part.rows.owners.ids - chunk.first)
         places = np.concatenate(found)

@@ -57,7 +57,7 @@ class ValueDecoder:
                     found = self._rows.row((self._deserializer(value, *context),))
                 except KeyboardInterrupt:
                     raise
-                except BaseException as error:  # SystemExit, and a panic of an extension, too
+                except BaseException as error:  # including SystemExit and a panic of an extension
                     failed[row] = Reason.of(self._spout, error)
             rows.append(found)
         place = batch.schema.get_field_index(_VALUE)
@@ -88,7 +88,7 @@ class ValueDecoder:
         return pa.concat_arrays([nothing, *(parts[start] for start in sorted(parts))])
 
     def _contexts(self, batch: pa.RecordBatch) -> Callable[[int], Any]:
-        from ackcore.kafka.spout import value_context  # noqa: PLC0415 - it may not be there
+        from ackcore.kafka.spout import value_context  # noqa: PLC0415 - may not be installed
 
         topics, headers = batch.column("topic"), batch.column("headers")
 

@@ -34,9 +34,9 @@ from ackcore.spark.tasks.exchange_format import (
     partition_of,
 )
 
-#: Blobs that are handed out together: some 64 Ki short rows, or a few long ones.
+#: Bytes of blobs that are opened together: about 64 Ki short rows, or a few long ones.
 _CHUNK_BYTES = 1 << 20
-#: What no blob makes them larger than, unless it is by itself.
+#: The most bytes of blobs opened together, unless a single blob is larger.
 _MOST_CHUNK_BYTES = 1 << 28
 
 
@@ -57,7 +57,7 @@ class Outbox:
         self._rows: list[tuple[Any, ...]] = []
         self._sent: Counter[tuple[int, int]] = Counter()
         self._seq = 0
-        #: Of all that was sent and written so far.
+        #: The fingerprint of all rows sent and files written so far.
         self.fingerprint = 0
 
     def add_to_fingerprint(self, data: Any) -> None:
@@ -136,7 +136,7 @@ class Outbox:
 
     def taken(self) -> Iterator[pa.RecordBatch]:
         """Return the rows sent since the last call, as batches for the shuffle."""
-        # Blobs of a batch are together below what 32-bit offsets can address.
+        # The blobs of a batch together must fit into 32-bit offsets.
         batch: list[tuple[Any, ...]] = []
         size = 0
         for row in self._rows:
@@ -187,8 +187,8 @@ class Inbox:
         self._level = level
         self.tuples: list[TupleBlob] = []
         self.ledger: list[pa.Buffer] = []
-        #: At the last level: packed receipts of other tasks, all tasks' reports by origin, and what
-        #: else tasks have for the driver, by kinds.
+        #: At the last level: packed receipts of other tasks, all tasks' reports by origin, and
+        #: other results of tasks for the driver as (kind, blob).
         self.receipts_of_others: list[bytes] = []
         self.results: list[tuple[int, bytes]] = []
         self.task_reports: dict[int, set[bytes]] = {}
@@ -198,13 +198,13 @@ class Inbox:
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Keep the rows of this level; return the rows of other levels, None if there are none."""
         if batch.schema.types != ROW_SCHEMA.types:
-            batch = batch.cast(ROW_SCHEMA)  # a setting of Spark's makes offsets wide
+            batch = batch.cast(ROW_SCHEMA)  # a Spark setting makes offsets 64 bits wide
         levels = batch.column(1).to_numpy()
         mine = np.flatnonzero(levels == self._level).tolist()
         passed = None
         if len(mine) < len(batch):
             passed = batch.filter(pa.array(levels != self._level)) if mine else batch
-        # Read where they are: to filter out what is mine would copy every blob.
+        # Blobs are read in place: filtering the rows of this level would copy every blob.
         kinds, origins, seqs, subscriptions = (batch.column(i).to_pylist() for i in (2, 3, 4, 5))
         blobs, sides = batch.column(6), batch.column(7)
         for i in mine:

@@ -36,7 +36,7 @@ from ackcore.spark.base.versions import from_arrow_schema
 
 TUPLES, LEDGER, RECEIPTS, TRAILER, RESULT = 1, 2, 3, 4, 5
 
-#: The level of the stage that settles.
+#: The level of the settle stage.
 SETTLE = 127
 
 ROW_SCHEMA = pa.schema(
@@ -52,7 +52,7 @@ ROW_SCHEMA = pa.schema(
     ]
 )
 
-#: The same as Spark has it.  Not DDL, which the JVM would have to read each time.
+#: The Spark type of `ROW_SCHEMA`.  Not DDL, which the JVM would have to parse each time.
 ROW_TYPE = from_arrow_schema(ROW_SCHEMA)
 
 HEAD = struct.Struct("<iBBqq")

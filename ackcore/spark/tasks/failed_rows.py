@@ -32,7 +32,7 @@ from ackcore.spark.stores.files import read_run_table
 from ackcore.spark.tasks.results import INLINE_BYTES
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 
-#: What a record that was read again has beside the source's columns.
+#: The columns of a record that was read again, besides the source's columns.
 READ_AGAIN = pa.schema(
     [
         (ROOT_ID, pa.int64()),
@@ -95,7 +95,7 @@ def judge(
     replayed : numpy.ndarray of int32
         The number of times that each record was replayed as a dead letter.
     """
-    # Not for ever: what never can be done would never be told.
+    # Without this limit a record that can never succeed would wait for ever, unreported.
     late = rules.now_ms - first_ms >= rules.timeout_ms
     counts = reasons.counts() | (late & ~reasons.behind())
     after_ms = reasons.after_ms()
@@ -113,7 +113,7 @@ def judge(
     tracking = [
         lost[MESSAGE_ID],
         pa.array(decided.attempts),
-        # What is behind another waits for that one, and has no back-off of its own.
+        # A record behind another of its key waits for that one, without a back-off of its own.
         pa.array(np.where(reasons.behind(), rules.now_ms, decided.due_ms)),
         pa.array(first_ms),
         pa.array(np.full(len(lost), rules.now_ms)),
@@ -220,7 +220,7 @@ class FailedRows:
         """Return the places of a spout's failed records among its due records."""
         if spout not in self.found:
             return np.empty(0, np.int64)
-        # Places of type null, all that new records have, would take room as numbers.
+        # New records have places of type null, which would take memory as numbers.
         due = [chunk for chunk in self.found[spout][PLACE].chunks if chunk.null_count < len(chunk)]
         places = pa.chunked_array([chunk.drop_null() for chunk in due], pa.int64())
         found: Int64s = places.to_numpy()

@@ -38,14 +38,14 @@ from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 from ackcore.spark.tasks.source_records import SourceRecords, records_at
 
-#: A task writes a file of what waits of one spout when it has so much of it: more than makes a
-#: file too large to be merged, and little enough to be in memory that was in use before.
+#: Bytes of one spout's waiting records for which a task writes a file: too large a file to be
+#: merged later, and small enough for memory that the task has used before.
 _FILE_BYTES = 1 << 24
-#: It becomes one batch of rows before, and of those there may be 2 GiB in a column.
+#: The most bytes of a file's records: they become one batch, with 2 GiB a column at most.
 _TOGETHER_BYTES = 1 << 30
-#: What is put in order at a time.
+#: Bytes that are sorted at a time.
 _SORTED_BYTES = 1 << 22
-#: So much of the dead goes into one file, which is as much as dead letters are merged to.
+#: Bytes of dead letters in one file, the size to which dead letters are merged.
 _LETTERS_BYTES = 1 << 28
 
 
@@ -122,7 +122,7 @@ class _Letters:
         """Delete the unfinished file."""
         if self._file is not None and self._writer is not None:
             with contextlib.suppress(Exception):
-                self._writer.close()  # or it will do so by itself
+                self._writer.close()  # or its finalizer closes it
             self._file.discard()
 
 
@@ -293,7 +293,7 @@ class FailedInRun:
         )
         self._roots: list[Int64s] = []
         self._others: list[Int64s] = []
-        #: Reasons of roots that are all judged.
+        #: Tables of reasons whose roots are all judged.
         self._judged: list[pa.Table] = []
 
     def write(self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]) -> None:
@@ -309,7 +309,7 @@ class FailedInRun:
             The reasons that arose since the last call, for roots of any records.
         """
         places, said = self._said(roots, failures)
-        # Such a wait begins when the run has ended, and nobody here knows when that is.
+        # A wait that a reason requests begins at the run's end, a time that a task cannot know.
         told = said.after_ms() == 0
         if told.all():
             if len(places) == sum(map(len, failures)):
@@ -326,7 +326,7 @@ class FailedInRun:
         chunks.
         """
         if len(failures) == 1 and np.array_equal(failures[0]["root_id"].to_numpy(), roots):
-            # All of an outage, each once, and as they came: nothing is to be looked for.
+            # All records failed once and in order, as in an outage: no look-up is needed.
             return np.arange(len(roots)), Reasons.of_texts(failures[0]["text"])
         reasons = first_reasons(failures)
         failed: Int64s = reasons["root_id"].to_numpy()
@@ -350,7 +350,7 @@ class FailedInRun:
             return None
         others = [*self._others, *(one["root_id"].to_numpy() for one in failures)]
         if others and np.isin(np.concatenate(others), np.concatenate(self._roots)).any():
-            # A record failed once more, perhaps for what goes before the reason judged.
+            # A record failed once more, perhaps for a reason that precedes the one judged.
             self.discard()
             return None
         return self._writer.finish()
@@ -372,7 +372,7 @@ class FailedInRun:
 
 def _together(found: list[pa.Table]) -> pa.Table:
     whole = pa.concat_tables(found).combine_chunks()
-    # Where no record was due, places of type null take no room.
+    # If no record was due, places of type null take no memory.
     if whole[PLACE].null_count == len(whole):
         whole = whole.set_column(1, PLACE, pa.nulls(len(whole)))
     return whole
@@ -382,7 +382,7 @@ def _by_root(found: pa.Table) -> pa.Table:
     """Return the rows sorted by root, the order in which the driver merges them."""
     roots, counts = found[ROOT_ID].to_numpy(), found[COUNTS]
     if pa.types.is_null(found[PLACE].type) and len(counts.unique()) < 2:
-        # All of an outage is alike but for its roots.
+        # In an outage, rows differ in their roots alone.
         return found.set_column(0, ROOT_ID, pa.array(np.sort(roots)))
     return found.take(pa.array(np.argsort(roots)))
 

@@ -33,9 +33,8 @@ from ackcore.spark.tasks.marker_objects import (
 from ackcore.spark.tasks.time_limit import read_time_out
 from ackcore.topology.tuples import Reason
 
-#: What is in flight: nothing; a chunk of rows, by its place among those of the task; what bolts
-#: hold open when they are flushed; roots by name; and one root with nothing beside it on the
-#: whole executor.
+#: The kinds of rows in flight: none; a chunk, by its number in the task; the open rows of bolts
+#: that are flushed; named roots; and one root with no other row in flight on its executor.
 NOTHING, CHUNK, FLUSH, ROOTS, ALONE = range(5)
 
 DIRECTORY = "in-flight"
@@ -112,7 +111,7 @@ class MarkerFile:
         self._path = attempt.path(work)
         self._timed_out = attempt.time_out_path(work)
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        # Under another name until it is locked: one that is not says that its process crashed.
+        # It has another name until it is locked: an unlocked marker means that its process crashed.
         hidden = os.path.join(work, DIRECTORY, f".{os.path.basename(self._path)}")
         with suppress(FileNotFoundError):
             os.remove(hidden)
@@ -129,7 +128,7 @@ class MarkerFile:
     def remove(self) -> None:
         """Remove the marker: this attempt has not crashed."""
         if not self._file.is_open:
-            return  # a process that was forked has no part in it
+            return  # a forked process has no marker
         for path in (self._timed_out, self._path):
             with suppress(FileNotFoundError):  # the run's directory may be gone
                 os.remove(path)

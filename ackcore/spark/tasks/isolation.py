@@ -58,11 +58,11 @@ from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, some_rows
 from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Reason
 
-#: How many attempts that a record was alone in are enough to reject it.
+#: The number of crashed attempts with a record alone in flight that rejects it.
 ALONE_ENOUGH = 2
-#: Up to how many suspects are run one at a time, and how many at a time if there are more.
+#: The most suspects that run one at a time, and the group size if there are more.
 _FEW, _GROUP = 1024, 256
-#: How long an attempt waits for the one before it to be dead, which Spark says it is.
+#: Seconds to wait until an earlier attempt, lost for Spark, has ended; seconds between looks.
 _DYING_S, _LOOK_S = 5.0, 0.05
 
 
@@ -107,7 +107,7 @@ class Evidence:
         suspects = np.intersect1d(roots, _array(self.suspects))
         rejected = np.array([r for r in suspects.tolist() if self.alone[r] >= ALONE_ENOUGH])
         rejected = rejected.astype(np.int64)
-        # Those that were alone come first: not when other rows have made the process grow.
+        # Roots that were alone run first, before other rows make the process grow.
         singles = sorted(set(suspects.tolist()) - set(rejected.tolist()), key=self._order)
         more = roots if (chunk, rows) in self.chunks else np.intersect1d(roots, _array(self.many))
         more = np.setdiff1d(more, suspects)
@@ -168,7 +168,7 @@ class AttemptIsolation:
         """
         if self._file is None:
             self.evidence = Evidence(Counter(dict(self._alone)), set(self._alone))
-            # In a bucket only markers that name roots are there.
+            # In a bucket there are only markers that name roots.
             if self._isolates and (self.names or not is_bucket(self._work)):
                 for marker in self._earlier():
                     self.evidence.add(marker)
@@ -186,7 +186,7 @@ class AttemptIsolation:
             found = crashed(self._work, self._attempt.task)
             task = self._attempt.task
             if is_bucket(self._work):
-                return found  # which does not tell the living from the dead
+                return found  # which may include attempts that still run
             there = [attempt for attempt in attempts(self._work) if attempt.task == task]
             if len(found) >= len(there) or time.monotonic() > until:
                 return found
@@ -202,7 +202,7 @@ class AttemptIsolation:
             self._file.remove()
             self._file = None
 
-    # ------------------------------------------------------------------------ what is in flight
+    # --------------------------------------------------------------------------- rows in flight
 
     @contextmanager
     def of_chunk(self, chunk: int, rows: int, roots: Int64s | None) -> Iterator[None]:
@@ -315,7 +315,7 @@ class IsolatedBolts:
         of_row, of_root = self._chunks.roots_of(rows.owners)
         left = np.ones(len(rows), np.bool_)
 
-        def taken(roots: Int64s) -> Int64s:  # rows that are still left, and then are not
+        def taken(roots: Int64s) -> Int64s:  # takes the roots' rows out of the rows left
             places = np.unique(of_row[np.isin(of_root, roots)])
             places = places[left[places]]
             left[places] = False

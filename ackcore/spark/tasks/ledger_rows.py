@@ -70,9 +70,9 @@ class LedgerRows:
         self._held: list[_Failed] = []
         self._events: list[tuple[Int64s, Int64s, int]] = []
         self._reasons: list[pa.Table] = []
-        #: Failures of rows that hang from no group.
+        #: The number of failures of rows that are anchored to no group.
         self.untracked_failures = 0
-        #: By spout, roots that failed and why, and that nobody else settles.
+        #: By spout, failed roots that the settle stage does not settle, and their reasons.
         self.failed: dict[int, list[pa.Table]] = {}
         self._new_failures: list[pa.Table] = []
 

@@ -63,7 +63,7 @@ class MarkerObject:
     def remove(self) -> None:
         """Delete the marker: this attempt has not crashed."""
         if self._process != os.getpid():
-            return  # a process that was forked has no part in it
+            return  # a forked process has no marker
         self._process = None
         with suppress(FileNotFoundError):
             os.remove(self._timed_out)
@@ -93,7 +93,7 @@ def unpacked(data: bytes, nothing: int) -> tuple[int, int, int, frozenset[int]]:
     """Return the kind, chunk, rows and roots of a marker."""
     kind, chunk, rows, n = HEAD.unpack_from(data.ljust(HEAD.size, b"\0"))
     if len(data) < HEAD.size + 8 * n:
-        # The name outlasted its host, and what was in flight did not: it is not synced.
+        # The file's name survived a crash of its host, but its content, not synced, did not.
         kind, chunk, rows, n = nothing, 0, 0, 0
     roots = np.frombuffer(data, np.int64, n, HEAD.size) if n else np.empty(0, np.int64)
     return kind, chunk, rows, frozenset(roots.tolist())

@@ -30,11 +30,11 @@ from ackcore.arrow.shown import as_texts, shown_values
 from ackcore.ids import edge_ids, root_ids
 from ackcore.topology.tuples import Identity, Reason
 
-#: The partition of records that wait for a retry, whose place is that in the table of those due.
+#: The partition of records due for a retry, whose place is that in the table of due records.
 RETRIES = (1 << 16) - 1
-#: Attempts beyond this one share its number: no two of them run in one micro-batch.
+#: Later attempts share this number in root ids: no two of them run in one micro-batch.
 LAST_ATTEMPT = (1 << 6) - 1
-#: Claims are INITs by a task that no spout has: the spout's number with this added.
+#: Claims are INITs with a task that no spout has: the spout's number plus this.
 CLAIM = 1 << 20
 
 
@@ -110,7 +110,7 @@ class SpoutSpec:
         """Return rows from Spark, cast to the types of the schema."""
         if batch.schema.equals(self.schema):
             return batch
-        columns = batch.columns  # in their order, whatever Spark was told that they are called
+        columns = batch.columns  # by position, as Spark may have other names for them
         if len(columns) != len(self.schema):
             columns = [batch.column(field.name) for field in self.schema]
         columns = [
@@ -159,7 +159,7 @@ class SpoutSpec:
         if not self.message_id:
             return stamps(number, partition, np.arange(first, first + len(batch)))
         columns = [batch.column(name) for name in self.message_id]
-        # How a value reads must depend on it alone: not on what else is in the batch.
+        # The text of a value must depend on the value alone, not on the rest of the batch.
         if len(columns) == 1 and _reads(columns[0].type):
             return pc.fill_null(as_texts(columns[0]), "null")
         parts = [_json_texts(column) for column in columns]

@@ -25,8 +25,8 @@ from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
 
-#: A record, its place among those due, null for a new one, its attempt and the hash of its key,
-#: null if it has none.
+#: A record's root, its place among the due records (null for a new one), its attempt, and the
+#: hash of its key (null if it has none).
 KEYED = pa.schema(
     [(ROOT_ID, pa.int64()), (PLACE, pa.int64()), (ATTEMPT, pa.int32()), ("key", pa.int64())]
 )

@@ -12,16 +12,16 @@ RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
 RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
 
 #: A task's report, in JSON; receipts of trailers; an Arrow stream of `NOT_ACKED_SCHEMA`; JSON
-#: of counts by task; an Arrow stream of records that were read again, or whose rows were written;
-#: the name of a table of `NOT_ACKED_SCHEMA` among the run's files of what failed.
+#: of counts by task; an Arrow stream of records that were read again or judged; the name of a
+#: table of `NOT_ACKED_SCHEMA` among the run's files of failures.
 TASK_REPORT, TRAILER_RECEIPTS, NOT_ACKED, COUNTED, PICKED, NOT_ACKED_FILE = 1, 2, 3, 4, 5, 6
 
-#: The most bytes of what failed that a task returns to the driver; of more it writes files.
+#: The most bytes of failures that a task returns to the driver; it writes more to files.
 INLINE_BYTES = 1 << 17
 
-#: Names of `Status`, of which all that failed has one of three.
+#: Names of `Status`; records that are not ACKED have one of three.
 STATUS_NAMES = pa.dictionary(pa.int8(), pa.string())
-#: Records that are not ACKED, those whose trees are still OPEN included.
+#: Records that are not ACKED, including those whose trees are still OPEN.
 NOT_ACKED_SCHEMA = pa.schema(
     [
         ("root_id", pa.int64()),

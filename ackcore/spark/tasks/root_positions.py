@@ -1,4 +1,4 @@
-"""The position of a record in its source from its root id, the inverse of `ackcore.ids.root_ids`."""
+"""The position of a record in its source, from its root id: inverts `ackcore.ids.root_ids`."""
 
 from __future__ import annotations
 

@@ -37,18 +37,18 @@ from ackcore.spark.stores.files import made_in, publish, read_file
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks
 
-#: Columns with the root of a row for sinks, and of a record that is read again.
+#: Columns with the root of a sink's row, the root of a record read again, and a sink row's roots.
 ROOT = "_ackcore_root"
 ROOT_ID = "_ackcore_root_id"
 ROOTS = "_ackcore_roots"
-#: Of a record that is read again: its place among those due, null for a new one.
+#: The column with the place of a failed record among the due ones, null for a new record.
 PLACE = "_ackcore_place"
-#: Of one that was written: whether its failure was an attempt, but for its age.
+#: The column with whether the reason of a judged failure counts, regardless of its age.
 COUNTS = "_ackcore_counts"
 
-#: Of roots that are looked for so many at a time: their places take as much room as they do.
+#: The number of roots looked up at a time: their places take as much memory as the roots.
 _LOOKED_UP = 1 << 20
-#: A task puts so many files into a bucket beside each other.
+#: The number of files that a task puts into a bucket in parallel.
 _PUT_AT_ONCE = 8
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an IPC stream
 _NAME = re.compile(r"[0-9]+-([0-9a-f]{16})-(one|many)\.arrow")
@@ -56,7 +56,7 @@ _DAMAGED = re.compile(rf"\b{RowFileDamaged.__name__}: (.+)")
 
 
 class RowFile(NamedTuple):
-    """The path or URL of a file, and its recorded numbers of rows and bytes, None if not recorded."""
+    """The path or URL of a file, and its recorded numbers of rows and bytes, None if unrecorded."""
 
     path: str
     rows: int | None
@@ -87,7 +87,7 @@ class RowFileWriter:
         self._partition = partition
         self._synced = synced
         self._kind = "many" if ROOTS in schema.names else "one"
-        # Attempts are counted by each SparkContext, and this may be a task of a dead driver's.
+        # Attempt numbers differ in one SparkContext only; a dead driver's tasks may still write.
         name = f".{attempt}-{secrets.token_hex(8)}-{self._kind}"
         self._path = os.path.join(made_in(directory), name)
         self._file: BinaryIO = open(self._path, "wb")  # noqa: SIM115
@@ -109,7 +109,7 @@ class RowFileWriter:
         """Close an unfinished file; a finished one stays."""
         self._file.close()
         if os.path.dirname(self._path) != self._directory:
-            # Nobody sweeps what was to go from here to a bucket.
+            # No sweep deletes local files that were meant for a bucket.
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._path)
 
@@ -162,7 +162,7 @@ class SinkRowWriter:
                 file.close()
 
     def finish(self) -> Iterator[tuple[SinkFile, int]]:
-        """Finish the files; yield each, with its path in the run's directory, and its fingerprint."""
+        """Finish the files; yield each, by its path in the run's directory, and its fingerprint."""
         places = []
         writers = []
         for (component, stream), files in self._files.items():
@@ -253,7 +253,7 @@ def damage_in(error: BaseException | None) -> RowFileDamaged | None:
         seen.add(id(error))
         if isinstance(error, RowFileDamaged):
             return error
-        # What a worker raised is text, in the midst of tracebacks of Python's and Java's.
+        # A worker's error is text within tracebacks of Python and Java.
         told = _DAMAGED.search(str(error))
         if told is not None:
             return RowFileDamaged(told[1])
@@ -297,7 +297,7 @@ def _fingerprint_of(data: pa.Buffer) -> int:
             so_far = fingerprint(data.slice(at, end - at), so_far)
             at = end
     except (EOFError, OSError, pa.ArrowException):
-        # The end, or what cannot be a message; whatever is left is no message of ours.
+        # The end of the stream, or bytes that are no message.
         return fingerprint(data.slice(at), so_far)
 
 

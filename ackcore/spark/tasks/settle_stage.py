@@ -66,7 +66,7 @@ class SettleStage:
             else:
                 reasons.append(part)
         expected = sum(int((part.tasks >= 0).sum()) for part in events)
-        # A seed of its own: rows in the order of a table with the same seed would cluster in it.
+        # Another seed: rows in the order of a table with the same seed would cluster.
         ledger = new_ledger(self.spec.key ^ 1, False, expected)
         for part in events:
             fold(ledger, part)
@@ -83,7 +83,7 @@ class SettleStage:
         names += [Status.OPEN.name] * len(still_open)
         found = [(COUNTED, json.dumps(counted).encode())]
         if len(roots):
-            # Many fail alike when a service is down: each text goes to the driver once.
+            # In an outage many reasons are equal: each text goes to the driver once.
             texts = look_up(first_reasons(reasons), roots)[0].dictionary_encode()
             columns = [pa.array(roots), pa.array(tasks), pa.array(names, STATUS_NAMES), texts]
             table = pa.Table.from_arrays(columns, schema=NOT_ACKED_SCHEMA)

@@ -24,8 +24,8 @@ from ackcore.topology.groupings import All, Global, PartialKey
 from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Reason
 
-#: What one tuple may have if it is sent to another task.  A row of a shuffle is one array of the
-#: JVM's, which has at most 2 GiB, and is made in another of twice its size.
+#: The most bytes of one tuple that is sent to another task.  A shuffle row is one JVM array, which
+#: has at most 2 GiB, and Spark builds it in another array of twice its size.
 MOST_ROW_BYTES = 1 << 30
 
 
@@ -64,7 +64,7 @@ class ShuffleWriter:
         """Send rows for a subscription."""
         batch = rows.batch
         size = bytes_before(batch, len(batch))
-        if size > MOST_ROW_BYTES:  # a single row: others are cut before
+        if size > MOST_ROW_BYTES:  # a single row: larger batches were cut before
             text = (
                 f"a tuple for {sub.target} has {size} bytes, and no more than {MOST_ROW_BYTES} "
                 "cross a shuffle; emit a path or a key of what is so large"
@@ -119,7 +119,7 @@ class ShuffleWriter:
         return self._spec.dests if wanted is None else min(wanted, self._spec.dests)
 
     def _group(self, sub: Subscription, batch: pa.RecordBatch, tasks: int) -> tuple[Int64s, Int64s]:
-        """Return the row numbers sorted by destination, and the number of rows of each destination."""
+        """Return the row numbers sorted by destination, and each destination's number of rows."""
         n = len(batch)
         grouping = sub.grouping
         if grouping.keys:
@@ -135,7 +135,7 @@ class ShuffleWriter:
         if isinstance(grouping, Global):
             dest = 0
         elif sub.spreads:
-            # Shuffle: rows in turn, and tasks begin with different destinations.
+            # Shuffle: round-robin, and tasks begin with different destinations.
             start = self._turn[sub.index]
             self._turn[sub.index] += n
             dests = (np.arange(n) + start + self._partition) % tasks

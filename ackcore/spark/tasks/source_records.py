@@ -25,9 +25,9 @@ class SourceRecords(NamedTuple):
     first: int
     attempts: Any = 0
     identity: Identity | None = None
-    #: Of records that were due, and were named before.
+    #: The message ids of due records, stored since their first attempt; None for new records.
     message_ids: pa.Array | None = None
-    #: Of records that were due: the rows that waited, in `TRACKING` and the source's columns.
+    #: The stored rows of due records, in `TRACKING` and the source's columns.
     due: pa.RecordBatch | None = None
 
 

@@ -14,10 +14,10 @@ from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.groupings import Global
 from ackcore.topology.stage_layout import Layout, Subscription
 
-#: Bytes that are taken in, or handed on, at a time, if that is fewer rows than otherwise.
+#: The most bytes of rows that are read or passed on at a time.
 CHUNK_BYTES = 1 << 25
 
-#: What carries a tuple's identity beside its fields.
+#: The columns with a tuple's identity, besides its fields.
 IDENTITY_FIELDS = (
     pa.field("_ackcore_message_id", pa.string()),
     pa.field("_ackcore_attempt", pa.int32()),

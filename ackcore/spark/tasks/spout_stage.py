@@ -1,4 +1,4 @@
-"""The spout stage: reads the rows of spouts, and runs the bolts that read them without an exchange."""
+"""The spout stage: reads the rows of spouts, and runs the bolts that follow without an exchange."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SpoutStage:
                 f"a source must have at most {RETRIES} partitions, got partition {partition}; "
                 "coalesce it first"
             )
-        # Small batches make small blobs.  Where nothing is sent they may be as they come.
+        # Small batches make small blobs, so they are joined if rows are sent.
         rows = self.spec.chunk_rows if self.spec.layout.settles else None
         places = Counter[str]()
         spouts = tuple(name for name, source in self.sources.items() if not source.by_tasks)
@@ -99,7 +99,7 @@ class SpoutStage:
             _deliver(task, source, rows, bad)
             return
 
-        of = some.partition, some.first, n, some.attempts  # the rows themselves are let go
+        of = some.partition, some.first, n, some.attempts  # so that load keeps no rows
 
         def load() -> tuple[Int64s, Int64s]:
             return source.roots(*of), np.zeros(n, np.int64)
@@ -107,7 +107,7 @@ class SpoutStage:
         chunk = task.chunks.add(n, load, source.number)
         if task.tracer is not None:
             self._trace(task.tracer, some, chunk.roots)
-        # Two records of one id are the source's mistake; that a retry meets one is ours.
+        # Retries make no claims: a new record with the id of a retry is no fault of the source.
         if source.claims and some.partition != RETRIES:
             task.ledger_rows.claim(source.claim_ids(some.batch), CLAIM + source.number)
         first = chunk.first
@@ -120,7 +120,7 @@ class SpoutStage:
         if nameless is not None:
             reason = null_message_id(source.name, source.message_id)
             bad |= dict.fromkeys(np.flatnonzero(nameless).tolist(), reason)
-        # Whatever else is said of them: what is final stays so, and what is not waits.
+        # Other reasons replace BEHIND: final ones stay final, and others make the record wait too.
         bad = (
             dict.fromkeys(source.held(some.batch) if some.partition != RETRIES else (), BEHIND)
             | bad
@@ -214,7 +214,7 @@ def _sample(values: pa.Array) -> list[int] | str:
         first, last = hash_columns([values], 2)
         return [int(first), int(last)]
     except TypeError:
-        # Maps, as Arrow shows them: the beginnings of long texts, and of long maps both ends.
+        # The text of maps is Arrow's: the start of long texts, and both ends of long maps.
         # Python has no year beyond 9999, and cannot decode some bytes of text.
         return str(values.to_string())
 

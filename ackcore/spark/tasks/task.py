@@ -36,7 +36,7 @@ from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import Chunk, Chunks
 
-#: The partition and the number of the attempt, where it is not Spark that calls a stage.
+#: The partition and the attempt number if a stage is called without Spark.
 _CALLED_AS: ContextVar[tuple[int, int] | None] = ContextVar("ackcore_task_attempt", default=None)
 
 
@@ -161,7 +161,7 @@ class Task:
         if judged is not None:
             report["failed"], blobs = judged[0], [to_stream(table) for table in judged[1]]
         alike = json.dumps(report, sort_keys=True).encode()
-        # Depends on when a service was out, though this task's answers come from its journal.
+        # Breaker trips depend on outages, though the answers come from a journal: not in `alike`.
         report["breaker_trips"] = self._bolts.breaker_trips
         report["emitted"] = self._bolts.emitted
         if self.tracer is not None:
@@ -181,7 +181,7 @@ class Task:
         """Return the results for the driver about the records that this task settled."""
         rows = []
         for number, tables in sorted(self.ledger_rows.failed.items()):
-            # Of traced roots it is told why they failed.
+            # With traces the driver gets the reasons of all failed roots.
             if in_run is not None and self.tracer is None:
                 tables = in_run.others(tables)
             if tables:
@@ -192,7 +192,7 @@ class Task:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # However it went: its marker must not pass for that of an attempt that crashed.
+        # Also after an error: its marker must not look like that of a crashed attempt.
         self._isolation.end()
         self._bolts.close()
         if self.failed_in_run is not None:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ackcore.topology.tuples import Reason
 
-#: How faulthandler begins what it writes when time is up.
+#: The start of faulthandler's output when time is up.
 _FIRED = "Timeout ("
-#: A timer that is set anew is so once in so many seconds: no limit is shorter than one.
+#: Seconds between restarts of a timer, at least: no limit is shorter than a second.
 _OFTEN_S = 0.25
 
 
@@ -57,7 +57,7 @@ class TimeLimit:
 
     def progressed(self) -> None:
         """Restart the timer: the component has finished one of several concurrent inputs."""
-        # Each time is a thread, so not each time.
+        # Each restart makes a thread, so restarts are limited.
         if self._limit_s is not None and time.monotonic() - self._set_s > _OFTEN_S:
             self._set(self._limit_s)
 
@@ -105,16 +105,16 @@ def _innermost(trace: str) -> str:
         return ""
     if not frames:
         return ""
-    # The last one is the bolt's method; what it calls in its own file is its code, too.
+    # The last frame is the bolt's method; calls in the same file are the bolt's code too.
     file = frames[-1].split(",")[0]
     inner = next(frame for frame in frames if frame.startswith(file))
     return f": {inner}"
 
 
-#: In which files bolts are called, and deserializers.
+#: The files that call bolts and deserializers.
 _CALLERS = (
     f"{os.sep}ackcore{os.sep}topology{os.sep}",
     os.path.join(f"{os.sep}ackcore", "spark", "tasks", "decoding.py"),
 )
-#: In which files the answers to many calls at once are waited for.
+#: The files that wait for concurrent calls.
 _WAITS = f"{os.sep}ackcore{os.sep}calls{os.sep}"

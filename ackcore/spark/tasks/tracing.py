@@ -15,9 +15,9 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks
 
-#: What a task tells at most, so that no setting fills the driver's memory.
+#: The most entries of a task's trace, so that no setting fills the driver's memory.
 _MOST = 10_000
-#: Odd, and without a pattern: roots may come from ids that have one.
+#: An odd multiplier without a pattern, since roots may come from ids with a pattern.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -30,7 +30,7 @@ from ackcore.topology.tuples import Identity
 
 Bools = npt.NDArray[np.bool_]
 
-#: The owner of a row that hangs from nothing.
+#: The owner of a row that is anchored to no group.
 NONE = -1
 
 
@@ -118,7 +118,7 @@ class AnchoredRows:
         return found
 
 
-#: The columns of rows of which only is kept what they hang from.
+#: The batch of rows whose columns were dropped.
 NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
@@ -176,11 +176,11 @@ class Chunk:
         self.task = task
         self.groups = groups
         self.offsets = offsets
-        #: By way, how many rows each group has sent.
+        #: By emitter and destination, each group's number of rows sent.
         self.sent: dict[str, Int64s] = {}
-        #: Which groups have failed, and are settled by this task; None if none of them are.
+        #: Whether each group has failed and is settled by this task; None if no group is.
         self.over: Bools | None = None
-        #: Whether its ledger rows have left: what is sent from then on is acked by itself.
+        #: Whether its ledger rows were sent: edges sent later are acked by themselves.
         self.closed = False
         self._load = load
         self._found: tuple[Int64s, Int64s] | None = None
@@ -275,7 +275,7 @@ class Chunks:
         return chunk
 
     def forget_closed(self) -> None:
-        """Drop all chunks that have acked. The caller ensures that no open row is anchored to them."""
+        """Drop all chunks that have acked. The caller ensures that no open row needs them."""
         self._chunks = [chunk for chunk in self._chunks if not chunk.closed]
 
     def roots_of(self, owners: Owners) -> tuple[Int64s, Int64s]:
@@ -300,7 +300,7 @@ class Chunks:
 
 
 def running_counts(groups: Int64s, counts: Int64s) -> Int64s:
-    """Return the number of earlier occurrences of each group, and add the new ones to ``counts``."""
+    """Return the number of earlier occurrences of each group, and update ``counts`` in place."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
