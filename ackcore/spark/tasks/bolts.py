@@ -68,9 +68,7 @@ class BoltInstance:
     children: dict[str, Int64s] = field(default_factory=dict)
 
     def owners_of(self, handles: Int64s) -> Iterator[tuple[Owners, Int64s]]:
-        """Yield the groups that tuples are anchored to, in parts of (owners, places among the
-        handles).
-        """
+        """Yield the owners of tuples in parts, each with the places of its tuples in handles."""
         for part in self.open_rows:
             own = (handles >= part.first) & (handles < part.first + len(part.rows))
             places = np.flatnonzero(own)
@@ -100,9 +98,7 @@ class BoltInstance:
     def _identity(
         self, stream: str, parents: Identity, first: int, local: Int64s, anchors: Anchors
     ) -> Identity:
-        """Return the identity of emitted rows: that of the first anchor, and the place among its
-        children.
-        """
+        """Return emitted rows' identity: the first anchor's, and the place among its children."""
         if anchors.offsets is None:
             heads, have = local, None
         else:
@@ -129,9 +125,7 @@ class BoltInstance:
         return Identity(message_ids, attempts, stable)
 
     def _count(self, stream: str) -> Int64s:
-        """Return each open tuple's number of children on a stream, an array that the caller
-        increments.
-        """
+        """Return each open tuple's number of children on a stream; the caller increments them."""
         known = self.children.get(stream, np.empty(0, np.int64))
         counts = np.zeros(self.next - self.open_rows[0].first, np.int64)
         counts[: len(known)] = known
@@ -235,8 +229,7 @@ class Bolts:
         )
 
     def _answers_of(self, name: str) -> Answers:
-        """Return the recorded answers for inputs of a bolt, shared by all its instances in the
-        task.
+        """Return the recorded answers for inputs of a bolt, for all its instances in the task.
 
         A later attempt or run with the same rows uses the same directory: its name contains the
         number of tasks, which determines the rows of each task.
@@ -326,9 +319,7 @@ def _journal(place: str, below: str, context: bytes) -> Answered:
 
 
 def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
-    """Yield slices of the rows of up to `CHUNK_BYTES`: a blob is limited to 2 GiB, and memory is
-    scarce.
-    """
+    """Yield slices of up to `CHUNK_BYTES`: a blob may have 2 GiB, and memory is limited."""
     n = len(rows)
     if bytes_before(rows.batch, n) <= CHUNK_BYTES:
         yield rows

@@ -39,9 +39,7 @@ class ValueDecoder:
         self._is_prepared = False
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the rows, and the reasons of failed records by place. Failed records have null
-        values.
-        """
+        """Return the rows, null for failed records, and the reasons of failed records by place."""
         rows: list[Row] = []
         failed: dict[int, Reason] = {}
         unprepared = self._prepared()

@@ -228,9 +228,7 @@ class Inbox:
         return passed
 
     def check(self) -> None:
-        """Raise `RuntimeError` unless the rows of every task arrived in the number that its trailer
-        gives.
-        """
+        """Raise `RuntimeError` unless each task's trailer and all rows that it counts arrived."""
         for origin in self._got.keys() | self._trailers.keys():
             trailers = self._trailers.get(origin)
             rows = self._got[origin]

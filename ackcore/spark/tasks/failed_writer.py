@@ -322,9 +322,7 @@ class FailedInRun:
         self._writer.write(some, records_at(some, roots, places, self._number), said)
 
     def _said(self, roots: Int64s, failures: list[pa.Table]) -> tuple[Int64s, Reasons]:
-        """Return the places of the failed roots, and their reasons; remember failed roots of other
-        chunks.
-        """
+        """Return the places and reasons of the failed roots; keep other chunks' failed roots."""
         if len(failures) == 1 and np.array_equal(failures[0]["root_id"].to_numpy(), roots):
             # All records failed once and in order, as in an outage: no look-up is needed.
             return np.arange(len(roots)), Reasons.of_texts(failures[0]["text"])

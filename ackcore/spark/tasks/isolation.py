@@ -101,9 +101,7 @@ class Evidence:
                 self.reasons.update(dict.fromkeys(marker.roots, marker.timed_out))
 
     def groups(self, chunk: int, rows: int, roots: Int64s) -> tuple[Int64s, list[Int64s]]:
-        """Return a chunk's rejected roots, and its other suspects in groups to run one after the
-        other.
-        """
+        """Return a chunk's rejected roots, and its other suspects in groups to run in turn."""
         suspects = np.intersect1d(roots, _array(self.suspects))
         rejected = np.array([r for r in suspects.tolist() if self.alone[r] >= ALONE_ENOUGH])
         rejected = rejected.astype(np.int64)
@@ -212,9 +210,7 @@ class AttemptIsolation:
 
     @contextmanager
     def of_roots(self, roots: Int64s) -> Iterator[None]:
-        """Mark suspects as in flight; for a single one, keep the executor's other workers out of
-        bolts.
-        """
+        """Mark suspects as in flight; a single one also keeps the executor's other bolts idle."""
         with self._marked(ALONE if len(roots) == 1 else ROOTS, 0, 0, roots):
             yield
 
@@ -266,17 +262,13 @@ class IsolatedBolts:
     def deliver(
         self, source: str, stream: str, rows: AnchoredRows, decode: Decoder | None = None
     ) -> None:
-        """Decode rows of a spout, which may crash too, and pass them to all bolts and sinks that
-        read them.
-        """
+        """Decode rows of a spout, which may crash too, and pass them to all their readers."""
         for part in self._parts(rows):
             some = part if decode is None else self._decoded(source, part, decode)
             self._bolts.deliver(source, stream, some)
 
     def _decoded(self, source: str, rows: AnchoredRows, decode: Decoder) -> AnchoredRows:
-        """Return the rows that a spout emits for its source's rows; fail rows that cannot be
-        decoded.
-        """
+        """Return the rows that a spout emits for its source's rows; fail undecodable rows."""
         with self._isolation.time_limit.on(source):
             batch, undecodable = decode(rows.batch)
         bare = rows.without_columns()
@@ -355,9 +347,7 @@ def _array(roots: set[int]) -> Int64s:
 
 
 def _executor_lock(work: str) -> str:
-    """Return the lock file shared by the workers of one executor, which have the same parent
-    process.
-    """
+    """Return the lock file shared by the workers of one executor: those with the same parent."""
     directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     if not directory:
         directory = local_directory() if is_bucket(work) else work

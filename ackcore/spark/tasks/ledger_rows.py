@@ -157,9 +157,7 @@ class LedgerRows:
         return found
 
     def new_failures(self) -> list[pa.Table]:
-        """Return the failure reasons since the last call, for tasks that judge records without a
-        ledger.
-        """
+        """Return the failure reasons since the last call, if tasks judge without a ledger."""
         found, self._new_failures = self._new_failures, []
         return found
 

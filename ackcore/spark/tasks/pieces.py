@@ -31,9 +31,7 @@ class PieceReader(Protocol):
     """A reader of pieces of partitions; each worker has a copy."""
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return the pieces with the rows at given places; ``rows`` is each partition's number of
-        rows.
-        """
+        """Return the pieces with the rows at ``places``, given the size of each partition."""
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
         """Yield each piece with its rows. The caller consumes the rows before the next piece."""

@@ -178,9 +178,7 @@ class RereadStage:
     def _records(
         self, batches: Batches, contents: list[tuple[int, dict[str, int]]]
     ) -> Iterator[SourceRecords]:
-        """Yield the records; append to ``contents`` the fingerprints of each partition read as a
-        whole.
-        """
+        """Yield the records; append the fingerprints of whole partitions to ``contents``."""
         if self.slices:
             for number in (each for batch in batches for each in batch.column(0).to_pylist()):
                 part = self.slices[number]

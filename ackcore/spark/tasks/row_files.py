@@ -114,9 +114,7 @@ class RowFileWriter:
                 os.remove(self._path)
 
     def finish(self) -> tuple[str, int, int]:
-        """Close the file and give it its name; return the name, the number of rows and the
-        fingerprint.
-        """
+        """Close the file and name it; return the name, the number of rows and the fingerprint."""
         with self._file:
             self._write(_END)
             self._file.flush()
@@ -128,9 +126,7 @@ class RowFileWriter:
 
 
 class SinkRowWriter:
-    """A writer of one task's sink files: for each stream with a sink, at most one file of each
-    kind.
-    """
+    """A writer of one task's sink files: for each stream, at most one file of each kind."""
 
     def __init__(
         self,

@@ -34,9 +34,7 @@ class SourceRecords(NamedTuple):
 def pick(
     some: SourceRecords, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s], number: int
 ) -> pa.RecordBatch:
-    """Return the records with given roots, and new ones with given claims, in the form of
-    `records_at`.
-    """
+    """Return records with given roots, and new ones with given claims, like `records_at`."""
     source = some.source
     ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
     wanted = among(ids, roots.get(source.name, np.empty(0, np.int64)))

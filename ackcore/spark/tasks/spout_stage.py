@@ -194,8 +194,7 @@ def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[st
 
 
 def sampled(batch: pa.RecordBatch, before: int) -> int:
-    """Return a fingerprint of a partition's rows so far: the size, first and last row of its
-    chunks.
+    """Return a fingerprint of a partition's rows: the size and end rows of its chunks so far.
 
     It costs hardly anything, and differs if a source is cut into other partitions when it is read
     again.

@@ -119,9 +119,7 @@ class Task:
             self.chunks.forget_closed()
 
     def failures_in(self, chunk: Chunk) -> list[pa.Table]:
-        """Return the reasons of failed records that this task may judge, after a chunk was
-        processed.
-        """
+        """Return the reasons of a processed chunk's failed records that this task may judge."""
         if self.spec.layout.settles:
             return self.ledger_rows.ended(chunk, self._bolts.open_groups)
         return self.ledger_rows.new_failures()
@@ -146,9 +144,7 @@ class Task:
         self.outbox.add_to_fingerprint(of_file.to_bytes(8, "little", signed=True))
 
     def end(self, report: dict[str, Any]) -> Batches:
-        """End the output with the report for the driver and, if there is an exchange, with
-        trailers.
-        """
+        """End the output with the report for the driver and, before an exchange, trailers."""
         report |= {
             "partition": self.attempt.partition,
             "level": self.attempt.level,

@@ -57,9 +57,7 @@ class Owners(NamedTuple):
         return rows[have], self.ids[have]
 
     def take(self, rows: Int64s, offsets: Int64s | None) -> Owners:
-        """Return the owners of new rows, each anchored to one of these rows, or to several by
-        offsets.
-        """
+        """Return the owners of new rows, each anchored to one of these or, by offsets, to more."""
         if offsets is None and self.offsets is None:
             return Owners(self.ids[rows])
         if self.offsets is None:
@@ -208,9 +206,7 @@ class Chunk:
         return self._totals
 
     def ordinals(self, way: str) -> Int64s:
-        """Return each group's number of rows sent to a destination, an array that callers
-        increment.
-        """
+        """Return each group's number of rows sent to a destination; callers increment them."""
         found = self.sent.get(way)
         if found is None:
             found = self.sent[way] = np.zeros(self.groups, np.int64)
