@@ -1,20 +1,20 @@
 """The code that runs on workers: spouts and bolts in stages, and the exchange between them.
 
-A record's way to the file that its sink gets, a line for each stage; what is called in parentheses
-hands its result back to the module before them:
+The modules that a record passes on its way to a sink's file, one line for each stage. Modules in
+parentheses are called by the module before them:
 
     spout_stage (record_ids, tracking) -> isolation -> bolts (time_limit, executors)
     -> shuffle_writer -> exchange ==>
     bolt_stage (exchange, tracking) -> isolation -> bolts (time_limit, executors) -> row_files, task
 
-`spout_stage` reads it, `retry_stage` if it is due again, `bolt_stage` behind an exchange.
-`record_ids` gives it its ids, `tracking` keeps which roots a row hangs from, `isolation` marks what
-is in flight (`inflight_markers`) until `bolts` is through with it.  `bolts` calls
-`ackcore.topology.executors` under a time limit and hands what they emit to the next bolt, to
-`shuffle_writer` if it is in a later stage, and to `row_files` for a sink.  `task` puts these
-together for one task, and when that ends reports the files by name.  What became of the roots goes
-from `ledger_rows` through `exchange` to `settle_stage`, which settles it, but for trees that have
-failed before anything of them left: those the task settles, and `failed_writer` judges and keeps.
-`reread_stage` reads a source again for other records that failed.  `exchange_format` says what a
-row of an exchange holds.
+`spout_stage` reads new records, `retry_stage` reads records that are due for a retry, and
+`bolt_stage` reads rows behind an exchange.  `record_ids` makes the ids of a record.  `tracking`
+keeps the roots that each row is anchored to.  `isolation` marks rows as in flight
+(`inflight_markers`) until `bolts` has processed them.  `bolts` calls `ackcore.topology.executors`
+under a time limit.  It passes emitted rows to the next bolt, to `shuffle_writer` for a later stage,
+and to `row_files` for a sink.  `task` combines these parts for one task and reports the names of
+its files at the end.  `ledger_rows` sends the outcome of roots through `exchange` to
+`settle_stage`, which settles them.  Trees that fail before any row of them leaves the task are
+settled by the task itself: `failed_writer` judges and keeps their records.  `reread_stage` reads a
+source again for other failed records.  `exchange_format` defines the rows of an exchange.
 """

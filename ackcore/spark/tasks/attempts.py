@@ -1,4 +1,4 @@
-"""A function tried on each row of a frame, in one task of mapInArrow: what `attempt` runs."""
+"""The mapInArrow function of `attempt`: calls the user's function on each row of a DataFrame."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ackcore.topology.function_calls import Piece, RowCalls
 from ackcore.topology.functions import Function, Kind
 from ackcore.topology.tuples import Reason
 
-#: What became of a row that failed.
+#: The column with the error of a failed row.
 ERROR_COLUMN = "error"
 ERROR = pa.struct(
     [
@@ -31,7 +31,7 @@ ERROR = pa.struct(
         pa.field("attempts", pa.int32(), nullable=False),
     ]
 )
-#: What the function, and what its rows come from, are called in messages.
+#: The names of the function and of its input in messages.
 FUNCTION, SOURCE = "fn", "frame"
 
 _REASONS = Reasons(FUNCTION)
@@ -40,19 +40,19 @@ _Errors = dict[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Attempts:
-    """Calls a function with what comes, and adds what it answers.
+    """A user's function as a mapInArrow function that adds its answers to the rows.
 
     Parameters
     ----------
     function : callable
     kind : Kind
-        What it takes.
+        The kind of the function: by row or by batch.
     schema : pyarrow.Schema
-        Of the rows, as the function is to see them.
+        The schema of the rows that the function gets.
     answers : pyarrow.Schema
-        What it answers.
+        The schema of the function's answers.
     settings : CallSettings
-        How it is called in one task.
+        The settings of the calls in one task.
     """
 
     function: Function
@@ -62,7 +62,7 @@ class Attempts:
     settings: CallSettings
 
     def __call__(self, batches: Batches) -> Batches:
-        """Serve mapInArrow."""
+        """Process the batches of one task, for mapInArrow."""
         return self._by_batch(batches) if self.kind is Kind.BATCH else self._by_row(batches)
 
     def _by_batch(self, batches: Batches) -> Batches:
@@ -88,14 +88,14 @@ class Attempts:
     def _by_row(self, batches: Batches) -> Batches:
         first = next(batches, None)
         if first is None:
-            return  # and connect to nothing
+            return  # without calling prepare, which may open connections
         batches = chain([first], batches)
         calls = RowCalls(self.function, self.answers, self.settings, SOURCE, self._as_seen)
         try:
             calls.prepare()
         except KeyboardInterrupt:
             raise
-        except BaseException as broken:  # by what the function is, like any other of its errors
+        except BaseException as broken:  # any error of user code fails rows
             error = _error(_REASONS.of(broken), 0)
             for batch in batches:
                 yield from self._with_answers(batch, [], dict.fromkeys(range(len(batch)), error))
@@ -116,8 +116,8 @@ class Attempts:
     def _with_answers(
         self, batch: pa.RecordBatch, pieces: Sequence[Piece], errors: _Errors
     ) -> Batches:
-        """Yield rows as they came with what was answered to them, and null where nothing was."""
-        # In their types as they came, under their own names: see `plainly_named`.
+        """Yield the unchanged rows with their answers and errors, null where a row has none."""
+        # The columns keep their input types and get their own names back: see `plainly_named`.
         own = [
             came.with_name(field.name)
             for came, field in zip(batch.schema, self.schema, strict=True)
@@ -139,7 +139,7 @@ def _error(reason: Reason, attempts: int) -> dict[str, Any]:
 
 
 def _groups(pieces: Sequence[Piece], rows: int) -> Iterator[tuple[int, int, list[Piece]]]:
-    """Cut rows where the pieces in front of them fill an array: from where, to where, and which."""
+    """Yield (start, stop, pieces) for slices of rows with up to `JOIN_BYTES` of answers each."""
     start, size, group = 0, 0, list[Piece]()
     for piece in pieces:
         if group and size + piece[1].nbytes > JOIN_BYTES:
@@ -152,7 +152,7 @@ def _groups(pieces: Sequence[Piece], rows: int) -> Iterator[tuple[int, int, list
 
 
 def _spread(pieces: Sequence[Piece], start: int, stop: int, answers: pa.Schema) -> list[pa.Array]:
-    """Return the answers as columns of the rows from start up to stop: null where there is none."""
+    """Return the answers as columns of the rows start to stop, null for rows without an answer."""
     if not pieces:
         return [pa.nulls(stop - start, field.type) for field in answers]
     batch = pa.concat_batches([each for _, each in pieces])

@@ -1,4 +1,4 @@
-"""The stages behind an exchange: run the bolts of a level on what the stages before have sent."""
+"""The stages behind an exchange: run the bolts of one level on the rows of earlier stages."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ackcore.topology.tuples import Identity
 
 @dataclass(frozen=True)
 class BoltStage:
-    """Runs the bolts of one level on what was sent to it."""
+    """The mapInArrow function that runs the bolts of one level on the rows sent to it."""
 
     spec: TaskSpec
     level: int
 
     def __call__(self, batches: Batches) -> Batches:
-        """Serve mapInArrow: rows of the exchange before it."""
+        """Process one partition of the preceding exchange, for mapInArrow."""
         with Task(self.spec, attempt_at(self.level)) as task:
             yield from self._run(task, batches)
 

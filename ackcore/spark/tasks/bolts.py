@@ -1,8 +1,8 @@
-"""The bolts of one task: rows are handed from one to the next, depth first.
+"""The bolts of one task. Rows pass from one bolt to the next, depth first.
 
-A stage is all the components between two exchanges.  Rows that come in are handed to the first of
-them, what they emit to the next; what is bound for a later stage leaves by `shuffle_writer`, what a
-sink is to get is written to `row_files`.
+A stage is all the components between two exchanges.  Input rows go to its first bolts, and emitted
+rows to the next ones.  Rows for a later stage leave through `shuffle_writer`; rows for a sink are
+written to `row_files`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised
 
 
 class OpenRows(NamedTuple):
-    """Rows that were handed to a bolt at a time: handle ``first`` and the ones after it.
+    """Rows that a bolt got in one call, with handles from ``first`` on.
 
-    They are without their columns.  ``groups`` had come into the task by then.
+    Their columns are dropped.  ``groups`` is the number of the task's groups at the time of the
+    call.
     """
 
     first: int
@@ -57,17 +58,17 @@ class OpenRows(NamedTuple):
 
 @dataclass(slots=True)
 class BoltInstance:
-    """One bolt in this task, and the rows of which tuples may still be open."""
+    """One bolt in this task, and the rows whose tuples may still be open."""
 
     name: str
     executor: Executor
     open_rows: list[OpenRows] = field(default_factory=list)
     next: int = 0
-    #: By stream: how many children each tuple has, from the first of ``open_rows`` on.
+    #: By stream: the number of children of each tuple, from the first of ``open_rows`` on.
     children: dict[str, Int64s] = field(default_factory=dict)
 
     def owners_of(self, handles: Int64s) -> Iterator[tuple[Owners, Int64s]]:
-        """Return what tuples hang from, in parts: with the places of those in each part."""
+        """Yield the owners of tuples in parts, each with the places of its tuples in handles."""
         for part in self.open_rows:
             own = (handles >= part.first) & (handles < part.first + len(part.rows))
             places = np.flatnonzero(own)
@@ -75,7 +76,7 @@ class BoltInstance:
                 yield part.rows.owners.take(handles[places] - part.first, None), places
 
     def anchored(self, emission: Emission, with_identity: bool) -> AnchoredRows:
-        """Return what the bolt emitted, hung from the groups that its anchors hang from."""
+        """Return emitted rows, anchored to the groups of their anchors."""
         anchors = emission.anchors
         last = self.open_rows[-1] if self.open_rows else None
         if last is not None and (not len(anchors.handles) or anchors.handles.min() >= last.first):
@@ -97,7 +98,7 @@ class BoltInstance:
     def _identity(
         self, stream: str, parents: Identity, first: int, local: Int64s, anchors: Anchors
     ) -> Identity:
-        """The identity of emitted rows: their first anchor's, and the place among its children."""
+        """Return emitted rows' identity: the first anchor's, and the place among its children."""
         if anchors.offsets is None:
             heads, have = local, None
         else:
@@ -105,13 +106,13 @@ class BoltInstance:
             have = np.diff(anchors.offsets) > 0
             padded = local if len(local) else np.zeros(1, np.int64)
             heads = np.where(have, padded[np.where(have, starts, 0)], 0)
-        if not len(parents.stable_ids):  # nothing but unanchored rows, and no input
+        if not len(parents.stable_ids):  # only unanchored rows, and no input
             n = len(heads)
             return Identity(pa.nulls(n, pa.string()), np.zeros(n, np.int32), np.zeros(n, np.int64))
         counts = self._count(stream)[first - self.open_rows[0].first :]
         if have is None:
             ordinals = running_counts(heads, counts)
-        else:  # unanchored rows are counted among the children of none
+        else:  # unanchored rows are children of no row
             ordinals = np.zeros(len(heads), np.int64)
             ordinals[have] = running_counts(heads[have], counts)
         stable = edge_ids(0, parents.stable_ids[heads], f"{self.name}/{stream}", 0, ordinals)
@@ -124,7 +125,7 @@ class BoltInstance:
         return Identity(message_ids, attempts, stable)
 
     def _count(self, stream: str) -> Int64s:
-        """Return how many children of a stream each tuple has, to count on in."""
+        """Return each open tuple's number of children on a stream; the caller increments them."""
         known = self.children.get(stream, np.empty(0, np.int64))
         counts = np.zeros(self.next - self.open_rows[0].first, np.int64)
         counts[: len(known)] = known
@@ -133,21 +134,21 @@ class BoltInstance:
 
 
 class Bolts:
-    """The bolts of a task, made as rows come for them.
+    """The bolts of a task, each created when its first rows arrive.
 
     Parameters
     ----------
     spec : TaskSpec
     attempt : TaskAttempt
-        Which attempt at which task this is.
+        The task and attempt that run here.
     time_limit : TimeLimit
-        Of each call of a bolt.
+        The time limit of each call of a bolt.
     chunks : Chunks
         The groups of the task.
     shuffle_writer : ShuffleWriter
-        Takes what leaves the stage.
+        The writer of rows that leave the stage.
     ledger_rows : LedgerRows
-        Takes failures.
+        The collector of failures.
     """
 
     def __init__(
@@ -169,20 +170,20 @@ class Bolts:
         self._answers: dict[str, Answers] = {}
         self._journals: list[Answered] = []
         self.files = SinkRowWriter(spec.directory, spec.schemas, attempt.partition, attempt.id)
-        #: By bolt, what it raised.
+        #: The exceptions of each bolt.
         self.raised: dict[str, Raised] = defaultdict(Raised)
-        #: How often a breaker of their calls opened.
+        #: The number of times that a circuit breaker opened.
         self.breaker_trips = 0
-        #: How many tuples components emitted to streams that are read, those of calls that were
-        #: repeated for parts of a batch as well.
+        #: The number of tuples that components emitted to streams with readers, including those of
+        #: calls that were repeated for parts of a batch.
         self.emitted: dict[str, Counter[str]] = defaultdict(Counter)
-        #: Notes the way of a share of the roots; None if that is none.
+        #: The trace of a share of the roots; None if no roots are traced.
         self.tracer: Tracer | None = None
         if spec.trace_per_million:
             self.tracer = Tracer(spec.trace_per_million, attempt.partition, chunks)
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Hand rows that a component emitted to all that read them."""
+        """Pass rows that a component emitted to all bolts and sinks that read them."""
         if not len(rows):
             return
         self.emitted[source][stream] += len(rows)
@@ -196,11 +197,11 @@ class Bolts:
             self.files.write(source, stream, rows, self._chunks)
 
     def process(self, target: str, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Hand rows to one bolt, and what it emits to those after it."""
+        """Run one bolt on rows, and pass on the rows that it emits."""
         bolt = self._instances.get(target)
         if bolt is None:
             bolt = self._instances[target] = BoltInstance(target, self._executor(target))
-        # A bolt may have all rows of a task open: what they hold is its own to keep.
+        # A bolt may have all rows of a task open, so their columns are not kept here.
         bare = rows.without_columns()
         bolt.open_rows.append(OpenRows(bolt.next, bare, self._chunks.groups))
         bolt.next += len(rows)
@@ -228,10 +229,10 @@ class Bolts:
         )
 
     def _answers_of(self, name: str) -> Answers:
-        """Return the answers that are known to inputs of a bolt, whichever instance asks.
+        """Return the recorded answers for inputs of a bolt, for all its instances in the task.
 
-        A task that got the same rows in another attempt or run finds them in the same directory:
-        rows go by the number of tasks, and so does its name.
+        A later attempt or run with the same rows uses the same directory: its name contains the
+        number of tasks, which determines the rows of each task.
         """
         if name not in self._answers:
             spec, attempt = self._spec, self._attempt
@@ -244,7 +245,7 @@ class Bolts:
         return self._answers[name]
 
     def close(self) -> None:
-        """Let go of journals, and of files that were not finished."""
+        """Close the journals and unfinished files."""
         self.files.close()
         for journal in self._journals:
             journal.close()
@@ -272,16 +273,16 @@ class Bolts:
 
     @property
     def open_rows(self) -> list[AnchoredRows]:
-        """Rows of which tuples may still be open, in any bolt."""
+        """The rows of all bolts whose tuples may still be open."""
         return [part.rows for bolt in self._instances.values() for part in bolt.open_rows]
 
     def open_groups(self, chunk: Chunk) -> Int64s:
-        """Return the groups of the last chunk, by their places in it, that may have tuples open."""
+        """Return the groups of the last chunk that may have open tuples, as places in the chunk."""
         found = [np.empty(0, np.int64)]
         for bolt in self._instances.values():
             for part in reversed(bolt.open_rows):
                 if part.groups <= chunk.first:
-                    break  # this chunk had not come in
+                    break  # these rows are older than the chunk
                 if part.rows.only_chunk in (None, chunk):
                     found.append(part.rows.owners.ids - chunk.first)
         places = np.concatenate(found)
@@ -289,11 +290,11 @@ class Bolts:
 
     @property
     def used(self) -> bool:
-        """Whether there is a bolt to be flushed."""
+        """Whether any bolt has to be flushed."""
         return bool(self._instances)
 
     def flush(self) -> None:
-        """End what bolts have open, in the order of data; later rows find new instances."""
+        """Flush the bolts in the order of the data flow; later rows get new instances."""
         for name in self._spec.layout.at(self._attempt.level):
             bolt = self._instances.get(name)
             if bolt is not None:
@@ -311,14 +312,14 @@ class Bolts:
 
 
 def _journal(place: str, below: str, context: bytes) -> Answered:
-    """Open a journal below a directory, or the URL of a place in a bucket."""
+    """Open a journal below a directory or a bucket's URL."""
     if is_bucket(place):
         return ObjectJournal(open_store(place, "journal"), below, context)
     return Journal(os.path.join(place, below), context)
 
 
 def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
-    """Cut rows by what they hold: a blob takes no more than 2 GiB, and memory is for a few."""
+    """Yield slices of up to `CHUNK_BYTES`: a blob may have 2 GiB, and memory is limited."""
     n = len(rows)
     if bytes_before(rows.batch, n) <= CHUNK_BYTES:
         yield rows
@@ -333,7 +334,7 @@ def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
 
 
 def _joined(parts: list[OpenRows]) -> tuple[AnchoredRows, int]:
-    """All open rows as one, without their columns, and the handle of the first."""
+    """Return all open rows as one, without their columns, and the handle of the first row."""
     if not parts:
         none = Identity(pa.array([], pa.string()), np.empty(0, np.int32), np.empty(0, np.int64))
         return AnchoredRows(NO_COLUMNS, Owners(np.empty(0, np.int64)), none), 0

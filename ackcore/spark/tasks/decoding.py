@@ -1,4 +1,4 @@
-"""Calls of a user's deserializer for Kafka records, in the task that reads them."""
+"""Calls of a user's deserializer for Kafka records, in the task that reads the records."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _VALUE = "value"
 
 
 class ValueDecoder:
-    """The decoder of a task: turns Kafka records into the rows that a spout emits.
+    """A task's decoder, which turns Kafka records into the rows that a spout emits.
 
     Parameters
     ----------
     spout : str
         The name of the spout, for reasons.
     deserializer : callable
-        See `ackcore.kafka.KafkaSpout`.
+        The user's deserializer, see `ackcore.kafka.KafkaSpout`.
     value_type : pyarrow.DataType
         The type of the column ``value``.
     """
@@ -39,7 +39,7 @@ class ValueDecoder:
         self._is_prepared = False
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the rows, and the reasons of records that failed, whose values are null."""
+        """Return the rows, null for failed records, and the reasons of failed records by place."""
         rows: list[Row] = []
         failed: dict[int, Reason] = {}
         unprepared = self._prepared()
@@ -55,14 +55,14 @@ class ValueDecoder:
                     found = self._rows.row((self._deserializer(value, *context),))
                 except KeyboardInterrupt:
                     raise
-                except BaseException as error:  # SystemExit, and a panic of an extension, too
+                except BaseException as error:  # including SystemExit and a panic of an extension
                     failed[row] = Reason.of(self._spout, error)
             rows.append(found)
         place = batch.schema.get_field_index(_VALUE)
         return batch.set_column(place, self._field, self._column(rows, failed)), failed
 
     def _prepared(self) -> Reason | None:
-        """Prepare the deserializer once; return the reason if that failed."""
+        """Prepare the deserializer once; return the reason if preparing failed, else None."""
         if not self._is_prepared:
             try:
                 getattr(self._deserializer, "prepare", lambda: None)()
@@ -86,7 +86,7 @@ class ValueDecoder:
         return pa.concat_arrays([nothing, *(parts[start] for start in sorted(parts))])
 
     def _contexts(self, batch: pa.RecordBatch) -> Callable[[int], Any]:
-        from ackcore.kafka.spout import value_context  # noqa: PLC0415 - it may not be there
+        from ackcore.kafka.spout import value_context  # noqa: PLC0415 - may not be installed
 
         topics, headers = batch.column("topic"), batch.column("headers")
 
@@ -98,7 +98,7 @@ class ValueDecoder:
 
 
 def _wants_context(deserializer: Any) -> bool:
-    """Whether this is a `Deserializer` of confluent-kafka, which is not imported for it."""
+    """Return whether this is a confluent-kafka `Deserializer`, without importing that package."""
     return any(
         kind.__module__.startswith("confluent_kafka.") and kind.__name__ == "Deserializer"
         for kind in type(deserializer).__mro__

@@ -1,6 +1,6 @@
 """Exchange between stages. Sends and receives batches; raises if part of one is missing.
 
-What the rows look like is `exchange_format`.
+`exchange_format` defines the rows.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from ackcore.spark.tasks.exchange_format import (
     partition_of,
 )
 
-#: Blobs that are handed out together: some 64 Ki short rows, or a few long ones.
+#: Bytes of blobs that are opened together: about 64 Ki short rows, or a few long ones.
 _CHUNK_BYTES = 1 << 20
-#: What no blob makes them larger than, unless it is by itself.
+#: The most bytes of blobs opened together, unless a single blob is larger.
 _MOST_CHUNK_BYTES = 1 << 28
 
 
 class Outbox:
-    """The batches that one task sends, and their tally.
+    """The batches that one task sends, with their counts and fingerprint.
 
     Parameters
     ----------
     origin : int
-        The task.
+        The number of the task.
     dests : int
-        Destinations of every exchange.
+        The number of destinations of every exchange.
     """
 
     def __init__(self, origin: int, dests: int) -> None:
@@ -57,11 +57,11 @@ class Outbox:
         self._rows: list[tuple[Any, ...]] = []
         self._sent: Counter[tuple[int, int]] = Counter()
         self._seq = 0
-        #: Of all that was sent and written so far.
+        #: The fingerprint of all rows sent and files written so far.
         self.fingerprint = 0
 
     def add_to_fingerprint(self, data: Any) -> None:
-        """Take something that was written elsewhere into the fingerprint."""
+        """Add data that was written elsewhere to the fingerprint."""
         self.fingerprint = fingerprint(data, self.fingerprint)
 
     def send(
@@ -83,7 +83,7 @@ class Outbox:
         counts: Int64s,
         runs: list[RootRuns],
     ) -> None:
-        """Send rows that lie in the order of their destinations, a blob for each that has any."""
+        """Send rows sorted by destination, as one blob for each destination with rows."""
         start = 0
         for dest in np.flatnonzero(counts).tolist():
             rows = batch.slice(start, counts[dest])
@@ -106,22 +106,23 @@ class Outbox:
             self.send(dest, SETTLE, LEDGER, blob.as_buffer())
 
     def send_result(self, dest: int, kind: int, blob: bytes) -> None:
-        """Send something for the driver through a destination of the last level."""
+        """Send a result to the driver through a destination of the last level."""
         self.send(dest, SETTLE, RESULT, blob, subscription=kind)
 
     def send_trailers(
         self, levels: Iterable[int], task_report: bytes, alike: bytes | None = None
     ) -> None:
-        """End the output: a trailer to every destination at each level that may get rows.
+        """End the output with a trailer to every destination of each level that may get rows.
 
         Parameters
         ----------
         levels : iterable of int
-            Every level at which this task's stage may have something opened.
+            Every level that this task's stage may send rows to.
         task_report : bytes
-            For the driver; it goes to one destination of the last level.
+            The report for the driver; it goes to one destination of the last level.
         alike : bytes, optional
-            What of it is the same in each attempt that leaves the same; by default all.
+            The part of the report that is equal in attempts with equal output, for the fingerprint.
+            By default the whole report.
         """
         self.add_to_fingerprint(task_report if alike is None else alike)
         sent = dict(self._sent)
@@ -134,8 +135,8 @@ class Outbox:
         self._rows += rows
 
     def taken(self) -> Iterator[pa.RecordBatch]:
-        """Return what was sent since the last call, as batches of the shuffle's rows."""
-        # Blobs of a batch are together below what 32-bit offsets can address.
+        """Return the rows sent since the last call, as batches for the shuffle."""
+        # The blobs of a batch together must fit into 32-bit offsets.
         batch: list[tuple[Any, ...]] = []
         size = 0
         for row in self._rows:
@@ -163,7 +164,7 @@ def _to_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def _binary(values: tuple[Any, ...]) -> pa.Array:
-    """Buffers and bytes as one binary column, each copied once."""
+    """Return buffers and bytes as one binary column, each copied once."""
     offsets = offsets_of([len(value) for value in values]).astype(np.int32)
     data = np.empty(int(offsets[-1]), np.uint8)
     for value, start, end in zip(values, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
@@ -174,20 +175,20 @@ def _binary(values: tuple[Any, ...]) -> pa.Array:
 
 
 class Inbox:
-    """The batches that one task of a level has received, and whether they are complete.
+    """The batches that one task of a level has received, with a check that they are complete.
 
     Parameters
     ----------
     level : int
-        Rows of other levels are passed on.
+        The level of the task. Rows of other levels are passed on.
     """
 
     def __init__(self, level: int) -> None:
         self._level = level
         self.tuples: list[TupleBlob] = []
         self.ledger: list[pa.Buffer] = []
-        #: At the last level: packed receipts of other tasks, all tasks' reports by origin, and what
-        #: else tasks have for the driver, by kinds.
+        #: At the last level: packed receipts of other tasks, all tasks' reports by origin, and
+        #: other results of tasks for the driver as (kind, blob).
         self.receipts_of_others: list[bytes] = []
         self.results: list[tuple[int, bytes]] = []
         self.task_reports: dict[int, set[bytes]] = {}
@@ -195,15 +196,15 @@ class Inbox:
         self._trailers: dict[int, set[tuple[int, int]]] = {}
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Take in what is for this level; return what is to be passed on, if there is any."""
+        """Keep the rows of this level; return the rows of other levels, None if there are none."""
         if batch.schema.types != ROW_SCHEMA.types:
-            batch = batch.cast(ROW_SCHEMA)  # a setting of Spark's makes offsets wide
+            batch = batch.cast(ROW_SCHEMA)  # a Spark setting makes offsets 64 bits wide
         levels = batch.column(1).to_numpy()
         mine = np.flatnonzero(levels == self._level).tolist()
         passed = None
         if len(mine) < len(batch):
             passed = batch.filter(pa.array(levels != self._level)) if mine else batch
-        # Read where they are: to filter out what is mine would copy every blob.
+        # Blobs are read in place: filtering the rows of this level would copy every blob.
         kinds, origins, seqs, subscriptions = (batch.column(i).to_pylist() for i in (2, 3, 4, 5))
         blobs, sides = batch.column(6), batch.column(7)
         for i in mine:
@@ -227,7 +228,7 @@ class Inbox:
         return passed
 
     def check(self) -> None:
-        """Raise `RuntimeError` unless every task's rows came, as its trailer counts them."""
+        """Raise `RuntimeError` unless each task's trailer and all rows that it counts arrived."""
         for origin in self._got.keys() | self._trailers.keys():
             trailers = self._trailers.get(origin)
             rows = self._got[origin]
@@ -239,10 +240,10 @@ class Inbox:
                 )
 
     def chunks(self, subscriptions: Sequence[int]) -> Iterator[tuple[list[TupleBlob], RootRuns]]:
-        """Return some blobs of one subscription at a time, and the runs of their rows.
+        """Yield a few blobs of one subscription at a time, and the runs of their rows.
 
-        They come in the order of ``subscriptions``, and then in that in which they were sent: it
-        does not depend on when they came.
+        Blobs are sorted by ``subscriptions``, then by the order of sending.  The order of arrival
+        has no effect.
         """
         turns = {subscription: turn for turn, subscription in enumerate(subscriptions)}
         some: list[TupleBlob] = []
@@ -261,7 +262,7 @@ class Inbox:
             yield some, joined_runs([blob.side for blob in some])
 
     def receipts(self, receiver: int) -> bytes:
-        """Return which trailers this task has received, for the driver to compare."""
+        """Return the packed receipts of all trailers of this task, for the driver to compare."""
         found = [
             (receiver, origin, drawn)
             for origin, trailers in self._trailers.items()
@@ -271,6 +272,6 @@ class Inbox:
 
 
 def read_receipts(blob: bytes) -> list[TrailerReceipt]:
-    """Return what `Inbox.receipts` made bytes of."""
+    """Unpack the bytes of `Inbox.receipts`."""
     rows = np.frombuffer(blob, np.int64).reshape(-1, 3).tolist()
     return [TrailerReceipt(*row) for row in rows]

@@ -1,23 +1,24 @@
-"""The rows of an exchange between two stages, and the trailers that say they were all.
+"""The rows of an exchange between two stages, and the trailers that prove that all rows arrived.
 
 A row is ``(dest, level, kind, origin, seq, subscription, blob, side)``, never a tuple:
 
 ==========  ======================================================================================
 `TUPLES`    blob: an Arrow IPC record batch without its schema; side: `RootRuns`
 `LEDGER`    blob: ledger rows or reasons, as `ackcore.spark.settle.wire` packs them
-`RECEIPTS`  blob: which trailers a task has received
-`RESULT`    blob: what a task has for the driver, of the kind that ``subscription`` says
-`TRAILER`   blob: what a task has sent to this destination at this level, and a fingerprint of all
+`RECEIPTS`  blob: receipts of the trailers that a task got
+`RESULT`    blob: a task's result for the driver; its kind is in ``subscription``
+`TRAILER`   blob: the number of rows for this destination and level, and a fingerprint of all output
 ==========  ======================================================================================
 
-``level`` is where a row is opened; the stages before it pass it on as it is.  All exchanges have
-the same number of destinations, so ``dest`` holds for each of them; ledger rows have their shard
-there.  ``origin`` is the task that sent the row, ``seq`` its place in that task's work.
+``level`` is the level that opens the row; the stages before it pass the row on unchanged.  All
+exchanges have the same number of destinations, so ``dest`` is valid in each of them; for ledger
+rows it is the shard.  ``origin`` is the task that sent the row, ``seq`` the row's place in that
+task's output.
 
-Bytes depend on what is sent and nothing else, since Spark gives a job up if a task that runs again
-writes others: rows are cut by position, opened in the order of (origin, seq), and the fingerprint
-in a trailer is of everything its task emitted, to whichever destination, and of its files.  A run
-is accepted only if all tasks that got something from a task got one and the same fingerprint.
+The bytes must depend on the sent data alone, since Spark fails a job if a task that runs again
+writes different bytes.  So rows are cut by position and opened in the order of (origin, seq).  The
+fingerprint in a trailer covers all rows of its task, for all destinations, and its files.  The
+driver accepts a run only if all receivers of a task's trailers got the same fingerprint.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ackcore.spark.base.versions import from_arrow_schema
 
 TUPLES, LEDGER, RECEIPTS, TRAILER, RESULT = 1, 2, 3, 4, 5
 
-#: The level of the stage that settles.
+#: The level of the settle stage.
 SETTLE = 127
 
 ROW_SCHEMA = pa.schema(
@@ -51,7 +52,7 @@ ROW_SCHEMA = pa.schema(
     ]
 )
 
-#: The same as Spark has it.  Not DDL, which the JVM would have to read each time.
+#: The Spark type of `ROW_SCHEMA`.  Not DDL, which the JVM would have to parse each time.
 ROW_TYPE = from_arrow_schema(ROW_SCHEMA)
 
 HEAD = struct.Struct("<iBBqq")
@@ -61,24 +62,24 @@ _VERSION = 1
 
 
 def origin_of(level: int, partition: int) -> int:
-    """Return the number of a task: its stage's level and its partition."""
+    """Return the number of a task, made of its stage's level and its partition."""
     return level << 32 | partition
 
 
 def level_of(origin: int) -> int:
-    """Return the level of a task's stage."""
+    """Return the level of a task's stage from the task's number."""
     return origin >> 32
 
 
 def partition_of(origin: int) -> int:
-    """Return the partition of a task."""
+    """Return the partition of a task from its number."""
     return origin & 0xFFFFFFFF
 
 
 class RootRuns(NamedTuple):
     """The tracking of one blob of rows: run i covers the next ``rows[i]`` rows.
 
-    ``offsets`` is None where each run has exactly one root; else run i has the roots
+    ``offsets`` is None if each run has exactly one root.  Otherwise run i has the roots
     ``offsets[i]:offsets[i + 1]``, none for untracked rows.
     """
 
@@ -88,7 +89,7 @@ class RootRuns(NamedTuple):
     offsets: Int32s | None = None
 
     def pack(self) -> bytes:
-        """Return the runs as bytes that depend on nothing else."""
+        """Return the runs as bytes; equal runs give equal bytes."""
         head = _SIDE.pack(_VERSION, self.offsets is not None, len(self.rows), len(self.roots))
         parts = [head, self.roots.tobytes(), self.vals.tobytes(), self.rows.tobytes()]
         if self.offsets is not None:
@@ -97,7 +98,7 @@ class RootRuns(NamedTuple):
 
     @classmethod
     def unpack(cls, side: bytes) -> RootRuns:
-        """Return what `pack` made bytes of."""
+        """Return the runs from the bytes of `pack`; raise `ValueError` for another version."""
         version, wide, runs, entries = _SIDE.unpack_from(side)
         if version != _VERSION:
             raise ValueError(
@@ -114,13 +115,13 @@ class RootRuns(NamedTuple):
 
 
 def untracked(rows: int) -> RootRuns:
-    """Return the runs of untracked rows."""
+    """Return the runs of a number of untracked rows."""
     nothing = np.empty(0, np.int64)
     return RootRuns(np.array([rows], np.int32), nothing, nothing, np.zeros(2, np.int32))
 
 
 def joined_runs(sides: Sequence[bytes]) -> RootRuns:
-    """Return the runs of blobs laid one after the other, of which these are the sides."""
+    """Return the runs of concatenated blobs from the packed runs (sides) of each."""
     parts = [RootRuns.unpack(side) for side in sides]
     if len(parts) == 1:
         return parts[0]
@@ -139,7 +140,7 @@ def joined_runs(sides: Sequence[bytes]) -> RootRuns:
 
 
 class TupleBlob(NamedTuple):
-    """Tuples that a task sent for one subscription together, as they were received."""
+    """A received blob of tuples that one task sent for one subscription."""
 
     origin: int
     seq: int
@@ -149,7 +150,7 @@ class TupleBlob(NamedTuple):
 
 
 class TrailerReceipt(NamedTuple):
-    """A trailer as one task received it."""
+    """The receipt of one task's trailer by another task."""
 
     receiver: int
     origin: int

@@ -1,8 +1,8 @@
-"""Failed records, judged: each waits for its next attempt, or is dead.
+"""Judgement of failed records: each waits for its next attempt, or is dead.
 
-The outcome of a record depends on the record, on its reason and on `Rules`, and on nothing else:
-it is the same for a task that judges the records it has, for one that reads them again, and for the
-driver.  `FailedRows` holds what they produce, in memory or in files.
+The outcome of a record depends only on the record, its reason and `Rules`.  It is the same in a
+task that holds the records, in a task that reads them again, and in the driver.  `FailedRows` holds
+the judged records, in memory or in files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ackcore.spark.stores.files import read_run_table
 from ackcore.spark.tasks.results import INLINE_BYTES
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 
-#: What a record that was read again has beside the source's columns.
+#: The columns of a record that was read again, besides the source's columns.
 READ_AGAIN = pa.schema(
     [
         (ROOT_ID, pa.int64()),
@@ -52,13 +52,13 @@ class Rules:
     now_ms : int
         The time of the plan.
     ended_ms : int
-        The time at which the run had ended, if that is later.  A wait that a reason asks for
-        begins with the failure, which was no later.
+        The time of the run's end, if that is later.  A wait that a reason requests starts then,
+        which is never before the failure.
     policy : Policy
-        Attempts and back-off.
+        The limits of attempts, and the back-off.
     timeout_ms : int
-        The age of a record from which on each of its failures counts as an attempt.  Without it a
-        record that nothing can process would wait for ever.
+        The age of a record from which each of its failures counts as an attempt.  Without this
+        limit a record that always fails for reasons that do not count would wait for ever.
     inline_bytes : float, default INLINE_BYTES
         The most bytes of failed records for which a task writes no file.
     """
@@ -71,7 +71,7 @@ class Rules:
 
 
 class Judged(NamedTuple):
-    """Failed records in `TRACKING` and the source's columns, and how many were no attempt."""
+    """Failed records in `TRACKING` and the source's columns, and the number of uncounted ones."""
 
     waits: pa.Table
     dies: pa.Table
@@ -81,21 +81,21 @@ class Judged(NamedTuple):
 def judge(
     rules: Rules, lost: pa.Table, reasons: Reasons, first_ms: Int64s, replayed: Int32s
 ) -> Judged:
-    """Decide which failed records wait, until when, and which are dead.
+    """Decide for failed records whether each is dead or waits, and until when.
 
     Parameters
     ----------
     rules : Rules
     lost : pyarrow.Table
-        The records: `READ_AGAIN`, and the source's columns.
+        The records, with the columns of `READ_AGAIN` and of the source.
     reasons : Reasons
-        Why each failed.
+        The reason of each failure.
     first_ms : numpy.ndarray of int64
-        When each was first seen.
+        The time at which each record was first seen.
     replayed : numpy.ndarray of int32
-        How often each was sent again as a dead letter.
+        The number of times that each record was replayed as a dead letter.
     """
-    # Not for ever: what never can be done would never be told.
+    # Without this limit a record that can never succeed would wait for ever, unreported.
     late = rules.now_ms - first_ms >= rules.timeout_ms
     counts = reasons.counts() | (late & ~reasons.behind())
     after_ms = reasons.after_ms()
@@ -113,7 +113,7 @@ def judge(
     tracking = [
         lost[MESSAGE_ID],
         pa.array(decided.attempts),
-        # What is behind another waits for that one, and has no back-off of its own.
+        # A record behind another of its key waits for that one, without a back-off of its own.
         pa.array(np.where(reasons.behind(), rules.now_ms, decided.due_ms)),
         pa.array(first_ms),
         pa.array(np.full(len(lost), rules.now_ms)),
@@ -136,22 +136,23 @@ def judge(
 
 @dataclass(frozen=True)
 class FailedRows:
-    """Failed records of a run, judged.
+    """The judged failed records of a run.
 
     Attributes
     ----------
     files : tuple of FailedFile
-        The files of tasks that had many.
+        The files of tasks with many failed records.
     found : mapping from str to pyarrow.Table
-        By spout, a row for each record: its root, its place among the records that were due, and
-        whether its reason counts.  The place is null for new records, and its column is of type
-        null where all are new.
+        By spout, a row for each record: its root, its place among the due records, and whether its
+        reason counts.  The place is null for new records, and its column is of type null if all
+        records are new.
     replayed : mapping from str to int
-        By spout, the number of dead letters among them that were sent again.
+        By spout, the number of failed records that were replayed dead letters.
     uncounted : int
-        The number of failures that were no attempt.
+        The number of failures that used no attempt.
     waits, dies : mapping from str to pyarrow.Table
-        By spout, the records of tasks that had few: in `TRACKING` and the source's columns.
+        By spout, the records of tasks with few failed records, in `TRACKING` and the source's
+        columns.
     """
 
     files: tuple[FailedFile, ...] = ()
@@ -165,12 +166,12 @@ class FailedRows:
     def of(
         cls, work: str, reports: Iterable[Mapping[str, Any]], tables: Iterable[pa.Table]
     ) -> FailedRows:
-        """Put together the reports and the tables of `FailedWriter.finish`.
+        """Combine the reports and the tables of `FailedWriter.finish`.
 
         Raises
         ------
         RowFileDamaged
-            If a file with roots is not as a task left it.
+            If the content of a file with roots has changed since a task wrote it.
         """
         directory, reports = os.path.join(work, "failed"), list(reports)
         parts: dict[bytes, dict[str, list[pa.Table]]] = defaultdict(lambda: defaultdict(list))
@@ -195,9 +196,9 @@ class FailedRows:
         )
 
     def roots(self, *, counting: bool = False) -> list[Int64s]:
-        """Return the roots of the records, or of those whose reasons count, in columns.
+        """Return the roots of the records, or of those whose reasons count, as a list of arrays.
 
-        The columns are as they came, and not copied.
+        The arrays are not copied.
         """
         tables = list(self.found.values())
         if counting:
@@ -205,28 +206,28 @@ class FailedRows:
         return [ids for rows in tables for ids in ids_in(rows[ROOT_ID])]
 
     def have(self, root_ids: Int64s) -> Bools:
-        """Return which of the roots are among them."""
+        """Return, for each root, whether its record is among the failed records."""
         ordered = distinct(root_ids)
         return among(root_ids, ordered[found_in(ordered, self.roots())])
 
     def without(self, failed: pa.Table) -> pa.Table:
-        """Return the rows of a table of failures whose records are not among them."""
+        """Return the rows of a table of failures, less those of the records held here."""
         if not len(failed) or not self.found:
             return failed
         return failed.filter(pa.array(~self.have(failed["root_id"].to_numpy())))
 
     def places(self, spout: str) -> Int64s:
-        """Return the places of a spout's records that were due."""
+        """Return the places of a spout's failed records among its due records."""
         if spout not in self.found:
             return np.empty(0, np.int64)
-        # Places of type null, all that new records have, would take room as numbers.
+        # New records have places of type null, which would take memory as numbers.
         due = [chunk for chunk in self.found[spout][PLACE].chunks if chunk.null_count < len(chunk)]
         places = pa.chunked_array([chunk.drop_null() for chunk in due], pa.int64())
         found: Int64s = places.to_numpy()
         return found
 
     def plus(self, more: FailedRows) -> FailedRows:
-        """Return these records and others of the same run."""
+        """Return these records combined with other failed records of the same run."""
         if not (self.found and more.found):
             return self if self.found else more
 

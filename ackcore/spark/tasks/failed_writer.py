@@ -1,10 +1,10 @@
-"""Judging failed records in a task, and handing them on: to the driver, or to files of the run.
+"""The judgement of failed records in a task, and the files of the run that hold them.
 
-Up to `Rules.inline_bytes` they go to the driver with the task's report.  Of more the task writes
-files, which the decision adopts: what waits, sorted by when it is due, and dead letters.
+Up to `Rules.inline_bytes` of records go to the driver with the task's report.  Beyond that the task
+writes files, which the decision adopts: waiting records sorted by due time, and dead letters.
 
-`FailedInRun` takes the records that fail while their task has them, which are most of them: these
-need not be read again.
+`FailedInRun` judges the records that fail while their task still holds them, which are most of
+them.  These need not be read again.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 from ackcore.spark.tasks.source_records import SourceRecords, records_at
 
-#: A task writes a file of what waits of one spout when it has so much of it: more than makes a
-#: file too large to be merged, and little enough to be in memory that was in use before.
+#: Bytes of one spout's waiting records for which a task writes a file: too large a file to be
+#: merged later, and small enough for memory that the task has used before.
 _FILE_BYTES = 1 << 24
-#: It becomes one batch of rows before, and of those there may be 2 GiB in a column.
+#: The most bytes of a file's records: they become one batch, with 2 GiB a column at most.
 _TOGETHER_BYTES = 1 << 30
-#: What is put in order at a time.
+#: Bytes that are sorted at a time.
 _SORTED_BYTES = 1 << 22
-#: So much of the dead goes into one file, which is as much as dead letters are merged to.
+#: Bytes of dead letters in one file, the size to which dead letters are merged.
 _LETTERS_BYTES = 1 << 28
 
 
 @dataclass
 class _Kept:
-    """Rows of a spout that are to be written."""
+    """Rows of a spout that are not written yet."""
 
     tables: list[pa.Table] = field(default_factory=list)
     nbytes: int = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Keep some."""
+        """Keep rows."""
         self.tables.append(rows)
         self.nbytes += rows.nbytes
 
 
 class _Letters:
-    """A file of dead letters, which is made when there is a row group of them."""
+    """A file of dead letters, created when the first row group is full."""
 
     def __init__(self, spout: str, place: Workshop, name: str, number: int) -> None:
         self._spout = spout
@@ -81,11 +81,11 @@ class _Letters:
         return self._kept.tables
 
     def add(self, rows: pa.Table) -> None:
-        """Take more."""
+        """Keep rows for the file."""
         self._kept.add(rows)
 
     def write(self) -> bool:
-        """Write what makes a row group; return whether the file is large enough."""
+        """Write the kept rows if they fill a row group; return whether the file is large enough."""
         if self._kept.nbytes >= GROUP_BYTES:
             self._write()
         return self._nbytes >= _LETTERS_BYTES
@@ -107,7 +107,7 @@ class _Letters:
                 self._writer.write_table(letters)
 
     def finish(self) -> FailedFile:
-        """Write what is left, and give the file its name."""
+        """Write the remaining rows, and give the file its name."""
         self._write()
         assert self._file is not None
         assert self._writer is not None
@@ -119,15 +119,15 @@ class _Letters:
         return FailedFile(self._spout, True, name, self._rows, nbytes)
 
     def discard(self) -> None:
-        """Leave no file."""
+        """Delete the unfinished file."""
         if self._file is not None and self._writer is not None:
             with contextlib.suppress(Exception):
-                self._writer.close()  # or it will do so by itself
+                self._writer.close()  # or its finalizer closes it
             self._file.discard()
 
 
 class FailedWriter:
-    """Judges failed records and keeps them, in files if they are many.
+    """A writer that judges failed records and keeps them, in files if they are many.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class FailedWriter:
     directory : str
         The directory for files.
     number : int
-        The micro-batch.
+        The number of the micro-batch.
     suffix : str, optional
         The end of each file's name, before its checksum.
     """
@@ -164,7 +164,7 @@ class FailedWriter:
         Parameters
         ----------
         some : SourceRecords
-            Records among which they are.
+            The records that include the failed ones.
         failed : pyarrow.RecordBatch
             The failed records, as `records_at` returns them.
         reasons : Reasons
@@ -181,7 +181,7 @@ class FailedWriter:
     def add(
         self, spout: str, lost: pa.Table, reasons: Reasons, first_ms: Int64s, replayed: Int32s
     ) -> None:
-        """Judge records of a spout, given as `judge` takes them, as `write` does."""
+        """Judge and keep records of a spout, in the form that `judge` takes."""
         self._nbytes += lost.nbytes
         waits, dies, uncounted = judge(self._rules, lost, reasons, first_ms, replayed)
         self._uncounted += uncounted
@@ -215,14 +215,14 @@ class FailedWriter:
         self._files.append(FailedFile(spout, False, file, len(rows), nbytes, first, oldest))
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
-        """Write what is left, if that is much.
+        """Write the remaining records to files, if there are more than `Rules.inline_bytes` in all.
 
         Returns
         -------
         dict
-            A report, which JSON can hold.
+            The report, JSON-serializable.
         list of pyarrow.Table
-            What goes to the driver beside it.  `FailedRows.of` takes both.
+            The tables that go to the driver with the report.  `FailedRows.of` takes both.
         """
         inline: list[tuple[str, str, pa.Table]] = []
         if self._in_files:
@@ -262,7 +262,7 @@ class FailedWriter:
         return file
 
     def discard(self) -> None:
-        """Give up what is not in a file yet."""
+        """Discard the records that are in no finished file."""
         for letters in self._dead.values():
             letters.discard()
         self._dead.clear()
@@ -270,20 +270,20 @@ class FailedWriter:
 
 
 class FailedInRun:
-    """Judges the failed records of one task while it has them.
+    """A judge of one task's failed records, used while the task still holds them.
 
-    Where nothing is settled, a record that failed stays failed, and its task has the reason.  It
-    judges the failed records of a chunk when the whole chunk was handed on.  What fails later, when
-    its chunk is gone, is read again.
+    Without a settle stage a failure is final for the run, and the task has its reason.  The task
+    judges the failed records of a chunk once all rows of the chunk were processed.  Records that
+    fail after their chunk is gone are read again.
 
     Parameters
     ----------
     directory, partition : str, int
-        Those of the run, and of the task.
+        The run's directory, and the task's partition.
     rules : Rules
         The settings and times that decide whether a record waits.
     number : int
-        The micro-batch.
+        The number of the micro-batch.
     """
 
     def __init__(self, directory: str, partition: int, rules: Rules, number: int) -> None:
@@ -293,23 +293,23 @@ class FailedInRun:
         )
         self._roots: list[Int64s] = []
         self._others: list[Int64s] = []
-        #: Reasons of roots that are all judged.
+        #: Tables of reasons whose roots are all judged.
         self._judged: list[pa.Table] = []
 
     def write(self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]) -> None:
-        """Judge the failed ones of some records.
+        """Judge the failed records of a chunk.
 
         Parameters
         ----------
         some : SourceRecords
-            All of which were handed on.
+            The records, all of them processed.
         roots : numpy.ndarray of int64
-            Theirs.
+            The roots of the records.
         failures : list of pyarrow.Table
-            Reasons, of roots of any records, that came up since the call before.
+            The reasons that arose since the last call, for roots of any records.
         """
         places, said = self._said(roots, failures)
-        # Such a wait begins when the run has ended, and nobody here knows when that is.
+        # A wait that a reason requests begins at the run's end, a time that a task cannot know.
         told = said.after_ms() == 0
         if told.all():
             if len(places) == sum(map(len, failures)):
@@ -322,9 +322,9 @@ class FailedInRun:
         self._writer.write(some, records_at(some, roots, places, self._number), said)
 
     def _said(self, roots: Int64s, failures: list[pa.Table]) -> tuple[Int64s, Reasons]:
-        """Return the places of the roots that failed, and why; keep which others there are."""
+        """Return the places and reasons of the failed roots; keep other chunks' failed roots."""
         if len(failures) == 1 and np.array_equal(failures[0]["root_id"].to_numpy(), roots):
-            # All of an outage, each once, and as they came: nothing is to be looked for.
+            # All records failed once and in order, as in an outage: no look-up is needed.
             return np.arange(len(roots)), Reasons.of_texts(failures[0]["text"])
         reasons = first_reasons(failures)
         failed: Int64s = reasons["root_id"].to_numpy()
@@ -335,28 +335,30 @@ class FailedInRun:
         return places, Reasons.of_texts(reasons["text"]).taken(at)
 
     def finish(self, failures: list[pa.Table]) -> tuple[dict[str, Any], list[pa.Table]] | None:
-        """Return what `FailedWriter.finish` does, None if nothing of it counts.
+        """Return the result of `FailedWriter.finish`.
+
+        Return None if no record was judged, or if a judged record failed once more.
 
         Parameters
         ----------
         failures : list of pyarrow.Table
-            Reasons that came up since `write` was called.
+            The reasons that arose since the last `write`.
         """
         if not self._roots:
             return None
         others = [*self._others, *(one["root_id"].to_numpy() for one in failures)]
         if others and np.isin(np.concatenate(others), np.concatenate(self._roots)).any():
-            # A record failed once more, perhaps for what goes before the reason judged.
+            # A record failed once more, perhaps for a reason that precedes the one judged.
             self.discard()
             return None
         return self._writer.finish()
 
     def discard(self) -> None:
-        """Give up what is not in a file yet; after `finish` there is nothing of it."""
+        """Discard the records that are in no finished file; do nothing after `finish`."""
         self._writer.discard()
 
     def others(self, failures: list[pa.Table]) -> list[pa.Table]:
-        """Return those of the reasons whose roots were not judged."""
+        """Return the reasons of roots that were not judged."""
         judged = {id(one) for one in self._judged}
         failures = [one for one in failures if id(one) not in judged]
         if not failures:
@@ -368,26 +370,26 @@ class FailedInRun:
 
 def _together(found: list[pa.Table]) -> pa.Table:
     whole = pa.concat_tables(found).combine_chunks()
-    # Where no record was due, places of type null take no room.
+    # If no record was due, places of type null take no memory.
     if whole[PLACE].null_count == len(whole):
         whole = whole.set_column(1, PLACE, pa.nulls(len(whole)))
     return whole
 
 
 def _by_root(found: pa.Table) -> pa.Table:
-    """Return what is told of roots in the order of these, by which the driver puts it together."""
+    """Return the rows sorted by root, the order in which the driver merges them."""
     roots, counts = found[ROOT_ID].to_numpy(), found[COUNTS]
     if pa.types.is_null(found[PLACE].type) and len(counts.unique()) < 2:
-        # All of an outage is alike but for its roots.
+        # In an outage, rows differ in their roots alone.
         return found.set_column(0, ROOT_ID, pa.array(np.sort(roots)))
     return found.take(pa.array(np.argsort(roots)))
 
 
 def _by_due(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield rows sorted by when they are due, so few at a time that one memory serves them all.
+    """Yield rows sorted by due time, in small batches that can reuse the same memory.
 
-    They are one batch before: to pick each piece out of several, and then to put it in order, costs
-    twice as much.
+    The rows are first combined into one batch: to take them from several and then sort costs twice
+    as much.
     """
     order = np.argsort(rows[DUE_MS].to_numpy(), kind="stable")
     whole = one_batch(rows.to_batches())

@@ -1,12 +1,12 @@
 """In-flight markers: files that name the records that a task had in flight when it crashed.
 
-Each attempt at a task that may be suspected later keeps one, ``in-flight/<level>-<partition>-
-<attempt>.marker`` in its run's directory, and removes it when it ends, however it does as long as
-its process lives.  It holds an exclusive lock on it: a marker that is there and not locked is that
-of a process that crashed.  One that is locked belongs to an attempt that runs elsewhere, a copy for
-speculation or one that Spark has given up, and is passed over.
+Each attempt that may be suspected later keeps one marker, ``in-flight/<level>-<partition>-
+<attempt>.marker`` in its run's directory.  The attempt removes the marker when it ends, normally or
+by an exception, as long as its process lives.  The process holds an exclusive lock on the marker,
+so a marker without a lock is from a process that crashed.  A locked marker belongs to an attempt
+that still runs, a speculative copy or one that Spark has given up, and is skipped.
 
-Where runs are in a bucket they are objects, of which `marker_objects` tells.
+If the run's directory is in a bucket, markers are objects, see `marker_objects`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ from ackcore.spark.tasks.marker_objects import (
 from ackcore.spark.tasks.time_limit import read_time_out
 from ackcore.topology.tuples import Reason
 
-#: What is in flight: nothing; a chunk of rows, by its place among those of the task; what bolts
-#: hold open when they are flushed; roots by name; and one root with nothing beside it on the
-#: whole executor.
+#: The kinds of rows in flight: none; a chunk, by its number in the task; the open rows of bolts
+#: that are flushed; named roots; and one root with no other row in flight on its executor.
 NOTHING, CHUNK, FLUSH, ROOTS, ALONE = range(5)
 
 DIRECTORY = "in-flight"
@@ -52,15 +51,15 @@ class TaskAttempt(NamedTuple):
 
     @property
     def task(self) -> tuple[int, int]:
-        """The task without the attempt."""
+        """The level and partition of the task, without the attempt."""
         return self.level, self.partition
 
     def path(self, work: Place) -> str:
-        """Return where its marker is, below a run's directory."""
+        """Return the path of the attempt's marker, below a run's directory."""
         return os.path.join(work, DIRECTORY, "-".join(map(str, self)) + _ENDING)
 
     def time_out_path(self, work: Place) -> str:
-        """Return where a call that took too long leaves its traceback."""
+        """Return the path of the traceback that a time-out of this attempt leaves."""
         name = "-".join(map(str, self)) + TIMED_OUT
         if is_bucket(work):
             return time_out_file(work, name)
@@ -74,15 +73,15 @@ class Marker:
     Attributes
     ----------
     attempt : TaskAttempt
-        Which attempt.
+        The attempt that crashed.
     kind : int
         `NOTHING`, `CHUNK`, `FLUSH`, `ROOTS` or `ALONE`.
     chunk, rows : int
-        The place of the chunk in the task's work, and its number of rows.
+        The number of the chunk in the task, and its number of rows.
     roots : frozenset of int
-        Of `ROOTS` and `ALONE`.
+        The roots in flight, for `ROOTS` and `ALONE`.
     timed_out : Reason or None
-        Why it ended, if it was ended for taking too long.
+        The reason if the time limit ended the attempt, else None.
     """
 
     attempt: TaskAttempt
@@ -106,13 +105,13 @@ class Marker:
 
 
 class MarkerFile:
-    """The marker of the attempt that runs here."""
+    """The marker file of the attempt that runs here."""
 
     def __init__(self, work: str, attempt: TaskAttempt) -> None:
         self._path = attempt.path(work)
         self._timed_out = attempt.time_out_path(work)
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
-        # Under another name until it is locked: one that is not says that its process crashed.
+        # It has another name until it is locked: an unlocked marker means that its process crashed.
         hidden = os.path.join(work, DIRECTORY, f".{os.path.basename(self._path)}")
         with suppress(FileNotFoundError):
             os.remove(hidden)
@@ -122,14 +121,14 @@ class MarkerFile:
         os.replace(hidden, self._path)
 
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
-        """Say what is in flight from now on."""
+        """Write the rows that are in flight from now on."""
         named = b"" if roots is None else roots.tobytes()
         self._file.write(HEAD.pack(kind, chunk, rows, len(named) // 8) + named)
 
     def remove(self) -> None:
-        """End it: this attempt has not crashed."""
+        """Remove the marker: this attempt has not crashed."""
         if not self._file.is_open:
-            return  # a process that was forked has no part in it
+            return  # a forked process has no marker
         for path in (self._timed_out, self._path):
             with suppress(FileNotFoundError):  # the run's directory may be gone
                 os.remove(path)
@@ -146,16 +145,16 @@ def marker_of(work: str, attempt: TaskAttempt) -> MarkerFile | MarkerObject:
 def crashed(
     work: Place, task: tuple[int, int] | None = None, named: Iterable[TaskAttempt] = ()
 ) -> list[Marker]:
-    """Return the markers of a run's attempts that crashed, in the order of tasks and attempts.
+    """Return the markers of a run's crashed attempts, sorted by task and attempt.
 
     Parameters
     ----------
     work : path
         The run's directory.
     task : (int, int), optional
-        Level and partition: of this task only.
+        The level and partition of the only task to look at; by default all tasks.
     named : iterable of TaskAttempt, optional
-        Attempts that are looked at though a list, which may lag in a bucket, has no marker of them.
+        Attempts to look at even if the list of markers, which may lag in a bucket, lacks them.
     """
     tried = sorted({*attempts(work), *named})
     found = (_read(work, attempt) for attempt in tried if task in (None, attempt.task))
@@ -163,7 +162,7 @@ def crashed(
 
 
 def attempts(work: Place) -> list[TaskAttempt]:
-    """Return which attempts have markers, those that live among them."""
+    """Return the attempts that have markers, including those that still run."""
     names: Iterable[str] = ()
     with suppress(FileNotFoundError):
         directory = os.path.join(work, DIRECTORY)
@@ -177,7 +176,7 @@ def attempts(work: Place) -> list[TaskAttempt]:
 
 
 def _read(work: Place, attempt: TaskAttempt) -> Marker | None:
-    """Return a marker, None if its attempt lives or has ended well."""
+    """Return a marker, or None if its attempt still runs or has ended without a crash."""
     data = marker_data(attempt.path(work)) if is_bucket(work) else _of_the_dead(work, attempt)
     if data is None:
         return None
@@ -187,7 +186,7 @@ def _read(work: Place, attempt: TaskAttempt) -> Marker | None:
 
 
 def _of_the_dead(work: Place, attempt: TaskAttempt) -> bytes | None:
-    """Return what is in a marker that nobody has locked."""
+    """Return the content of a marker file, or None if it is missing or locked."""
     try:
         file = os.open(attempt.path(work), os.O_RDONLY)
     except FileNotFoundError:

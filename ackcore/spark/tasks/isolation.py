@@ -1,20 +1,22 @@
-"""Isolation in a task: what earlier attempts at it had in flight when they crashed runs alone.
+"""Isolation in a task: records that earlier attempts had in flight when they crashed run alone.
 
-An attempt reads the in-flight markers of the attempts at its task that crashed earlier in this run:
+An attempt reads the in-flight markers of the earlier attempts at its task that crashed in this run:
 
-1. roots of a chunk, or a set, of more than 1,024 are run 256 at a time;
-2. those of a smaller one, and suspects of the plan, one at a time: no bolt of another worker of
-   the same Python daemon, which is one per executor, has rows in flight meanwhile;
-3. a root that was alone when two attempts crashed is rejected: it fails, and the others are run.
+1. the roots of a chunk or set of more than 1,024 run 256 at a time;
+2. the roots of a smaller one, and the plan's suspects, run one at a time.  Meanwhile no other
+   worker of the same Python daemon (one daemon per executor) has rows in a bolt;
+3. a root that was alone in flight when two attempts crashed is rejected: it fails, and the others
+   run.
 
-So where Spark tries a task four times, a run rejects one crashing record of a chunk of up to 1,024
-by itself.  A larger chunk costs a crash more, and the next run goes on from there, as where tasks
-are not tried again: the driver draws the same conclusions from run to run (`suspects`).
+So if Spark tries a task four times, one run rejects one crashing record of a chunk of up to 1,024.
+A larger chunk costs one more crash, and then the next run continues, as it does where Spark does
+not retry tasks: the driver draws the same conclusions from run to run (`suspects`).
 
-What is done depends on the rows and these markers alone.  They stay as long as the run: a task that
-runs again because its output was lost makes the same bytes, unless another attempt crashed since.
+The isolation depends on the rows and these markers alone, and the markers stay as long as the run.
+So a task that runs again because its output was lost makes the same bytes, unless another attempt
+has crashed since.
 
-Two attempts, since a process may also be killed from outside, whatever is in flight.
+Two attempts are required, since a process may also be killed from outside, whatever is in flight.
 """
 
 from __future__ import annotations
@@ -56,11 +58,11 @@ from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, some_rows
 from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Reason
 
-#: How many attempts that a record was alone in are enough to reject it.
+#: The number of crashed attempts with a record alone in flight that rejects it.
 ALONE_ENOUGH = 2
-#: Up to how many suspects are run one at a time, and how many at a time if there are more.
+#: The most suspects that run one at a time, and the group size if there are more.
 _FEW, _GROUP = 1024, 256
-#: How long an attempt waits for the one before it to be dead, which Spark says it is.
+#: Seconds to wait until an earlier attempt, lost for Spark, has ended; seconds between looks.
 _DYING_S, _LOOK_S = 5.0, 0.05
 
 
@@ -68,8 +70,9 @@ _DYING_S, _LOOK_S = 5.0, 0.05
 class Evidence:
     """The records that crashed attempts had in flight.
 
-    ``alone`` says of how many each root was alone in; ``suspects`` are run alone, those in ``many``
-    and of ``chunks`` (place and rows) in groups first; ``reasons`` are of time-outs.
+    ``alone`` counts, by root, the crashed attempts in which the root was alone in flight.
+    ``suspects`` run alone.  Roots in ``many`` and in ``chunks`` (number and rows) run in groups
+    first.  ``reasons`` holds the time-outs by root.
     """
 
     alone: Counter[int] = field(default_factory=Counter)
@@ -83,7 +86,7 @@ class Evidence:
         return bool(self.suspects or self.many or self.chunks or self.flushed)
 
     def add(self, marker: Marker) -> None:
-        """Take in what an attempt that crashed had in flight."""
+        """Add the records of a crashed attempt's marker."""
         if marker.kind == CHUNK:
             self.chunks.add((marker.chunk, marker.rows))
         elif marker.kind == FLUSH:
@@ -98,11 +101,11 @@ class Evidence:
                 self.reasons.update(dict.fromkeys(marker.roots, marker.timed_out))
 
     def groups(self, chunk: int, rows: int, roots: Int64s) -> tuple[Int64s, list[Int64s]]:
-        """Return which of a chunk's roots are rejected, and which are run together, in turn."""
+        """Return a chunk's rejected roots, and its other suspects in groups to run in turn."""
         suspects = np.intersect1d(roots, _array(self.suspects))
         rejected = np.array([r for r in suspects.tolist() if self.alone[r] >= ALONE_ENOUGH])
         rejected = rejected.astype(np.int64)
-        # Those that were alone come first: not when other rows have made the process grow.
+        # Roots that were alone run first, before other rows make the process grow.
         singles = sorted(set(suspects.tolist()) - set(rejected.tolist()), key=self._order)
         more = roots if (chunk, rows) in self.chunks else np.intersect1d(roots, _array(self.many))
         more = np.setdiff1d(more, suspects)
@@ -116,22 +119,23 @@ class Evidence:
 
 
 class AttemptIsolation:
-    """How one attempt isolates: its in-flight marker, the evidence it goes by, its time limit.
+    """The isolation of one attempt: its in-flight marker, the evidence it uses, and its time limit.
 
     Parameters
     ----------
     work : str
         The run's directory.
     attempt : TaskAttempt
-        Which attempt this is.
+        The attempt that runs here.
     names : bool
-        Whether markers name roots, which the driver asks for in careful runs, or chunks.
+        Whether markers name roots, as the driver requires in careful runs, or chunks.
     alone : mapping from int to int
-        Of the plan's suspects, how often each was alone when an attempt crashed.
+        By suspect of the plan, the crashed attempts in which it was alone in flight.
     isolates : bool
-        Whether markers of earlier attempts mean the same rows, and not copies for speculation.
+        Whether markers of earlier attempts are about the same rows, and not from speculative
+        copies.
     timeout_s : int or None
-        How long one call of a bolt may take.
+        The time limit of one call of a bolt in seconds.
     """
 
     def __init__(
@@ -156,13 +160,13 @@ class AttemptIsolation:
         self.time_limit = TimeLimit(timeout_s, attempt.time_out_path(work))
 
     def begin(self) -> int:
-        """Begin a chunk, and return its place among those of the task.
+        """Begin a chunk, and return its number in the task.
 
-        With the first of them earlier attempts are looked for, since many tasks have none.
+        The first call looks for earlier attempts.  Many tasks have no chunk and need not look.
         """
         if self._file is None:
             self.evidence = Evidence(Counter(dict(self._alone)), set(self._alone))
-            # In a bucket only markers that name roots are there.
+            # In a bucket there are only markers that name roots.
             if self._isolates and (self.names or not is_bucket(self._work)):
                 for marker in self._earlier():
                     self.evidence.add(marker)
@@ -173,21 +177,21 @@ class AttemptIsolation:
         return self._chunks - 1
 
     def _earlier(self) -> list[Marker]:
-        """Attempts at this task that crashed."""
+        """Return the markers of crashed attempts at this task."""
         until = time.monotonic() + _DYING_S
         while True:
             # Spark may try the task again before the workers of a lost executor have ended.
             found = crashed(self._work, self._attempt.task)
             task = self._attempt.task
             if is_bucket(self._work):
-                return found  # which does not tell the living from the dead
+                return found  # which may include attempts that still run
             there = [attempt for attempt in attempts(self._work) if attempt.task == task]
             if len(found) >= len(there) or time.monotonic() > until:
                 return found
             time.sleep(_LOOK_S)
 
     def end(self) -> None:
-        """Remove the marker: this attempt has ended, if with an exception."""
+        """Remove the marker: this attempt has ended, normally or by an exception."""
         self.time_limit.end()
         if self._executor is not None:
             self._executor.close()
@@ -196,23 +200,23 @@ class AttemptIsolation:
             self._file.remove()
             self._file = None
 
-    # ------------------------------------------------------------------------ what is in flight
+    # --------------------------------------------------------------------------- rows in flight
 
     @contextmanager
     def of_chunk(self, chunk: int, rows: int, roots: Int64s | None) -> Iterator[None]:
-        """Mark a chunk, or roots of it, as in flight."""
+        """Mark a chunk, or its roots, as in flight."""
         with self._marked(CHUNK if roots is None else ROOTS, chunk, rows, roots):
             yield
 
     @contextmanager
     def of_roots(self, roots: Int64s) -> Iterator[None]:
-        """Mark suspects as in flight: a single one with no bolt of another worker at work."""
+        """Mark suspects as in flight; a single one also keeps the executor's other bolts idle."""
         with self._marked(ALONE if len(roots) == 1 else ROOTS, 0, 0, roots):
             yield
 
     @contextmanager
     def of_flush(self, roots: Int64s | None) -> Iterator[None]:
-        """Mark what bolts hold open as in flight, unless a marker is set already."""
+        """Mark the open rows of bolts as in flight, unless a marker is set already."""
         if self._inside or (roots is not None and not len(roots)):
             yield
             return
@@ -235,7 +239,7 @@ class AttemptIsolation:
 
 
 class IsolatedBolts:
-    """The bolts of a task, with a marker of what they are handed, and suspects by themselves.
+    """The bolts of a task, with a marker for the rows in flight and with suspects run alone.
 
     Parameters
     ----------
@@ -244,7 +248,7 @@ class IsolatedBolts:
     chunks : Chunks
         The groups of the task.
     ledger_rows : LedgerRows
-        Takes rows of roots that are rejected.
+        The collector of failures, for rejected roots.
     """
 
     def __init__(
@@ -258,13 +262,13 @@ class IsolatedBolts:
     def deliver(
         self, source: str, stream: str, rows: AnchoredRows, decode: Decoder | None = None
     ) -> None:
-        """Hand rows of a spout to all that read them; decoding them may crash as well."""
+        """Decode rows of a spout, which may crash too, and pass them to all their readers."""
         for part in self._parts(rows):
             some = part if decode is None else self._decoded(source, part, decode)
             self._bolts.deliver(source, stream, some)
 
     def _decoded(self, source: str, rows: AnchoredRows, decode: Decoder) -> AnchoredRows:
-        """Return what a spout emits of its source's rows; the others fail."""
+        """Return the rows that a spout emits for its source's rows; fail undecodable rows."""
         with self._isolation.time_limit.on(source):
             batch, undecodable = decode(rows.batch)
         bare = rows.without_columns()
@@ -272,12 +276,12 @@ class IsolatedBolts:
         return self._ledger_rows.fail_some(decoded, undecodable, source)
 
     def process(self, sub: Subscription, rows: AnchoredRows) -> None:
-        """Hand rows that came for a subscription to its target."""
+        """Run a subscription's target on the rows received for it."""
         for part in self._parts(rows):
             self._bolts.process(sub.target, sub.source, sub.stream, part)
 
     def flush(self) -> None:
-        """End what bolts have open."""
+        """Flush the bolts."""
         if not self._bolts.used:
             return
         roots = self._open_roots() if self._isolation.names else None
@@ -285,14 +289,14 @@ class IsolatedBolts:
             self._bolts.flush()
 
     def _open_roots(self) -> Int64s:
-        """Roots of the tuples that bolts may still have open."""
+        """Return the roots of the tuples that bolts may still have open."""
         found = [self._chunks.roots_of(rows.owners)[1] for rows in self._bolts.open_rows]
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     def _parts(self, rows: AnchoredRows) -> Iterator[AnchoredRows]:
-        """Rows as they are handed over: all at once, and those of suspects by themselves.
+        """Yield rows in the parts to process: each group of suspects alone, then all other rows.
 
-        What suspects leave open is flushed before others come in.
+        The bolts are flushed before and after each group of suspects.
         """
         isolation = self._isolation
         chunk = isolation.begin()
@@ -303,7 +307,7 @@ class IsolatedBolts:
         of_row, of_root = self._chunks.roots_of(rows.owners)
         left = np.ones(len(rows), np.bool_)
 
-        def taken(roots: Int64s) -> Int64s:  # rows that are still left, and then are not
+        def taken(roots: Int64s) -> Int64s:  # takes the roots' rows out of the rows left
             places = np.unique(of_row[np.isin(of_root, roots)])
             places = places[left[places]]
             left[places] = False
@@ -327,7 +331,7 @@ class IsolatedBolts:
                 yield rows if len(rest) == len(rows) else some_rows(rows, rest)
 
     def _reject(self, root: int, reason: Reason, rows: AnchoredRows, places: Int64s) -> None:
-        """Fail rows of a root that is not run: for good, but others that a row hangs from too."""
+        """Fail the rows of a rejected root. Only groups with no other root fail for good."""
         groups = np.unique(rows.owners.take(places, None).pairs()[1])
         own = [
             self._chunks.roots_of(Owners(groups[i : i + 1]))[1] == root for i in range(len(groups))
@@ -343,7 +347,7 @@ def _array(roots: set[int]) -> Int64s:
 
 
 def _executor_lock(work: str) -> str:
-    """The file by which the workers of one executor exclude each other: its daemon's children."""
+    """Return the lock file shared by the workers of one executor: those with the same parent."""
     directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     if not directory:
         directory = local_directory() if is_bucket(work) else work

@@ -1,9 +1,9 @@
-"""The ledger rows of one task: what its groups ack, what fails and why, and claims.
+"""The ledger rows of one task: acks of its groups, failures with their reasons, and claims.
 
-They leave with the task's output, so that an attempt that is discarded takes them along
-(SEMANTICS 6).  Where nothing is settled, failures are kept for the driver instead.  So are those of
-records that fail in the spout stage before anything of their trees has left the task: nothing else
-can come of them, so they need no ledger.
+They leave with the task's output, so that discarding an attempt discards its ledger rows too
+(SEMANTICS 6).  Without a settle stage, failures are kept for the driver instead.  The same holds
+for records that fail in the spout stage before any row of their trees has left the task: their
+outcome is certain, so they need no ledger.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from ackcore.topology.tuples import Reason
 
 
 class _Failed(NamedTuple):
-    """Groups of a chunk that a component failed, by their places in it, and why."""
+    """Groups of a chunk that a component failed, by their places in the chunk, and the reasons."""
 
     component: str
     groups: Int64s
     reasons: pa.Table
 
     def some(self, which: Bools) -> Self:
-        """Return some of them, where each has one root."""
+        """Return the part for some of the groups, if each has one root."""
         reasons = self.reasons.filter(pa.array(which))
         return self._replace(groups=self.groups[which], reasons=reasons)
 
 
 class LedgerRows:
-    """Collects the ledger rows of one task, and sends them.
+    """A collector of one task's ledger rows.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ class LedgerRows:
     chunks : Chunks
         The groups of the task.
     outbox : Outbox
-        Where they go.
+        The destination of the ledger rows.
     holds : bool
-        Whether failures wait for the end of their chunk, and its groups have one root each.
+        Whether failures are held until the end of their chunk.  Its groups must have one root each.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class LedgerRows:
         self._held: list[_Failed] = []
         self._events: list[tuple[Int64s, Int64s, int]] = []
         self._reasons: list[pa.Table] = []
-        #: Failures of rows that hang from no group.
+        #: The number of failures of rows that are anchored to no group.
         self.untracked_failures = 0
-        #: By spout, roots that failed and why, and that nobody else settles.
+        #: By spout, failed roots that the settle stage does not settle, and their reasons.
         self.failed: dict[int, list[pa.Table]] = {}
         self._new_failures: list[pa.Table] = []
 
     def fail(self, owners: Owners, reasons: list[Reason], component: str) -> None:
-        """Fail rows: a reason for each of them, or one for all.
+        """Fail rows, with one reason for each or one for all.
 
         A fail XORs in a poison edge, which nothing acks: no XOR can become zero over a failure.
         """
@@ -120,17 +120,17 @@ class LedgerRows:
         self._reasons.append(failed.reasons)
 
     def ended(self, chunk: Chunk, open_groups: Callable[[Chunk], Int64s]) -> list[pa.Table]:
-        """Return why groups of the last chunk failed whose trees have ended with that.
+        """Return the reasons of failed groups of the last chunk whose trees have ended.
 
-        Nothing of them was sent, and no tuple of them is open, so nobody else will ever say
-        anything of them: they leave no ledger rows.  What else was held is sent.
+        No row of these groups was sent and no tuple of them is open, so no other task can ack or
+        fail them, and they leave no ledger rows.  All other held failures are sent.
 
         Parameters
         ----------
         chunk : Chunk
-            All of which was handed on, and that is not closed.
+            The chunk: all of its rows are processed, and it is not closed.
         open_groups : callable
-            Returns the groups of a chunk, by their places in it, that may have tuples open.
+            Returns the groups of a chunk that may have open tuples, as places in the chunk.
         """
         held, self._held = self._held, []
         if not held:
@@ -157,14 +157,14 @@ class LedgerRows:
         return found
 
     def new_failures(self) -> list[pa.Table]:
-        """Return why roots failed since this was asked before, where failures are written."""
+        """Return the failure reasons since the last call, if tasks judge without a ledger."""
         found, self._new_failures = self._new_failures, []
         return found
 
     def fail_some(
         self, rows: AnchoredRows, bad: Mapping[int, Reason], component: str
     ) -> AnchoredRows:
-        """Fail some of the rows, by their places; return the others."""
+        """Fail the rows at the given places; return the others."""
         if not bad:
             return rows
         places = np.array(sorted(bad), np.int64)
@@ -173,15 +173,15 @@ class LedgerRows:
         return some_rows(rows, np.delete(np.arange(len(rows)), places))
 
     def ack(self, roots: Int64s, vals: Int64s) -> None:
-        """Ack for groups whose ledger rows have left."""
+        """Ack roots of groups whose ledger rows were sent before."""
         self._events.append((roots, vals, ACK))
 
     def claim(self, claims: Int64s, task: int) -> None:
-        """Claim message ids: a second claim of one shows when it is settled."""
+        """Claim message ids; the settle stage detects a second claim of the same id."""
         self._events.append((claims, np.zeros(len(claims), np.int64), task))
 
     def close(self, chunk: Chunk) -> None:
-        """Let a chunk's groups leave their ledger rows: INITs by a spout's number, or ACKs."""
+        """Send the ledger rows of a chunk's groups: INITs with the spout's number, or ACKs."""
         if self._spec.layout.settles:
             roots, vals = chunk.acks()
             self._events.append((roots, vals, chunk.task))
@@ -189,7 +189,7 @@ class LedgerRows:
         chunk.closed = True
 
     def send(self) -> None:
-        """Send what was collected."""
+        """Send the collected ledger rows and reasons."""
         if self._events:
             roots, vals, kinds = zip(*self._events, strict=True)
             tasks = np.repeat(np.array(kinds, np.int32), [len(part) for part in roots])

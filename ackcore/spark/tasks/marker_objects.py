@@ -1,18 +1,19 @@
-"""In-flight markers where runs are in a bucket: there are no locks, and each note is a trip.
+"""In-flight markers for runs in a bucket, where there are no locks and each write is a request.
 
-So only careful runs have them, in which a marker names roots: ``in-flight/<level>-<partition>-
-<attempt>.marker``, an object with what a marker file holds.  It is put before roots are handed to
-bolts, once more when they are through, and deleted when the attempt ends.  One that is there is
-that of an attempt which crashed, or lives: Spark tries a task again after the former attempt ended,
-and the driver looks when a run has failed.  A task that lives on then may be taken for one that
-crashed with what it has; to be rejected a record must be alone in two such attempts.
+So only careful runs have them, in which a marker names roots.  A marker is an object ``in-flight/
+<level>-<partition>-<attempt>.marker`` with the content of a marker file.  The worker puts it before
+roots go to bolts, puts it again after they are processed, and deletes it when the attempt ends.  A
+marker that is there belongs to an attempt that crashed or still runs.  Few still run: Spark retries
+a task after its former attempt has ended, and the driver looks once a run has failed.  An attempt
+that still runs may be mistaken for a crashed one, but a record is rejected only if it was alone in
+two such attempts.
 
-Of the attempt at which Spark gave up a job the driver reads the marker by its key, which Spark's
-error tells.  Those of others are found by a list; where that lags, isolation takes more attempts
-and runs, and comes to the same.
+The driver reads the marker of the attempt at which Spark gave up a job by its key, which is in
+Spark's error.  It finds other markers by a list.  If the list lags, isolation takes more attempts
+and runs, with the same result.
 
-What ends a call that takes too long leaves its traceback on the machine that it ran on.  Where a
-later attempt, or the driver, is another machine, the record died as one that kills its worker.
+A call that exceeds the time limit leaves its traceback on the worker's machine.  If the later
+attempt, or the driver, runs on another machine, the record counts as one that kills its worker.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ HEAD = struct.Struct("<qqqq")  # kind, chunk, rows, roots that follow
 
 
 class MarkerObject:
-    """The marker of the attempt that runs here.
+    """The marker object of the attempt that runs here.
 
     Parameters
     ----------
     url : str
-        Where it is.
+        The URL of the object.
     timed_out : str
         The file that a time-out leaves.
     nothing : int
-        The kind that says that nothing is in flight.
+        The kind of a marker with nothing in flight.
     """
 
     def __init__(self, url: str, timed_out: str, nothing: int) -> None:
@@ -52,7 +53,7 @@ class MarkerObject:
         self._is_there = False
 
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
-        """Say what is in flight from now on, if roots are or were named."""
+        """Put the roots that are in flight from now on, if roots are or were named."""
         if roots is None and not (self._is_there and kind == self._nothing):
             return
         named = b"" if roots is None else roots.tobytes()
@@ -60,9 +61,9 @@ class MarkerObject:
         self._store.put(self._key, HEAD.pack(kind, chunk, rows, len(named) // 8) + named)
 
     def remove(self) -> None:
-        """End it: this attempt has not crashed."""
+        """Delete the marker: this attempt has not crashed."""
         if self._process != os.getpid():
-            return  # a process that was forked has no part in it
+            return  # a forked process has no marker
         self._process = None
         with suppress(FileNotFoundError):
             os.remove(self._timed_out)
@@ -71,7 +72,7 @@ class MarkerObject:
 
 
 def time_out_file(work: Place, name: str) -> str:
-    """Return where a time-out leaves its traceback: on this machine."""
+    """Return the path on this machine of the traceback that a time-out leaves."""
     return os.path.join(tempfile.gettempdir(), f"ackcore-{os.path.basename(work)}-{name}")
 
 
@@ -82,17 +83,17 @@ def marker_names(directory: str) -> list[str]:
 
 
 def marker_data(url: str) -> bytes | None:
-    """Return what a marker holds, None if it is not there."""
+    """Return the content of a marker, or None if it does not exist."""
     store, key = object_at(url)
     found = store.get(key)
     return None if found is None else found.data
 
 
 def unpacked(data: bytes, nothing: int) -> tuple[int, int, int, frozenset[int]]:
-    """Return kind, chunk, rows and roots of a marker."""
+    """Return the kind, chunk, rows and roots of a marker."""
     kind, chunk, rows, n = HEAD.unpack_from(data.ljust(HEAD.size, b"\0"))
     if len(data) < HEAD.size + 8 * n:
-        # The name outlasted its host, and what was in flight did not: it is not synced.
+        # The file's name survived a crash of its host, but its content, not synced, did not.
         kind, chunk, rows, n = nothing, 0, 0, 0
     roots = np.frombuffer(data, np.int64, n, HEAD.size) if n else np.empty(0, np.int64)
     return kind, chunk, rows, frozenset(roots.tolist())

@@ -1,4 +1,4 @@
-"""Reading some of the rows of partitions again, where there is a shorter way than through all."""
+"""Reads some rows of a partition again without reading the whole partition."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ackcore.spark.tasks.task import attempt_at
 
 
 class Piece(NamedTuple):
-    """Rows of a partition that a task read, to be read again by themselves.
+    """Rows of a partition that a task reads again by themselves.
 
-    ``what`` is what the source has to read for them; they are ``rows`` from place ``first`` on, or
-    all of the partition's if ``rows`` is None.
+    ``what`` is the part that the source has to read.  It holds ``rows`` rows from place ``first``
+    on, or all rows of the partition if ``rows`` is None.
     """
 
     partition: int
@@ -28,24 +28,24 @@ class Piece(NamedTuple):
 
 
 class PieceReader(Protocol):
-    """Reads some rows of partitions again, without the others; workers have a copy."""
+    """A reader of pieces of partitions; each worker has a copy."""
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return what to read for rows at these places of partitions that had so many rows."""
+        """Return the pieces with the rows at ``places``, given the size of each partition."""
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
-        """Yield pieces and their rows, which are taken before the next piece is asked for."""
+        """Yield each piece with its rows. The caller consumes the rows before the next piece."""
 
 
 class DealtPieces(NamedTuple):
-    """Pieces of one spout, a list for each task."""
+    """The pieces of one spout, a list for each task."""
 
     reader: PieceReader
     lists: Sequence[Sequence[Piece]]
 
 
 class RereadRows(NamedTuple):
-    """Records that are read again, and whether they are all of their partition."""
+    """Records that are read again, and whether they are all records of their partition."""
 
     partition: int
     whole: bool
@@ -55,7 +55,7 @@ class RereadRows(NamedTuple):
 def read_again(
     stage: SpoutStage, batches: Batches, dealt: DealtPieces | None
 ) -> Iterator[RereadRows]:
-    """Read the rows of a partition again, or, with pieces, those of the lists whose numbers come.
+    """Read a partition again or, with pieces, the lists of pieces whose numbers are in the batches.
 
     Raises `RuntimeError` if a piece has another number of rows than in the run.
     """

@@ -1,15 +1,15 @@
 """The ids of a spout's records: root ids, message ids and claims.
 
-A root id is a function of (partition, place in the partition, attempt) under a key of its own for
-each micro-batch and spout, so two records never share one.  Where a partition's rows come in the
-same order when it is read again, a place is enough to find the row again; of other sources the
-spout stage *spills* the rows as it reads them.
+A root id is a function of (partition, place in the partition, attempt) under a key that differs for
+each micro-batch and spout, so two records never share one.  If a partition's rows come in the same
+order when it is read again, the place is enough to find a row again.  For other sources the spout
+stage *spills* the rows as it reads them.
 
-A message id is what the source calls the record.  It is the values of the columns that the spout
-names, as text; without any it is ``micro-batch-partition-place``, stamped when the record is first
-read and kept with it from then on.  Where the source does not promise that its message ids differ,
-each record also makes a *claim*: an INIT under the hash of its message id, which a second one
-within the micro-batch would turn into an anomaly.
+A message id identifies a record in its source.  It is the values of the columns that the spout
+names, as text.  Without such columns it is ``micro-batch-partition-place``, assigned when the
+record is first read and stored with it.  If the source does not guarantee unique message ids, each
+record also makes a *claim*: an INIT under the hash of its message id.  A second claim of the same
+id within the micro-batch is an anomaly.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from ackcore.arrow.shown import as_texts, shown_values
 from ackcore.ids import edge_ids, root_ids
 from ackcore.topology.tuples import Identity, Reason
 
-#: The partition of records that wait for a retry, whose place is that in the table of those due.
+#: The partition of records due for a retry, whose place is that in the table of due records.
 RETRIES = (1 << 16) - 1
-#: Attempts beyond this one share its number: no two of them run in one micro-batch.
+#: Later attempts share this number in root ids: no two of them run in one micro-batch.
 LAST_ATTEMPT = (1 << 6) - 1
-#: Claims are INITs by a task that no spout has: the spout's number with this added.
+#: Claims are INITs with a task that no spout has: the spout's number plus this.
 CLAIM = 1 << 20
 
 
 class Decoder(Protocol):
-    """Makes what a spout emits of its source's rows."""
+    """A function that turns a source's rows into the rows that the spout emits."""
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, Reason]]:
-        """Return the rows to emit, one for each, and why some of them have none, by place."""
+        """Return one row to emit for each row, and the reasons of rows that failed, by place."""
 
 
 class Tried(NamedTuple):
-    """A record that was executed before its first attempt here, and failed, so often."""
+    """A record that failed before its first attempt here, and its number of earlier attempts."""
 
     topic: str
     partition: int
@@ -69,14 +69,14 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True)
 class SpoutSpec:
-    """One spout, as the spout stage reads it.
+    """The settings of one spout for the spout stage.
 
-    ``key`` is the micro-batch's for this spout, ``schema`` that of the source's rows.  Of a source
-    that tasks read by themselves (``by_tasks``) the rows are in an input of their own, and not
-    beside those of others.  ``decode`` makes what is emitted of the rows, in each attempt; what
-    waits, or is dead, is as it came.  New rows at ``refused`` offsets fail.  Of a spout that is
-    ``ordered_by`` columns new rows with ``blocked`` keys, by their hashes, fail as well.  Those
-    that were ``tried`` begin with the attempts that they had.
+    ``key`` is the micro-batch's key for this spout, ``schema`` the schema of the source's rows.
+    With ``by_tasks`` tasks read the source by themselves, and its rows come in an input of their
+    own, not in one shared with other spouts.  ``decode`` makes the emitted rows in each attempt;
+    waiting and dead records are stored undecoded.  New rows at ``refused`` offsets fail.  If the
+    spout is ``ordered_by`` columns, new rows with ``blocked`` key hashes fail as well.  Records in
+    ``tried`` begin with their earlier attempts.
     """
 
     name: str
@@ -95,11 +95,11 @@ class SpoutSpec:
     tried: tuple[Tried, ...] = ()
 
     def key_hashes(self, batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-        """Return the hashes of records' keys, and which have one."""
+        """Return the hash of each record's key, and whether the record has a key."""
         return key_hashes(batch, self.ordered_by)
 
     def held(self, batch: pa.RecordBatch) -> list[int]:
-        """Return the places of new records of keys of which any waits."""
+        """Return the places of new records with a key for which another record waits."""
         if self.blocked is None:
             return []
         hashes, ordered = self.key_hashes(batch)
@@ -107,10 +107,10 @@ class SpoutSpec:
         return places
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows as they came from Spark in the types of the schema."""
+        """Return rows from Spark, cast to the types of the schema."""
         if batch.schema.equals(self.schema):
             return batch
-        columns = batch.columns  # in their order, whatever Spark was told that they are called
+        columns = batch.columns  # by position, as Spark may have other names for them
         if len(columns) != len(self.schema):
             columns = [batch.column(field.name) for field in self.schema]
         columns = [
@@ -124,12 +124,12 @@ class SpoutSpec:
         return roots_of(self.key, partition, places, attempts)
 
     def claim_ids(self, batch: pa.RecordBatch) -> Int64s:
-        """Return what stands for the message ids of records: alike for those that are alike."""
+        """Return the ids of the records' claims; equal message ids give equal claim ids."""
         columns = [batch.column(name) for name in self.message_id]
         return edge_ids(self.key, hash_columns(columns, len(batch)), "claim", 0, 0)
 
     def nameless(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-        """Return which records have null for a message id; None if no record has."""
+        """Return whether each record has a null message id; None if no record has one."""
         columns = [batch.column(name) for name in self.message_id]
         if not columns or not all(column.null_count for column in columns):
             return None
@@ -138,7 +138,7 @@ class SpoutSpec:
         return found if found.any() else None
 
     def refusals(self, batch: pa.RecordBatch) -> dict[int, Reason]:
-        """Return which new records are refused, by place, and why."""
+        """Return the reasons of new records at refused offsets, by place."""
         found: dict[int, Reason] = {}
         if not self.refused:
             return found
@@ -159,7 +159,7 @@ class SpoutSpec:
         if not self.message_id:
             return stamps(number, partition, np.arange(first, first + len(batch)))
         columns = [batch.column(name) for name in self.message_id]
-        # How a value reads must depend on it alone: not on what else is in the batch.
+        # The text of a value must depend on the value alone, not on the rest of the batch.
         if len(columns) == 1 and _reads(columns[0].type):
             return pc.fill_null(as_texts(columns[0]), "null")
         parts = [_json_texts(column) for column in columns]
@@ -175,7 +175,7 @@ class SpoutSpec:
         return Identity(message_ids, self.first_attempts(batch), self.stable_ids(message_ids))
 
     def first_attempts(self, batch: pa.RecordBatch) -> Int32s:
-        """Return the attempts that new records begin with."""
+        """Return the number of earlier attempts of new records, mostly 0."""
         found = np.zeros(len(batch), np.int32)
         if not self.tried or not len(batch):
             return found
@@ -188,7 +188,7 @@ class SpoutSpec:
         return found
 
     def stable_ids(self, message_ids: pa.Array) -> Int64s:
-        """Return ids of records that stay the same at every attempt."""
+        """Return ids of records that are the same in every attempt."""
         hashes = hash_columns([message_ids], len(message_ids))
         return edge_ids(0, hashes, self.name, 0, 0)
 
@@ -203,7 +203,7 @@ def roots_of(key: int, partition: int, places: Int64s, attempts: Any = 0) -> Int
 def key_hashes(
     rows: pa.Table | pa.RecordBatch, columns: Sequence[str]
 ) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """Return the hashes of records' keys, and which have one: a null in it is none."""
+    """Return the hash of each record's key, and whether the key is complete, without a null."""
     arrays = [rows[name] for name in columns]
     arrays = [a.combine_chunks() if isinstance(a, pa.ChunkedArray) else a for a in arrays]
     ordered = np.ones(len(rows), np.bool_)
@@ -214,20 +214,20 @@ def key_hashes(
 
 
 def stamps(number: int, partition: int, places: Int64s) -> pa.Array:
-    """Return the message ids of records that have none of their own."""
+    """Return the assigned message ids for records of a source without message id columns."""
     texts = pa.array(places).cast(pa.string())
     return pc.binary_join_element_wise(f"{number}-{partition}", texts, "-")
 
 
 def _reads(arrow_type: pa.DataType) -> bool:
-    """Whether each value of a type has a text of its own."""
+    """Return whether values of a type have a plain text form: not nested and not binary."""
     return not pa.types.is_nested(arrow_type) and not (
         pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type)
     )
 
 
 def _json_texts(column: pa.Array) -> pa.Array | None:
-    """Return values as JSON, as `json.dumps` has them, where that takes no call for each."""
+    """Return values as `json.dumps` writes them, or None if that needs a call for each value."""
     if column.null_count:
         return None
     if pa.types.is_integer(column.type):

@@ -1,4 +1,4 @@
-"""Reading the rows of a run again, for those that somebody looks for."""
+"""Reads the rows of a run again, to find records for the driver."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
 
-#: A record, its place among those due, null for a new one, its attempt and the hash of its key,
-#: null if it has none.
+#: A record's root, its place among the due records (null for a new one), its attempt, and the
+#: hash of its key (null if it has none).
 KEYED = pa.schema(
     [(ROOT_ID, pa.int64()), (PLACE, pa.int64()), (ATTEMPT, pa.int32()), ("key", pa.int64())]
 )
 
 
 class Reader(Protocol):
-    """Looks at all records that a task reads again."""
+    """A consumer of all records that a task reads again."""
 
     def take(self, some: SourceRecords) -> pa.RecordBatch | None:
-        """Look at records; return what goes to the driver at once, with its spout's name."""
+        """Process records; return those for the driver, with the spout's name in the schema."""
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
-        """Return what goes to the driver at the end: a report, which JSON can hold, and tables."""
+        """Return the final results for the driver: a JSON-serializable report, and tables."""
 
     def discard(self) -> None:
-        """Let go of what is unfinished; after `finish` that is nothing."""
+        """Discard unfinished files; do nothing after `finish`."""
 
 
 @dataclass(frozen=True)
 class Picks:
-    """Returns the records that a function picks."""
+    """A reader that returns the records that a function selects."""
 
     pick: Callable[[SourceRecords], pa.RecordBatch]
 
     def take(self, some: SourceRecords) -> pa.RecordBatch | None:
-        """Look at records; return those that are picked."""
+        """Return the selected records."""
         return self.pick(some)
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
-        """Return nothing more."""
+        """Return an empty report and no tables."""
         return {}, []
 
     def discard(self) -> None:
-        """Let go of nothing."""
+        """Do nothing: this reader has no files."""
 
 
 class JudgedPicks:
-    """Judges the records that failed.
+    """A reader that judges the records that failed.
 
     Parameters
     ----------
@@ -73,9 +73,9 @@ class JudgedPicks:
     directory : str
         The directory for files.
     number : int
-        The micro-batch.
+        The number of the micro-batch.
     failed : pyarrow.Table or str
-        Roots, sorted, reasons, and, if spouts are ordered, `ORDER`; or a file of them.
+        Sorted roots, their reasons and, if spouts are ordered, `ORDER`; or a file of this table.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, failed: pa.Table | str) -> None:
@@ -86,7 +86,7 @@ class JudgedPicks:
         self._writer = FailedWriter(rules, directory, number)
 
     def take(self, some: SourceRecords) -> None:
-        """Judge those of the records that failed."""
+        """Judge the failed ones among the records."""
         lost = pick(some, {some.source.name: self._roots}, {}, self._number)
         if len(lost):
             at = pa.array(np.searchsorted(self._roots, lost.column(ROOT_ID).to_numpy()))
@@ -96,24 +96,24 @@ class JudgedPicks:
             self._writer.write(some, lost, Reasons.of_texts(self._failed["reason"].take(at)))
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:
-        """Return what became of them, as `FailedRows.of` takes it."""
+        """Return the judged records, as `FailedRows.of` takes them."""
         return self._writer.finish()
 
     def discard(self) -> None:
-        """Give up what is not in a file yet."""
+        """Discard the records that are in no finished file."""
         self._writer.discard()
 
 
 def pick_keyed(
     some: SourceRecords, roots: Mapping[str, Int64s], keys: Mapping[str, Int64s]
 ) -> pa.RecordBatch:
-    """Return the records of some roots, and new ones that have some keys, in `KEYED`.
+    """Return the records with given roots, and new records with given keys, in `KEYED`.
 
     Parameters
     ----------
     some : SourceRecords
     roots, keys : mapping from str to numpy.ndarray of int64
-        Roots, and hashes of keys, by spout that is ordered: sorted.
+        By ordered spout, the sorted roots, and the sorted hashes of keys.
     """
     source, nothing = some.source, np.empty(0, np.int64)
     schema = KEYED.with_metadata({"spout": source.name})
@@ -135,22 +135,22 @@ def pick_keyed(
 
 @dataclass(frozen=True)
 class RereadStage:
-    """Reads what a run has read again, and gives it to a `Reader`.
+    """The mapInArrow function that reads a run's records again for a `Reader`.
 
-    It maps rows of a source or, with ``slices`` or ``pieces``, their numbers.
+    Its input is the rows of a source or, with ``slices`` or ``pieces``, their numbers.
 
     Parameters
     ----------
     stage : SpoutStage
-        Reads the rows of sources.
+        The stage that reads the rows of sources.
     reader : callable
         Returns the task's `Reader`.
     spilled : frozenset of str
-        Spouts that are read from files, and not from their sources.
+        The spouts that are read from files, not from their sources.
     slices : tuple of Slice
-        Parts of files: records that were due, or were spilled.
+        Parts of files with records that were due or were spilled.
     pieces : DealtPieces, optional
-        The pieces of a source that are read; by default all rows of a partition.
+        The pieces of a source to read; by default all rows of a partition.
     """
 
     stage: SpoutStage
@@ -160,7 +160,7 @@ class RereadStage:
     pieces: DealtPieces | None = None
 
     def __call__(self, batches: Batches) -> Batches:
-        """Serve mapInArrow."""
+        """Process one partition, for mapInArrow."""
         reader = self.reader()
         contents: list[tuple[int, dict[str, int]]] = []
         try:
@@ -178,7 +178,7 @@ class RereadStage:
     def _records(
         self, batches: Batches, contents: list[tuple[int, dict[str, int]]]
     ) -> Iterator[SourceRecords]:
-        """Yield the records; add the content of each partition that is read as a whole."""
+        """Yield the records; append the fingerprints of whole partitions to ``contents``."""
         if self.slices:
             for number in (each for batch in batches for each in batch.column(0).to_pylist()):
                 part = self.slices[number]

@@ -12,16 +12,16 @@ RESULT_SCHEMA = pa.schema([("kind", pa.int8()), ("blob", pa.binary())])
 RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
 
 #: A task's report, in JSON; receipts of trailers; an Arrow stream of `NOT_ACKED_SCHEMA`; JSON
-#: of counts by task; an Arrow stream of records that were read again, or whose rows were written;
-#: the name of a table of `NOT_ACKED_SCHEMA` among the run's files of what failed.
+#: of counts by task; an Arrow stream of records that were read again or judged; the name of a
+#: table of `NOT_ACKED_SCHEMA` among the run's files of failures.
 TASK_REPORT, TRAILER_RECEIPTS, NOT_ACKED, COUNTED, PICKED, NOT_ACKED_FILE = 1, 2, 3, 4, 5, 6
 
-#: The most bytes of what failed that a task returns to the driver; of more it writes files.
+#: The most bytes of failures that a task returns to the driver; it writes more to files.
 INLINE_BYTES = 1 << 17
 
-#: Names of `Status`, of which all that failed has one of three.
+#: Names of `Status`; records that are not ACKED have one of three.
 STATUS_NAMES = pa.dictionary(pa.int8(), pa.string())
-#: Records that are not ACKED, those whose trees are still OPEN included.
+#: Records that are not ACKED, including those whose trees are still OPEN.
 NOT_ACKED_SCHEMA = pa.schema(
     [
         ("root_id", pa.int64()),
@@ -33,17 +33,17 @@ NOT_ACKED_SCHEMA = pa.schema(
 
 
 def result_batch(rows: list[tuple[int, bytes]]) -> pa.RecordBatch:
-    """Return (kind, blob) for the driver."""
+    """Return results for the driver, pairs of (kind, blob), as a batch."""
     kinds = pa.array([kind for kind, _ in rows], pa.int8())
     blobs = pa.array([blob for _, blob in rows], pa.binary())
     return pa.RecordBatch.from_arrays([kinds, blobs], schema=RESULT_SCHEMA)
 
 
 def results_in(rows: pa.Table) -> Iterator[tuple[int, pa.Buffer]]:
-    """Yield (kind, blob) as the driver got them.
+    """Yield (kind, blob) from the results that the driver got.
 
-    To take a blob out of its batch copies it.  So each batch is let go when it was read: whoever
-    calls this keeps no ``rows``.
+    Reading a blob from its batch copies it.  So each batch is released after it was read, and the
+    caller must not keep ``rows``.
     """
     batches = rows.to_batches()[::-1]
     del rows
@@ -54,7 +54,7 @@ def results_in(rows: pa.Table) -> Iterator[tuple[int, pa.Buffer]]:
 
 
 def to_stream(table: pa.Table | pa.RecordBatch) -> bytes:
-    """Return a table as bytes that hold its schema too."""
+    """Return a table as an Arrow stream, with its schema."""
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, table.schema) as writer:
         writer.write(table)
@@ -62,5 +62,5 @@ def to_stream(table: pa.Table | pa.RecordBatch) -> bytes:
 
 
 def from_stream(blob: bytes | pa.Buffer) -> pa.Table:
-    """Return the table that `to_stream` made bytes of."""
+    """Return the table from the bytes of `to_stream`."""
     return pa.ipc.open_stream(blob).read_all()

@@ -1,4 +1,4 @@
-"""The spout stage of records that are due for a retry: read from files of the checkpoint."""
+"""The spout stage for records that are due for a retry: reads them from files of the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ackcore.topology.tuples import Identity
 
 
 class Slice(NamedTuple):
-    """Some of the rows of a spout that are due, or a file of its spilled input."""
+    """A part of a spout's due records, or a file of its spilled input."""
 
     spout: str
     file: RowFile
@@ -31,12 +31,12 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class RetryStage(SpoutStage):
-    """Reads records that are due; what it maps are the numbers of slices."""
+    """The mapInArrow function that reads due records; its input is the numbers of slices."""
 
     slices: tuple[Slice, ...] = ()
 
     def __call__(self, batches: Batches) -> Batches:
-        """Serve mapInArrow."""
+        """Process one partition of slice numbers, for mapInArrow."""
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         records = (one for number in numbers for one in self._slice(self.slices[number]))
         with Task(self.spec, attempt_at(1)) as task:
@@ -54,7 +54,7 @@ class RetryStage(SpoutStage):
 
 
 def records_in(source: SpoutSpec, part: Slice) -> Iterator[SourceRecords]:
-    """Return the records of a slice, as the run had them."""
+    """Yield the records of a slice in the form that the run got them."""
     if not part.spilled:
         due = read_whole(part.file).slice(part.first, part.rows)
         yield from due_records(source, due, part.first)
@@ -66,7 +66,7 @@ def records_in(source: SpoutSpec, part: Slice) -> Iterator[SourceRecords]:
 
 
 def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[SourceRecords]:
-    """Return records that are due, from place ``first`` on, in as few pieces as there may be.
+    """Yield due records from place ``first`` on, in as few batches as possible.
 
     Their identities have no stable ids.
     """

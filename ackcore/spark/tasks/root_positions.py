@@ -1,4 +1,4 @@
-"""Where in a source a record is, by its root id: the way back from `ackcore.ids.root_ids`."""
+"""The position of a record in its source, from its root id: inverts `ackcore.ids.root_ids`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FACTORS = tuple(
 
 
 def positions_of(key: int, roots: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the partition of each root, and its place in there.
+    """Return the partition of each root, and its place in the partition.
 
     Parameters
     ----------
     key : int
-        The key that the roots were made under.
+        The key with which the roots were made.
     roots : numpy.ndarray of int64, shape (n,)
         Root ids.
     """

@@ -1,17 +1,17 @@
 """Arrow IPC files named by their fingerprint: rows for the sinks, due retries, spilled input.
 
-A file is an Arrow IPC stream.  It is written under a random name, and when it is finished it gets
-that of its partition and the fingerprint of its content, by a rename or, in a bucket, by a put: a
-task that runs again and answers alike leaves the same file, one that answers otherwise another.
-The driver writes the retries that are due, and tasks write the others.
+A file is an Arrow IPC stream.  It is written under a random name.  When it is finished, a rename
+or, in a bucket, a put gives it a name of its partition and the fingerprint of its content.  So a
+task that runs again with the same output leaves the same file, and other output another file.  The
+driver writes due retries, and tasks write the others.
 
-A file for a sink has the emitted columns and one more, by which rows of records that are not ACKED
-are taken out again: ``_ackcore_root``, null for an untracked row; or, in a file of its own,
-``_ackcore_roots`` for rows that hang from several.
+A file for a sink has the emitted columns and one more, which serves to remove the rows of records
+that are not ACKED: ``_ackcore_root``, null for an untracked row.  Rows with several roots are in a
+file of their own, with ``_ackcore_roots``.
 
-Whoever reads a file holds it to the fingerprint in its name, and to the rows that are on record,
-before the first row is handed out: to run over it once more, in memory that is read anyway, is some
-percent of what Parquet costs, and a row that was changed on the disk would be believed for ever.
+A reader checks the fingerprint in the name and the recorded number of rows before it returns the
+first row.  This one more pass over the bytes costs a few percent of reading Parquet.  Without it, a
+row changed on the disk would stay unnoticed.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from ackcore.spark.stores.files import made_in, publish, read_file
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks
 
-#: Columns with the root of a row for sinks, and of a record that is read again.
+#: Columns with the root of a sink's row, the root of a record read again, and a sink row's roots.
 ROOT = "_ackcore_root"
 ROOT_ID = "_ackcore_root_id"
 ROOTS = "_ackcore_roots"
-#: Of a record that is read again: its place among those due, null for a new one.
+#: The column with the place of a failed record among the due ones, null for a new record.
 PLACE = "_ackcore_place"
-#: Of one that was written: whether its failure was an attempt, but for its age.
+#: The column with whether the reason of a judged failure counts, regardless of its age.
 COUNTS = "_ackcore_counts"
 
-#: Of roots that are looked for so many at a time: their places take as much room as they do.
+#: The number of roots looked up at a time: their places take as much memory as the roots.
 _LOOKED_UP = 1 << 20
-#: A task puts so many files into a bucket beside each other.
+#: The number of files that a task puts into a bucket in parallel.
 _PUT_AT_ONCE = 8
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of an IPC stream
 _NAME = re.compile(r"[0-9]+-([0-9a-f]{16})-(one|many)\.arrow")
@@ -56,7 +56,7 @@ _DAMAGED = re.compile(rf"\b{RowFileDamaged.__name__}: (.+)")
 
 
 class RowFile(NamedTuple):
-    """A file by its path or URL, and what is on record for it: rows and bytes, None if not."""
+    """The path or URL of a file, and its recorded numbers of rows and bytes, None if unrecorded."""
 
     path: str
     rows: int | None
@@ -64,14 +64,14 @@ class RowFile(NamedTuple):
 
 
 class RowFileWriter:
-    """One file that is being written; its messages are made here, to be hashed as they leave.
+    """A file that is being written. Its IPC messages are made here, so that they can be hashed.
 
-    One that is not ``synced`` may be gone when the machine stops.
+    A file that is not ``synced`` may be lost if the machine stops.
 
     Attributes
     ----------
     nbytes : int
-        What was written so far.
+        The number of bytes written so far.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RowFileWriter:
         self._partition = partition
         self._synced = synced
         self._kind = "many" if ROOTS in schema.names else "one"
-        # Attempts are counted by each SparkContext, and this may be a task of a dead driver's.
+        # Attempt numbers differ in one SparkContext only; a dead driver's tasks may still write.
         name = f".{attempt}-{secrets.token_hex(8)}-{self._kind}"
         self._path = os.path.join(made_in(directory), name)
         self._file: BinaryIO = open(self._path, "wb")  # noqa: SIM115
@@ -106,15 +106,15 @@ class RowFileWriter:
         self._write(batch.serialize())
 
     def close(self) -> None:
-        """Let go of a file that is not to be finished; one that is finished stays."""
+        """Close an unfinished file; a finished one stays."""
         self._file.close()
         if os.path.dirname(self._path) != self._directory:
-            # Nobody sweeps what was to go from here to a bucket.
+            # No sweep deletes local files that were meant for a bucket.
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._path)
 
     def finish(self) -> tuple[str, int, int]:
-        """Close the file and give it its name; return that, its rows and its fingerprint."""
+        """Close the file and name it; return the name, the number of rows and the fingerprint."""
         with self._file:
             self._write(_END)
             self._file.flush()
@@ -126,7 +126,7 @@ class RowFileWriter:
 
 
 class SinkRowWriter:
-    """The files that one task writes: at most one of each kind for each stream with a sink."""
+    """A writer of one task's sink files: for each stream, at most one file of each kind."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class SinkRowWriter:
         self._files: dict[tuple[str, str], dict[str, RowFileWriter]] = {}
 
     def write(self, component: str, stream: str, rows: AnchoredRows, chunks: Chunks) -> None:
-        """Append rows of a stream to the file of their kind."""
+        """Append rows of a stream to its file for one root a row, or to that for several."""
         column = _roots(rows, chunks)
         name = ROOTS if pa.types.is_list(column.type) else ROOT
         schema = self._schemas[component, stream].append(pa.field(name, column.type))
@@ -152,13 +152,13 @@ class SinkRowWriter:
         files[name].write(pa.RecordBatch.from_arrays([*rows.batch.columns, column], schema=schema))
 
     def close(self) -> None:
-        """Let go of files that are not finished."""
+        """Close unfinished files."""
         for files in self._files.values():
             for file in files.values():
                 file.close()
 
     def finish(self) -> Iterator[tuple[SinkFile, int]]:
-        """Close the files; yields each, by its path in the run's directory, and its fingerprint."""
+        """Finish the files; yield each, by its path in the run's directory, and its fingerprint."""
         places = []
         writers = []
         for (component, stream), files in self._files.items():
@@ -173,7 +173,7 @@ class SinkRowWriter:
 
 
 def finished(files: Sequence[RowFileWriter], work: str) -> list[tuple[str, int, int]]:
-    """Finish files; to a bucket they are put beside each other."""
+    """Finish files, in parallel in a bucket."""
     if len(files) < 2 or not is_bucket(work):
         return [file.finish() for file in files]
     with ThreadPoolExecutor(min(len(files), _PUT_AT_ONCE)) as beside:
@@ -185,7 +185,7 @@ def _place(component: str, stream: str) -> str:
 
 
 def _roots(rows: AnchoredRows, chunks: Chunks) -> pa.Array:
-    """The root of each row, or the roots of each if any has several."""
+    """Return the root of each row, or a list of roots for each if any row has several."""
     only_chunk = rows.only_chunk
     if only_chunk is not None and only_chunk.offsets is None and rows.owners.offsets is None:
         return pa.array(only_chunk.roots[rows.owners.ids - only_chunk.first])
@@ -208,14 +208,14 @@ def _roots(rows: AnchoredRows, chunks: Chunks) -> pa.Array:
 
 
 def read_rows(file: RowFile) -> list[pa.RecordBatch]:
-    """Read a file's batches, their roots among the columns, in place.
+    """Read a file's batches in place, with the roots as a column.
 
     Raises
     ------
     RowFileDamaged
-        If it is missing, not as it was written, or has other rows than are on record.
+        If the file is missing, was changed, or has another number of rows than recorded.
     StateError
-        If the system does not let it be read.
+        If the operating system cannot read the file.
     """
     return _read(file)[1]
 
@@ -227,29 +227,29 @@ def read_whole(file: RowFile) -> pa.Table:
 
 
 def read_schema(file: RowFile) -> pa.Schema:
-    """Read the columns of a file, the one of the roots among them; raises as `read_rows` does."""
+    """Read the schema of a file, with the column of roots; raises as `read_rows` does."""
     return _read(file)[0]
 
 
 def has_several_roots(path: str) -> bool:
-    """Whether the rows of a file may hang from several roots each, by its name."""
+    """Return whether rows of a file may have several roots each, from the file's name."""
     named = _NAME.fullmatch(os.path.basename(path))
     return named is None or named[2] == "many"
 
 
 def partition_in(path: str) -> int:
-    """Return the partition that wrote a file; its name tells."""
+    """Return the partition that wrote a file, from the file's name."""
     return int(os.path.basename(path).partition("-")[0])
 
 
 def damage_in(error: BaseException | None) -> RowFileDamaged | None:
-    """Return the damaged file that an error is about, found here or in a worker."""
+    """Return the error about a damaged file behind an error of the driver or a worker, or None."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if isinstance(error, RowFileDamaged):
             return error
-        # What a worker raised is text, in the midst of tracebacks of Python's and Java's.
+        # A worker's error is text within tracebacks of Python and Java.
         told = _DAMAGED.search(str(error))
         if told is not None:
             return RowFileDamaged(told[1])
@@ -283,7 +283,7 @@ def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
 
 
 def _fingerprint_of(data: pa.Buffer) -> int:
-    """Return the fingerprint of a file, message by message, as `RowFileWriter` draws it."""
+    """Return the fingerprint of a file, computed message by message like in `RowFileWriter`."""
     so_far = at = 0
     messages = pa.BufferReader(data)
     try:
@@ -293,7 +293,7 @@ def _fingerprint_of(data: pa.Buffer) -> int:
             so_far = fingerprint(data.slice(at, end - at), so_far)
             at = end
     except (EOFError, OSError, pa.ArrowException):
-        # The end, or what cannot be a message; whatever is left is no message of ours.
+        # The end of the stream, or bytes that are no message.
         return fingerprint(data.slice(at), so_far)
 
 
@@ -305,7 +305,7 @@ def _damaged(path: str, what: str) -> RowFileDamaged:
 
 
 def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] | None:
-    """Return which rows have roots that are all ACKED; None if all rows do."""
+    """Return whether the roots of each row are all ACKED; None if they are for all rows."""
     roots = batch.column(len(batch.schema) - 1)
     if not len(failed):
         return None
@@ -323,7 +323,7 @@ def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] |
 
 
 def among(roots: Int64s, failed: Int64s) -> npt.NDArray[np.bool_]:
-    """Return which roots are among those that failed, which are sorted."""
+    """Return whether each root is among the failed roots, which must be sorted."""
     found = np.zeros(len(roots), np.bool_)
     for start in range(0, len(roots) if len(failed) else 0, _LOOKED_UP):
         some = roots[start : start + _LOOKED_UP]

@@ -1,4 +1,4 @@
-"""The settle stage: settles all others' ledger rows, and returns receipts of all trailers."""
+"""The settle stage: settles the ledger rows of all tasks, and returns receipts of all trailers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from ackcore.spark.tasks.task import attempt_at
 
 @dataclass(frozen=True)
 class SettleStage:
-    """Settles the ledger rows of a shard, or of several whole ones."""
+    """The mapInArrow function that settles the ledger rows of one or more whole shards."""
 
     spec: TaskSpec
 
     def __call__(self, batches: Batches) -> Batches:
-        """Serve mapInArrow: rows of the exchange before it."""
+        """Process one partition of the preceding exchange, for mapInArrow."""
         inbox = Inbox(SETTLE)
         for batch in batches:
             inbox.read(batch)
@@ -66,7 +66,7 @@ class SettleStage:
             else:
                 reasons.append(part)
         expected = sum(int((part.tasks >= 0).sum()) for part in events)
-        # A seed of its own: rows in the order of a table with the same seed would cluster in it.
+        # Another seed: rows in the order of a table with the same seed would cluster.
         ledger = new_ledger(self.spec.key ^ 1, False, expected)
         for part in events:
             fold(ledger, part)
@@ -83,7 +83,7 @@ class SettleStage:
         names += [Status.OPEN.name] * len(still_open)
         found = [(COUNTED, json.dumps(counted).encode())]
         if len(roots):
-            # Many fail alike when a service is down: each text goes to the driver once.
+            # In an outage many reasons are equal: each text goes to the driver once.
             texts = look_up(first_reasons(reasons), roots)[0].dictionary_encode()
             columns = [pa.array(roots), pa.array(tasks), pa.array(names, STATUS_NAMES), texts]
             table = pa.Table.from_arrays(columns, schema=NOT_ACKED_SCHEMA)
@@ -94,7 +94,7 @@ class SettleStage:
         return found
 
     def _written(self, table: pa.Table) -> bytes:
-        """Write what is not ACKED to a file of the run, by root; return its name there."""
+        """Write records that are not ACKED to a file of the run by root; return its name."""
         table = table.take(pa.array(np.argsort(table["root_id"].to_numpy()))).combine_chunks()
         with making_in(os.path.join(self.spec.directory, "failed")) as place:
             name = f"not-acked-{attempt_at(SETTLE).partition}"

@@ -1,7 +1,7 @@
-"""How rows leave a stage: sent to the tasks of a later one by grouping, with an edge for each.
+"""Sends rows to the tasks of a later stage by grouping, with an edge for each row.
 
-An edge is drawn for each row and group that it hangs from (`tracking`); what leads to one root at
-one destination is folded into one value.
+An edge is drawn for each pair of a row and a group that the row is anchored to (`tracking`).  Edges
+of one root to one destination are folded into one value.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ackcore.topology.groupings import All, Global, PartialKey
 from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Reason
 
-#: What one tuple may have if it is sent to another task.  A row of a shuffle is one array of the
-#: JVM's, which has at most 2 GiB, and is made in another of twice its size.
+#: The most bytes of one tuple that is sent to another task.  A shuffle row is one JVM array, which
+#: has at most 2 GiB, and Spark builds it in another array of twice its size.
 MOST_ROW_BYTES = 1 << 30
 
 
 class ShuffleWriter:
-    """Sends the rows of one task to the tasks of later stages, by the groupings of those that read.
+    """A sender of one task's rows to later stages, by the groupings of their subscriptions.
 
     Parameters
     ----------
     spec : TaskSpec
     partition : int
-        Of the task.
+        The partition of the task.
     chunks : Chunks
         The groups of the task.
     outbox : Outbox
-        Where rows go.
+        The destination of rows.
     ledger_rows : LedgerRows
-        Takes what is acked late, and rows that are too large.
+        The collector of late acks, and of failures of rows that are too large.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ShuffleWriter:
         """Send rows for a subscription."""
         batch = rows.batch
         size = bytes_before(batch, len(batch))
-        if size > MOST_ROW_BYTES:  # a single row: others are cut before
+        if size > MOST_ROW_BYTES:  # a single row: larger batches were cut before
             text = (
                 f"a tuple for {sub.target} has {size} bytes, and no more than {MOST_ROW_BYTES} "
                 "cross a shuffle; emit a path or a key of what is so large"
@@ -119,7 +119,7 @@ class ShuffleWriter:
         return self._spec.dests if wanted is None else min(wanted, self._spec.dests)
 
     def _group(self, sub: Subscription, batch: pa.RecordBatch, tasks: int) -> tuple[Int64s, Int64s]:
-        """Sort row numbers by destination, and count the rows of each."""
+        """Return the row numbers sorted by destination, and each destination's number of rows."""
         n = len(batch)
         grouping = sub.grouping
         if grouping.keys:
@@ -135,7 +135,7 @@ class ShuffleWriter:
         if isinstance(grouping, Global):
             dest = 0
         elif sub.spreads:
-            # Shuffle: rows in turn, and tasks begin with different destinations.
+            # Shuffle: round-robin, and tasks begin with different destinations.
             start = self._turn[sub.index]
             self._turn[sub.index] += n
             dests = (np.arange(n) + start + self._partition) % tasks
@@ -150,27 +150,28 @@ class ShuffleWriter:
 def draw_edges(
     key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
 ) -> tuple[list[RootRuns], tuple[Int64s, Int64s] | None]:
-    """Draw an edge for each row and group that it hangs from, and fold them by destination.
+    """Draw an edge for each pair of row and group, and fold the edges by root and destination.
 
     Parameters
     ----------
     key : int
-        The micro-batch's.
+        The key of the micro-batch.
     way : str
-        Emitter, stream and destination: names the edges beside the parent's.
+        The emitter, stream and destination, a part of the edge ids.
     rows : AnchoredRows
-        What is sent.
+        The rows to send.
     order, counts
-        As `ackcore._shuffle.split_by_shard` returns them.
+        The row numbers by destination and their counts, as `ackcore._shuffle.split_by_shard`
+        returns them.
     chunks : Chunks
         The groups of the task.
 
     Returns
     -------
     runs : list of RootRuns
-        For each destination.
+        The tracking of the rows for each destination.
     late : tuple of numpy.ndarray, or None
-        Roots and ack vals of groups that had acked already.
+        The roots and ack vals of groups that had acked already.
     """
     chunk = rows.only_chunk
     if chunk is not None and chunk.offsets is None and not chunk.closed:
@@ -197,7 +198,7 @@ def draw_edges(
 def _draw_any(
     key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
 ) -> tuple[list[RootRuns], tuple[Int64s, Int64s] | None]:
-    """See `draw_edges`, for rows that hang from several groups, or from those of several chunks."""
+    """Draw edges as `draw_edges` does, for rows of several groups or of several chunks."""
     of_row, of_group = rows.owners.pairs()
     edges = np.zeros(len(of_group), np.int64)
     found: list[tuple[Int64s, Int64s, Int64s]] = []  # row, root, edge
@@ -230,7 +231,7 @@ def _draw_any(
 def _runs_by_row(
     found: list[tuple[Int64s, Int64s, Int64s]], order: Int64s, counts: Int64s
 ) -> list[RootRuns]:
-    """A run for each row; the edges of one row that lead to one root are one val."""
+    """Return runs of one row each, with the edges of a row to one root folded into one val."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     empty = np.empty(0, np.int64)

@@ -1,4 +1,4 @@
-"""Records as stages get them from a source, and some of them as they are read again."""
+"""The records that stages read from a source, and the selection of some that are read again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ackcore.topology.tuples import Identity
 
 
 class SourceRecords(NamedTuple):
-    """Records of one spout, one after the other: from place ``first`` of a partition."""
+    """Consecutive records of one spout, from place ``first`` of a partition on."""
 
     source: SpoutSpec
     batch: pa.RecordBatch
@@ -25,16 +25,16 @@ class SourceRecords(NamedTuple):
     first: int
     attempts: Any = 0
     identity: Identity | None = None
-    #: Of records that were due, and were named before.
+    #: The message ids of due records, stored since their first attempt; None for new records.
     message_ids: pa.Array | None = None
-    #: Of records that were due: the rows that waited, in `TRACKING` and the source's columns.
+    #: The stored rows of due records, in `TRACKING` and the source's columns.
     due: pa.RecordBatch | None = None
 
 
 def pick(
     some: SourceRecords, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s], number: int
 ) -> pa.RecordBatch:
-    """Return the records of these roots, or new ones of these claims, as `records_at` does."""
+    """Return records with given roots, and new ones with given claims, like `records_at`."""
     source = some.source
     ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
     wanted = among(ids, roots.get(source.name, np.empty(0, np.int64)))
@@ -51,16 +51,16 @@ def records_at(some: SourceRecords, ids: Int64s, places: Int64s, number: int) ->
     ----------
     some : SourceRecords
     ids : numpy.ndarray of int64, shape (n,)
-        The roots of all of them.
+        The roots of all of the records.
     places : numpy.ndarray of int64, shape (m,), m <= n
-        Which ones, by their places in the batch, in order.
+        The places in the batch of the records to return, sorted.
     number : int
-        The micro-batch.
+        The number of the micro-batch.
 
     Returns
     -------
     pyarrow.RecordBatch
-        The spout's name goes along in the metadata of the schema.
+        The records, with the spout's name in the metadata of the schema.
     """
     source = some.source
     whole = len(places) == len(some.batch)

@@ -1,4 +1,4 @@
-"""The work of every task of a run: the same for all of them, and pickled into each."""
+"""The work of every task of a run, the same for all tasks and pickled into each."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ackcore.topology.executors import Executor, executor_for
 from ackcore.topology.groupings import Global
 from ackcore.topology.stage_layout import Layout, Subscription
 
-#: Bytes that are taken in, or handed on, at a time, if that is fewer rows than otherwise.
+#: The most bytes of rows that are read or passed on at a time.
 CHUNK_BYTES = 1 << 25
 
-#: What carries a tuple's identity beside its fields.
+#: The columns with a tuple's identity, besides its fields.
 IDENTITY_FIELDS = (
     pa.field("_ackcore_message_id", pa.string()),
     pa.field("_ackcore_attempt", pa.int32()),
@@ -34,39 +34,40 @@ class TaskSpec:
     layout : Layout
         The components by level, and the subscriptions between them.
     components : mapping from str to Component
-        By bolt.
+        The component of each bolt, by name.
     schemas : mapping from (str, str) to pyarrow.Schema
-        By component and stream.
+        The schemas of emitted rows, by component and stream.
     key, number : int
-        Of the micro-batch.
+        The key and the number of the micro-batch.
     dests : int
-        Tasks behind every exchange.
+        The number of tasks behind every exchange.
     chunk_rows : int
-        What the spout stage takes in at a time.
+        The number of rows that the spout stage processes at a time.
     directory : str
-        Of the run, shared with the driver.
+        The directory of the run, shared with the driver.
     journal : str
         The directory of the micro-batch's journals, shared by all of its runs.
     reject : tuple of exception class
-        What fails a tuple for good, whichever bolt raises it.
+        The exceptions that fail a tuple for good, in any bolt.
     careful : bool
         Whether in-flight markers name roots.
     suspects : mapping from int to int
-        By root that is run alone, how often it was alone in flight when an attempt crashed.
+        By root that runs alone, the crashed attempts in which it was alone in flight.
     rejected : frozenset of int
-        Roots that fail instead of being run.
+        The roots that fail without being run.
     isolates : bool
         Whether the markers of earlier attempts at a task are about the same rows.
     timeout_s : int or None
-        How long one call of a bolt may take.
+        The time limit of one call of a bolt in seconds.
     slots : int
-        How many tasks Spark runs at once.
+        The number of tasks that Spark runs at once.
     rules : Rules or None
-        By what a task judges records that fail while it has them; None if they are read again.
+        The rules by which a task judges failed records that it still holds; None if these are read
+        again.
     trace_per_million : int
-        Of how many roots in a million it is told where they were, and how long.
+        The number of roots in a million that are traced.
     make_executor : callable
-        `executor_for`, or what wraps it.
+        `executor_for`, or a wrapper of it.
     """
 
     layout: Layout
@@ -90,7 +91,7 @@ class TaskSpec:
     make_executor: Callable[..., Executor] = executor_for
 
     def tasks_at_once(self, bolt: str) -> int:
-        """Return how many tasks of a bolt may have rows at once, at most."""
+        """Return the largest number of tasks of a bolt that may have rows at the same time."""
         tasks = self.slots
         if self.layout.levels[bolt] > 1:
             tasks = 0
@@ -107,7 +108,7 @@ class TaskSpec:
         return self.dests if sub.parallelism is None else min(sub.parallelism, self.dests)
 
     def sends(self, level: int) -> tuple[int, ...]:
-        """Return the levels at which something from this one may be opened."""
+        """Return the levels that a level may send rows to."""
         if not self.layout.settles:
             return ()
         later = {
@@ -118,7 +119,7 @@ class TaskSpec:
         return (*sorted(later), SETTLE)
 
     def tuple_schema(self, sub: Subscription) -> pa.Schema:
-        """Return the columns of what is sent for a subscription."""
+        """Return the schema of the rows sent for a subscription."""
         schema = self.schemas[sub.source, sub.stream]
         if sub.target in self.layout.needs_identity:
             for column in IDENTITY_FIELDS:

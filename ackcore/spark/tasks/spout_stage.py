@@ -1,4 +1,4 @@
-"""The spout stage: reads the rows of spouts, and runs what reads them without an exchange."""
+"""The spout stage: reads the rows of spouts, and runs the bolts that follow without an exchange."""
 
 from __future__ import annotations
 
@@ -27,26 +27,29 @@ from ackcore.topology.tuples import Reason
 
 @dataclass(frozen=True)
 class SpoutStage:
-    """Reads rows of one spout, or of several in struct columns of their names (``spout=None``)."""
+    """The mapInArrow function that reads the rows of spouts and runs the first bolts.
+
+    The input is the rows of one spout.  With ``spout=None`` it has a struct column for each spout.
+    """
 
     spec: TaskSpec
     sources: Mapping[str, SpoutSpec]
     spout: str | None
 
     def __call__(self, batches: Batches) -> Batches:
-        """Serve mapInArrow."""
+        """Process one partition of the source, for mapInArrow."""
         attempt = attempt_at(1)
         with Task(self.spec, attempt) as task:
             yield from self._run(task, self.records(batches, attempt.partition))
 
     def records(self, batches: Batches, partition: int) -> Iterator[SourceRecords]:
-        """Return the records of a partition, cut by their positions alone."""
+        """Yield the records of a partition, cut by position alone."""
         if partition >= RETRIES:
             raise ValueError(
                 f"a source must have at most {RETRIES} partitions, got partition {partition}; "
                 "coalesce it first"
             )
-        # Small batches make small blobs.  Where nothing is sent they may be as they come.
+        # Small batches make small blobs, so they are joined if rows are sent.
         rows = self.spec.chunk_rows if self.spec.layout.settles else None
         places = Counter[str]()
         spouts = tuple(name for name, source in self.sources.items() if not source.by_tasks)
@@ -96,7 +99,7 @@ class SpoutStage:
             _deliver(task, source, rows, bad)
             return
 
-        of = some.partition, some.first, n, some.attempts  # the rows themselves are let go
+        of = some.partition, some.first, n, some.attempts  # so that load keeps no rows
 
         def load() -> tuple[Int64s, Int64s]:
             return source.roots(*of), np.zeros(n, np.int64)
@@ -104,7 +107,7 @@ class SpoutStage:
         chunk = task.chunks.add(n, load, source.number)
         if task.tracer is not None:
             self._trace(task.tracer, some, chunk.roots)
-        # Two records of one id are the source's mistake; that a retry meets one is ours.
+        # Retries make no claims: a new record with the id of a retry is no fault of the source.
         if source.claims and some.partition != RETRIES:
             task.ledger_rows.claim(source.claim_ids(some.batch), CLAIM + source.number)
         first = chunk.first
@@ -117,7 +120,7 @@ class SpoutStage:
         if nameless is not None:
             reason = null_message_id(source.name, source.message_id)
             bad |= dict.fromkeys(np.flatnonzero(nameless).tolist(), reason)
-        # Whatever else is said of them: what is final stays so, and what is not waits.
+        # Other reasons replace BEHIND: final ones stay final, and others make the record wait too.
         bad = (
             dict.fromkeys(source.held(some.batch) if some.partition != RETRIES else (), BEHIND)
             | bad
@@ -134,7 +137,7 @@ class SpoutStage:
         task.close(chunk)
 
     def _trace(self, tracer: Tracer, some: SourceRecords, roots: Int64s) -> None:
-        """Note which records the traced ones among some are."""
+        """Add the traced ones among the records to the trace."""
         places = np.flatnonzero(tracer.sampled(roots))
         if not len(places):
             return
@@ -151,16 +154,16 @@ class SpoutStage:
 
 
 def _deliver(task: Task, source: SpoutSpec, rows: AnchoredRows, bad: Mapping[int, Reason]) -> None:
-    """Hand rows to the bolts, but for those that fail here, by their places."""
+    """Fail the rows at the places in ``bad``; pass the others to the bolts."""
     rows = task.ledger_rows.fail_some(rows, bad, source.name)
     if len(rows):
         task.bolts.deliver(source.name, DEFAULT_STREAM, rows, source.decode)
 
 
 def chunked(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.RecordBatch]:
-    """Cut rows into chunks of so many rows, or of `CHUNK_BYTES` if they are long.
+    """Cut rows into chunks of a number of rows, or of `CHUNK_BYTES` if rows are long.
 
-    Without ``rows`` batches stay as they come, unless they have more bytes.
+    Without ``rows`` batches stay unchanged, unless they are larger than `CHUNK_BYTES`.
     """
     if rows is not None:
         yield from rebatched(batches, rows, CHUNK_BYTES)
@@ -170,9 +173,10 @@ def chunked(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.
 
 
 def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Return the rows of each spout in a batch in which each spout has a struct column, in order.
+    """Yield (spout, rows) for each run of one spout's rows; a row has only its spout's column set.
 
-    A union puts partitions side by side, or one behind the other: rows of a spout are neighbours.
+    A union places partitions side by side or one after the other, so the rows of a spout are
+    adjacent.
     """
     if not len(batch):
         return
@@ -190,10 +194,10 @@ def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[st
 
 
 def sampled(batch: pa.RecordBatch, before: int) -> int:
-    """Return a fingerprint of a partition's rows so far: where its chunks end, and with which rows.
+    """Return a fingerprint of a partition's rows: the size and end rows of its chunks so far.
 
-    It costs hardly anything, and differs where a source is cut into other partitions when it is
-    read again.
+    It costs hardly anything, and differs if a source is cut into other partitions when it is read
+    again.
     """
     last = len(batch) - 1
     ends = [
@@ -204,12 +208,12 @@ def sampled(batch: pa.RecordBatch, before: int) -> int:
 
 
 def _sample(values: pa.Array) -> list[int] | str:
-    """Return what the values of two rows are recognised by, whatever they are."""
+    """Return the hashes of two values, or their text if their type cannot be hashed."""
     try:
         first, last = hash_columns([values], 2)
         return [int(first), int(last)]
     except TypeError:
-        # Maps, as Arrow shows them: the beginnings of long texts, and of long maps both ends.
+        # The text of maps is Arrow's: the start of long texts, and both ends of long maps.
         # Python has no year beyond 9999, and cannot decode some bytes of text.
         return str(values.to_string())
 

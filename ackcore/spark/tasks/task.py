@@ -1,4 +1,4 @@
-"""One task of a stage: its parts, put together, and how its output ends."""
+"""One task of a stage: combines its parts and ends its output."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import Chunk, Chunks
 
-#: The partition and the number of the attempt, where it is not Spark that calls a stage.
+#: The partition and the attempt number if a stage is called without Spark.
 _CALLED_AS: ContextVar[tuple[int, int] | None] = ContextVar("ackcore_task_attempt", default=None)
 
 
 @contextmanager
 def called_as(partition: int, attempt: int) -> Iterator[None]:
-    """Have the stages that are called within take themselves for this attempt at a task."""
+    """Set the task and attempt for stages called within this context, in place of Spark's."""
     before = _CALLED_AS.set((partition, attempt))
     try:
         yield
@@ -51,7 +51,7 @@ def called_as(partition: int, attempt: int) -> Iterator[None]:
 
 
 def attempt_at(level: int) -> TaskAttempt:
-    """Return which attempt at which task of a level runs here."""
+    """Return the task and attempt that run here, at a level."""
     called_as = _CALLED_AS.get()
     if called_as is not None:
         return TaskAttempt(level, *called_as)
@@ -61,30 +61,30 @@ def attempt_at(level: int) -> TaskAttempt:
 
 
 class Task:
-    """One task of a stage; to be used in a ``with``.
+    """One task of a stage, used as a context manager.
 
     Parameters
     ----------
     spec : TaskSpec
     attempt : TaskAttempt
-        Which attempt at which task this is.
+        The task and attempt that run here.
 
     Attributes
     ----------
     bolts : IsolatedBolts
-        Take the rows.
+        The bolts that process the rows.
     chunks : Chunks
-        The groups that rows hang from.
+        The groups that rows are anchored to.
     ledger_rows : LedgerRows
-        What becomes of the groups.
+        The collector of the groups' outcomes.
     outbox : Outbox
-        What the task sends.
+        The rows that the task sends.
     tracer : Tracer or None
-        Notes the way of a share of the roots.
+        The trace of a share of the roots.
     spilled : dict of str to RowFileWriter
-        By spout, the rows that its source may not give again.
+        By spout, the file of rows that its source may not return again.
     failed_in_run : FailedInRun or None
-        Judges records that fail; None if they are to be read again.
+        The judge of failed records; None if they are read again.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
@@ -113,19 +113,19 @@ class Task:
         self.bolts = IsolatedBolts(self._bolts, self._isolation, self.chunks, self.ledger_rows)
 
     def close(self, chunk: Chunk) -> None:
-        """Let a chunk's groups leave their ledger rows; all of its rows were handed on."""
+        """Send the ledger rows of a chunk's groups. All rows of the chunk must be processed."""
         self.ledger_rows.close(chunk)
         if not self._bolts.open_rows:
             self.chunks.forget_closed()
 
     def failures_in(self, chunk: Chunk) -> list[pa.Table]:
-        """Return why records failed that this task may write; all of a chunk was handed on."""
+        """Return the reasons of a processed chunk's failed records that this task may judge."""
         if self.spec.layout.settles:
             return self.ledger_rows.ended(chunk, self._bolts.open_groups)
         return self.ledger_rows.new_failures()
 
     def finish(self) -> list[SinkFile]:
-        """Flush the bolts, in the order of data; return the files that were written.
+        """Flush the bolts in the order of the data flow; return the files written for sinks.
 
         Returns
         -------
@@ -140,11 +140,11 @@ class Task:
         return files
 
     def add_to_fingerprint(self, of_file: int) -> None:
-        """Take a file's fingerprint into that of the output."""
+        """Add a file's fingerprint to that of the output."""
         self.outbox.add_to_fingerprint(of_file.to_bytes(8, "little", signed=True))
 
     def end(self, report: dict[str, Any]) -> Batches:
-        """End the output: with what is for the driver, and trailers where there is an exchange."""
+        """End the output with the report for the driver and, before an exchange, trailers."""
         report |= {
             "partition": self.attempt.partition,
             "level": self.attempt.level,
@@ -157,7 +157,7 @@ class Task:
         if judged is not None:
             report["failed"], blobs = judged[0], [to_stream(table) for table in judged[1]]
         alike = json.dumps(report, sort_keys=True).encode()
-        # Depends on when a service was out, though this task's answers come from its journal.
+        # Breaker trips depend on outages, though the answers come from a journal: not in `alike`.
         report["breaker_trips"] = self._bolts.breaker_trips
         report["emitted"] = self._bolts.emitted
         if self.tracer is not None:
@@ -174,10 +174,10 @@ class Task:
         yield from self.outbox.taken()
 
     def _settled(self, in_run: FailedInRun | None) -> list[tuple[int, bytes]]:
-        """Return what the driver is told of the records that this task settled."""
+        """Return the results for the driver about the records that this task settled."""
         rows = []
         for number, tables in sorted(self.ledger_rows.failed.items()):
-            # Of traced roots it is told why they failed.
+            # With traces the driver gets the reasons of all failed roots.
             if in_run is not None and self.tracer is None:
                 tables = in_run.others(tables)
             if tables:
@@ -188,7 +188,7 @@ class Task:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # However it went: its marker must not pass for that of an attempt that crashed.
+        # Also after an error: its marker must not look like that of a crashed attempt.
         self._isolation.end()
         self._bolts.close()
         if self.failed_in_run is not None:

@@ -1,7 +1,7 @@
 """The time limit of a bolt or deserializer: it ends the process and leaves a file with a traceback.
 
-The timer is faulthandler's, a thread in C that needs no GIL: an extension that hangs with it held
-is ended as well.  The traceback that it leaves is read when the attempt is found to have crashed.
+The timer is faulthandler's, a C thread that needs no GIL, so it also ends an extension that hangs
+while it holds the GIL.  The traceback is read once the attempt is found to have crashed.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from pathlib import Path
 
 from ackcore.topology.tuples import Reason
 
-#: How faulthandler begins what it writes when time is up.
+#: The start of faulthandler's output when time is up.
 _FIRED = "Timeout ("
-#: A timer that is set anew is so once in so many seconds: no limit is shorter than one.
+#: Seconds between restarts of a timer, at least: no limit is shorter than a second.
 _OFTEN_S = 0.25
 
 
 class TimeLimit:
-    """Ends this process if a bolt does not return in time.
+    """A timer that ends this process if a bolt does not return in time.
 
     Parameters
     ----------
     limit_s : int or None
-        How long it may take; None for ever.
+        The limit in seconds; None for no limit.
     path : str
-        Where its name and the traceback are written.
+        The file for the component's name and the traceback.
     """
 
     def __init__(self, limit_s: int | None, path: str) -> None:
@@ -40,7 +40,7 @@ class TimeLimit:
 
     @contextmanager
     def on(self, component: str) -> Iterator[None]:
-        """Run the timer while a component has control."""
+        """Run the timer during a call of a component."""
         if self._limit_s is None:
             yield
             return
@@ -56,8 +56,8 @@ class TimeLimit:
             faulthandler.cancel_dump_traceback_later()
 
     def progressed(self) -> None:
-        """Begin anew: the component, which has several inputs out at once, is done with one."""
-        # Each time is a thread, so not each time.
+        """Restart the timer: the component has finished one of several concurrent inputs."""
+        # Each restart makes a thread, so restarts are limited.
         if self._limit_s is not None and time.monotonic() - self._set_s > _OFTEN_S:
             self._set(self._limit_s)
 
@@ -75,9 +75,9 @@ class TimeLimit:
 
 
 def read_time_out(path: str) -> Reason | None:
-    """Return the reason that a time-out's traceback gives: the component, and where it was.
+    """Return the reason from a time-out's file: the component, and the line at which it hung.
 
-    None if there is none, or if the process ended otherwise while it was timed.
+    Return None if there is no file, or if the process ended for another cause during the call.
     """
     try:
         text = Path(path).read_text(errors="replace")
@@ -105,16 +105,16 @@ def _innermost(trace: str) -> str:
         return ""
     if not frames:
         return ""
-    # The last one is the bolt's method; what it calls in its own file is its code, too.
+    # The last frame is the bolt's method; calls in the same file are the bolt's code too.
     file = frames[-1].split(",")[0]
     inner = next(frame for frame in frames if frame.startswith(file))
     return f": {inner}"
 
 
-#: In which files bolts are called, and deserializers.
+#: The files that call bolts and deserializers.
 _CALLERS = (
     f"{os.sep}ackcore{os.sep}topology{os.sep}",
     os.path.join(f"{os.sep}ackcore", "spark", "tasks", "decoding.py"),
 )
-#: In which files the answers to many calls at once are waited for.
+#: The files that wait for concurrent calls.
 _WAITS = f"{os.sep}ackcore{os.sep}calls{os.sep}"

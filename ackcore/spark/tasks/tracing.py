@@ -1,7 +1,7 @@
-"""Traces of a task: for a sampled share of the roots, which bolts had tuples of them and how long.
+"""Traces of a task: for a sampled share of the roots, the bolts that got their tuples, with times.
 
-Which roots are sampled follows from their ids alone, so that all tasks trace the same ones.  What
-is found goes with the task's report, and not into its fingerprint: times differ when it runs again.
+The sample depends on the root ids alone, so that all tasks trace the same roots.  Traces are in the
+task's report but not in its fingerprint: times differ when a task runs again.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks
 
-#: What a task tells at most, so that no setting fills the driver's memory.
+#: The most entries of a task's trace, so that no setting fills the driver's memory.
 _MOST = 10_000
-#: Odd, and without a pattern: roots may come from ids that have one.
+#: An odd multiplier without a pattern, since roots may come from ids with a pattern.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Tracer:
-    """Notes the way of sampled roots through one task.
+    """The trace of sampled roots in one task.
 
     Parameters
     ----------
     per_million : int
-        Of how many roots in a million.
+        The number of roots in a million that are sampled.
     partition : int
-        Of the task.
+        The partition of the task.
     chunks : Chunks
         The groups of the task.
     """
@@ -42,13 +42,13 @@ class Tracer:
         self._steps: list[tuple[int, str, int, int, float, float, int]] = []
 
     def sampled(self, roots: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which of the roots are traced."""
+        """Return whether each root is traced."""
         spread = roots.view(np.uint64) * _SPREAD
         found: npt.NDArray[np.bool_] = (spread >> np.uint64(32)) < self._below
         return found
 
     def record(self, roots: Int64s, spout: str, message_ids: pa.Array, attempts: Any) -> None:
-        """Note which records roots are."""
+        """Add the records of roots to the trace."""
         attempts = np.broadcast_to(attempts, roots.shape).tolist()
         names = [spout] * len(roots)
         found = zip(roots.tolist(), names, message_ids.to_pylist(), attempts, strict=True)
@@ -57,7 +57,7 @@ class Tracer:
     def step(
         self, component: str, rows: AnchoredRows, started_ns: int, took_ns: int, call_rows: int
     ) -> None:
-        """Note a call of a bolt with rows, those of traced roots."""
+        """Add a call of a bolt to the trace of each sampled root among the rows."""
         if len(self._steps) >= _MOST:
             return
         roots = self._chunks.roots_of(rows.owners)[1]
@@ -67,5 +67,5 @@ class Tracer:
             self._steps.append((root, component, self._partition, n, *times, call_rows))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the trace as an object for JSON."""
+        """Return the trace as a JSON-serializable object."""
         return {"records": self._records, "steps": self._steps[:_MOST]}

@@ -1,17 +1,18 @@
 """The anchors inside one task: groups of roots, the rows anchored to them, and their edges.
 
-A task's input comes in *groups*: in the spout stage a group is one record of a source, behind an
-exchange it is one run of rows of a root that was sent here together.  A group names its roots
-and, for each, the XOR of the edges on which it came.  Rows are moved between the bolts of one
-stage without edges of their own, since an edge that is made and acked in one task cancels; they
-only remember which groups they hang from.  An edge is drawn where a row leaves the task:
+A task's input comes in *groups*.  In the spout stage a group is one record of a source.  Behind an
+exchange it is one run of rows of a root that was sent here together.  A group holds its roots and,
+for each, the XOR of the edges on which it came.  Rows between the bolts of one stage have no edges
+of their own, since an edge that is made and acked in one task cancels; rows only keep the groups
+that they are anchored to.  An edge is drawn when a row leaves the task:
 
     edge = edge_id(key, first root of the group, emitter and destination, parent edge, ordinal)
 
-The ordinal is the place among the rows that this group sent that way, so nothing depends on how
-rows were batched.  When a chunk of groups is through, each acks what it came on and whatever it
-sent: ``val ^ XOR(edges sent)``.  What is sent later on behalf of tuples still open is acked by
-itself; nothing decides before everything is in, so the order does not matter (SEMANTICS 4).
+The ordinal is the row's place among the rows that this group sent to that destination, so edges do
+not depend on batching.  When a chunk of groups is processed, each group acks the edges on which it
+came and the edges that it sent: ``val ^ XOR(edges sent)``.  Edges sent later for tuples still open
+are acked by themselves.  Nothing is settled before all ledger rows arrived, so their order has no
+effect (SEMANTICS 4).
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from ackcore.topology.tuples import Identity
 
 Bools = npt.NDArray[np.bool_]
 
-#: The owner of a row that hangs from nothing.
+#: The owner of a row that is anchored to no group.
 NONE = -1
 
 
 class Owners(NamedTuple):
-    """The groups that rows hang from, by their numbers within the task.
+    """The groups that rows are anchored to, by their numbers within the task.
 
-    ``offsets`` is None where each row has one, or `NONE`; else row i has the groups
+    ``offsets`` is None if each row has one group, or `NONE`.  Otherwise row i has the groups
     ``ids[offsets[i]:offsets[i + 1]]``.
     """
 
@@ -47,7 +48,7 @@ class Owners(NamedTuple):
         return len(self.ids) if self.offsets is None else len(self.offsets) - 1
 
     def pairs(self) -> tuple[Int64s, Int64s]:
-        """Return (row, group) for each that a row has."""
+        """Return the row numbers and groups of all pairs of a row and a group."""
         if self.offsets is None:
             rows = np.flatnonzero(self.ids != NONE)
             return rows, self.ids[rows]
@@ -56,7 +57,7 @@ class Owners(NamedTuple):
         return rows[have], self.ids[have]
 
     def take(self, rows: Int64s, offsets: Int64s | None) -> Owners:
-        """Return the owners of rows that hang from rows: one each, or by offsets."""
+        """Return the owners of new rows, each anchored to one of these or, by offsets, to more."""
         if offsets is None and self.offsets is None:
             return Owners(self.ids[rows])
         if self.offsets is None:
@@ -68,19 +69,19 @@ class Owners(NamedTuple):
 
 
 class AnchoredRows:
-    """Rows on their way from one component to the next, and what they hang from.
+    """Rows between two components, with the groups that they are anchored to.
 
     Parameters
     ----------
     batch : pyarrow.RecordBatch
         The rows.
     owners : Owners, or callable that returns them
-        What they hang from.  It is called when they are asked for, if ever: not for rows that
+        The groups of the rows.  The callable runs on first use, which never comes for rows that
         stay in a stage and do not fail.
     identity : Identity, optional
-        Which records they are, where that is carried.
+        The records of the rows, if a bolt needs them.
     only_chunk : Chunk, optional
-        The chunk that all of them hang from, one group each, if that is so.
+        The only chunk that the rows are anchored to, with one group each; None otherwise.
     """
 
     __slots__ = ("_owners", "_rows", "batch", "identity", "only_chunk")
@@ -109,18 +110,18 @@ class AnchoredRows:
         return self._rows
 
     def without_columns(self) -> AnchoredRows:
-        """Return as many rows that hang from the same, for whoever outlasts what they hold."""
+        """Return the same rows without columns, so that the data can be released early."""
         found = AnchoredRows(NO_COLUMNS, self._owners, self.identity, self.only_chunk)
         found._rows = self._rows
         return found
 
 
-#: The columns of rows of which only is kept what they hang from.
+#: The batch of rows whose columns were dropped.
 NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
 def some_rows(rows: AnchoredRows, places: Int64s) -> AnchoredRows:
-    """Return some of the rows."""
+    """Return the rows at the given places."""
     at = pa.array(places)
     identity = rows.identity
     if identity is not None:
@@ -133,19 +134,19 @@ def some_rows(rows: AnchoredRows, places: Int64s) -> AnchoredRows:
 
 
 class Chunk:
-    """Groups that came in together: number ``first`` and the ones after it.
+    """Groups that arrived together, numbered from ``first`` on.
 
     Parameters
     ----------
     first, groups : int
-        The first one's number, and how many there are.
+        The number of the first group, and the number of groups.
     load : callable
-        Returns their roots and the edges that they came on.  It is called when they are asked
-        for, if ever: a stage that sends nothing on needs those of failed groups alone.
+        Returns the roots and the XOR of their edges.  It runs on first use: a stage that sends no
+        rows on needs only those of failed groups.
     task : int
-        What their ledger rows say: a spout's number, or ``ACK``.
+        The task column of the ledger rows: a spout's number, or ``ACK``.
     offsets : numpy.ndarray of int32, shape (groups + 1,), optional
-        As in `RootRuns`: None where each group has exactly one root.
+        The offsets of each group's roots; None if each group has exactly one root, see `RootRuns`.
     """
 
     __slots__ = (
@@ -173,11 +174,11 @@ class Chunk:
         self.task = task
         self.groups = groups
         self.offsets = offsets
-        #: By way, how many rows each group has sent.
+        #: By emitter and destination, each group's number of rows sent.
         self.sent: dict[str, Int64s] = {}
-        #: Which groups have failed, and are settled by this task; None if none of them are.
+        #: Whether each group has failed and is settled by this task; None if no group is.
         self.over: Bools | None = None
-        #: Whether its ledger rows have left: what is sent from then on is acked by itself.
+        #: Whether its ledger rows were sent: edges sent later are acked by themselves.
         self.closed = False
         self._load = load
         self._found: tuple[Int64s, Int64s] | None = None
@@ -199,20 +200,20 @@ class Chunk:
 
     @property
     def totals(self) -> Int64s:
-        """The XOR of the edges that each group has sent; to be changed in place."""
+        """The XOR of the edges that each group has sent, changed in place by callers."""
         if self._totals is None:
             self._totals = np.zeros(self.groups, np.int64)
         return self._totals
 
     def ordinals(self, way: str) -> Int64s:
-        """Return how many rows each group has sent a way: a column to count on in."""
+        """Return each group's number of rows sent to a destination; callers increment them."""
         found = self.sent.get(way)
         if found is None:
             found = self.sent[way] = np.zeros(self.groups, np.int64)
         return found
 
     def heads(self) -> tuple[Int64s, Int64s]:
-        """Return the first root and val of each group; zeros for one without any."""
+        """Return the first root and val of each group; zeros for a group without roots."""
         if self.offsets is None:
             return self.roots, self.vals
         none = np.diff(self.offsets) == 0
@@ -222,7 +223,7 @@ class Chunk:
         return np.where(none, 0, self.roots[places]), np.where(none, 0, self.vals[places])
 
     def entries_of(self, groups: Int64s) -> tuple[Int64s, Int64s]:
-        """Return (place among ``groups``, place among the roots) of all their entries."""
+        """Return (place among ``groups``, place among the roots) of all roots of the groups."""
         if self.offsets is None:
             return np.arange(len(groups)), groups
         starts, sizes = self.offsets[:-1][groups].astype(np.int64), np.diff(self.offsets)[groups]
@@ -231,9 +232,9 @@ class Chunk:
         return of, np.arange(len(of)) - np.repeat(before, sizes) + np.repeat(starts, sizes)
 
     def acks(self) -> tuple[Int64s, Int64s]:
-        """Return roots and ack vals: what each group came on, and all that it sent.
+        """Return roots and ack vals: the XOR of the edges on which a group came and those it sent.
 
-        Only groups of one root each may be over.
+        Groups may be settled by this task (``over``) only if each has one root.
         """
         if self.over is not None:
             left = ~self.over
@@ -245,7 +246,7 @@ class Chunk:
 
 
 class Chunks:
-    """The chunks of a task that something may still hang from."""
+    """The chunks of a task that rows may still be anchored to."""
 
     def __init__(self) -> None:
         self._chunks: list[Chunk] = []
@@ -253,7 +254,7 @@ class Chunks:
 
     @property
     def groups(self) -> int:
-        """How many groups have come in so far."""
+        """The number of groups added so far."""
         return self._next
 
     def add(
@@ -263,18 +264,18 @@ class Chunks:
         task: int,
         offsets: Int32s | None = None,
     ) -> Chunk:
-        """Number the groups that have come in; the arguments are those of `Chunk`."""
+        """Number new groups, and return their chunk; the arguments are those of `Chunk`."""
         chunk = Chunk(self._next, groups, load, task, offsets)
         self._next += groups
         self._chunks.append(chunk)
         return chunk
 
     def forget_closed(self) -> None:
-        """Drop all chunks that have acked: nothing hangs from them any more."""
+        """Drop all chunks that have acked. The caller ensures that no open row needs them."""
         self._chunks = [chunk for chunk in self._chunks if not chunk.closed]
 
     def roots_of(self, owners: Owners) -> tuple[Int64s, Int64s]:
-        """Return (row, root) for each root that a row hangs from, a root once for each group."""
+        """Return (row, root) for all roots of all groups of each row."""
         of_row, of_group = owners.pairs()
         rows, roots = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for chunk, places in self.split(of_group):
@@ -284,7 +285,7 @@ class Chunks:
         return np.concatenate(rows), np.concatenate(roots)
 
     def split(self, groups: Int64s) -> list[tuple[Chunk, Int64s]]:
-        """Return for each chunk the places of those of ``groups`` that are its own."""
+        """Return each chunk that has any of ``groups``, with the places of its groups."""
         found = []
         for chunk in self._chunks:
             own = (groups >= chunk.first) & (groups < chunk.first + chunk.groups)
@@ -295,7 +296,7 @@ class Chunks:
 
 
 def running_counts(groups: Int64s, counts: Int64s) -> Int64s:
-    """Return how often each group came before, counting on in ``counts``."""
+    """Return the number of earlier occurrences of each group, and update ``counts`` in place."""
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
