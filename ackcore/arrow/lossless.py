@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ackcore.arrow.shown import shown_values
+
 #: Types of values that fit a column type without loss, or that Arrow itself refuses.
 _FIT: tuple[tuple[tuple[str, ...], frozenset[type]], ...] = (
     (("is_integer",), frozenset({int})),
@@ -231,10 +233,15 @@ def cast(column: pa.Array | pa.ChunkedArray, arrow_type: pa.DataType, first_row:
         size = half
     one = column.slice(row, 1)
     try:
-        outcome = f"would become {_one_line(one.cast(arrow_type).to_string())}"
+        outcome = f"would become {_shown(one.cast(arrow_type))}"
     except pa.ArrowInvalid:
         outcome = "does not fit"
-    raise ValueError(f"{_one_line(one.to_string())} {outcome} in row {first_row + row}")
+    raise ValueError(f"{_shown(one)} {outcome} in row {first_row + row}")
+
+
+def _shown(one: pa.Array) -> str:
+    """Return the only value of an array as text."""
+    return short_repr(shown_values(one)[0])
 
 
 def _stays(column: pa.Array, arrow_type: pa.DataType) -> bool:

@@ -103,7 +103,11 @@ def returns(answer):
     ("fn", "kind", "words"),
     [
         (returns(None), "ValueError", "'square' of outputs must not be null, got None"),
-        (returns("x"), "ValueError", "'square' of outputs must be int64, got str 'x', "),
+        (
+            returns("x"),
+            "ValueError",
+            "'square' of outputs must be int64, got str: 'x' does not fit in row 0",
+        ),
         (returns(2.5), "ValueError", "'square' of outputs must be int64, got float: "),
         (
             returns((1, 2)),

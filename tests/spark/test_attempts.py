@@ -69,7 +69,7 @@ def test_a_frame_gets_answers_and_errors_and_stays_what_it_was(spark, conf, ansi
         ("seen", True),
         ("error", True),
     ]
-    assert added[1].dataType == T.StructType([T.StructField("at", T.TimestampType(), False)])
+    assert added[1].dataType == T.StructType([T.StructField("at", T.TimestampType(), True)])
     assert added[2].dataType.simpleString() == "struct<type:string,message:string,attempts:int>"
     # As SQL sees them: what a row is in Python has lost its types.
     text = sql.to_json(sql.struct(*frame.columns)).alias("text")

@@ -125,7 +125,12 @@ def test_rows_that_cannot_be_combined_all_come_in(huge):
 def test_retries_that_cannot_be_combined_all_run(huge):
     schema = pa.schema([("line", pa.string())])
     one = SpoutSpec("lines", 0, schema, (), True, False, False, 7)
-    told = [pa.array([0]).cast(field.type) for field in TRACKING]
+    told = [
+        pa.nulls(1, field.type)
+        if pa.types.is_struct(field.type)
+        else pa.array([0]).cast(field.type)
+        for field in TRACKING
+    ]
     batch = pa.record_batch([*told, huge], schema=pa.schema([*TRACKING, *schema]))
     found = list(due_records(one, pa.Table.from_batches([batch] * 3), 40))
     assert [(some.first, len(some.batch)) for some in found] == [(40, 1), (41, 1), (42, 1)]

@@ -181,7 +181,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_runs(letters, mock_kafka
     with pytest.raises(ValueError, match="topic must be the name of a topic, got ''"):
         DeadLetterTopic("", "localhost:9092")
     with pytest.raises(
-        TypeError, match=r"path must be the checkpoint, got DeadLetterTopic\('topic"
+        TypeError, match=r"path must be the query's checkpoint, got DeadLetterTopic\('topic"
     ):
         replay(letters)
 

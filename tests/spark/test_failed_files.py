@@ -500,7 +500,7 @@ def test_files_of_one_micro_batch_are_merged_together(anywhere, tmp_path, no_syn
             )
             for n in range(2)
         ]
-        letters.write(number, Dead({"lines": [part.kept(cache, directory) for part in parts]}))
+        letters.write(number, Dead({"lines": [adopted(part, cache, directory) for part in parts]}))
     names = list(parts_in(letters.place.url))
     assert (names[0], names[-2:]) == ("batches-0-15.1", ["batch-39", "batch-39.3"])
     found = {one.id: one.message_id for one in list_letters(letters.place, LetterFilter())}

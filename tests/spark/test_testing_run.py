@@ -373,7 +373,9 @@ def test_what_is_wrong_is_named():
         testing.run(topology, {"lines": [{"line": "a"}, {"word": "b"}]})
     with pytest.raises(TypeError, match=r"row 0 of spout 'lines': .* a dict .* got str"):
         testing.run(topology, {"lines": ["a"]})
-    with pytest.raises(ValueError, match=r"row 0 .*'line' of .* must be string, got int 1"):
+    with pytest.raises(
+        ValueError, match=r"row 0 .*'line' of .* must be string, got int: 1 does not"
+    ):
         testing.run(topology, {"lines": [(1,)]})
     with pytest.raises(ValueError, match=r"fields of the source of spout 'lines', got 'word'"):
         testing.run(topology, {"lines": pa.table({"word": ["a"]})})

@@ -383,15 +383,19 @@ def test_a_value_that_arrow_does_not_take_is_named(shape, value, arrow_type, wor
 @pytest.mark.parametrize(
     ("column", "arrow_type", "words"),
     [
-        (pa.array([0.5, math.nan, 0.1]), pa.float32(), "[ 0.1 ] would become [ 0.1 ] in row 2"),
+        (
+            pa.array([0.5, math.nan, 0.1]),
+            pa.float32(),
+            "0.1 would become 0.10000000149011612 in row 2",
+        ),
         (pa.chunked_array([[0.5], [0.5, 0.1]]), pa.float32(), "in row 2"),
         (
             pa.array([NOON.replace(microsecond=5)]),
             pa.timestamp("s"),
-            "[ 2026-01-02 12:00:00.000005 ] does not fit in row",
+            "datetime.datetime(2026, 1, 2, 12, 0, 0, 5) does not fit in row",
         ),
         (pa.array([NOON]), pa.date32(), "mean something else"),
-        (pa.array(["7", "007"]), pa.int64(), '[ "007" ] would become [ 7 ] in row 1'),
+        (pa.array(["7", "007"]), pa.int64(), "'007' would become 7 in row 1"),
         (pa.array([1.5]), pa.decimal128(3, 0), "would become"),
         (pa.array([{"a": 1, "b": 2}]), pa.struct([("a", pa.int8())]), "would become"),
         (pa.array([[0.5], [0.1]]), pa.list_(pa.float32()), "in row 1"),
@@ -400,16 +404,16 @@ def test_a_value_that_arrow_does_not_take_is_named(shape, value, arrow_type, wor
         (pa.array([1]), pa.timestamp("us"), "mean something else"),
         (pd.Series([NOON]), pa.timestamp("us", "UTC"), "mean something else"),
         (pa.array([{"a": 1}]), pa.struct([("a", pa.date32())]), "mean something else"),
-        (np.array([0.0, -0.0]), pa.int8(), "[ -0 ] would become [ 0 ] in row 1"),
+        (np.array([0.0, -0.0]), pa.int8(), "-0.0 would become 0 in row 1"),
         (pa.array([[1]]), pa.int64(), "Unsupported cast"),
         (TWICE, pa.struct([("a", pa.int8())]), "must have names of their own"),
         (pa.array([[None]]), pa.struct([("a", pa.int8())]), "Unsupported cast"),
-        (pa.array([1, 300, 400]), pa.int8(), "[ 300 ] does not fit in row 1"),
-        (pa.array([b"a", b"caf\xe9"]), pa.string(), "[ 636166E9 ] does not fit in row 1"),
+        (pa.array([1, 300, 400]), pa.int8(), "300 does not fit in row 1"),
+        (pa.array([b"a", b"caf\xe9"]), pa.string(), r"caf\xe9' does not fit in row 1"),
         (
             pa.array([decimal.Decimal("1.50"), decimal.Decimal("1.25")]),
             pa.decimal128(3, 1),
-            "[ 1.25 ] does not fit in row 1",
+            "Decimal('1.25') does not fit in row 1",
         ),
     ],
 )
