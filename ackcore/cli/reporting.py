@@ -135,10 +135,10 @@ def table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def console() -> Console:
-    """Return a console, which does not wrap lines if it is not a terminal."""
+    """Return a console. Without a terminal it is 240 characters wide."""
     made = Console(highlight=False)
     if not made.is_terminal:
-        made.width = 160
+        made.width = 240  # a line of a path stays whole
     return made
 
 
