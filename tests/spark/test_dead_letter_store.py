@@ -329,7 +329,7 @@ def test_the_columns_of_the_sources_are_those_of_the_last_start(letters, checkpo
 @pytest.mark.parametrize(
     ("now", "told"),
     [
-        ([("value", pa.int32())], "'value' was string and is int32 now .*'line 1'"),
+        ([("value", pa.int32())], "'value' was string and is int32 now .*'line 0'"),
         ([("text", pa.string())], "'value', string, is not there any more"),
         (
             [*VALUE, pa.field("extra", pa.int8(), nullable=False)],

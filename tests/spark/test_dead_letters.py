@@ -137,6 +137,7 @@ def test_a_path_that_is_neither_is_told(spark, tmp_path):
 
 def test_without_a_session_one_must_be_given(store, checkpoint, monkeypatch):
     monkeypatch.setattr(SparkSession, "getActiveSession", staticmethod(lambda: None))
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
     with pytest.raises(ValueError, match="spark must be given"):
         dead_letters(checkpoint)
     with pytest.raises(TypeError, match="spark must be a SparkSession"):

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -135,16 +136,17 @@ _SPARK: dict[pa.DataType, T.DataType] = {
 
 
 def session_of(spark: SparkSession | None) -> SparkSession:
-    """Return the given session, or by default the active one.
+    """Return the given session, or by default the active one, or else the last one created.
 
     Raises
     ------
     ValueError
-        If there is no active session.
+        If there is no such session.
     """
-    found = spark or SparkSession.getActiveSession()
-    if found is None:
-        raise ValueError("spark must be given: there is no active session")
+    try:
+        found = spark or SparkSession.active()
+    except PySparkRuntimeError as error:
+        raise ValueError("spark must be given: there is no active session") from error
     refuse_session(found)
     return found
 
