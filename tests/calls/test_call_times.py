@@ -236,7 +236,9 @@ def test_a_rate_holds_for_the_calls_that_are_made_again():
         if calls.counts.made <= 10:
             raise Retry(after_s=0)
 
-    settings = CallSettings(max_concurrency=10, rate_per_s=2, breaker_failures=None)
+    settings = CallSettings(
+        max_concurrency=10, rate_per_s=2, breaker_failures=None, wait_in_task_s=60
+    )
     with SimCalls(call, settings) as calls:
         list(calls.run(range(10)))
         assert calls.now_s == pytest.approx(10, abs=0.01)
