@@ -82,6 +82,12 @@ class ParquetSink(ParquetDirectory):
     def __init__(self, path: str | os.PathLike[str], *, compression: str = "snappy") -> None:
         super().__init__(local_path(path, "path"), compression)
 
+    def _has_rows(self) -> bool:
+        """Return whether there is a directory of a micro-batch, even one without files."""
+        with contextlib.suppress(FileNotFoundError):
+            return any(name.startswith("batch_id=") for name in os.listdir(self.path))
+        return False
+
     def write(self, frame: DataFrame, batch_id: int) -> None:
         """Write the rows of a DataFrame as those of a micro-batch."""
         schema = to_arrow_schema(frame.schema)
