@@ -84,9 +84,10 @@ class ParquetSink(ParquetDirectory):
 
     def _has_rows(self) -> bool:
         """Return whether there is a directory of a micro-batch, even one without files."""
-        with contextlib.suppress(FileNotFoundError):
+        try:
             return any(name.startswith("batch_id=") for name in os.listdir(self.path))
-        return False
+        except (FileNotFoundError, NotADirectoryError):  # `put` makes it, or names the file
+            return False
 
     def write(self, frame: DataFrame, batch_id: int) -> None:
         """Write the rows of a DataFrame as those of a micro-batch."""
