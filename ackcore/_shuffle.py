@@ -1,8 +1,8 @@
 """The backend functions of a shuffle: hashes, shards, runs of edges, fingerprints.
 
-`ackcore.arrow.hash_columns` uses `hash_fixed` and `hash_binary`, and `ackcore.arrow.take_rows` uses
-`gather_binary`. `pack_runs` cuts the rows for one destination into runs, so that one edge is sent
-per run and not per row.
+`ackcore._arrow.hash_columns` uses `hash_fixed` and `hash_binary`; `ackcore._arrow.take_rows`
+uses `gather_binary`. `pack_runs` cuts the rows for one destination into runs, so that one edge is
+sent per run and not per row.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class TooManyDead(RuntimeError):
     ----------
     message : str
         The number of dead records, their causes, and the way out.
-    books : Books, optional
+    counts : Counts, optional
         The counts of a run on Spark that has ended, in which every record is ACKED or DEAD; or of
         a stream, after the micro-batch that exceeded the limit.  None for a `Consumer`.
     limit : str, default "max_dead"
@@ -33,17 +33,17 @@ class TooManyDead(RuntimeError):
     def __init__(
         self,
         message: str,
-        books: Any = None,
+        counts: Any = None,
         limit: str = "max_dead",
         causes: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(message)
-        self.books = books
+        self.counts = counts
         self.limit = limit
         self.causes = causes
 
     def __reduce__(self) -> tuple[type[TooManyDead], tuple[str, Any, str, tuple[Any, ...]]]:
-        return TooManyDead, (str(self), self.books, self.limit, self.causes)
+        return TooManyDead, (str(self), self.counts, self.limit, self.causes)
 
 
 class Excess(NamedTuple):

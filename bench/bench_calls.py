@@ -90,9 +90,9 @@ class Calling:
         builder.sink("call", to_parquet(self.folder / run / "out"))
         topology = builder.build(max_attempts=60, backoff_ms=1)
         began = time.perf_counter()
-        books = run_batch(topology, self.spark, self.folder / run / "checkpoint")
+        counts = run_batch(topology, self.spark, self.folder / run / "checkpoint")
         took = time.perf_counter() - began
-        assert books.acked == self.calls
+        assert counts.acked == self.calls
         return self._measured(run, took)
 
     def bare(self, concurrency: int) -> tuple[float, float, dict[str, Any]]:

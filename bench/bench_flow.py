@@ -103,7 +103,7 @@ class Trial:
     windows: list[tuple[float, list[int], list[int]]] = field(default_factory=list)
     records: set[int] = field(default_factory=set)
     twice: int = 0
-    books: Any = None  # one a producer; None if it did not end in time
+    counts: Any = None  # one a producer; None if it did not end in time
 
     def efficiency(self, world: Any) -> float:
         """Work done in the time that is counted, of what could be done in it."""
@@ -172,7 +172,7 @@ async def attempt(
 
     async def watch() -> None:
         while True:
-            states = [state for each in dispatchers for state in each.books().consumers]
+            states = [state for each in dispatchers for state in each.counts().consumers]
             now_s = (time.monotonic_ns() - zero_ns) / 1e9
             trial.windows.append((now_s, [s.limit for s in states], [s.in_flight for s in states]))
             await asyncio.sleep(0.1)
@@ -186,7 +186,7 @@ async def attempt(
     others = [asyncio.ensure_future(watch()), asyncio.ensure_future(kill())]
     try:
         async with asyncio.timeout(world.end_ns / 1e9 + 10):
-            trial.books = await asyncio.gather(*(each.run_async() for each in dispatchers))
+            trial.counts = await asyncio.gather(*(each.run_async() for each in dispatchers))
     except TimeoutError:
         pass  # what is queued at a slow server by a blind choice takes minutes
     finally:
@@ -220,7 +220,7 @@ def bench_flow_servers(quick: bool, report_ratio: Callable[..., None]) -> None:
         report_ratio(label, shares, 0.95 if "default" in name else None)
         if "default" in name:
             for trial in trials:  # nothing lost: each record that was read came to its end, once
-                ended = [(books.read, books.acked) for books in trial.books]
+                ended = [(counts.read, counts.acked) for counts in trial.counts]
                 assert all(read == acked for read, acked in ended)
                 assert sum(read for read, _ in ended) == len(trial.records)
     SERIES.parent.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,7 @@ def bench_looked_at(stream, ends, quick, report_ratio):
             last += counted + 1
             taken[looked_at].append(ended(last, page) - before)
     query.stop()
-    assert query.books.acked == query.books.records == rows * micro_batches
+    assert query.counts.acked == query.counts.records == rows * micro_batches
     looked, alone = (np.array(taken[some]) / [counted, counted, 1] for some in (True, False))
     pages = looked[:, 2].sum() / (counted * looked[:, 0].sum()) * PAGE_EVERY_S
     for column, kind in enumerate(("wall", "CPU")):
@@ -123,10 +123,10 @@ class Timed:
         self.listener = listener
         self.seconds: list[float] = []
 
-    def on_progress(self, progress: Any, books: Any) -> None:
+    def on_progress(self, progress: Any, counts: Any) -> None:
         """Note it."""
         began = time.perf_counter()
-        self.listener.on_progress(progress, books)
+        self.listener.on_progress(progress, counts)
         self.seconds.append(time.perf_counter() - began)
 
 
@@ -136,7 +136,7 @@ def bench_listeners(stream, ends, quick, report_ratio):
     listeners = [Timed(PrometheusListener()), Timed(OpenTelemetryListener())]
     query = stream(count, MICRO_ROWS, listeners=listeners, trigger={"availableNow": True})
     assert query.await_termination(600)
-    assert query.books.acked == MICRO_ROWS * count
+    assert query.counts.acked == MICRO_ROWS * count
     registry = listeners[0].listener.registry
     scrapes = []
     for _ in range(count):
@@ -156,7 +156,7 @@ def bench_listeners(stream, ends, quick, report_ratio):
 
 
 def bench_testing_run(quick, report_ratio):
-    """A test of a topology in this process: from rows to books, outputs and dead letters."""
+    """A test of a topology in this process: from rows to counts, outputs and dead letters."""
     lines = [{"id": number, "line": "to be or not to be"} for number in range(10)]
     seconds = []
     for _ in range(5 if quick else 50):
@@ -164,5 +164,5 @@ def bench_testing_run(quick, report_ratio):
         topology = word_count(testing.Source(topologies.LINES)).build()
         done = testing.run(topology, {"lines": lines})
         seconds.append(1e3 * (time.perf_counter() - began))
-        assert done.books.acked == len(lines)
+        assert done.counts.acked == len(lines)
     report_ratio("testing.run of ten lines, a word count", seconds[1:], unit="ms")

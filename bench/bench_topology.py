@@ -151,7 +151,7 @@ def bench_parquet_sink(spark, lines, rows, new_path, contest):
         trigger = {"availableNow": True}
         query = start(topology, spark, place / "checkpoint", trigger=trigger)
         query.await_termination()
-        assert query.books.acked == rows
+        assert query.counts.acked == rows
         assert ds.dataset(place / "out", exclude_invalid_files=True).count_rows() == every_word
 
     contest(
@@ -231,10 +231,10 @@ def micro_batches(spark, ends, quick, new_path, tmp_path_factory):
                 time.sleep(0.01)
             query.stop()
             records = first + batches * MICRO_ROWS
-            assert query.books.records == records
+            assert query.counts.records == records
             # Of a day's back-off hardly any comes to its end within seconds.
-            assert query.books.waiting == failing
-            assert query.books.acked == records - failing
+            assert query.counts.waiting == failing
+            assert query.counts.acked == records - failing
             return periods(ends.times[: batches + 1])
 
         return bare, tracked
@@ -382,7 +382,7 @@ def bench_row_bolt(bolt, quick, rounds, report_ratio):
 
 
 def bench_row_bolt_on_spark(spark, lines, rows, rounds, whole, interleaved, report_ratio):
-    """The same from Parquet to the books, by the CPU time of driver, JVM and workers together."""
+    """The same from Parquet to the counts, by the CPU time of driver, JVM and workers together."""
     contestants = {
         bolt.__name__: partial(
             lambda bolt: whole(passed_on(spark.read.parquet(str(lines)), bolt()), rows), bolt

@@ -373,9 +373,9 @@ def whole(spark, new_path):
         **settings: Any,
     ) -> None:
         topology = builder.build(**settings)
-        books = ackcore_spark.run_batch(topology, spark, new_path(), listeners=listeners)
-        assert books.balanced
-        assert (books.records, books.acked) == ((rows, rows) if tracked else (0, 0))
+        counts = ackcore_spark.run_batch(topology, spark, new_path(), listeners=listeners)
+        assert counts.balanced
+        assert (counts.records, counts.acked) == ((rows, rows) if tracked else (0, 0))
 
     return whole
 

@@ -154,9 +154,9 @@ class OnSpark:
         """`KafkaSpout` and a `BatchBolt`."""
         with tempfile.TemporaryDirectory() as place:
             topology = counting(self._spout(), CountRecords())
-            books = run_batch(topology, self._spark, place + "/checkpoint")
-        assert books.balanced
-        return books.acked
+            counts = run_batch(topology, self._spark, place + "/checkpoint")
+        assert counts.balanced
+        return counts.acked
 
     def _spout(self) -> KafkaSpout:
         return KafkaSpout(
@@ -168,12 +168,12 @@ class OnSpark:
         with tempfile.TemporaryDirectory() as place:
             topology = counting(self._spout(), FailPoison(), max_attempts=60)
             query = start(topology, self._spark, place + "/checkpoint")
-            while query.books.acked < sum(self._ends):
+            while query.counts.acked < sum(self._ends):
                 assert query.is_active, query.exception
                 time.sleep(0.005)
             query.stop(finish=True)
-        assert query.books.dead == 0
-        return query.books.acked
+        assert query.counts.dead == 0
+        return query.counts.acked
 
     def data_source(self) -> int:
         """A data source in Python that yields the same Arrow batches, and a function of them."""

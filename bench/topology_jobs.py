@@ -113,9 +113,9 @@ class OnSpark:
     def count_words(self, place: Path) -> None:
         """The word count, with an exchange."""
         frame = self._spark.read.parquet(str(self._data / "lines"))
-        books = run_batch(word_count(frame).build(), self._spark, place)
-        assert books.balanced
-        assert books.acked == books.records == self._lines
+        counts = run_batch(word_count(frame).build(), self._spark, place)
+        assert counts.balanced
+        assert counts.acked == counts.records == self._lines
 
     def write_parquet(self, place: Path) -> None:
         """A stream that writes a row for each word, a micro-batch for each file."""
@@ -123,7 +123,7 @@ class OnSpark:
         trigger = {"availableNow": True}
         query = start(topology, self._spark, place / "checkpoint", trigger=trigger)
         query.await_termination()
-        assert query.books.acked == self._lines
+        assert query.counts.acked == self._lines
         out = ds.dataset(place / "out", exclude_invalid_files=True)
         assert out.count_rows() == self._words
 
@@ -144,8 +144,8 @@ class OnSpark:
             query.stop()
         finally:
             stop()
-        assert query.books.waiting == 1000
-        assert query.books.acked + 1000 == query.books.records == SMALL_ROWS * self._small
+        assert query.counts.waiting == 1000
+        assert query.counts.acked + 1000 == query.counts.records == SMALL_ROWS * self._small
         columns = {"wall": ends.times, "CPU": ends.cpu}
         return {name: statistics.median(periods(each)) for name, each in columns.items()}
 

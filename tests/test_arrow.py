@@ -13,8 +13,8 @@ from ledger_scripts import Clock, entries_of, int32s, int64s
 from ackcore import ACK, FAIL, RESET, Status
 
 pa = pytest.importorskip("pyarrow")
-arrow = pytest.importorskip("ackcore.arrow")
-shown = pytest.importorskip("ackcore.arrow.shown")
+arrow = pytest.importorskip("ackcore._arrow")
+shown = pytest.importorskip("ackcore._arrow.shown")
 
 
 def used(Ledger, clock):

@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"calls"}, set()),
     ({"dispatch"}, set()),
     ({"metrics"}, {"prometheus_client", "opentelemetry"}),
-    ({"arrow"}, {"pyarrow"}),
+    ({"_arrow"}, {"pyarrow"}),
     ({"kafka"}, {"pyarrow", "confluent_kafka"}),
     ({"topology"}, {"pyarrow"}),
     ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg", "deltalake", "pyiceberg", "obstore"}),
@@ -60,13 +60,12 @@ PACKAGES: dict[str, set[str]] = {
     "stores": {"base"},
     "settle": {"base"},
     "tasks": {"base", "stores", "settle"},
-    "run": {"base", "stores", "settle", "tasks"},
     "sinks": {"base", "stores", "settle", "tasks"},
     "checkpoint": {"base", "stores"},
     "dead_letters": {"base", "stores", "checkpoint"},
-    "kafka": {"base", "settle", "tasks", "run", "checkpoint"},
-    "protocol": {"base", "stores", "settle", "tasks", "run", "sinks", "checkpoint", "dead_letters"},
-    "inspect": {"base", "stores", "checkpoint", "dead_letters", "protocol"},
+    "kafka": {"base", "settle", "tasks", "engine", "checkpoint"},
+    "engine": {"base", "stores", "settle", "tasks", "sinks", "checkpoint", "dead_letters"},
+    "inspect": {"base", "stores", "checkpoint", "dead_letters", "engine"},
 }
 
 

@@ -22,6 +22,7 @@ from ackcore.cli.status import rendered
 from ackcore.cli.topologies import add_path, check_name, find_named, load_topology
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark.base.errors import StateError
+from ackcore.spark.engine.progress import Counts
 from ackcore.spark.inspect.reasons import DeadCounter
 from ackcore.spark.inspect.status import (
     Activity,
@@ -31,7 +32,6 @@ from ackcore.spark.inspect.status import (
     read_batches,
     read_status,
 )
-from ackcore.spark.protocol.progress import Books
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.topology.builder import Topology
 
@@ -115,7 +115,7 @@ def run(
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the status while it runs.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print each micro-batch, then the books, as JSON.")
+        bool, typer.Option("--json", help="Print each micro-batch, then the counts, as JSON.")
     ] = False,
 ) -> None:
     """Run a topology: a batch to its end, a stream until Ctrl-C, which finishes the micro-batch.
@@ -137,13 +137,13 @@ def run(
     with advising_commands(), spark_session(master, settings) as (spark, _):
         found = load_topology(topology, spark)
         if _is_batch(found, batch):
-            books = _run_batch(found, spark, checkpoint, options, watch, as_json)
+            counts = _run_batch(found, spark, checkpoint, options, watch, as_json)
         else:
             timing = {"availableNow": True} if available_now else trigger
             query = start(found, spark, checkpoint, trigger=timing, **options)
-            books = _attend(query, spark, checkpoint, watch, as_json)
+            counts = _attend(query, spark, checkpoint, watch, as_json)
     if as_json:
-        print_json({"books": books.to_json()})
+        print_json({"counts": counts.to_json()})
     else:
         console().print(rendered(read_status(checkpoint, batches=0)))
 
@@ -165,14 +165,14 @@ def _run_batch(
     options: Mapping[str, Any],
     watch: bool,
     as_json: bool,
-) -> Books:
+) -> Counts:
     with _shown(checkpoint, spark, watch, as_json):
         return run_batch(topology, spark, checkpoint, **options)
 
 
 def _attend(
     query: Query, spark: SparkSession, checkpoint: str, watch: bool, as_json: bool
-) -> Books:
+) -> Counts:
     """Wait for the end of a stream, or for a signal, after which the running micro-batch is
     finished.
     """
@@ -189,7 +189,7 @@ def _attend(
             while not query.await_termination(_LOOK_S):
                 if stopping.is_set():
                     query.stop(finish=True)
-        return query.books
+        return query.counts
     except KeyboardInterrupt:
         query.stop()
         raise typer.Exit(INTERRUPTED) from None

@@ -59,7 +59,7 @@ def status(
                 live.update(rendered(look()), refresh=True)
     else:
         console().print(rendered(shown))
-    if not shown.books.balanced:
+    if not shown.counts.balanced:
         raise typer.Exit(NO)
     if shown.dead.damaged:
         raise typer.Exit(CHECKPOINT)
@@ -68,7 +68,7 @@ def status(
 def rendered(status: Status) -> RenderableType:
     """Return the printed form of a status."""
     parts: list[RenderableType] = [_heading(status), ""]
-    parts += [_books(status), ""]
+    parts += [_counts(status), ""]
     if status.waiting.records:
         parts += [_waiting(status), ""]
         parts += [_reasons("waiting because of", status.waiting.reasons, "oldest"), ""]
@@ -118,17 +118,17 @@ def cell_lines(lines: Iterable[str]) -> Text:
     return Text("\n").join(cell(line) for line in lines)
 
 
-def _books(status: Status) -> RenderableType:
+def _counts(status: Status) -> RenderableType:
     names = ("records", "replayed", "acked", "waiting", "dead", "retried", "resolved")
-    books = status.books
-    title = f"books after {books.batches:,} micro-batches" + (
-        "" if books.balanced else ": THEY DO NOT BALANCE"
+    counts = status.counts
+    title = f"counts after {counts.batches:,} micro-batches" + (
+        "" if counts.balanced else ": THEY DO NOT BALANCE"
     )
     found = table(title, "spout", *names, right=names)
-    for spout, account in sorted(books.spouts.items()):
+    for spout, account in sorted(counts.spouts.items()):
         found.add_row(cell(spout), *(f"{getattr(account, name):,}" for name in names))
-    if len(books.spouts) > 1:
-        found.add_row("all", *(f"{getattr(books, name):,}" for name in names))
+    if len(counts.spouts) > 1:
+        found.add_row("all", *(f"{getattr(counts, name):,}" for name in names))
     return found
 
 

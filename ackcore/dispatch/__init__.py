@@ -9,7 +9,7 @@ committed position of a source.
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.dispatch.checkpoint import Checkpoint, CheckpointError, Prefix
 from ackcore.dispatch.consumers import Coroutine, Function, Target
-from ackcore.dispatch.dispatcher import DispatchBooks, Dispatcher, FailedInBatch, RecordDead
+from ackcore.dispatch.dispatcher import DispatchCounts, Dispatcher, FailedInBatch, RecordDead
 from ackcore.dispatch.http import Http, HttpError, Response
 from ackcore.dispatch.processes import Process, ProcessDied
 
@@ -17,7 +17,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Coroutine",
-    "DispatchBooks",
+    "DispatchCounts",
     "Dispatcher",
     "FailedInBatch",
     "Function",

@@ -52,7 +52,7 @@ class RecordDead(Exception):
     """A record failed for the last time, and there is no ``dead`` to store it."""
 
 
-class DispatchBooks(NamedTuple):
+class DispatchCounts(NamedTuple):
     """The counts of a run's records: ``read == acked + dead`` at its end."""
 
     start: int  # the position at which the run began
@@ -222,16 +222,16 @@ class Dispatcher:
         self._stopping = False
         self._more = asyncio.Event()
 
-    def run(self) -> DispatchBooks:
+    def run(self) -> DispatchCounts:
         """Run to the end of the source. In a running event loop, use `run_async`."""
         return asyncio.run(self.run_async())
 
-    async def run_async(self) -> DispatchBooks:
+    async def run_async(self) -> DispatchCounts:
         """Send all records, and return when each is done.
 
         Returns
         -------
-        DispatchBooks
+        DispatchCounts
 
         Raises
         ------
@@ -261,7 +261,7 @@ class Dispatcher:
                         checkpoint.commit(self._prefix.committed)
         if self._error is not None:
             raise self._error
-        return self.books()
+        return self.counts()
 
     def stop(self) -> None:
         """Stop reading, and end when the records that were read are done. Call it in the loop's
@@ -270,9 +270,9 @@ class Dispatcher:
         self._stopping = True
         self._more.set()
 
-    def books(self) -> DispatchBooks:
+    def counts(self) -> DispatchCounts:
         """Return the counts of the records so far."""
-        return DispatchBooks(
+        return DispatchCounts(
             self._start, self._prefix.committed, **self._counts, consumers=self._flow.state()
         )
 

@@ -88,15 +88,15 @@ def run(servers: str, topic: str, directory: Path) -> int:
                 if progress.batch_id > told:
                     told = progress.batch_id
                     print(progress, flush=True)
-        books = on.books
+        counts = on.counts
         print(
-            f"books: {books.records} records = {books.acked} acked + {books.dead} dead, "
+            f"counts: {counts.records} records = {counts.acked} acked + {counts.dead} dead, "
             f"lag {sum(on.progress.lag.values()) if on.progress else 0}",
             flush=True,
         )
         dead = dead_letters(directory / "checkpoint", spark).select("message_id").collect()
         (directory / "dead.json").write_text(json.dumps([row[0] for row in dead]))
-        return 0 if books.balanced and not books.waiting else 1
+        return 0 if counts.balanced and not counts.waiting else 1
 
 
 def send(servers: str, topic: str, lines: int) -> dict[str, int]:

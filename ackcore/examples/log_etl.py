@@ -36,7 +36,7 @@ LOADED, DEAD, LOG, POSITION = "loaded", "dead.jsonl", "access.log", "position"
 _PATIENCE_S = 120
 
 
-class Books(NamedTuple):
+class Counts(NamedTuple):
     """The counts of lines by outcome."""
 
     lines: int
@@ -142,7 +142,7 @@ def kill_worker(folder: Path, worker: int) -> None:
     os.kill(pids[-1], signal.SIGKILL)
 
 
-def run(folder: Path, lines: int) -> Books:
+def run(folder: Path, lines: int) -> Counts:
     """Write the log, produce, kill, produce again; return the counts."""
     (folder / LOADED).mkdir(parents=True)
     write_log(folder / LOG, lines, damaged=max(1, lines // 1000))
@@ -161,7 +161,7 @@ def run(folder: Path, lines: int) -> Books:
     loaded = Counter(line for _, line in loads(folder))
     text = (folder / DEAD).read_text(encoding="utf-8")
     dead = {json.loads(letter)["line"] for letter in text.splitlines()}
-    return Books(
+    return Counts(
         lines=lines,
         loaded=len(loaded),
         dead=len(dead),
@@ -188,15 +188,17 @@ def main() -> int:
         parser.error(f"--lines must be at least 100, got {options.lines}")
     with tempfile.TemporaryDirectory() as scratch:
         began = time.monotonic()
-        books = run(options.keep or Path(scratch) / "etl", options.lines)
+        counts = run(options.keep or Path(scratch) / "etl", options.lines)
         took_s = time.monotonic() - began
-    print(f"{books.lines:,} lines = {books.loaded:,} loaded + {books.dead} dead, in {took_s:.1f} s")
-    print(f"killed: worker {WORKERS - 1}, and the producer, which went on at {books.resumed_at:,}")
-    print(f"{books.twice} were loaded twice, of at most {books.at_most}")
-    shares = [f"{name}: {books.by_worker.get(str(name), 0)}" for name in range(WORKERS)]
+    print(
+        f"{counts.lines:,} lines = {counts.loaded:,} loaded + {counts.dead} dead, in {took_s:.1f} s"
+    )
+    print(f"killed: worker {WORKERS - 1}, and the producer, which went on at {counts.resumed_at:,}")
+    print(f"{counts.twice} were loaded twice, of at most {counts.at_most}")
+    shares = [f"{name}: {counts.by_worker.get(str(name), 0)}" for name in range(WORKERS)]
     print("lines by worker, slowest first:", ", ".join(shares))
-    print("the books balance" if books.balance else "THE BOOKS DO NOT BALANCE")
-    return not books.balance
+    print("the counts balance" if counts.balance else "THE COUNTS DO NOT BALANCE")
+    return not counts.balance
 
 
 if __name__ == "__main__":

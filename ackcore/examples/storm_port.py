@@ -66,7 +66,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark import Books, run_batch, to_parquet
+from ackcore.spark import Counts, run_batch, to_parquet
 from ackcore.topology import Bolt, Context, Topology, TopologyBuilder, Tuple
 
 #: The sentences of storm-starter's RandomSentenceSpout.
@@ -166,8 +166,8 @@ def build(
 
 def run(
     spark: SparkSession, directory: Path, sentences: Sequence[str], fails: Sequence[str] = ()
-) -> tuple[Books, Counter[str]]:
-    """Run the topology to its end; return the books, and the count of each word in the sink.
+) -> tuple[Counts, Counter[str]]:
+    """Run the topology to its end; return the counts, and the count of each word in the sink.
 
     Parameters
     ----------
@@ -180,11 +180,11 @@ def run(
     """
     path = directory / "words"
     topology = build(spark, sentences, fails, str(path))
-    books = run_batch(topology, spark, directory / "checkpoint")
+    counts = run_batch(topology, spark, directory / "checkpoint")
     words = Counter[str]()
     for file in path.glob("batch_id=*/*.parquet"):
         words.update(pq.ParquetFile(file).read(["word"])["word"].to_pylist())
-    return books, words
+    return counts, words
 
 
 def main() -> None:
@@ -192,9 +192,9 @@ def main() -> None:
     sentences = SENTENCES * 200
     with spark_session("local[2]") as (spark, directory):
         print(build(spark, sentences, ["moon"], f"{directory}/words").explain())
-        books, words = run(spark, Path(directory), sentences, ["moon", "seven"])
-    print(f"{books.records} sentences: {books.acked} acked, {books.dead} dead")
-    print(f"{books.retried} executed a second time, and each word in the sink once:")
+        counts, words = run(spark, Path(directory), sentences, ["moon", "seven"])
+    print(f"{counts.records} sentences: {counts.acked} acked, {counts.dead} dead")
+    print(f"{counts.retried} executed a second time, and each word in the sink once:")
     for word, times in words.most_common(5):
         print(f"  {word:10}{times:6}")
 

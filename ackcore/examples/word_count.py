@@ -177,27 +177,27 @@ def run(spark: SparkSession, directory: Path, texts: Sequence[str]) -> list[str]
     dead = (
         dead_letters(checkpoint, spark).select("payload", "error_type", "error_message").collect()
     )
-    counts = ds.dataset(directory / "counts", format="parquet").to_table(columns=["word", "times"])
+    written = ds.dataset(directory / "counts", format="parquet").to_table(columns=["word", "times"])
     words = Counter[str]()
-    for word, times in zip(*(column.to_pylist() for column in counts), strict=True):
+    for word, times in zip(*(column.to_pylist() for column in written), strict=True):
         words[word] += times
-    books = query.books
+    counts = query.counts
     print("top words of acked lines")
     for word, times in words.most_common(10):
         print(f" {word:12}{kind_of(word):>8}{times:>8,}")
     print("lines")
-    numbers = {"acked": books.acked, "dead": books.dead, "all": books.records}
-    for name, many in (numbers | {"executed again": books.retried}).items():
+    numbers = {"acked": counts.acked, "dead": counts.dead, "all": counts.records}
+    for name, many in (numbers | {"executed again": counts.retried}).items():
         print(f" {name:14}{many:>14,}")
     print("dead because of")
     for why, many in Counter(f"{row.error_type}: {row.error_message}" for row in dead).items():
         print(f" {why:44}{many:>8,}")
     print(f"{seconds:.1f} s, {len(texts) / seconds:,.0f} lines/s")
-    wrong = differences(texts, books.acked, [row.payload.line for row in dead], words)
+    wrong = differences(texts, counts.acked, [row.payload.line for row in dead], words)
     if not wrong:
         print(
-            f"the books balance: {books.acked:,} acked + {books.dead:,} dead = {books.records:,} "
-            "lines, and the sink has every word of the acked ones, as often as plain Python "
+            f"the counts balance: {counts.acked:,} acked + {counts.dead:,} dead = "
+            f"{counts.records:,} lines, and the sink has every word of the acked ones, as often as plain Python "
             "counts it"
         )
     return wrong

@@ -17,8 +17,8 @@ from contextlib import closing
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
-from ackcore.arrow.shown import shown_rows
 from ackcore.kafka.cluster import Cluster, ClusterFailed
 from ackcore.kafka.dead_letters import (
     ATTEMPTS,

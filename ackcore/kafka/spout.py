@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from ackcore._arrow import nullable_within, short_repr
 from ackcore._columns import as_count
-from ackcore.arrow import nullable_within, short_repr
 from ackcore.calls.threads import is_async
 from ackcore.flow.numbers import positive
 from ackcore.kafka.ranges import RECORD_SCHEMA

@@ -58,9 +58,9 @@ class OpenTelemetryListener(SnapshotListener):
 
         return observe
 
-    def on_progress(self, progress: Any, books: Any) -> None:
+    def on_progress(self, progress: Any, counts: Any) -> None:
         """Record a micro-batch."""
         with self._lock:
-            self._at.take(progress, books)
+            self._at.take(progress, counts)
         about = {**self._told, SYSTEM: "ackcore", OPERATION: "process"}
         self._durations.record(progress.duration_ms / 1000, about)

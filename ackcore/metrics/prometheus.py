@@ -53,11 +53,11 @@ class PrometheusListener(SnapshotListener):
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
 
-    def on_progress(self, progress: Any, books: Any) -> None:
+    def on_progress(self, progress: Any, counts: Any) -> None:
         """Record a micro-batch."""
         seconds = progress.duration_ms / 1000
         with self._lock:
-            self._at.take(progress, books)
+            self._at.take(progress, counts)
             self._buckets[bisect_left(DURATION_BOUNDS, seconds)] += 1
             self._seconds += seconds
 

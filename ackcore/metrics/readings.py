@@ -1,7 +1,7 @@
 """The metrics of a query, independent of the exporter: names, kinds, units and values.
 
-Counters count since the checkpoint was made, as its books do: they continue when a query is started
-again. ``messaging.*`` are metrics and attributes of OpenTelemetry's semantic conventions for
+Counters are those of `Counts`, since the checkpoint was made: they continue when a query is
+started again. ``messaging.*`` are metrics and attributes of OpenTelemetry's semantic conventions for
 messaging (1.38, in development there). Other names begin with ``ackcore.``.
 """
 
@@ -33,7 +33,7 @@ class Snapshot:
     """The latest values that listeners received."""
 
     progress: Any = None
-    books: Any = None
+    counts: Any = None
     active: bool = True
     trips: int = 0
     uncounted: int = 0
@@ -41,25 +41,25 @@ class Snapshot:
     last_s: float = 0.0
     began_s: float = 0.0
 
-    def start(self, books: Any) -> None:
+    def start(self, counts: Any) -> None:
         """Record a start."""
-        self.books, self.active, self.start_s, self.last_s = books, True, time.time(), 0.0
+        self.counts, self.active, self.start_s, self.last_s = counts, True, time.time(), 0.0
         self.began_s = 0.0
 
     def begin(self) -> None:
         """Record the beginning of a micro-batch."""
         self.began_s = time.time()
 
-    def take(self, progress: Any, books: Any) -> None:
+    def take(self, progress: Any, counts: Any) -> None:
         """Record a finished micro-batch."""
-        self.progress, self.books = progress, books
+        self.progress, self.counts = progress, counts
         self.trips += progress.breaker_trips
         self.uncounted += progress.uncounted
         self.last_s, self.began_s = time.time(), 0.0
 
-    def end(self, books: Any) -> None:
+    def end(self, counts: Any) -> None:
         """Record the end."""
-        self.active, self.books, self.began_s = False, books, 0.0
+        self.active, self.counts, self.began_s = False, counts, 0.0
 
 
 class SnapshotListener:
@@ -69,20 +69,20 @@ class SnapshotListener:
         self._lock = threading.Lock()
         self._at = Snapshot()
 
-    def on_start(self, books: Any) -> None:
+    def on_start(self, counts: Any) -> None:
         """Record the start."""
         with self._lock:
-            self._at.start(books)
+            self._at.start(counts)
 
     def on_batch_start(self, batch_id: int) -> None:
         """Record the beginning of a micro-batch."""
         with self._lock:
             self._at.begin()
 
-    def on_end(self, error: BaseException | None, books: Any) -> None:
+    def on_end(self, error: BaseException | None, counts: Any) -> None:
         """Record the end."""
         with self._lock:
-            self._at.end(books)
+            self._at.end(counts)
 
 
 class Reading(NamedTuple):
@@ -97,7 +97,7 @@ class Reading(NamedTuple):
 
 def _by_spout(name: str, operation: str | None = None) -> Callable[[Snapshot], Iterable[Value]]:
     def values(at: Snapshot) -> Iterable[Value]:
-        for spout, account in at.books.spouts.items() if at.books is not None else ():
+        for spout, account in at.counts.spouts.items() if at.counts is not None else ():
             told = {SYSTEM: "ackcore", DESTINATION: spout}
             if operation is not None:
                 told[OPERATION] = operation
@@ -177,7 +177,7 @@ READINGS: tuple[Reading, ...] = (
         "counter",
         "{batch}",
         "Micro-batches done.",
-        lambda at: [] if at.books is None else [({}, at.books.batches)],
+        lambda at: [] if at.counts is None else [({}, at.counts.batches)],
     ),
     Reading(
         "ackcore.batch.runs",

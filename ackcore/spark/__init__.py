@@ -2,7 +2,7 @@
 
 =====================  ===========================================================================
 `start`                run a topology on streams; returns the running `Query`
-`run_batch`            run a topology on sources that end; returns the counts, `Books`
+`run_batch`            run a topology on sources that end; returns the counts, `Counts`
 `QueryListener`        base class of listeners: micro-batches, dead letters, the end of a query
 `attempt`              call a function for each row of a frame: its errors become a column
 `guard`                call a function for each row, with retries, dead letters and a sink
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from ackcore.spark.dead_letters.reading import dead_letters
     from ackcore.spark.dead_letters.replay import replay
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
+    from ackcore.spark.engine.given_up import RunFailed
+    from ackcore.spark.engine.insist import SinkError
+    from ackcore.spark.engine.progress import Counts, Progress
     from ackcore.spark.guards import guard
     from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
-    from ackcore.spark.protocol.given_up import RunFailed
-    from ackcore.spark.protocol.insist import SinkError
-    from ackcore.spark.protocol.progress import Books, Progress
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
     from ackcore.spark.settle.parquet import settle_parquet
@@ -77,12 +77,12 @@ if TYPE_CHECKING:
     from ackcore.spark.sinks.unavailable import SinkUnavailable
 
 __all__ = [
-    "Books",
     "CheckpointCorrupt",
     "CheckpointForeign",
     "CheckpointInUse",
     "CheckpointNewer",
     "CheckpointReadOnly",
+    "Counts",
     "DeadLetterTopic",
     "InvalidRejects",
     "PendingTree",
@@ -124,7 +124,7 @@ __all__ = [
 #: The module of each public name.  Names are loaded at first use: tools that only read a
 #: checkpoint import modules below this package, without pyspark, which takes over a second.
 _MODULES = {
-    "Books": ".protocol.progress",
+    "Counts": ".engine.progress",
     "CheckpointCorrupt": ".base.errors",
     "CheckpointForeign": ".base.errors",
     "CheckpointInUse": ".base.errors",
@@ -133,15 +133,15 @@ _MODULES = {
     "DeadLetterTopic": ".dead_letters.topic",
     "InvalidRejects": ".sinks.rejects",
     "PendingTree": ".inspect.pending",
-    "Progress": ".protocol.progress",
+    "Progress": ".engine.progress",
     "Query": ".query",
     "QueryListener": ".listeners",
     "RecordTrace": ".base.traces",
     "Reject": "ackcore.calls",
     "Retry": "ackcore.calls",
     "RunCancelled": ".base.interrupts",
-    "RunFailed": ".protocol.given_up",
-    "SinkError": ".protocol.insist",
+    "RunFailed": ".engine.given_up",
+    "SinkError": ".engine.insist",
     "SinkRejects": ".sinks.rejects",
     "SinkUnavailable": ".sinks.unavailable",
     "StateError": ".base.errors",

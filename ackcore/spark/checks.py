@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from ackcore.arrow import hash_columns, nullable_within
+from ackcore._arrow import hash_columns, nullable_within
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import unfit_for_parquet

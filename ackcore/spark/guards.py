@@ -24,7 +24,7 @@ from ackcore.spark.call_arguments import (
 )
 from ackcore.spark.checks import kept_schema
 from ackcore.spark.dead_letters.topic import Place
-from ackcore.spark.protocol.progress import Books
+from ackcore.spark.engine.progress import Counts
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.tasks.attempts import FUNCTION, SOURCE
 from ackcore.topology.builder import TopologyBuilder
@@ -56,7 +56,7 @@ def guard(
     accept_changes: bool = False,
     listeners: Sequence[Any] = (),
     **settings: Any,
-) -> Books | Query:
+) -> Counts | Query:
     """Call a function for each row with delivery guarantees: retries, dead letters, each row once.
 
     `guard` runs a topology of the frame, one bolt that calls the function, and a sink. It uses
@@ -99,7 +99,7 @@ def guard(
 
     Returns
     -------
-    Books or Query
+    Counts or Query
         The counts of a bounded frame, or the running query of a stream.
 
     Raises
@@ -112,8 +112,8 @@ def guard(
 
     Examples
     --------
-    >>> books = guard(shops, geocode, "lat double, lon double", to_parquet("found"), "checkpoint")
-    >>> books.acked, books.dead
+    >>> counts = guard(shops, geocode, "lat double, lon double", to_parquet("found"), "checkpoint")
+    >>> counts.acked, counts.dead
     (14997, 3)
     """
     refuse_frame(frame, "frame")

@@ -20,8 +20,8 @@ from ackcore.spark.base.interrupts import raised_by
 from ackcore.spark.base.letters import as_letters
 from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
-from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.progress import Account, Books, Progress
+from ackcore.spark.engine.batch import Engine
+from ackcore.spark.engine.progress import Account, Counts, Progress
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
@@ -39,7 +39,7 @@ class QueryListener:
     listener delays the next micro-batch.
     """
 
-    def on_start(self, books: Books) -> None:
+    def on_start(self, counts: Counts) -> None:
         """Called at the start, with the counts so far of each tracked spout."""
 
     def on_batch_start(self, batch_id: int) -> None:
@@ -48,7 +48,7 @@ class QueryListener:
         If `on_progress` does not follow for long, the micro-batch hangs.
         """
 
-    def on_progress(self, progress: Progress, books: Books) -> None:
+    def on_progress(self, progress: Progress, counts: Counts) -> None:
         """Called with the report of a micro-batch, and the counts after it."""
 
     def on_dead(self, batch_id: int, letters: Mapping[str, pa.Table]) -> None:
@@ -67,14 +67,14 @@ class QueryListener:
             payload``.
         """
 
-    def on_end(self, error: BaseException | None, books: Books) -> None:
+    def on_end(self, error: BaseException | None, counts: Counts) -> None:
         """Called at the end of the query, or of `run_batch`.
 
         Parameters
         ----------
         error : BaseException or None
             The error that ended it; None after a stop or a normal end.
-        books : Books
+        counts : Counts
             The counts after the last finished micro-batch.
         """
 
@@ -104,8 +104,8 @@ class Listeners:
         for one in listeners:
             self.add(one)
 
-    def add(self, listener: Any, books: Books | None = None) -> None:
-        """Add a listener. If the books of a running query are given, call its ``on_start``.
+    def add(self, listener: Any, counts: Counts | None = None) -> None:
+        """Add a listener. If the counts of a running query are given, call its ``on_start``.
 
         Raises
         ------
@@ -119,30 +119,30 @@ class Listeners:
                 f"listeners must be objects with some of {', '.join(_METHODS)}, got {listener!r}; "
                 "derive them from ackcore.spark.QueryListener"
             )
-        if books is not None:
-            self._tell_start([listener], books)
+        if counts is not None:
+            self._tell_start([listener], counts)
         # A new list, because other threads may iterate over the old one.
         self._all = [*self._all, listener]
 
-    def started(self, topology: Topology, books: Books) -> None:
+    def started(self, topology: Topology, counts: Counts) -> None:
         """Call the listeners at the start."""
         spouts = topology.spouts.items()
         self._accounts = {name: Account() for name, spout in spouts if spout.tracked}
-        self._tell_start(self._all, books)
+        self._tell_start(self._all, counts)
 
-    def _tell_start(self, listeners: Sequence[Any], books: Books) -> None:
-        known = replace(books, spouts={**self._accounts, **books.spouts})
+    def _tell_start(self, listeners: Sequence[Any], counts: Counts) -> None:
+        known = replace(counts, spouts={**self._accounts, **counts.spouts})
         self._tell("on_start", known, listeners=listeners)
 
     def began(self, number: int) -> None:
         """Call the listeners when a micro-batch begins."""
         self._tell("on_batch_start", number)
 
-    def done(self, progress: Progress, books: Books, decision: BatchDecision | None) -> None:
+    def done(self, progress: Progress, counts: Counts, decision: BatchDecision | None) -> None:
         """Call the listeners when a micro-batch is done."""
         if not self._all:
             return
-        self._tell("on_progress", progress, books)
+        self._tell("on_progress", progress, counts)
         if decision is not None and decision.all_dead and self._hearing("on_dead"):
             self._tell_of_dead(progress.batch_id, decision.all_dead)
 
@@ -159,17 +159,17 @@ class Listeners:
     @contextmanager
     def of_run(self, engine: Engine) -> Iterator[None]:
         """Call the listeners before and after the enclosed code, also after an error."""
-        self.started(engine.topology, engine.books)
+        self.started(engine.topology, engine.counts)
         try:
             yield
         except BaseException as error:
-            self.ended(error, engine.books)
+            self.ended(error, engine.counts)
             raise
-        self.ended(None, engine.books)
+        self.ended(None, engine.counts)
 
-    def ended(self, error: BaseException | None, books: Books) -> None:
+    def ended(self, error: BaseException | None, counts: Counts) -> None:
         """Call the listeners at the end."""
-        self._tell("on_end", error, books)
+        self._tell("on_end", error, counts)
 
     def _hearing(
         self, name: str, listeners: Sequence[Any] | None = None

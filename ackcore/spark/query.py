@@ -31,14 +31,14 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checks import check, check_dead_topic, check_options, check_trigger, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters, check_letters_url
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
+from ackcore.spark.engine.act import DeadLetterWriter
+from ackcore.spark.engine.batch import Engine
+from ackcore.spark.engine.causes import close_run
+from ackcore.spark.engine.progress import Counts, Progress
+from ackcore.spark.engine.types import InputFrame
 from ackcore.spark.inspect.pending import PendingTree, read_pending
 from ackcore.spark.kafka import kafka_sources
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.protocol.act import DeadLetterWriter
-from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.causes import close_run
-from ackcore.spark.protocol.progress import Books, Progress
-from ackcore.spark.run.types import InputFrame
 from ackcore.spark.sinks.interface import claim_sink, release_sinks
 from ackcore.spark.stores.opening import is_bucket, place_of
 from ackcore.spark.stream import Stream
@@ -179,7 +179,7 @@ def run_batch(
     listeners: Sequence[Any] = (),
     clock: Clock = wall_clock_ms,
     wait: Callable[[float], object] = time.sleep,
-) -> Books:
+) -> Counts:
     """Run a topology whose spouts end, until each of their records is ACKED or DEAD.
 
     Parameters
@@ -191,7 +191,7 @@ def run_batch(
     checkpoint : path
         A directory for this run alone, on a file system that driver and executors share, or the URL
         of a place in a bucket (``s3://bucket/place``).  After a crash, a call with the same
-        checkpoint continues.  After the end it only warns and returns the books, since all records
+        checkpoint continues.  After the end it only warns and returns the counts, since all records
         are decided: each run of a nightly job needs a new checkpoint.
     max_dead : int, optional
         The maximum number of records that are dead at the end.  A record that succeeded in a replay
@@ -215,7 +215,7 @@ def run_batch(
 
     Returns
     -------
-    Books
+    Counts
         The counts.
 
     Raises
@@ -282,7 +282,7 @@ def run_batch(
                 "takes a checkpoint of its own",
                 place,
             )
-        return close_run(engine.books, letters.reasons(), place, limit)
+        return close_run(engine.counts, letters.reasons(), place, limit)
 
 
 def run_to_end(
@@ -316,7 +316,7 @@ def run_to_end(
 
     def process(number: int, inputs: Sequence[InputFrame]) -> None:
         progress = engine.process(number, inputs)
-        listeners.done(progress, engine.books, state.decision(number))
+        listeners.done(progress, engine.counts, state.decision(number))
 
     ran = state.last_done is None
     if ran:
@@ -448,9 +448,9 @@ class Query:
         return list(self._stream.recent)
 
     @property
-    def books(self) -> Books:
+    def counts(self) -> Counts:
         """The counts since the checkpoint was made, as of the last finished micro-batch."""
-        return self._stream.books
+        return self._stream.counts
 
     def pending_tree(self, message_id: str, *, spout: str | None = None) -> PendingTree | None:
         """Return the reason why a record is waiting.
@@ -506,9 +506,9 @@ class Query:
 
         listener = PrometheusListener(os.path.basename(self._checkpoint))
         server = listener.serve(port, host)
-        self._stream.listeners.add(listener, self.books)
+        self._stream.listeners.add(listener, self.counts)
         if self.progress is not None:
-            listener.on_progress(self.progress, self.books)
+            listener.on_progress(self.progress, self.counts)
         return server
 
     def serve(

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import INTERRUPTED, Py4JError, Py4JJavaError
-from ackcore.spark.protocol.insist import Stopped
+from ackcore.spark.engine.insist import Stopped
 
 #: Python errors that may be temporary: a source or a worker that could not be reached, a lost
 #: connection.  ackcore's own errors come after their retries.

@@ -29,6 +29,13 @@ from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import Py4JError
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.engine.act import DeadLetterWriter
+from ackcore.spark.engine.batch import Engine
+from ackcore.spark.engine.causes import StreamLimit
+from ackcore.spark.engine.given_up import RunFailed
+from ackcore.spark.engine.insist import Stopped
+from ackcore.spark.engine.progress import Progress
+from ackcore.spark.engine.types import InputFrame
 from ackcore.spark.heartbeat import (
     Beats,
     Pacemaker,
@@ -40,14 +47,7 @@ from ackcore.spark.heartbeat import (
 from ackcore.spark.kafka import frame_groups, kafka_sources
 from ackcore.spark.kafka.watch import Watch
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.protocol.act import DeadLetterWriter
-from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.causes import StreamLimit
-from ackcore.spark.protocol.given_up import RunFailed
-from ackcore.spark.protocol.insist import Stopped
-from ackcore.spark.protocol.progress import Progress
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
-from ackcore.spark.run.types import InputFrame
 from ackcore.spark.sinks.interface import release_sinks
 from ackcore.topology.builder import Topology
 
@@ -101,7 +101,7 @@ class Stream:
         The error that ends the stream.
     recent : deque of Progress
         The last micro-batches, the newest one last.
-    books : Books
+    counts : Counts
         The counts after the last finished micro-batch.
     """
 
@@ -151,8 +151,8 @@ class Stream:
             offsets=self._offsets,
             groups=self._groups,
         )
-        self.books = self._engine.books
-        self._limit = StreamLimit(limit, self.books, self._engine.clock(), checkpoint)
+        self.counts = self._engine.counts
+        self._limit = StreamLimit(limit, self.counts, self._engine.clock(), checkpoint)
         self._poll_s = self._settings.heartbeat_ms / 1000
         self._spark_checkpoint = spark_checkpoint
         self._beats = Beats.beside(spark)
@@ -179,11 +179,11 @@ class Stream:
             )
             if trigger:
                 self._writer = self._writer.trigger(**trigger)
-            listeners.started(topology, self.books)
+            listeners.started(topology, self.counts)
             try:
                 self.spark_query = self._begin()
             except BaseException as error:
-                listeners.ended(error, self.books)
+                listeners.ended(error, self.counts)
                 raise
         except BaseException:
             self._beats.close()
@@ -240,10 +240,10 @@ class Stream:
             progress = self._engine.process(number, inputs)
             decision = self._state.decision(number)
             self.recent.append(progress)
-            self.books = self._engine.books
+            self.counts = self._engine.counts
             if decision is not None and not again:
-                self.listeners.done(progress, self.books, decision)
-                self._limit.after(number, decision.all_dead, self.books)
+                self.listeners.done(progress, self.counts, decision)
+                self._limit.after(number, decision.all_dead, self.counts)
             self._restarts = 0
             if self._pacemaker is not None:
                 self._pacemaker.schedule(self._engine.next_due_ms)
@@ -306,7 +306,7 @@ class Stream:
             release_sinks(writers, f"{self._state.deployment_key:016x}")
             self._release()
             self._state.close()
-            self.listeners.ended(self.error, self.books)
+            self.listeners.ended(self.error, self.counts)
             # `TooManyDead` is not logged if a waiting call raises it.
             if self.error and not (self._awaited and isinstance(self.error, TooManyDead)):
                 _log.error("the query ended: %s", self.error)
@@ -344,7 +344,7 @@ class Stream:
             if not self._available_now or self._leaving.is_set():
                 return False
             if not self._is_owed():
-                self._limit.at_end(self.books)
+                self._limit.at_end(self.counts)
                 return False
             if self._wait_until_due():
                 return False
@@ -450,10 +450,10 @@ class Stream:
     def _is_waiting(self) -> bool:
         """Return whether a micro-batch runs, or a record or a replay waits."""
         state = self._state
-        # A planned micro-batch may have taken the replays; the commits and the books of a done one
+        # A planned micro-batch may have taken the replays; the commits and the counts of a done one
         # may be missing.
         under_way = self._at_work is not None or state.last_plan != state.last_done
-        return under_way or bool(self.books.waiting or state.pending_replays())
+        return under_way or bool(self.counts.waiting or state.pending_replays())
 
     @contextlib.contextmanager
     def _awaiting(self) -> Iterator[None]:

@@ -21,23 +21,23 @@ from typing import Any
 import pyarrow as pa
 from pyspark import cloudpickle
 
+from ackcore._arrow import as_mapping
+from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
-from ackcore.arrow import as_mapping
-from ackcore.arrow.shown import shown_rows
 from ackcore.spark.base.letters import as_letters
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.engine.action import read_results
+from ackcore.spark.engine.batch import Engine
+from ackcore.spark.engine.jobs import Jobs
+from ackcore.spark.engine.progress import Counts, Progress
+from ackcore.spark.engine.setup import RunSetup, SpoutRows
+from ackcore.spark.engine.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.jobs import Jobs
-from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.query import run_to_end
-from ackcore.spark.run.action import read_results
-from ackcore.spark.run.setup import RunSetup, SpoutRows
-from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.sinks.interface import Accepted, read_accepted
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, SETTLE
@@ -220,13 +220,13 @@ class LocalRuns:
             )
             with self._listeners.of_run(engine):
                 run_to_end(engine, [], list, self._wait, self._listeners)
-            books = engine.books
+            counts = engine.counts
         tables = {name: self._table(name) for name in self._sinks}
         return TopologyRun(
             outputs={name: shown_rows(table) for name, table in tables.items()},
             tables=tables,
             dead=self._dead,
-            books=books,
+            counts=counts,
             attempts={
                 name: [self._executed[name][one] for one in self._message_ids[name]]
                 for name, spout in topology.spouts.items()
@@ -239,7 +239,7 @@ class LocalRuns:
             kills=self._kills.count,
         )
 
-    def on_progress(self, progress: Progress, books: Books) -> None:
+    def on_progress(self, progress: Progress, counts: Counts) -> None:
         """Keep the report of a micro-batch."""
         self._progress.append(progress)
 
@@ -285,7 +285,7 @@ class LocalRuns:
     def _run(
         self, topology: Topology, layout: Layout, inputs: Sequence[InputFrame], plan: RunPlan
     ) -> RunResult:
-        """Run the stages of a plan, like `ackcore.spark.run.action.run`."""
+        """Run the stages of a plan, like `ackcore.spark.engine.action.run`."""
         setup = self._setup(topology, layout, plan)
         spec = setup.spec
         sent: list[list[pa.RecordBatch]] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ackcore.spark.protocol.progress import Books, Progress
+    from ackcore.spark.engine.progress import Counts, Progress
 
 #: A row of a spout or a sink.
 Row = dict[str, Any]
@@ -96,7 +96,7 @@ class TopologyRun:
         The same rows as tables.
     dead : list of DeadLetter
         The dead records in the order of their deaths.
-    books : Books
+    counts : Counts
         The counts at the end, in total and by spout: ``records``, ``acked``, ``dead``, ``retried``
         and others.
     attempts : mapping from str to list of int
@@ -116,7 +116,7 @@ class TopologyRun:
     outputs: Mapping[str, list[Row]]
     tables: Mapping[str, pa.Table]
     dead: list[DeadLetter]
-    books: Books
+    counts: Counts
     attempts: Mapping[str, list[int]]
     executions: Mapping[str, int]
     progress: list[Progress] = field(repr=False, compare=False)
@@ -135,17 +135,17 @@ class TopologyRun:
         Raises
         ------
         AssertionError
-            If the books do not balance, a record waits, another number died, or an untracked tuple
+            If the counts do not balance, a record waits, another number died, or an untracked tuple
             failed.
         """
-        books = self.books
+        counts = self.counts
         wrong = []
-        if not books.balanced:
-            wrong.append("the books do not balance")
-        if books.waiting:
-            wrong.append(f"{books.waiting} records wait")
-        if books.dead != dead:
-            wrong.append(f"{books.dead} records died, and {dead} were to")
+        if not counts.balanced:
+            wrong.append("the counts do not balance")
+        if counts.waiting:
+            wrong.append(f"{counts.waiting} records wait")
+        if counts.dead != dead:
+            wrong.append(f"{counts.dead} records died, and {dead} were to")
         if self.untracked_failures:
             wrong.append(f"{self.untracked_failures} tuples failed that hang from no record")
         if wrong:
@@ -153,17 +153,17 @@ class TopologyRun:
         return self
 
     def __repr__(self) -> str:
-        return f"<TopologyRun of {_told(self.books)}>"
+        return f"<TopologyRun of {_told(self.counts)}>"
 
     def __str__(self) -> str:
         batches = len(self.progress)
         plural = "" if batches == 1 else "es"
-        lines = [f"{_told(self.books)}, in {batches} micro-batch{plural}"]
+        lines = [f"{_told(self.counts)}, in {batches} micro-batch{plural}"]
         if self.elapsed_ms:
             lines[0] += f" and {self.elapsed_ms / 1000:g} s of simulated time"
         if self.kills:
             lines[0] += f"; {self.kills} tasks died"
-        lines += [f"  spout {name}: {_told(one)}" for name, one in self.books.spouts.items()]
+        lines += [f"  spout {name}: {_told(one)}" for name, one in self.counts.spouts.items()]
         lines += [f"  bolt {name}: took {tuples}" for name, tuples in self.executions.items()]
         lines += [f"  sink {name}: {len(rows)} rows" for name, rows in self.outputs.items()]
         if self.untracked_failures:
@@ -179,7 +179,7 @@ _SHOWN, _CHARS = 10, 200
 
 
 def _told(figures: Any) -> str:
-    """Return the counts of books, or of a spout's account, as text."""
+    """Return `Counts`, or an account of a spout, as text."""
     return (
         f"{figures.records} records: {figures.acked} acked, {figures.dead} dead, "
         f"{figures.waiting} waiting, {figures.retried} executed again"

@@ -13,9 +13,9 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow import array_of, as_mapping, cast, offsets_of
+from ackcore._arrow.shown import shown_values
 from ackcore._records import Int64s
-from ackcore.arrow import array_of, as_mapping, cast, offsets_of
-from ackcore.arrow.shown import shown_values
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.emissions import no_stream

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from ackcore.arrow import nullable_within
+from ackcore._arrow import nullable_within
 from ackcore.flow import Chooser, DelayTarget, Idlest, Limit
 from ackcore.topology.tuples import Identity, Reason, Tuple
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from ackcore.arrow import offsets_of
+from ackcore._arrow import offsets_of
 from ackcore.topology._words import near_miss
 from ackcore.topology.tuples import Anchors, Emission
 

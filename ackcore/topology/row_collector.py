@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from ackcore.arrow import offsets_of
+from ackcore._arrow import offsets_of
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.emissions import joined, no_stream
 from ackcore.topology.failure_reasons import Reasons

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore.arrow import array_of, as_mapping, short_repr
-from ackcore.arrow.shown import shown_values
+from ackcore._arrow import array_of, as_mapping, short_repr
+from ackcore._arrow.shown import shown_values
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.tuples import Tuple
 
@@ -146,7 +146,7 @@ class RowSchema:
         ------
         TypeError, ValueError
             If they are neither a sequence of values that fits the schema, nor an object with the
-            names of its fields (`ackcore.arrow.as_mapping`).
+            names of its fields (`ackcore._arrow.as_mapping`).
         """
         kind = type(values)
         if kind is tuple or kind is list:  # nearly always

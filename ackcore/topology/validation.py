@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore.arrow import nullable_within
+from ackcore._arrow import nullable_within
 from ackcore.calls.endpoints import Endpoints
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import journaled

@@ -83,7 +83,7 @@ const showHead = (s) => {
 };
 
 const showTiles = (s) => {
-  const sum = (name) => Object.values(s.books.spouts).reduce((all, one) => all + one[name], 0);
+  const sum = (name) => Object.values(s.counts.spouts).reduce((all, one) => all + one[name], 0);
   const last = s.batches.at(-1);
   const lag = Object.values(s.lag).reduce((all, one) => all + one, 0);
   const tiles = [
@@ -98,7 +98,7 @@ const showTiles = (s) => {
   if (Object.keys(s.lag).length) tiles.push(["lag, offsets", number(lag)]);
   if (s.dead.dropped) tiles.push(["dead letters dropped", number(s.dead.dropped)]);
   if (s.requests) tiles.push(["replays asked for", number(s.requests)]);
-  if (!s.books.balanced) tiles.push(["books", "do not balance"]);
+  if (!s.counts.balanced) tiles.push(["counts", "do not balance"]);
   byId("tiles").replaceChildren(...tiles.map(([name, value]) => {
     const tile = make("div", null, "tile");
     tile.append(make("b", value, value === "do not balance" ? "bad" : ""), make("span", name));
@@ -106,10 +106,10 @@ const showTiles = (s) => {
   }));
 };
 
-const showBooks = (s) => {
+const showCounts = (s) => {
   const names = ["records", "replayed", "acked", "waiting", "dead", "retried", "resolved"];
-  table("books", [["spout", "text"], ...names.map((name) => [name, "number"])],
-    Object.entries(s.books.spouts).map(([spout, one]) => ({ cells: [spout, ...names.map((name) => number(one[name]))] })));
+  table("counts", [["spout", "text"], ...names.map((name) => [name, "number"])],
+    Object.entries(s.counts.spouts).map(([spout, one]) => ({ cells: [spout, ...names.map((name) => number(one[name]))] })));
 };
 
 // -- charts --------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ const refresh = async () => {
   if (!document.hidden) {
     try {
       state = await ask(`api/${at}/status`);
-      showHead(state); showTiles(state); showBooks(state); showWaiting(state);
+      showHead(state); showTiles(state); showCounts(state); showWaiting(state);
       showCharts(state.batches);
       const shown = `api/${at}/topology.svg?done=${state.last_done}`;
       if (shown !== drawn) byId("topology").src = drawn = shown;

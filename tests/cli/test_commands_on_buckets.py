@@ -34,13 +34,13 @@ def test_status(ackcore, lines, url, unchanged):
     said = ackcore("status", url).stdout
     assert f"{url}: a batch, not running, last pid" in said
     assert "(epoch 1)" in said
-    assert "books after 2 micro-batches " in said
+    assert "counts after 2 micro-batches " in said
     assert "dead letters: 7, of which 0 were sent again" in said
     assert "waiting: 3, the next is due now" in said
     (found,) = lines(ackcore("status", url, "--json"))
     assert found["epoch"] == 1
     assert found["holder"]["holds"] is False
-    assert found["books"]["balanced"]
+    assert found["counts"]["balanced"]
     assert found["waiting"]["records"] == 3
 
 

@@ -9,7 +9,7 @@ from checkpoints import OPEN, died
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ackcore.arrow.shown import text_of
+from ackcore._arrow.shown import text_of
 from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.dead_letters.letter_store import files_of

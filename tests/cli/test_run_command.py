@@ -96,7 +96,7 @@ def test_a_run_shows_how_far_it_is(on_this_spark, tmp_path, monkeypatch):
     text = screen.file.getvalue()
     assert "starting" in text or "micro-batch 0 runs" in text  # beside the bar
     assert "\x1b[?25l" in text  # no cursor while the bar is there
-    assert text.index("micro-batch 0: ") < text.index("books after 1 micro-batches")
+    assert text.index("micro-batch 0: ") < text.index("counts after 1 micro-batches")
     assert "dead letters: 1, of which 0 were sent again" in text
 
 
@@ -123,7 +123,7 @@ def test_a_run_that_is_watched_shows_its_status_though_a_look_fails(
     assert last is None
     text = screen.file.getvalue()
     watched = text[text.index("\x1b[?1049h") : text.rindex("\x1b[?1049l")]
-    assert "books after" in watched
+    assert "counts after" in watched
 
 
 @pytest.mark.spark
@@ -138,7 +138,7 @@ def test_a_stream_ends_its_micro_batch_when_it_is_interrupted(ackcore, jobs, tmp
         running.send_signal(signal.SIGINT)
         *_, last = running.stdout
     assert running.returncode == 0
-    assert "books" in json.loads(last)
+    assert "counts" in json.loads(last)
     found = json.loads(ackcore("status", tmp_path / "c", "--json").stdout)
     assert found["under_way"] is None
     assert not found["holder"]["holds"]

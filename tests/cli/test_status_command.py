@@ -11,15 +11,15 @@ from checkpoints import OPEN, run_one
 from screens import recorded
 
 from ackcore.cli import status
+from ackcore.spark.engine.progress import Account, Counts
 from ackcore.spark.inspect import reasons
-from ackcore.spark.protocol.progress import Account, Books
 
 
-def test_status_tells_the_books_and_why(ackcore, checkpoint):
+def test_status_tells_the_counts_and_why(ackcore, checkpoint):
     said = ackcore("status", checkpoint).stdout
     assert f"{checkpoint}: a batch, not running, last pid" in said
     assert "(epoch 1)" in said
-    assert "books after 2 micro-batches " in said
+    assert "counts after 2 micro-batches " in said
     assert "dead letters: 7, of which 0 were sent again" in said
     assert "waiting: 3, the next is due now" in said
     assert "TimeoutError" in said
@@ -30,15 +30,15 @@ def test_status_tells_the_books_and_why(ackcore, checkpoint):
 
 def test_status_as_json(ackcore, checkpoint, lines):
     (found,) = lines(ackcore("status", checkpoint, "--json"))
-    assert found["books"]["spouts"]["lines"]["dead"] == 7
-    assert found["books"]["balanced"]
+    assert found["counts"]["spouts"]["lines"]["dead"] == 7
+    assert found["counts"]["balanced"]
     assert found["dead"]["letters"] == 7
     assert found["waiting"]["reasons"][0]["records"] == 3
     assert found["last_done"] == 1
 
 
-def test_books_that_do_not_balance_are_told_by_the_exit_code(ackcore, tmp_path):
-    totals = Books(1, {"lines": Account(records=5, acked=4)}).to_json()
+def test_counts_that_do_not_balance_are_told_by_the_exit_code(ackcore, tmp_path):
+    totals = Counts(1, {"lines": Account(records=5, acked=4)}).to_json()
     with OPEN(tmp_path / "c") as state:
         run_one(state, 0, totals=totals)
     assert "THEY DO NOT BALANCE" in ackcore("status", tmp_path / "c", code=1).stdout

@@ -16,10 +16,10 @@ def dispatched(records, consumers, **settings):
     """Run a dispatcher whose waits are short; return its counts and the dead."""
     dead = []
     settings = {"backoff_ms": 1, "breaker_reset_s": 0.001, **settings}
-    books = Dispatcher(
+    counts = Dispatcher(
         records, consumers, dead=lambda position, record, error: dead.append(record), **settings
     ).run()
-    return books, dead
+    return counts, dead
 
 
 @pytest.mark.parametrize("chooser", [Idlest, RoundRobin])
@@ -36,7 +36,7 @@ def test_consumers_that_fail_at_once_kill_nothing_that_a_slow_one_takes(chooser,
         calls["bad"] += 1
         raise OSError("reset by peer")
 
-    books, dead = dispatched(
+    counts, dead = dispatched(
         range(300),
         {"a": bad, "b": bad, "c": good},
         chooser=chooser(),
@@ -45,7 +45,7 @@ def test_consumers_that_fail_at_once_kill_nothing_that_a_slow_one_takes(chooser,
         breaker_reset_s=1,
         clock=clock,
     )
-    assert (dead, books.acked, books.committed) == ([], 300, 300)
+    assert (dead, counts.acked, counts.committed) == ([], 300, 300)
     # Ten each to begin with, and one a second.
     assert calls["bad"] < 30 + 2 * clock.ns / 10**9
 
@@ -63,14 +63,14 @@ def test_only_the_failures_that_open_a_breaker_count_while_another_consumer_work
         await asyncio.sleep(0)
         raise OSError("away")
 
-    books, dead = dispatched(
+    counts, dead = dispatched(
         range(1000),
         {"a": bad, "b": good},
         limit=lambda: Fixed(20),
         max_attempts=1,
         breaker_failures=3,
     )
-    assert (len(dead), books.acked) == (3, 997)
+    assert (len(dead), counts.acked) == (3, 997)
     assert calls["bad"] > 20
 
 
@@ -82,15 +82,15 @@ def test_an_outage_of_all_consumers_for_a_second_kills_nothing():
         if clock() < 10**9:
             raise OSError("away")
 
-    books, dead = dispatched(
+    counts, dead = dispatched(
         range(2000),
         dict.fromkeys("abc", call),
         backoff_ms=1000,
         breaker_reset_s=1,
         clock=clock,
     )
-    assert (dead, books.acked) == ([], 2000)
-    assert books.failed < 100
+    assert (dead, counts.acked) == ([], 2000)
+    assert counts.failed < 100
 
 
 def test_with_all_consumers_broken_new_records_are_tried_first_and_all_die_in_the_end(caplog):
@@ -101,10 +101,10 @@ def test_with_all_consumers_broken_new_records_are_tried_first_and_all_die_in_th
         raise ValueError("broken")
 
     with caplog.at_level(logging.WARNING, "ackcore"):
-        books, dead = dispatched(
+        counts, dead = dispatched(
             range(12), {"a": call, "b": call}, breaker_failures=2, max_attempts=3
         )
-    assert (sorted(dead), books.acked, books.committed) == (list(range(12)), 0, 12)
+    assert (sorted(dead), counts.acked, counts.committed) == (list(range(12)), 0, 12)
     assert order.index(11) < 20  # no record had a third attempt before all had their first
     assert min(Counter(order).values()) == 3
     assert "consumer 'a' of a Dispatcher failed again and again, at last of Value" in caplog.text
@@ -120,8 +120,8 @@ def test_a_consumer_that_works_again_gets_records_again():
         if len(calls) <= 12:
             raise OSError("away")
 
-    books, dead = dispatched(range(500), {"a": call}, breaker_failures=3)
-    assert (dead, books.acked) == ([], 500)
+    counts, dead = dispatched(range(500), {"a": call}, breaker_failures=3)
+    assert (dead, counts.acked) == ([], 500)
     assert len(calls) == 512
 
 
@@ -133,7 +133,7 @@ def test_bad_records_in_a_row_hold_up_the_others_for_one_trial_only():
         if record < 10:
             raise ValueError("bad record")
 
-    books, dead = dispatched(
+    counts, dead = dispatched(
         range(100),
         {"a": call},
         limit=one,
@@ -141,7 +141,7 @@ def test_bad_records_in_a_row_hold_up_the_others_for_one_trial_only():
         backoff_ms=100,
         breaker_reset_s=0.1,
     )
-    assert (sorted(dead), books.acked) == (list(range(10)), 90)
+    assert (sorted(dead), counts.acked) == (list(range(10)), 90)
     assert order.index(10) < 18  # not after two attempts at each that is bad
 
 
@@ -174,8 +174,8 @@ def test_a_consumer_may_ask_for_a_longer_wait_of_a_record():
         if record == 0 and len(calls) == 1:
             raise Retry("later", after_s=5)
 
-    books, dead = dispatched(range(100), {"a": call}, clock=clock)
-    assert (dead, books.acked, books.failed) == ([], 100, 1)
+    counts, dead = dispatched(range(100), {"a": call}, clock=clock)
+    assert (dead, counts.acked, counts.failed) == ([], 100, 1)
     assert next(at for record, at in calls[1:] if record == 0) >= 5 * 10**9
 
 
@@ -193,13 +193,13 @@ def test_the_order_of_a_key_is_kept_through_waits_and_broken_consumers():
     async def broken(record):
         raise OSError("away")
 
-    books, dead = dispatched(
+    counts, dead = dispatched(
         range(300),
         {"a": works, "b": broken, "c": works},
         key=lambda record: record % 7,
         chooser=ByKey(),
     )
-    assert (dead, books.acked) == ([], 300)
+    assert (dead, counts.acked) == ([], 300)
     for key, records in order.items():
         assert records == list(range(key, 300, 7))
 
@@ -215,7 +215,7 @@ def test_the_keys_of_a_broken_consumer_go_to_others():
         calls["broken"] += 1
         raise OSError("away")
 
-    books, dead = dispatched(
+    counts, dead = dispatched(
         range(500),
         {"a": works, "b": broken},
         key=lambda record: record % 50,
@@ -224,7 +224,7 @@ def test_the_keys_of_a_broken_consumer_go_to_others():
         breaker_reset_s=10,
         clock=clock,
     )
-    assert (dead, books.acked) == ([], 500)
+    assert (dead, counts.acked) == ([], 500)
     assert calls["broken"] < 15
 
 
@@ -269,10 +269,10 @@ def test_a_batch_that_all_consumers_name_is_a_failure_of_theirs():
         for _ in range(20):
             await asyncio.sleep(0)
 
-    books, dead = dispatched(
+    counts, dead = dispatched(
         range(600), {"a": names_all, "b": works}, batch=3, max_attempts=2, breaker_reset_s=60
     )
-    assert (dead, books.acked, calls["bad"]) == ([], 600, 10)
+    assert (dead, counts.acked, calls["bad"]) == ([], 600, 10)
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -296,8 +296,8 @@ def test_a_pause_that_a_consumer_asks_for_outlasts_a_trial_that_is_under_way(wor
                 raise OSError("the trial fails")
 
     settings = {"breaker_failures": 1, "breaker_reset_s": 1, "clock": clock}
-    books, _ = dispatched(range(4), {"a": call}, limit=lambda: Fixed(2), timeout_s=500, **settings)
-    assert books.acked == 4
+    counts, _ = dispatched(range(4), {"a": call}, limit=lambda: Fixed(2), timeout_s=500, **settings)
+    assert counts.acked == 4
     (_, trial_s), (_, next_s) = calls[2:4]
     assert next_s - trial_s >= 60
 
@@ -331,8 +331,8 @@ def test_keys_of_a_broken_consumer_go_to_others_though_it_asks_for_a_pause():
         done.append((record, clock.ns / 1e9))
 
     settings = {"chooser": ByKey(), "key": int, "breaker_failures": 1, "breaker_reset_s": 60}
-    books, _ = dispatched(
+    counts, _ = dispatched(
         source, {"a": a, "b": b}, limit=lambda: Fixed(2), timeout_s=500, clock=clock, **settings
     )
-    assert books.acked == 3
+    assert counts.acked == 3
     assert dict(done)[of_a[2]] < 60

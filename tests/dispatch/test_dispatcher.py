@@ -36,10 +36,10 @@ def test_functions_coroutines_and_targets_share_the_records():
         done.append(record)
 
     mine = Mine()
-    books = Dispatcher(range(300), {"f": done.append, "c": coroutine, "m": mine}).run()
+    counts = Dispatcher(range(300), {"f": done.append, "c": coroutine, "m": mine}).run()
     assert sorted(done) == list(range(300))
-    assert (books.read, books.acked, books.committed, books.attempts) == (300, 300, 300, 300)
-    assert all(state.acked for state in books.consumers)
+    assert (counts.read, counts.acked, counts.committed, counts.attempts) == (300, 300, 300, 300)
+    assert all(state.acked for state in counts.consumers)
     assert (mine.started, mine.closed) == (1, 1)
 
 
@@ -58,24 +58,24 @@ def test_what_fails_is_sent_again(batch):
         return failed if failed.any() else None
 
     call = one if batch == 1 else many
-    books = Dispatcher(range(100), {"a": call, "b": call}, batch=batch).run()
+    counts = Dispatcher(range(100), {"a": call, "b": call}, batch=batch).run()
     assert sorted(done) == list(range(100))  # none twice: only those are sent again
-    assert (books.acked, books.failed, books.attempts) == (100, 36, 136)
-    assert books.committed == 100
+    assert (counts.acked, counts.failed, counts.attempts) == (100, 36, 136)
+    assert counts.committed == 100
 
 
 def test_a_bitmap_that_names_none_is_an_ack():
     async def call(records):
         return np.zeros(len(records), bool)
 
-    books = Dispatcher(range(20), {"a": call}, batch=5).run()
-    assert (books.acked, books.failed, books.attempts) == (20, 0, 20)
+    counts = Dispatcher(range(20), {"a": call}, batch=5).run()
+    assert (counts.acked, counts.failed, counts.attempts) == (20, 0, 20)
 
 
 def test_a_record_that_fails_for_the_last_time_is_dead():
     done, dead = [], []
     call = failing({5: 9, 7: 2}, done)
-    books = Dispatcher(
+    counts = Dispatcher(
         range(10),
         {"a": call},
         max_attempts=3,
@@ -83,7 +83,7 @@ def test_a_record_that_fails_for_the_last_time_is_dead():
     ).run()
     assert dead == [(5, 5, "record 5")]
     assert sorted(done) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-    assert (books.read, books.acked, books.dead, books.committed) == (10, 9, 1, 10)
+    assert (counts.read, counts.acked, counts.dead, counts.committed) == (10, 9, 1, 10)
 
 
 def test_what_kept_the_dead_may_be_a_coroutine():
@@ -96,9 +96,9 @@ def test_what_kept_the_dead_may_be_a_coroutine():
     async def call(record):
         raise Reject("never")
 
-    books = Dispatcher("ab", {"a": call}, dead=keep).run()
+    counts = Dispatcher("ab", {"a": call}, dead=keep).run()
     assert sorted(dead) == ["a", "b"]
-    assert (books.attempts, books.dead, books.committed) == (2, 2, 2)
+    assert (counts.attempts, counts.dead, counts.committed) == (2, 2, 2)
 
 
 async def rejects(record):
@@ -118,11 +118,11 @@ def test_a_run_ends_when_the_dead_were_kept(max_ahead):
 
     signal.alarm(30)  # without a turn of the loop nothing else would end it
     try:
-        books = Dispatcher(range(5), {"a": rejects}, dead=keep, max_ahead=max_ahead).run()
+        counts = Dispatcher(range(5), {"a": rejects}, dead=keep, max_ahead=max_ahead).run()
     finally:
         signal.alarm(0)
     assert sorted(dead) == list(range(5))
-    assert (books.read, books.dead, books.committed) == (5, 5, 5)
+    assert (counts.read, counts.dead, counts.committed) == (5, 5, 5)
 
 
 def test_what_keeps_the_dead_ends_the_run_if_it_fails():
@@ -145,13 +145,13 @@ def test_a_consumer_that_takes_nothing_is_left_alone_and_burns_no_attempt():
         tried.append(record)
         raise Unavailable("busy", after_s=3600)
 
-    books = Dispatcher(
+    counts = Dispatcher(
         range(500), {"a": closed, "b": asks, "c": done.append}, max_attempts=1, limit=one
     ).run()
     assert sorted(done) == list(range(500))
-    assert books.unavailable == len(tried) < 20
-    assert (books.failed, books.dead) == (0, 0)
-    assert not next(each for each in books.consumers if each.name == "b").is_open
+    assert counts.unavailable == len(tried) < 20
+    assert (counts.failed, counts.dead) == (0, 0)
+    assert not next(each for each in counts.consumers if each.name == "b").is_open
 
 
 def test_a_batch_that_fails_as_a_whole_is_taken_apart_before_its_last_attempt():
@@ -163,7 +163,7 @@ def test_a_batch_that_fails_as_a_whole_is_taken_apart_before_its_last_attempt():
             raise ValueError("13")
         done.extend(records)
 
-    books = Dispatcher(
+    counts = Dispatcher(
         range(40),
         {"a": call, "b": call},
         batch=10,
@@ -173,7 +173,7 @@ def test_a_batch_that_fails_as_a_whole_is_taken_apart_before_its_last_attempt():
     assert dead == [13]
     assert sorted(done) == [n for n in range(40) if n != 13]
     assert sizes == {10: 5, 1: 10}
-    assert books.committed == 40
+    assert counts.committed == 40
 
 
 def test_a_batch_that_is_rejected_is_taken_apart_at_once():
@@ -200,10 +200,10 @@ def test_records_of_a_key_stay_in_order():
             raise ValueError("once")
         order[record % 7].append(record)
 
-    books = Dispatcher(
+    counts = Dispatcher(
         range(200), dict.fromkeys("abc", call), key=lambda record: record % 7, chooser=ByKey()
     ).run()
-    assert books.failed == 19
+    assert counts.failed == 19
     for key, records in order.items():
         assert records == list(range(key, 200, 7))
 
@@ -214,10 +214,10 @@ def test_a_functions_errors_fail_its_record():
     def ends(record):
         raise StopIteration("no more")
 
-    books = Dispatcher(
+    counts = Dispatcher(
         [1], {"a": ends}, max_attempts=1, dead=lambda *what: dead.append(str(what[2]))
     ).run()
-    assert (books.dead, dead) == (1, ["StopIteration: no more"])
+    assert (counts.dead, dead) == (1, ["StopIteration: no more"])
 
 
 def test_it_runs_once():
@@ -281,13 +281,13 @@ def test_a_source_that_keeps_count_itself_is_told_of_each_record_that_is_done_on
             failed.add(record)
             raise OSError("once")
 
-    books = Dispatcher(
+    counts = Dispatcher(
         range(100, 200),
         {"a": sometimes, "b": sometimes},
         acked=lambda position, record: acked.append((position, record)),
         dead=lambda position, record, error: dead.append(record),
     ).run()
-    assert (books.acked, books.dead, dead) == (99, 1, [107])
+    assert (counts.acked, counts.dead, dead) == (99, 1, [107])
     assert sorted(acked) == [(n, n + 100) for n in range(100) if n != 7]
 
 
@@ -300,8 +300,8 @@ def test_a_consumer_that_asks_for_no_time_is_left_alone_for_the_backoff(after_s)
         if len(called) < 3:
             raise Unavailable("busy", after_s=after_s)
 
-    books = Dispatcher(["one"], {"a": worker}).run()
-    assert (books.acked, books.unavailable, len(called)) == (1, 2, 3)
+    counts = Dispatcher(["one"], {"a": worker}).run()
+    assert (counts.acked, counts.unavailable, len(called)) == (1, 2, 3)
     assert called[2] - called[0] >= 0.29  # 100 and 200 ms
 
 
@@ -323,8 +323,8 @@ def test_a_record_that_no_consumer_takes_for_too_long_dies():
         unavailable_timeout_s=60,
         dead=lambda position, record, error: dead.append((record, str(error))),
     )
-    books = dispatcher.run()
-    assert (books.dead, books.unavailable, books.failed) == (1, 2, 2)
+    counts = dispatcher.run()
+    assert (counts.dead, counts.unavailable, counts.failed) == (1, 2, 2)
     assert dead == [("one", "busy (again after 0 s)")]
 
 
@@ -343,14 +343,14 @@ def test_what_is_no_exception_fails_its_record_alone(error, is_async):
         call(record)
 
     dead = []
-    books = Dispatcher(
+    counts = Dispatcher(
         range(6),
         {"a": call_async if is_async else call},
         max_attempts=2,
         dead=lambda position, record, error: dead.append((record, type(error))),
     ).run()
     assert dead == [(3, type(error))]
-    assert (books.acked, books.failed, books.timed_out, books.committed) == (5, 2, 0, 6)
+    assert (counts.acked, counts.failed, counts.timed_out, counts.committed) == (5, 2, 0, 6)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_a_record_without_a_key_is_dead_alone(key, kind):
         "consumers": {"a": called.append},
         "key": lambda record: key(record) if record in (0, 3) else record % 2,
     }
-    books = Dispatcher(
+    counts = Dispatcher(
         range(6),
         chooser=ByKey(),
         dead=lambda position, record, error: dead.append((record, type(error))),
@@ -371,7 +371,7 @@ def test_a_record_without_a_key_is_dead_alone(key, kind):
     ).run()
     assert dead == [(0, kind), (3, kind)]
     assert sorted(called) == [1, 2, 4, 5]
-    assert (books.acked, books.dead, books.attempts, books.committed) == (4, 2, 4, 6)
+    assert (counts.acked, counts.dead, counts.attempts, counts.committed) == (4, 2, 4, 6)
     with pytest.raises(RecordDead, match=f"record 0 failed 1 times, at last of {kind.__name__}"):
         Dispatcher(range(6), chooser=ByKey(), **arguments).run()
 

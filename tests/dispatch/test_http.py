@@ -189,8 +189,8 @@ def test_no_retry_after_ends_a_run(asked):
             consumers = {"sick": Http(server.url), "free": Http(free.url)}
             return await Dispatcher(range(20), consumers, limit=lambda: Fixed(1)).run_async()
 
-    books = asyncio.run(main())
-    assert (books.acked, books.unavailable) == (20, 1)
+    counts = asyncio.run(main())
+    assert (counts.acked, counts.unavailable) == (20, 1)
 
 
 def test_a_record_that_the_server_dies_of_comes_to_its_end():
@@ -220,9 +220,9 @@ def test_a_record_that_the_server_dies_of_comes_to_its_end():
                 dead=lambda position, record, error: dead.append((record, type(error))),
             ).run_async()
 
-    books = asyncio.run(asyncio.wait_for(main(), 30))
+    counts = asyncio.run(asyncio.wait_for(main(), 30))
     assert dead == [(13, HttpError)]
-    assert (books.acked, books.dead, books.failed, books.unavailable) == (19, 1, 3, 0)
+    assert (counts.acked, counts.dead, counts.failed, counts.unavailable) == (19, 1, 3, 0)
 
 
 def test_a_request_that_was_not_sent_whole_does_not_count():
@@ -349,14 +349,14 @@ def test_without_a_server_it_is_unavailable():
 def test_a_throttled_endpoint_is_left_alone_and_the_others_do_the_work():
     async def main():
         async with Server(answer(429, "Retry-After: 3600")) as busy, Server() as free:
-            books = await Dispatcher(
+            counts = await Dispatcher(
                 range(200), {"busy": Http(busy.url), "free": Http(free.url)}, max_attempts=1
             ).run_async()
-            return books, len(busy.bodies), len(free.bodies)
+            return counts, len(busy.bodies), len(free.bodies)
 
-    books, busy, free = asyncio.run(main())
-    assert books.acked == free == 200
-    assert books.unavailable == busy < 5
+    counts, busy, free = asyncio.run(main())
+    assert counts.acked == free == 200
+    assert counts.unavailable == busy < 5
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "localhost:80", "http://", "http:///path"])

@@ -1,4 +1,4 @@
-"""The example: workers and producer die by kill -9, and the books balance."""
+"""The example: workers and producer die by kill -9, and the counts balance."""
 
 import subprocess
 import sys
@@ -7,19 +7,19 @@ from ackcore.examples import log_etl
 
 
 def test_no_line_is_lost_when_a_worker_and_the_producer_are_killed(tmp_path):
-    books = log_etl.run(tmp_path / "etl", lines=1500)
-    assert books.balance, books
-    assert (books.lines, books.loaded, books.dead, books.missing) == (1500, 1499, 1, 0)
-    assert 0 < books.resumed_at < 1500
-    assert len(books.by_worker) == log_etl.WORKERS
+    counts = log_etl.run(tmp_path / "etl", lines=1500)
+    assert counts.balance, counts
+    assert (counts.lines, counts.loaded, counts.dead, counts.missing) == (1500, 1499, 1, 0)
+    assert 0 < counts.resumed_at < 1500
+    assert len(counts.by_worker) == log_etl.WORKERS
 
 
-def test_books_that_do_not_balance_are_said_not_to():
-    books = log_etl.Books(10, 9, 1, 0, 3, 3, 5, {})
-    assert books.balance
-    assert not books._replace(missing=1).balance
-    assert not books._replace(loaded=8).balance
-    assert not books._replace(twice=4).balance
+def test_counts_that_do_not_balance_are_said_not_to():
+    counts = log_etl.Counts(10, 9, 1, 0, 3, 3, 5, {})
+    assert counts.balance
+    assert not counts._replace(missing=1).balance
+    assert not counts._replace(loaded=8).balance
+    assert not counts._replace(twice=4).balance
 
 
 def test_too_few_lines_are_refused():

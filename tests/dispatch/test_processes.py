@@ -19,9 +19,9 @@ def fork(function, *args):
 def test_processes_do_the_work(tmp_path, context):
     consumers = {n: Process(write, str(tmp_path), context=context) for n in range(2)}
     # An interpreter that is begun anew may take long on a busy or emulated machine.
-    books = Dispatcher(range(100), consumers, timeout_s=600).run()
+    counts = Dispatcher(range(100), consumers, timeout_s=600).run()
     assert sorted(effects(tmp_path)) == list(range(100))
-    assert books.acked == books.attempts == 100
+    assert counts.acked == counts.attempts == 100
     assert len(list(tmp_path.glob("*.effects"))) == 2
     assert all(each.pid is None or not each._process.is_alive() for each in consumers.values())
 
@@ -29,7 +29,7 @@ def test_processes_do_the_work(tmp_path, context):
 def test_a_record_that_kills_its_process_dies_alone(tmp_path):
     dead = []
     consumers = {n: fork(write_or_die, str(tmp_path), {13, 57}) for n in range(2)}
-    books = Dispatcher(
+    counts = Dispatcher(
         range(80),
         consumers,
         max_attempts=2,
@@ -39,7 +39,7 @@ def test_a_record_that_kills_its_process_dies_alone(tmp_path):
     assert sorted(effects(tmp_path)) == [n for n in range(80) if n not in (13, 57)]
     # Begun again with the next call, if there is one.
     assert 4 <= sum(each.starts for each in consumers.values()) <= 6
-    assert (books.acked, books.dead, books.failed) == (78, 2, 4)
+    assert (counts.acked, counts.dead, counts.failed) == (78, 2, 4)
 
 
 def test_one_that_dies_is_seen_though_its_pipe_stays_open(tmp_path):
@@ -73,10 +73,10 @@ def test_one_that_dies_is_seen_though_its_pipe_stays_open(tmp_path):
 
 def test_a_process_that_hangs_is_killed_and_the_record_done_elsewhere(tmp_path):
     consumers = {n: fork(write_or_hang, str(tmp_path), {5, 6}) for n in range(2)}
-    books = Dispatcher(range(40), consumers, timeout_s=0.5).run()
+    counts = Dispatcher(range(40), consumers, timeout_s=0.5).run()
     assert set(effects(tmp_path)) == set(range(40))
-    assert books.timed_out >= 1
-    assert books.committed == 40
+    assert counts.timed_out >= 1
+    assert counts.committed == 40
 
 
 def test_what_a_process_raises_comes_back():

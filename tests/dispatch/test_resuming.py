@@ -20,13 +20,13 @@ def test_the_committed_position_stops_at_what_is_open(tmp_path):
         async def call(record):
             if record == 2:
                 await release.wait()
-            seen.append(dispatcher.books().committed)
+            seen.append(dispatcher.counts().committed)
 
         dispatcher = Dispatcher(range(20), {"a": call}, limit=lambda: Fixed(4), checkpoint=kept)
         run = asyncio.ensure_future(dispatcher.run_async())
         while len(seen) < 19:
             await asyncio.sleep(0)
-        assert dispatcher.books().committed == 2
+        assert dispatcher.counts().committed == 2
         release.set()
         return await run
 
@@ -44,9 +44,9 @@ def test_without_a_place_for_the_dead_a_run_ends_and_the_next_resumes_there(tmp_
     with Checkpoint(kept) as checkpoint:
         assert checkpoint.committed == 5
     again = []
-    books = Dispatcher(range(50), {"a": failing({}, again)}, checkpoint=kept).run()
+    counts = Dispatcher(range(50), {"a": failing({}, again)}, checkpoint=kept).run()
     assert again == list(range(5, 50))
-    assert (books.start, books.committed, books.acked) == (5, 50, 45)
+    assert (counts.start, counts.committed, counts.acked) == (5, 50, 45)
     assert Dispatcher(range(50), {"a": again.append}, checkpoint=kept).run().read == 0
 
 

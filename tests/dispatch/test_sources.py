@@ -63,8 +63,8 @@ def test_while_an_asynchronous_source_is_idle_all_else_goes_on(tmp_path):
     def kept():
         return (tmp_path / "rt").read_bytes()
 
-    books = asyncio.run(asyncio.wait_for(main(), 30))
-    assert (sorted(done), books.timed_out, books.acked) == ([0, 1], 1, 2)
+    counts = asyncio.run(asyncio.wait_for(main(), 30))
+    assert (sorted(done), counts.timed_out, counts.acked) == ([0, 1], 1, 2)
 
 
 def test_a_batch_does_not_wait_for_an_idle_source():
@@ -76,8 +76,8 @@ def test_a_batch_does_not_wait_for_an_idle_source():
 
         sizes = []
         dispatcher = Dispatcher(idle_after(13), {"a": call}, batch=10)
-        books = await dispatcher.run_async()
-        return books.acked, sizes
+        counts = await dispatcher.run_async()
+        return counts.acked, sizes
 
     assert asyncio.run(asyncio.wait_for(main(), 30)) == (13, [10, 3])
 
@@ -125,9 +125,9 @@ def test_stopped_in_between_it_ends_with_what_was_read():
         dispatcher = Dispatcher(lambda start: itertools.count(start), {"a": call}, limit=one)
         return await dispatcher.run_async()
 
-    books = asyncio.run(main())
-    assert books.read == books.acked == books.committed == len(done)
-    assert books.read in (21, 22)
+    counts = asyncio.run(main())
+    assert counts.read == counts.acked == counts.committed == len(done)
+    assert counts.read in (21, 22)
 
 
 def test_max_ahead_bounds_what_is_read_beyond_it():

@@ -27,10 +27,10 @@ def test_a_call_that_hangs_times_out_and_another_does_it():
     async def works(record):
         done.append(record)
 
-    books = Dispatcher(range(20), {"a": hangs, "b": works}, timeout_s=0.05, limit=one).run()
+    counts = Dispatcher(range(20), {"a": hangs, "b": works}, timeout_s=0.05, limit=one).run()
     assert sorted(done) == list(range(20))
-    assert books.timed_out == len(cancelled) > 0
-    assert books.committed == 20
+    assert counts.timed_out == len(cancelled) > 0
+    assert counts.committed == 20
 
 
 def test_an_answer_that_comes_after_its_tree_timed_out_counts():
@@ -40,8 +40,8 @@ def test_an_answer_that_comes_after_its_tree_timed_out_counts():
     async def call(record):
         clock.ns += 10**10
 
-    books = Dispatcher(range(5), {"a": call}, clock=clock, timeout_s=1, limit=one).run()
-    assert (books.read, books.acked + books.dead, books.committed) == (5, 5, 5)
+    counts = Dispatcher(range(5), {"a": call}, clock=clock, timeout_s=1, limit=one).run()
+    assert (counts.read, counts.acked + counts.dead, counts.committed) == (5, 5, 5)
 
 
 def test_what_timed_out_with_another_is_not_acked_and_dead():
@@ -66,8 +66,8 @@ def test_what_timed_out_with_another_is_not_acked_and_dead():
             range(2), {"a": call}, clock=clock, timeout_s=0.5, max_attempts=1, dead=keep
         ).run_async()
 
-    books = asyncio.run(main())
-    assert (books.dead, books.acked, sorted(dead), done) == (2, 0, [0, 1], [])
+    counts = asyncio.run(main())
+    assert (counts.dead, counts.acked, sorted(dead), done) == (2, 0, [0, 1], [])
 
 
 def test_what_was_given_up_is_not_acked_by_its_late_answer():
@@ -89,8 +89,8 @@ def test_what_was_given_up_is_not_acked_by_its_late_answer():
             [7], {"a": stubborn}, clock=clock, timeout_s=0.5, max_attempts=1, dead=keep
         ).run_async()
 
-    books = asyncio.run(main())
-    assert (books.dead, books.acked, books.committed, dead) == (1, 0, 1, [7])
+    counts = asyncio.run(main())
+    assert (counts.dead, counts.acked, counts.committed, dead) == (1, 0, 1, [7])
 
 
 def test_a_call_that_goes_on_when_it_timed_out_decides_nothing():
@@ -118,8 +118,8 @@ def test_a_call_that_goes_on_when_it_timed_out_decides_nothing():
             limit=one,
         ).run_async()
 
-    books = asyncio.run(main())
-    assert (books.acked, books.failed, books.committed) == (4, 0, 4)
+    counts = asyncio.run(main())
+    assert (counts.acked, counts.failed, counts.committed) == (4, 0, 4)
 
 
 def test_a_thread_that_hangs_is_replaced_and_what_waits_behind_it_is_no_attempt():
@@ -139,11 +139,11 @@ def test_a_thread_that_hangs_is_replaced_and_what_waits_behind_it_is_no_attempt(
         backoff_ms=1,
         dead=lambda position, record, error: dead.setdefault(record, type(error)),
     )
-    books = dispatcher.run()
+    counts = dispatcher.run()
     forever.set()
     assert dead == {0: TimeoutError}
-    assert (books.acked, books.timed_out) == (29, 2)
-    assert books.unavailable > 0
+    assert (counts.acked, counts.timed_out) == (29, 2)
+    assert counts.unavailable > 0
     assert Counter(called) == {0: 2, **dict.fromkeys(range(1, 30), 1)}
 
 
@@ -162,12 +162,12 @@ def test_the_time_of_a_call_runs_from_when_it_begins():
         run = asyncio.ensure_future(dispatcher.run_async())
         for n in range(3):
             gate.release()
-            while dispatcher.books().acked <= n:
+            while dispatcher.counts().acked <= n:
                 await asyncio.sleep(0)
         return await run
 
-    books = asyncio.run(asyncio.wait_for(main(), 60))
-    assert (books.acked, books.attempts, books.timed_out) == (3, 3, 0)
+    counts = asyncio.run(asyncio.wait_for(main(), 60))
+    assert (counts.acked, counts.attempts, counts.timed_out) == (3, 3, 0)
 
 
 HANGS = """
@@ -175,10 +175,10 @@ import threading
 from ackcore.dispatch import Dispatcher
 def hangs(record):
     threading.Event().wait()
-books = Dispatcher(
+counts = Dispatcher(
     [1], {"a": hangs}, timeout_s=0.05, max_attempts=1, dead=lambda *what: None
 ).run()
-print(books.dead)
+print(counts.dead)
 """
 
 

@@ -17,10 +17,10 @@ import pyspark
 import pytest
 
 HERE = Path(__file__).parent
-# `books` and `fault_job` are no tests, and tests are no package.
+# `counts` and `fault_job` are no tests, and tests are no package.
 sys.path.insert(0, str(HERE))
 
-import books  # noqa: E402
+import counts  # noqa: E402
 import fault_job  # noqa: E402
 import places  # noqa: E402
 from processes import Processes  # noqa: E402
@@ -149,18 +149,18 @@ class Job:
     def found(self):
         """Read what is on the disk; the decisions that were there before must be there still."""
         here = self.place.fetched()
-        found = books.read(
+        found = counts.read(
             here / "checkpoint",
             here / "sink",
             dead_letters=self.config.get("dead_letters"),
         )
         if self.seen is not None:
-            assert books.check_since(self.seen, found) == []
+            assert counts.check_since(self.seen, found) == []
         self.seen = found
         return found
 
     def check(self, *, finished=True, **expected):
-        """Hold the books to the model."""
+        """Hold the counts to the model."""
         stamped = self.config.get("message_id") is None
         arguments = {
             "rows": fault_job.rows_of,
@@ -171,7 +171,7 @@ class Job:
         }
         found = self.found()
         assert (
-            books.check(found, books.Expected(self.records, **arguments), finished=finished) == []
+            counts.check(found, counts.Expected(self.records, **arguments), finished=finished) == []
         )
         return found
 

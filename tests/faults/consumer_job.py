@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "kafka"))
 
-from consumer_books import Effects, work
+from consumer_counts import Effects, work
 from servers import wait_until
 
 from ackcore.kafka import Consumer, commits, dead_letters

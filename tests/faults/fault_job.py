@@ -68,7 +68,7 @@ def lines(n, seed=0):
 
 from pyspark import TaskContext  # noqa: E402
 
-import ackcore.spark.run.action  # noqa: E402
+import ackcore.spark.engine.action  # noqa: E402
 from ackcore.spark.query import run_batch, start  # noqa: E402
 from ackcore.spark.sinks.interface import read_accepted  # noqa: E402
 from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
@@ -492,17 +492,17 @@ def wait_briefly(seconds):
 
 def run_job(spark, config):
     """Run it to its end; return what it says of itself."""
-    said = {"error": None, "progress": [], "books": {}}
+    said = {"error": None, "progress": [], "counts": {}}
     checkpoint = checkpoint_of(config)
     options = {"dead_letters": config.get("dead_letters"), "clock": clock_of(config)}
     if "lose" in config:
         lose = {"files": remove_shuffle_files, "executors": kill_noted_executors}[config["lose"]]
-        ackcore.spark.run.action.SettleStage = losing(f"{config['directory']}/marks", LAST, lose)
+        ackcore.spark.engine.action.SettleStage = losing(f"{config['directory']}/marks", LAST, lose)
     try:
         topology = topology_of(spark, config)
         if config.get("mode", "stream") == "batch":
-            books = run_batch(topology, spark, checkpoint, **options, wait=wait_briefly)
-            said["books"] = books.to_json()
+            counts = run_batch(topology, spark, checkpoint, **options, wait=wait_briefly)
+            said["counts"] = counts.to_json()
             return said
         trigger = config.get("trigger", {"availableNow": True})
         if "spark_checkpoint" in config:
@@ -511,8 +511,8 @@ def run_job(spark, config):
         try:
             if config.get("until_decided") is not None:
                 until = time.monotonic() + config.get("patience_s", 600)
-                while query.books.acked + query.books.dead < config["until_decided"]:
-                    assert time.monotonic() < until, f"it has come to rest at {query.books}"
+                while query.counts.acked + query.counts.dead < config["until_decided"]:
+                    assert time.monotonic() < until, f"it has come to rest at {query.counts}"
                     time.sleep(0.05)
                 query.stop()
             query.await_termination()
@@ -522,7 +522,7 @@ def run_job(spark, config):
                 {"batch_id": one.batch_id, "runs": one.runs, "retried": one.retried}
                 for one in query.recent_progress
             ]
-            said["books"] = query.books.to_json()
+            said["counts"] = query.counts.to_json()
     except Exception as error:
         said["error"] = f"{type(error).__name__}: {error}"
     return said

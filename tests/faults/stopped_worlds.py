@@ -75,16 +75,16 @@ class PlacedWorld(World):
         return state, engine
 
     def run_to_end(self):
-        """Be one driver, from wherever the last one was to the end; return the books."""
+        """Be one driver, from wherever the last one was to the end; return the counts."""
         state, engine = self.driver()
         with state:
             number = 0 if state.last_done is None else state.last_done + 1
-            while number < len(BATCHES) or engine.books.waiting:
+            while number < len(BATCHES) or engine.counts.waiting:
                 lines = BATCHES[number] if number < len(BATCHES) else ()
                 self.now_ms += 400_000
                 engine.process(number, [("lines", line) for line in lines])
                 number += 1
-            return engine.books
+            return engine.counts
 
 
 def drive(place, role, points, said):

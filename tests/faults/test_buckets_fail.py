@@ -1,4 +1,4 @@
-"""Checkpoint and sink in a bucket: whatever S3 answers, and whoever dies, the books balance.
+"""Checkpoint and sink in a bucket: whatever S3 answers, and whoever dies, the counts balance.
 
 Workers and executors die in `test_workers_die`, and drivers stand still in `test_paused_drivers`,
 on disk and in a bucket alike.

@@ -12,7 +12,7 @@ import fault_job
 import pytest
 from pyspark import cloudpickle
 
-import ackcore.spark.run.action
+import ackcore.spark.engine.action
 
 cloudpickle.register_pickle_by_value(fault_job)
 
@@ -82,7 +82,7 @@ def test_a_service_that_answers_otherwise_has_no_run_repeated(spark, job, servic
     it = job(LINES, files=1, server=calls.port)
     marks = str(it.directory / "marks")
     losing = fault_job.losing(marks, fault_job.LAST, fault_job.remove_shuffle_files)
-    monkeypatch.setattr(ackcore.spark.run.action, "SettleStage", losing)
+    monkeypatch.setattr(ackcore.spark.engine.action, "SettleStage", losing)
     said = fault_job.run_job(spark, it.config)
     assert said["error"] is None
     assert it.marks("lost-*")

@@ -6,7 +6,7 @@ import fault_job
 import pytest
 from pyspark import cloudpickle
 
-import ackcore.spark.protocol.batch
+import ackcore.spark.engine.batch
 from ackcore.spark.heartbeat import Pacemaker
 from ackcore.spark.query import start
 
@@ -138,7 +138,7 @@ def test_a_clock_that_goes_back(spark, job):
 
 
 def test_a_clock_that_goes_back_is_waited_for_unless_it_is_steadied(spark, job, monkeypatch):
-    monkeypatch.setattr(ackcore.spark.protocol.batch, "SteadyClock", lambda clock, at_least: clock)
+    monkeypatch.setattr(ackcore.spark.engine.batch, "SteadyClock", lambda clock, at_least: clock)
     it = job(fault_job.lines(40), mode="batch", rules=RULES, clock_back_ms=3_600_000)
     assert "told to wait for" in it.run_here(spark)
 

@@ -1,4 +1,4 @@
-"""Spark Connect's server or its client is killed in the midst of a run: the books hold."""
+"""Spark Connect's server or its client is killed in the midst of a run: the counts hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from processes import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("needs_connect")]
 
-WHOLE = {"books": [200, 180, 20, 25, True], "rows": True, "dead": True}
+WHOLE = {"counts": [200, 180, 20, 25, True], "rows": True, "dead": True}
 REST = {
     "settle": ["ACKED", "OPEN"],
     "combine": ["ACKED", "OPEN"],

@@ -1,4 +1,4 @@
-"""Members of a group are killed, stopped and ended, most on the mock cluster: the books balance."""
+"""Members of a group are killed, stopped and ended, most on the mock cluster; counts balance."""
 
 import json
 import math
@@ -18,7 +18,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 import mock_broker
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
-from consumer_books import Books, Effect, Taken
+from consumer_counts import Counts, Effect, Taken
 from consumer_job import POINTS
 from servers import raise_errors, wait_until
 
@@ -31,17 +31,17 @@ REVOCATION = {point for point in POINTS if "revocation" in point}
 
 
 @pytest.fixture
-def books(mock_kafka, tmp_path):
-    return Books(mock_kafka, tmp_path)
+def counts(mock_kafka, tmp_path):
+    return Counts(mock_kafka, tmp_path)
 
 
-def member(books, **arguments):
+def member(counts, **arguments):
     job = {
-        "servers": books.server.bootstrap_servers,
-        "topic": books.topic,
-        "group": books.group,
-        "dead_topic": books.dead_topic,
-        "effects": str(books.file),
+        "servers": counts.server.bootstrap_servers,
+        "topic": counts.topic,
+        "group": counts.group,
+        "dead_topic": counts.dead_topic,
+        "effects": str(counts.file),
         "poison": POISON,
         **arguments,
     }
@@ -49,9 +49,9 @@ def member(books, **arguments):
 
 
 @contextmanager
-def members(books, n, **arguments):
+def members(counts, n, **arguments):
     """Processes that are ended with the test, whatever becomes of it."""
-    running = [member(books, **arguments) for _ in range(n)]
+    running = [member(counts, **arguments) for _ in range(n)]
     try:
         yield running
     finally:
@@ -71,102 +71,102 @@ def end(process):
     return json.loads(said)
 
 
-def check(books, most_again=math.inf, poison=POISON):
+def check(counts, most_again=math.inf, poison=POISON):
     """N1 to N4, N8."""
-    dead = {value for value in books.delivered.values() if not (int(value) + 1) % poison}
-    return books.check_complete(most_again, dead)
+    dead = {value for value in counts.delivered.values() if not (int(value) + 1) % poison}
+    return counts.check_complete(most_again, dead)
 
 
-def left(books):
+def left(counts):
     """Records done without a commit are done again, exactly those (N3), with nobody there."""
-    return (books.effects().keys() | books.dead().keys()) - books.done_by_commits()
+    return (counts.effects().keys() | counts.dead().keys()) - counts.done_by_commits()
 
 
 @pytest.mark.parametrize("point", sorted(POINTS.keys() - REVOCATION))
-def test_a_member_that_dies_at_a_point_loses_nothing(books, point):
+def test_a_member_that_dies_at_a_point_loses_nothing(counts, point):
     """F7: with the exact bound for that point."""
-    books.produce(1000)
+    counts.produce(1000)
     # One is, or some are in retry when the second commit is made, or none.
     poison = 1000 if "dead letter" in point else NONE if "ack" in point else POISON
     after, threads = (100, 1) if "ack" in point else (poison == POISON, 2)
-    with members(books, 1, at=point, after=after, threads=threads, poison=poison) as (first,):
+    with members(counts, 1, at=point, after=after, threads=threads, poison=poison) as (first,):
         assert first.wait(30) == -signal.SIGKILL
-        books.check_commits()
-        again = left(books)
-    with members(books, 1, poison=poison) as (second,):
-        books.wait_for_the_end()
+        counts.check_commits()
+        again = left(counts)
+    with members(counts, 1, poison=poison) as (second,):
+        counts.wait_for_the_end()
         end(second)
-    assert check(books, poison=poison) == len(again)
+    assert check(counts, poison=poison) == len(again)
     if "ack" in point:
         assert len(again) == 1
     if "dead letter" in point:
-        assert list(books.dead().values()) == [2]
+        assert list(counts.dead().values()) == [2]
 
 
 @pytest.mark.parametrize("point", sorted(REVOCATION))
 def test_a_member_that_dies_as_its_partitions_go_loses_nothing(kafka_broker, tmp_path, point):
     """F7: on a broker that takes commits while a group rebalances; all of them go."""
-    books = Books(kafka_broker, tmp_path)
-    books.produce(1000)
+    counts = Counts(kafka_broker, tmp_path)
+    counts.produce(1000)
     arguments = {"protocol": "eager", "poison": NONE}
-    with members(books, 1, at=point, commit_interval_s=1000, **arguments) as (first,):
-        wait_until(books.effects, "it works")
-        with members(books, 1, **arguments) as (second,):
+    with members(counts, 1, at=point, commit_interval_s=1000, **arguments) as (first,):
+        wait_until(counts.effects, "it works")
+        with members(counts, 1, **arguments) as (second,):
             assert first.wait(30) == -signal.SIGKILL
-            books.wait_for_the_end()
+            counts.wait_for_the_end()
             end(second)
-    mine = [line for line in books.lines() if line.process == first.pid]
+    mine = [line for line in counts.lines() if line.process == first.pid]
     done = {line[:2] for line in mine if isinstance(line, Effect)}
     for line in mine:
         if isinstance(line, Taken):
-            done -= {(line.partition, offset) for offset in books.said(*line[:2], line.metadata)}
+            done -= {(line.partition, offset) for offset in counts.said(*line[:2], line.metadata)}
     assert bool(done) == ("before the commit" in point)
-    assert check(books, poison=NONE) == len(done)
+    assert check(counts, poison=NONE) == len(done)
 
 
-def test_members_are_killed_again_and_again(books):
+def test_members_are_killed_again_and_again(counts):
     """F6: one of three, ten times, when part of what came is committed and poison is in retry."""
     chance = random.Random(6)
-    with members(books, 3) as running:
+    with members(counts, 3) as running:
         for _ in range(10):
-            books.wait_for_the_end()
-            books.produce(500)
-            wait_until(lambda: books.lag() < 500, "some of it is committed")
+            counts.wait_for_the_end()
+            counts.produce(500)
+            wait_until(lambda: counts.lag() < 500, "some of it is committed")
             victim = chance.randrange(3)
             running[victim].kill()
             running[victim].wait()
             running[victim].stdout.close()
-            running[victim] = member(books)
-            books.check_commits()
-        books.wait_for_the_end(120)
+            running[victim] = member(counts)
+            counts.check_commits()
+        counts.wait_for_the_end(120)
         for process in running:
             end(process)
-    check(books)
+    check(counts)
 
 
 def is_stopped(process):
     return os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG) is not None
 
 
-def test_a_member_that_was_stopped_wakes_as_a_zombie(books):
+def test_a_member_that_was_stopped_wakes_as_a_zombie(counts):
     """F9, F17: its partitions went to another meanwhile; what it says then is refused, or late."""
-    books.produce(2000)
+    counts.produce(2000)
     stops = {"at": "before the commit is sent", "after": 1, "signal": signal.SIGSTOP}
-    with members(books, 1, late=True, **stops) as (one,):
+    with members(counts, 1, late=True, **stops) as (one,):
         wait_until(lambda: is_stopped(one), "it stops, and has something to commit")
-        with members(books, 1) as (other,):
-            books.produce(2000)
-            wait_until(lambda: not books.lag(), "the other does it all")
+        with members(counts, 1) as (other,):
+            counts.produce(2000)
+            wait_until(lambda: not counts.lag(), "the other does it all")
             one.send_signal(signal.SIGCONT)
-            books.produce(2000)
-            books.wait_for_the_end()
+            counts.produce(2000)
+            counts.wait_for_the_end()
             end(other)
-        books.produce(2000)
-        books.wait_for_the_end()
+        counts.produce(2000)
+        counts.wait_for_the_end()
         said = end(one)
     assert said["rejected"] > 0
     assert said["stale"] == [1]
-    check(books)
+    check(counts)
 
 
 def shorten_session(broker, group):
@@ -188,77 +188,77 @@ def test_a_member_that_was_taken_for_dead_leaves_nothing_uncommitted(
     kafka_broker, tmp_path, protocol, others
 ):
     """F9: on a real broker. Its next commit is refused, and it joins again."""
-    books = Books(kafka_broker, tmp_path)
-    shorten_session(kafka_broker, books.group)
-    books.produce(1000)
+    counts = Counts(kafka_broker, tmp_path)
+    shorten_session(kafka_broker, counts.group)
+    counts.produce(1000)
     stops = {"at": "before the commit is sent", "after": 1, "signal": signal.SIGSTOP}
-    with members(books, 1, protocol=protocol, **stops) as (one,):
+    with members(counts, 1, protocol=protocol, **stops) as (one,):
         wait_until(lambda: is_stopped(one), "it stops, and has something to commit")
-        wait_until(lambda: not books.members(), "its group takes it for dead")
-        with members(books, others, protocol=protocol) as more:
+        wait_until(lambda: not counts.members(), "its group takes it for dead")
+        with members(counts, others, protocol=protocol) as more:
             if others:
-                wait_until(lambda: not books.lag(), "the other does it all")
+                wait_until(lambda: not counts.lag(), "the other does it all")
             one.send_signal(signal.SIGCONT)
-            books.produce(1000)
-            books.wait_for_the_end()
+            counts.produce(1000)
+            counts.wait_for_the_end()
             for process in more:
                 end(process)
         said = end(one)
     assert said["rejected"] > 0
-    check(books)
+    check(counts)
 
 
-def test_a_member_that_is_told_to_end_leaves_nothing_to_be_done_again(books):
+def test_a_member_that_is_told_to_end_leaves_nothing_to_be_done_again(counts):
     """F18"""
-    books.produce(4000)
+    counts.produce(4000)
     for _ in range(3):
-        with members(books, 1) as (process,):
-            before = sum(books.effects().values())
-            wait_until(lambda b=before: sum(books.effects().values()) > b, "it works")
+        with members(counts, 1) as (process,):
+            before = sum(counts.effects().values())
+            wait_until(lambda b=before: sum(counts.effects().values()) > b, "it works")
             end(process)
-    with members(books, 1) as (process,):
-        books.wait_for_the_end()
+    with members(counts, 1) as (process,):
+        counts.wait_for_the_end()
         end(process)
-    assert check(books) == 0
+    assert check(counts) == 0
 
 
 @pytest.mark.parametrize("then", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_a_member_is_told_to_end_and_then_once_more(books, then):
+def test_a_member_is_told_to_end_and_then_once_more(counts, then):
     """F18: a second SIGTERM changes nothing, what is still out is done again; or it is killed."""
-    books.produce(1000)
+    counts.produce(1000)
     arguments = {"late": True, "poison": NONE, "drain_s": 2.0}
-    with members(books, 1, **arguments) as (process,):
-        wait_until(lambda: len(books.effects()) > 100, "it works")
+    with members(counts, 1, **arguments) as (process,):
+        wait_until(lambda: len(counts.effects()) > 100, "it works")
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == b"draining\n"
         process.send_signal(then)
         assert process.wait(30) == (0 if then == signal.SIGTERM else -signal.SIGKILL)
-        again = left(books)
-    with members(books, 1, poison=NONE) as (process,):
-        books.wait_for_the_end()
+        again = left(counts)
+    with members(counts, 1, poison=NONE) as (process,):
+        counts.wait_for_the_end()
         end(process)
-    assert check(books, poison=NONE) == len(again) > 0
+    assert check(counts, poison=NONE) == len(again) > 0
     if then == signal.SIGTERM:
         assert len(again) == 1
 
 
 def test_the_broker_is_killed_under_load(own_kafka_broker, tmp_path):
     """F20: kill -9 of a real one, three times, on what it had."""
-    books = Books(own_kafka_broker, tmp_path)
-    books.produce(2000)
-    with members(books, 2) as running:
+    counts = Counts(own_kafka_broker, tmp_path)
+    counts.produce(2000)
+    with members(counts, 2) as running:
         for _ in range(3):
-            before = sum(books.effects().values())
-            wait_until(lambda b=before: sum(books.effects().values()) > b, "they work")
+            before = sum(counts.effects().values())
+            wait_until(lambda b=before: sum(counts.effects().values()) > b, "they work")
             own_kafka_broker.kill()
             own_kafka_broker.restart()
-            books.produce(2000)
-            books.check_commits()
-        books.wait_for_the_end(120)
+            counts.produce(2000)
+            counts.check_commits()
+        counts.wait_for_the_end(120)
         for process in running:
             end(process)
-    check(books)
+    check(counts)
 
 
 SECONDS = float(os.environ.get("ACKCORE_SOAK_S", "40"))
@@ -270,8 +270,8 @@ REFUSALS = (7, 12, 14, 16, 22, 25, 27)
 class Chaos:
     """Draw faults from a seed, one after the other."""
 
-    def __init__(self, books, seed):
-        self.books = books
+    def __init__(self, counts, seed):
+        self.counts = counts
         self.chance = random.Random(seed)
         self.running = []
         self.stopped = []
@@ -301,7 +301,7 @@ class Chaos:
 
     def join(self):
         """F8"""
-        self.running.append(member(self.books))
+        self.running.append(member(self.counts))
         if len(self.running) > 4:
             self.leave()
 
@@ -322,52 +322,52 @@ class Chaos:
     def refuse(self):
         """F10"""
         some = self.chance.choices(REFUSALS, k=3)
-        self.books.server.fail_requests(mock_broker.OFFSET_COMMIT, *some)
+        self.counts.server.fail_requests(mock_broker.OFFSET_COMMIT, *some)
 
     def broker(self):
         """F11"""
         self.heal()
         self.down = self.chance.randrange(1, 4)
-        self.books.server.broker_set_down(self.down)
+        self.counts.server.broker_set_down(self.down)
 
     def heal(self):
         if self.down is not None:
-            self.books.server.broker_set_up(self.down)
+            self.counts.server.broker_set_up(self.down)
             self.down = None
 
     def leader(self):
         """F11"""
         partition, broker = self.chance.randrange(4), self.chance.randrange(1, 4)
-        self.books.server.partition_set_leader(self.books.topic, partition, broker)
+        self.counts.server.partition_set_leader(self.counts.topic, partition, broker)
 
     def coordinator(self):
         """F11"""
         broker = self.chance.randrange(1, 4)
-        self.books.server.coordinator_set("group", self.books.group, broker)
+        self.counts.server.coordinator_set("group", self.counts.group, broker)
 
     def close(self):
         for process in (*self.running, *self.stopped):
             self.let_go(process)
 
 
-def test_whatever_goes_wrong_nothing_is_lost(books):
+def test_whatever_goes_wrong_nothing_is_lost(counts):
     """F26: for ``ACKCORE_SOAK_S`` seconds; ``ACKCORE_SOAK_SEED`` says what happens, and when."""
     print(f"again: ACKCORE_SOAK_S={SECONDS:g} ACKCORE_SOAK_SEED={SEED}")
-    chaos = Chaos(books, SEED)
+    chaos = Chaos(counts, SEED)
     try:
         for _ in range(3):
             chaos.join()
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
             chaos.heal()
-            books.produce(200)
+            counts.produce(200)
             chaos.step()
             time.sleep(chaos.chance.uniform(0.0, 1.0))
             chaos.heal()
-            books.check_commits()
+            counts.check_commits()
         # N7: with all of it over, it goes on to the end.
-        books.wait_for_the_end(60)
+        counts.wait_for_the_end(60)
     finally:
         chaos.close()
     print(dict(chaos.happened))
-    check(books)
+    check(counts)

@@ -175,7 +175,7 @@ def no_record_of_the_decision(monkeypatch):
 
 
 @pytest.mark.parametrize("weak", [no_record_of_the_decision])
-def test_the_books_tell_what_a_weaker_driver_does(spark, job, failing_at, monkeypatch, weak):
+def test_the_counts_tell_what_a_weaker_driver_does(spark, job, failing_at, monkeypatch, weak):
     it = job(
         fault_job.lines(50),
         mode="batch",

@@ -19,7 +19,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 from servers import wait_until
 
 from ackcore.kafka import KafkaSpout
-from ackcore.spark import Books, run_batch, start, to_parquet
+from ackcore.spark import Counts, run_batch, start, to_parquet
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -108,7 +108,7 @@ def test_a_broker_is_killed_and_started_again_under_load(spark, own_kafka_broker
     on.stop()
     assert on.exception is None
     assert written(spark, sink) == list(range(sent))
-    assert (on.books.records, on.books.acked, on.books.dead) == (sent, sent, 0)
+    assert (on.counts.records, on.counts.acked, on.counts.dead) == (sent, sent, 0)
     assert "crashed" not in caplog.text
     ends = [kafka.committed(f"of-{topic}", topic, partition)[0] for partition in range(4)]
     assert sum(ends) == sent
@@ -122,10 +122,10 @@ def test_workers_are_killed(spark, kafka_broker, tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
     it = topology(kafka_broker, topic, sink, str(marks))
-    books = run_batch(it, spark, tmp_path / "checkpoint")
+    counts = run_batch(it, spark, tmp_path / "checkpoint")
     assert sorted(path.name for path in marks.iterdir()) == ["30", "60"]
     assert written(spark, sink) == list(range(100))
-    assert (books.records, books.acked, books.dead) == (100, 100, 0)
+    assert (counts.records, counts.acked, counts.dead) == (100, 100, 0)
     assert [kafka_broker.committed(f"of-{topic}", topic, p)[0] for p in (0, 1)] == [50, 50]
 
 
@@ -161,6 +161,6 @@ def test_executors_workers_and_drivers_are_killed(job, kafka_broker):
     found = sorted(zip(*(rows[name].to_pylist() for name in ("id", "at", "word")), strict=True))
     said = [row for record in records.values() for row in fault_job.rows_of(record)]
     assert found == [(row["id"], row["at"], row["word"]) for row in said]
-    books = Books.from_json(last.said["books"])
-    assert (books.records, books.acked, books.dead) == (90, 90, 0)
+    counts = Counts.from_json(last.said["counts"])
+    assert (counts.records, counts.acked, counts.dead) == (90, 90, 0)
     assert [kafka_broker.committed(group, topic, p)[0] for p in range(3)] == [30, 30, 30]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from books import letter_files
+from counts import letter_files
 from places import PROXIES, Bucket, Disk
 from processes import eventually, state_of
 from s3_server import ERROR, ERROR_AFTER, LOST, REFUSED, SLOW_DOWN
@@ -85,7 +85,7 @@ def driver(place, tmp_path):
     """``driver(role, points)`` starts one, whose failpoints are as `failpoints` has them."""
     context = multiprocessing.get_context("forkserver")
     # What takes long to load; its path has not this directory.
-    context.set_forkserver_preload(["ackcore.spark.protocol.batch", "ackcore.topology"])
+    context.set_forkserver_preload(["ackcore.spark.engine.batch", "ackcore.topology"])
     started = []
 
     def driver(role, points=""):
@@ -99,7 +99,7 @@ def driver(place, tmp_path):
         one.process.join()
 
 
-def check(place, books):
+def check(place, counts):
     """Each line is there once: its row, or its dead letter."""
     here = place.fetched()
     parts = sorted((here / "sink").glob("batch_id=*/*.parquet"))
@@ -112,8 +112,8 @@ def check(place, books):
         for letter in pq.ParquetFile(part).read()["payload"]
     ]
     assert sorted(dead) == DEAD
-    assert (books.records, books.acked, books.dead, books.waiting) == (10, 6, 4, 0)
-    assert books.balanced
+    assert (counts.records, counts.acked, counts.dead, counts.waiting) == (10, 6, 4, 0)
+    assert counts.balanced
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_taken_over_from_before_any_request_it_changes_nothing(place, proxy, tmp
         """Be overtaken before the n-th request, or never: the place, the requests until the
         checkpoint was open and until the end, how it ended, and what the other one left.
         """
-        here, asked, left, counts = Bucket.before(proxy, tmp_path / str(n)), [], [], []
+        here, asked, left, by_name = Bucket.before(proxy, tmp_path / str(n)), [], [], []
         world = PlacedWorld(here, "first")
         opens = world.driver
 
@@ -203,12 +203,12 @@ def test_taken_over_from_before_any_request_it_changes_nothing(place, proxy, tmp
             asked.append(request)
             if len(asked) == n:
                 left.append(None)
-                books = run_here(here, "second")
-                left[:] = here.contents(), books
+                counts = run_here(here, "second")
+                left[:] = here.contents(), counts
 
         def driver():
             opened = opens()
-            counts.append(len(asked))
+            by_name.append(len(asked))
             return opened
 
         world.driver, proxy.before, ended = driver, take_over, None
@@ -217,7 +217,7 @@ def test_taken_over_from_before_any_request_it_changes_nothing(place, proxy, tmp
         except Exception as error:
             ended = error
         proxy.before = None
-        return here, (*counts, len(asked)), ended, left
+        return here, (*by_name, len(asked)), ended, left
 
     _, (opened, requests), ended, _ = run(None)
     assert ended is None
@@ -227,12 +227,12 @@ def test_taken_over_from_before_any_request_it_changes_nothing(place, proxy, tmp
     last = range(requests - 2, requests + 1)
     # One that is overtaken before it has the checkpoint takes over in its turn.
     for n in sorted({*range(opened + 1, requests + 1, every), *last}):
-        here, _, ended, (before, books) = run(n)
+        here, _, ended, (before, counts) = run(n)
         # After its last mark it has only to prune, and to give back what is another's.
         is_over = ended is None and n > requests - 5
         assert is_over or isinstance(ended, CheckpointInUse), (n, ended)
         assert here.contents() == before, n
-        check(here, books)
-        assert run_here(here, "third") == books, n
+        check(here, counts)
+        assert run_here(here, "third") == counts, n
         # What it had put before it met the index has gone, and was never read.
         assert here.unnamed_letters() == set(), n

@@ -29,7 +29,7 @@ def test_a_sink_fails_for_a_while(spark, job, partial):
     it.check(dead=dead, alive=alive)
 
 
-def test_the_books_tell_of_a_sink_that_does_not_replace(spark, job):
+def test_the_counts_tell_of_a_sink_that_does_not_replace(spark, job):
     it = job(
         fault_job.lines(40),
         mode="batch",
@@ -41,7 +41,7 @@ def test_the_books_tell_of_a_sink_that_does_not_replace(spark, job):
         it.check()
 
 
-def test_the_books_tell_of_rows_that_are_not_acked(spark, job, monkeypatch):
+def test_the_counts_tell_of_rows_that_are_not_acked(spark, job, monkeypatch):
     """A sink that is given all that was emitted, failed records' rows too."""
     monkeypatch.setattr(
         ackcore.spark.sinks.interface,

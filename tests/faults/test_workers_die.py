@@ -8,9 +8,9 @@ import fault_job
 import pytest
 from pyspark import cloudpickle
 
-import ackcore.spark.run.action
+import ackcore.spark.engine.action
 from ackcore.spark import dead_letters
-from ackcore.spark.protocol import decide
+from ackcore.spark.engine import decide
 
 cloudpickle.register_pickle_by_value(fault_job)
 
@@ -85,7 +85,7 @@ def lost(spark, job, monkeypatch):
         it = job(fault_job.lines(80), files=1, rules={"enrich": rules}, otherwise=otherwise)
         marks = str(it.directory / "marks")
         losing = fault_job.losing(marks, fault_job.LAST, fault_job.remove_shuffle_files)
-        monkeypatch.setattr(ackcore.spark.run.action, "SettleStage", losing)
+        monkeypatch.setattr(ackcore.spark.engine.action, "SettleStage", losing)
         said = fault_job.run_job(spark, it.config)
         assert said["error"] is None
         assert it.marks("lost-*")
@@ -111,7 +111,7 @@ def test_shuffle_files_are_lost(request, lost, otherwise, checks, inline):
 
 @pytest.mark.faults
 def test_without_trailers_two_runs_are_mixed(unchecked, lost, monkeypatch):
-    monkeypatch.setattr(ackcore.spark.run.action, "trailer_problems", lambda *arguments: [])
+    monkeypatch.setattr(ackcore.spark.engine.action, "trailer_problems", lambda *arguments: [])
     it, ran = lost(otherwise=True)
     assert ran == 1
     with pytest.raises(AssertionError, match="== \\[\\]"):

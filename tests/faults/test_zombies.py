@@ -101,7 +101,7 @@ def test_tasks_of_a_dead_driver_write_into_no_file_of_its_successor(stage):
     # Its tasks had their files open when those of the first driver opened theirs.
     assert stage.marks("a-*-2") == ["a-0-2", "a-1-2"]
     assert said["error"] is None
-    assert said["books"]["spouts"]["ids"]["acked"] == zombie_job.RECORDS
+    assert said["counts"]["spouts"]["ids"]["acked"] == zombie_job.RECORDS
     assert stage.written() == list(range(zombie_job.RECORDS))
     before = stage.snapshot()
     (stage.directory / "marks" / "end").touch()

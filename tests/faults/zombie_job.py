@@ -68,7 +68,7 @@ def main(directory, role):
 
     here = Path(directory)
     conf = {"spark.sql.execution.arrow.maxRecordsPerBatch": "500"}
-    said = {"error": None, "books": {}}
+    said = {"error": None, "counts": {}}
     with spark_session("local[2]", conf) as (spark, _):
         builder = TopologyBuilder()
         builder.spout("ids", spark.read.schema("id bigint").parquet(str(here / "in")))
@@ -76,7 +76,7 @@ def main(directory, role):
         builder.sink("hang", to_parquet(here / "sink"))
         topology = builder.build(backoff_ms=50, max_backoff_ms=200)
         try:
-            said["books"] = run_batch(topology, spark, here / "checkpoint").to_json()
+            said["counts"] = run_batch(topology, spark, here / "checkpoint").to_json()
         except Exception as error:
             said["error"] = f"{type(error).__name__}: {error}"
     Path(here, f"{role}.json").write_text(json.dumps(said))

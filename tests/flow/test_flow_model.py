@@ -167,7 +167,7 @@ class FlowMachine(RuleBasedStateMachine):
             self.came_back(lease, again=True)
 
     @invariant()
-    def books_balance(self):
+    def counts_balance(self):
         assert self.flow.in_flight == len(self.out)
         assert self.flow.requeued == len(self.waiting)
         if self.cap:
@@ -180,5 +180,5 @@ class FlowMachine(RuleBasedStateMachine):
         assert sorted(places) == list(range(self.count))
 
 
-def test_books_balance_after_any_calls():
+def test_counts_balance_after_any_calls():
     run_state_machine_as_test(FlowMachine)

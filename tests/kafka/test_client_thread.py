@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from consumer_books import take
+from consumer_counts import take
 from servers import wait_until
 
 from ackcore import OffsetTracker

@@ -14,8 +14,8 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 import mock_broker
 from confluent_kafka import KafkaError, Producer
-from consumer_books import (
-    Books,
+from consumer_counts import (
+    Counts,
     by_hand,
     consumer_of,
     consuming,
@@ -36,13 +36,13 @@ SHORT = {"session.timeout.ms": 1000}
 
 
 @pytest.fixture
-def books(mock_kafka, tmp_path):
-    return Books(mock_kafka, tmp_path)
+def counts(mock_kafka, tmp_path):
+    return Counts(mock_kafka, tmp_path)
 
 
-def test_poison_is_dead_and_all_else_is_done_once(books):
+def test_poison_is_dead_and_all_else_is_done_once(counts):
     """F5: of 2,000 records one in a hundred fails five times, and others once, in three threads."""
-    books.produce(2000)
+    counts.produce(2000)
     poison = {b"%d" % i for i in range(0, 2000, 100)}
 
     def may_fail(record):
@@ -50,20 +50,20 @@ def test_poison_is_dead_and_all_else_is_done_once(books):
             return ValueError("poison")
         return OSError("once") if record.offset % 7 == 3 and not record.attempt else None
 
-    with consuming(books) as consumer:
-        with workers(consumer, books, may_fail=may_fail):
-            books.wait_for_the_end()
-        counts = consumer.stats().counts
-    books.check_complete(poison=poison)
-    assert (counts.acked, counts.dead) == (1980, 20)
-    once = sum(o % 7 == 3 and v not in poison for (_, o), v in books.delivered.items())
-    assert counts.failed == 5 * 20 + once
-    assert counts.retried == 4 * 20 + once
+    with consuming(counts) as consumer:
+        with workers(consumer, counts, may_fail=may_fail):
+            counts.wait_for_the_end()
+        tallies = consumer.stats().counts
+    counts.check_complete(poison=poison)
+    assert (tallies.acked, tallies.dead) == (1980, 20)
+    once = sum(o % 7 == 3 and v not in poison for (_, o), v in counts.delivered.items())
+    assert tallies.failed == 5 * 20 + once
+    assert tallies.retried == 4 * 20 + once
 
 
-def test_commit_now_commits_what_is_done_and_nothing_above_it(books):
-    books.server.produce(books.topic, [b"%d" % i for i in range(6)], 0)
-    with consuming(books, commit_interval_s=3600) as consumer:
+def test_commit_now_commits_what_is_done_and_nothing_above_it(counts):
+    counts.server.produce(counts.topic, [b"%d" % i for i in range(6)], 0)
+    with consuming(counts, commit_interval_s=3600) as consumer:
         records = {record.offset: record for record in take(consumer, 6)}
         consumer.ack_many(records[offset] for offset in (0, 1, 3))
         consumer.commit()
@@ -81,14 +81,14 @@ def test_commit_now_commits_what_is_done_and_nothing_above_it(books):
         consumer.ack_many(records[offset] for offset in (4, 5))
 
 
-def test_a_commit_while_the_consumer_closes_and_after_it_says_that_it_was_refused(books):
-    books.produce(40)
-    consumer = consumer_of(books, commit_interval_s=3600)
+def test_a_commit_while_the_consumer_closes_and_after_it_says_that_it_was_refused(counts):
+    counts.produce(40)
+    consumer = consumer_of(counts, commit_interval_s=3600)
     taken = take(consumer, 40)
     consumer.commit()
     consumer.ack_many(taken[1:])
     error = KafkaError.GROUP_AUTHORIZATION_FAILED
-    books.server.fail_requests(mock_broker.OFFSET_COMMIT, *[error] * 20)
+    counts.server.fail_requests(mock_broker.OFFSET_COMMIT, *[error] * 20)
     consumer.stop()  # it waits for the record that is out
     with ThreadPoolExecutor(1) as thread:
         committing = thread.submit(consumer.commit)
@@ -106,10 +106,10 @@ def committed_by(consumer):
     return found.committed
 
 
-def test_a_seek_delivers_again_and_the_committed_offset_follows(books):
-    books.server.produce(books.topic, [b"%d" % i for i in range(6)], 0)
-    at = books.topic, 0
-    with consuming(books, partitions=[at], commit_interval_s=3600) as consumer:
+def test_a_seek_delivers_again_and_the_committed_offset_follows(counts):
+    counts.server.produce(counts.topic, [b"%d" % i for i in range(6)], 0)
+    at = counts.topic, 0
+    with consuming(counts, partitions=[at], commit_interval_s=3600) as consumer:
         first = take(consumer, 4)
         assert consumer.ack_many(first[:3]) == 3
         assert committed_by(consumer) == 3
@@ -121,7 +121,7 @@ def test_a_seek_delivers_again_and_the_committed_offset_follows(books):
         assert {one.attempt for one in again} == {0}
         assert not consumer.ack(first[3])
         assert consumer.ack_many(again[:2]) == 2
-        books.server.produce(books.topic, [b"%d" % i for i in range(6, 10)], 0)
+        counts.server.produce(counts.topic, [b"%d" % i for i in range(6, 10)], 0)
         consumer.seek(*at, 8)
         last = take(consumer, 2)
         assert [one.offset for one in last] == [8, 9]
@@ -129,15 +129,15 @@ def test_a_seek_delivers_again_and_the_committed_offset_follows(books):
         assert consumer.ack_many([*again, *last]) == 2
         assert committed_by(consumer) == 10
         with pytest.raises(ValueError, match="topic and partition must be of a partition that"):
-            consumer.seek(books.topic, 1, 0)
+            consumer.seek(counts.topic, 1, 0)
         with pytest.raises(ValueError, match="offset must be"):
             consumer.seek(*at, -1)
 
 
-def test_a_seek_behind_the_end_and_before_the_start_is_out_of_range(books):
-    books.server.produce(books.topic, [b"%d" % i for i in range(4)], 0)
-    at = books.topic, 0
-    with consuming(books, partitions=[at]) as consumer:
+def test_a_seek_behind_the_end_and_before_the_start_is_out_of_range(counts):
+    counts.server.produce(counts.topic, [b"%d" % i for i in range(4)], 0)
+    at = counts.topic, 0
+    with consuming(counts, partitions=[at]) as consumer:
         take(consumer, 4)
         consumer.seek(*at, 1000)
         assert [one.offset for one in take(consumer, 4)] == [0, 1, 2, 3]
@@ -146,8 +146,8 @@ def test_a_seek_behind_the_end_and_before_the_start_is_out_of_range(books):
         assert committed_by(consumer) == 4
 
 
-def test_callbacks_are_told_partitions_and_may_seek_and_ack(books):
-    books.produce(40)
+def test_callbacks_are_told_partitions_and_may_seek_and_ack(counts):
+    counts.produce(40)
     held, told = [], []
 
     def on_assign(consumer, partitions):
@@ -164,38 +164,38 @@ def test_callbacks_are_told_partitions_and_may_seek_and_ack(books):
         with pytest.raises(ValueError, match=r"stats\(\).partitions names them"):
             consumer.seek(*partitions[0], 0)
 
-    with consuming(books, on_assign=on_assign, on_revoke=on_revoke, drain_s=0) as consumer:
+    with consuming(counts, on_assign=on_assign, on_revoke=on_revoke, drain_s=0) as consumer:
         held += [one for one in take(consumer, 12) if one.partition < 2]
         assert {one.offset for one in held} == {7, 8, 9}
-    partitions = [(books.topic, one) for one in range(4)]
+    partitions = [(counts.topic, one) for one in range(4)]
     assert told == [("assign", partitions), ("revoke", partitions)]
-    assert [offset for offset, _ in books.committed()] == [10, 10, 7, 7]
+    assert [offset for offset, _ in counts.committed()] == [10, 10, 7, 7]
 
 
 @pytest.mark.parametrize("name", ["on_assign", "on_revoke"])
-def test_a_callback_that_raises_ends_the_consumer_and_what_is_done_is_committed(books, name):
-    books.server.produce(books.topic, [b"%d" % i for i in range(3)], 0)
+def test_a_callback_that_raises_ends_the_consumer_and_what_is_done_is_committed(counts, name):
+    counts.server.produce(counts.topic, [b"%d" % i for i in range(3)], 0)
 
     def fails(consumer, partitions):
         raise LookupError("no such state")
 
-    consumer = consumer_of(books, **{name: fails})
+    consumer = consumer_of(counts, **{name: fails})
     if name == "on_revoke":
         consumer.ack_many(take(consumer, 3))
     with pytest.raises(LookupError, match="no such state"):
         consumer.poll() if name == "on_assign" else consumer.close()
     with pytest.raises(LookupError, match="no such state"):
         consumer.close()
-    assert books.committed()[0][0] == (3 if name == "on_revoke" else 0)
+    assert counts.committed()[0][0] == (3 if name == "on_revoke" else 0)
     with pytest.raises(TypeError, match=f"{name} must be callable"):
-        consumer_of(books, **{name: "print"})
+        consumer_of(counts, **{name: "print"})
 
 
 @pytest.mark.parametrize("ordered_by", ["key", "partition"])
-def test_records_of_a_key_are_done_one_by_one_in_their_order_retries_included(books, ordered_by):
+def test_records_of_a_key_are_done_one_by_one_in_their_order_retries_included(counts, ordered_by):
     for number in range(3):
         values = [{"key": b"%d" % (i % 7), "value": b"%d" % i} for i in range(100)]
-        books.server.produce(books.topic, values, number)
+        counts.server.produce(counts.topic, values, number)
     done, busy, lock = [], set(), threading.Lock()
 
     def may_fail(record):
@@ -210,8 +210,8 @@ def test_records_of_a_key_are_done_one_by_one_in_their_order_retries_included(bo
         busy.remove(line)
         return None
 
-    with consuming(books, ordered_by=ordered_by, max_in_flight=20) as consumer:
-        with workers(consumer, books, 4, may_fail):
+    with consuming(counts, ordered_by=ordered_by, max_in_flight=20) as consumer:
+        with workers(consumer, counts, 4, may_fail):
             wait_until(lambda: consumer.stats().lag == 0 and len(done) == 297, "all are done")
         assert consumer.stats().counts.dead == 3
     lines = {each[:2] for each in done}
@@ -222,9 +222,9 @@ def test_records_of_a_key_are_done_one_by_one_in_their_order_retries_included(bo
 
 
 @pytest.mark.filterwarnings("ignore:This process .*multi-threaded:DeprecationWarning")
-def test_a_forked_copy_says_at_once_that_it_polls_nothing(books):
-    books.produce(1)
-    with consuming(books) as consumer:
+def test_a_forked_copy_says_at_once_that_it_polls_nothing(counts):
+    counts.produce(1)
+    with consuming(counts) as consumer:
         (record,) = take(consumer, 1)
         calls = [
             lambda: consumer.poll(1, 0),
@@ -232,7 +232,7 @@ def test_a_forked_copy_says_at_once_that_it_polls_nothing(books):
             lambda: consumer.fail(record, "no"),
             lambda: consumer.ack_many([record]),
             consumer.commit,
-            lambda: consumer.seek(books.topic, 0, 0),
+            lambda: consumer.seek(counts.topic, 0, 0),
             consumer.stats,
             consumer.stop,
             consumer.close,
@@ -251,9 +251,9 @@ def test_a_forked_copy_says_at_once_that_it_polls_nothing(books):
         assert consumer.ack(record)
 
 
-def test_closing_is_bounded_though_the_client_does_not_end(books, monkeypatch):
-    books.produce(1)
-    consumer = consumer_of(books)
+def test_closing_is_bounded_though_the_client_does_not_end(counts, monkeypatch):
+    counts.produce(1)
+    consumer = consumer_of(counts)
     (record,) = take(consumer, 1)
     consumer.ack(record)
     goes_on = threading.Event()
@@ -276,12 +276,12 @@ def test_a_retry_of_librdkafkas_as_a_client_starts_is_no_warning(caplog):
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "ERROR"]
 
 
-def test_dead_letters_are_the_record_with_the_reason_in_headers(books):
-    books.produce(3)
+def test_dead_letters_are_the_record_with_the_reason_in_headers(counts):
+    counts.produce(3)
     value = {"key": b"k", "value": None, "headers": [("a", b"1"), ("ackcore-deaths", b"4")]}
     value["timestamp"] = 1_000_000_000_000
-    books.server.produce(books.topic, [value], 0)
-    with consuming(books) as consumer:
+    counts.server.produce(counts.topic, [value], 0)
+    with consuming(counts) as consumer:
         for record in take(consumer, 4):
             if record.key is None:
                 consumer.ack(record)
@@ -290,13 +290,13 @@ def test_dead_letters_are_the_record_with_the_reason_in_headers(books):
                 consumer.fail(record, Reject("never"))
         wait_until(lambda: consumer.stats().counts.dead, "it is dead")
         assert consumer.stats().counts.failed == 1
-    (letter,) = books.server.consume(books.dead_topic)
+    (letter,) = counts.server.consume(counts.dead_topic)
     assert (letter.key(), letter.value()) == (b"k", None)
     assert letter.timestamp()[1] > time.time() * 1000 - 3_600_000
     assert letter.headers() == [
         ("a", b"1"),
         ("ackcore-reason", b"Reject: never"),
-        ("ackcore-topic", books.topic.encode()),
+        ("ackcore-topic", counts.topic.encode()),
         ("ackcore-partition", b"0"),
         ("ackcore-offset", b"1"),
         ("ackcore-timestamp", b"1000000000000"),
@@ -305,85 +305,85 @@ def test_dead_letters_are_the_record_with_the_reason_in_headers(books):
     ]
 
 
-def test_a_record_that_died_too_often_ends_it_and_is_not_committed_over(books):
+def test_a_record_that_died_too_often_ends_it_and_is_not_committed_over(counts):
     """Its dead letters come back: the consumer ends, and says what to change."""
     headers = [("ackcore-deaths", b"20")]
-    books.server.produce(books.topic, [{"value": b"x", "headers": headers}], 0)
-    consumer = consumer_of(books)
+    counts.server.produce(counts.topic, [{"value": b"x", "headers": headers}], 0)
+    consumer = consumer_of(counts)
     consumer.fail(*take(consumer, 1), Reject("again"))
     with pytest.raises(DeadLetterLoop, match=r"has died 20 times: .*stop what sends them back"):
         consumer.poll(1, 20.0)
     with pytest.raises(DeadLetterLoop):
         consumer.close()
-    assert books.server.consume(books.dead_topic) == []
-    assert books.committed()[0][0] == 0
+    assert counts.server.consume(counts.dead_topic) == []
+    assert counts.committed()[0][0] == 0
 
 
-def test_what_is_done_is_not_handed_out_again_after_a_restart(books):
-    books.produce(400)
-    with consuming(books, **by_hand(books), backoff_ms=60_000, max_backoff_ms=60_000) as consumer:
+def test_what_is_done_is_not_handed_out_again_after_a_restart(counts):
+    counts.produce(400)
+    with consuming(counts, **by_hand(counts), backoff_ms=60_000, max_backoff_ms=60_000) as consumer:
         for record in take(consumer, 400):
             if record.offset % 3:
                 consumer.ack(record)
             elif record.offset % 2:
                 consumer.fail(record, "not yet")
-    again = {at for at in books.delivered if not at[1] % 3}
-    with consuming(books, **by_hand(books)) as consumer:
+    again = {at for at in counts.delivered if not at[1] % 3}
+    with consuming(counts, **by_hand(counts)) as consumer:
         taken = take(consumer, len(again))
         assert {(one.partition, one.offset) for one in taken} == again
         assert all(one.attempt == one.offset % 2 for one in taken)
         assert consumer.poll(1, 0.1) == []
         assert consumer.ack_many(taken) == len(again)
-        wait_until(lambda: not books.lag(), "all is committed")
+        wait_until(lambda: not counts.lag(), "all is committed")
         assert consumer.stats().counts.skipped == 400 - len(again)
 
 
-def test_a_start_at_the_end_is_remembered(books):
-    books.produce(8)
-    with consuming(books, **by_hand(books), start="latest") as consumer:
-        wait_until(lambda: not books.lag(), "the ends are committed, though nothing is done")
+def test_a_start_at_the_end_is_remembered(counts):
+    counts.produce(8)
+    with consuming(counts, **by_hand(counts), start="latest") as consumer:
+        wait_until(lambda: not counts.lag(), "the ends are committed, though nothing is done")
         assert consumer.stats().counts.read == 0
-    books.produce(4)
-    with consuming(books, **by_hand(books), start="latest") as consumer:
+    counts.produce(4)
+    with consuming(counts, **by_hand(counts), start="latest") as consumer:
         assert sorted(one.value for one in take(consumer, 4)) == [b"10", b"11", b"8", b"9"]
 
 
-def test_partitions_by_hand(books):
-    books.produce(40)
-    with consuming(books, partitions=[(books.topic, 1), (books.topic, 3)]) as consumer:
+def test_partitions_by_hand(counts):
+    counts.produce(40)
+    with consuming(counts, partitions=[(counts.topic, 1), (counts.topic, 3)]) as consumer:
         taken = take(consumer, 20)
         assert {one.partition for one in taken} == {1, 3}
         consumer.ack_many(taken)
-        wait_until(lambda: books.lag() == 20, "they are committed")
-    assert [offset for offset, _ in books.committed()] == [-1001, 10, -1001, 10]
+        wait_until(lambda: counts.lag() == 20, "they are committed")
+    assert [offset for offset, _ in counts.committed()] == [-1001, 10, -1001, 10]
 
 
 def test_markers_of_transactions_behind_the_last_record_are_passed(mock_kafka, tmp_path):
     """F13: the lag becomes 0, marker included."""
-    books = Books(mock_kafka, tmp_path, partitions=1)
+    counts = Counts(mock_kafka, tmp_path, partitions=1)
     producer = Producer(mock_kafka.conf(transactional_id="one"))
     producer.init_transactions(10)
     for _ in range(3):
         producer.begin_transaction()
         for _ in range(5):
-            producer.produce(books.topic, b"x", partition=0)
+            producer.produce(counts.topic, b"x", partition=0)
         producer.commit_transaction(10)
     # The mock cluster gives its markers no checksums.
-    with consuming(books, options={"check.crcs": False}) as consumer:
+    with consuming(counts, options={"check.crcs": False}) as consumer:
         taken = take(consumer, 15)
         consumer.ack_many(taken)
         assert taken[-1].offset == 16
-        wait_until(lambda: books.committed()[0][0] == 18, "the last marker is committed over")
+        wait_until(lambda: counts.committed()[0][0] == 18, "the last marker is committed over")
         wait_until(lambda: not consumer.stats().lag, "it has the broker's answer")
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "eager"])
-def test_late_answers_of_partitions_that_went_are_counted_and_change_nothing(books, protocol):
+def test_late_answers_of_partitions_that_went_are_counted_and_change_nothing(counts, protocol):
     """The mock takes no commit while a group rebalances; test_consumer_groups.py has a drain."""
-    books.produce(80)
-    with consuming(books, protocol=protocol, drain_s=0, options=SHORT) as one:
+    counts.produce(80)
+    with consuming(counts, protocol=protocol, drain_s=0, options=SHORT) as one:
         mine = take(one, 80)
-        with consuming(books, protocol=protocol, options=SHORT) as other:
+        with consuming(counts, protocol=protocol, options=SHORT) as other:
             wait_until(
                 lambda: (
                     len(partitions_of(one) | partitions_of(other)) == 4 and partitions_of(other)
@@ -402,148 +402,149 @@ def test_late_answers_of_partitions_that_went_are_counted_and_change_nothing(boo
                 assert one.ack_many(kept) == len(kept) > 0
             assert other.ack_many(taken) == len(taken)
             wait_until(
-                lambda: all(books.committed()[one][0] == 20 for one in theirs), "they are committed"
+                lambda: all(counts.committed()[one][0] == 20 for one in theirs),
+                "they are committed",
             )
 
 
-def test_commits_that_are_refused_are_made_again(books, caplog):
+def test_commits_that_are_refused_are_made_again(counts, caplog):
     """F10: whatever the broker says, what was done stays to be committed."""
-    books.produce(400)
+    counts.produce(400)
     errors = (
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.OFFSET_METADATA_TOO_LARGE,
         KafkaError.REBALANCE_IN_PROGRESS,
     )
-    with consuming(books) as consumer:
+    with consuming(counts) as consumer:
         taken = take(consumer, 400)
         for error in errors:
-            books.server.fail_requests(mock_broker.OFFSET_COMMIT, error)
+            counts.server.fail_requests(mock_broker.OFFSET_COMMIT, error)
             consumer.ack_many(taken[-50:])
             del taken[-50:]
             wait_until(
-                lambda: len(books.done_by_commits()) >= 400 - len(taken), "they are committed"
+                lambda: len(counts.done_by_commits()) >= 400 - len(taken), "they are committed"
             )
         assert consumer.stats().counts.rejected >= 2
-        assert any(metadata[4:5] == "b" for _, metadata in books.committed())
+        assert any(metadata[4:5] == "b" for _, metadata in counts.committed())
         consumer.ack_many(taken)
-        wait_until(lambda: not books.lag(), "all is committed")
+        wait_until(lambda: not counts.lag(), "all is committed")
     assert "refused" in caplog.text
 
 
-def test_a_fatal_refusal_ends_it_with_its_cause(books):
+def test_a_fatal_refusal_ends_it_with_its_cause(counts):
     """F10: another process has its group.instance.id; the next start does what is not committed."""
-    books.produce(40)
-    consumer = consumer_of(books, options={"group.instance.id": "one"})
+    counts.produce(40)
+    consumer = consumer_of(counts, options={"group.instance.id": "one"})
     taken = take(consumer, 40)
     # Or that may be what is refused.
     wait_until(lambda: is_committed(consumer), "where they begin, and up to where they are read")
-    books.server.fail_requests(mock_broker.OFFSET_COMMIT, KafkaError.FENCED_INSTANCE_ID)
+    counts.server.fail_requests(mock_broker.OFFSET_COMMIT, KafkaError.FENCED_INSTANCE_ID)
     assert consumer.ack_many(taken) == 40
     with pytest.raises(ConsumerError, match="cannot commit: Broker: Static consumer fenced by"):
         consumer.poll(1, 20.0)
     with pytest.raises(ConsumerError, match="fenced by"):
         consumer.close()
-    assert books.lag() == 40
-    with consuming(books, **by_hand(books)) as consumer:
+    assert counts.lag() == 40
+    with consuming(counts, **by_hand(counts)) as consumer:
         assert len(take(consumer, 40)) == 40
 
 
-def test_a_member_that_is_fenced_joins_again(books, caplog):
+def test_a_member_that_is_fenced_joins_again(counts, caplog):
     """F10: what it had is read again, and what it says of it is late."""
-    books.produce(400)
-    with consuming(books, drain_s=0, options=SHORT) as consumer, workers(consumer, books):
+    counts.produce(400)
+    with consuming(counts, drain_s=0, options=SHORT) as consumer, workers(consumer, counts):
         for code in (KafkaError.ILLEGAL_GENERATION, KafkaError.UNKNOWN_MEMBER_ID):
-            books.wait_for_the_end()
+            counts.wait_for_the_end()
             rejected = consumer.stats().counts.rejected
-            books.server.fail_requests(mock_broker.OFFSET_COMMIT, code)
-            books.produce(400)
+            counts.server.fail_requests(mock_broker.OFFSET_COMMIT, code)
+            counts.produce(400)
             wait_until(lambda n=rejected: consumer.stats().counts.rejected > n, "it is fenced")
-        books.wait_for_the_end()
-    books.check_complete(most_again=800)
+        counts.wait_for_the_end()
+    counts.check_complete(most_again=800)
     assert "was fenced" in caplog.text
 
 
-def test_brokers_go_and_come_back(books):
+def test_brokers_go_and_come_back(counts):
     """F11: a broker is down, leaders and the coordinator move: nothing is lost, nor done twice."""
-    server = books.server
-    books.produce(2000)
-    with consuming(books) as consumer, workers(consumer, books):
-        wait_until(books.effects, "it works")
+    server = counts.server
+    counts.produce(2000)
+    with consuming(counts) as consumer, workers(consumer, counts):
+        wait_until(counts.effects, "it works")
         server.broker_set_down(1)
         for partition in range(4):
-            server.partition_set_leader(books.topic, partition, 2)
-        server.coordinator_set("group", books.group, 3)
-        books.produce(400)
+            server.partition_set_leader(counts.topic, partition, 2)
+        server.coordinator_set("group", counts.group, 3)
+        counts.produce(400)
         server.broker_set_up(1)
-        server.coordinator_set("group", books.group, 1)
-        books.wait_for_the_end()
-    books.check_complete()
+        server.coordinator_set("group", counts.group, 1)
+        counts.wait_for_the_end()
+    counts.check_complete()
 
 
 def test_what_was_deleted_before_it_was_read_is_dead_lettered_or_refused(mock_kafka, tmp_path):
     """F12"""
-    books = Books(mock_kafka, tmp_path, partitions=1)
-    books.produce(100)
-    with consuming(books, **by_hand(books)) as consumer:
+    counts = Counts(mock_kafka, tmp_path, partitions=1)
+    counts.produce(100)
+    with consuming(counts, **by_hand(counts)) as consumer:
         consumer.ack_many(take(consumer, 100)[:10])
-        wait_until(lambda: books.committed()[0][0] == 10, "ten are done")
-    mock_kafka.delete_records(books.topic, 50)
+        wait_until(lambda: counts.committed()[0][0] == 10, "ten are done")
+    mock_kafka.delete_records(counts.topic, 50)
     with (
         pytest.raises(OffsetsOutOfRange, match="from 10, and there is 50 to 100"),
-        consuming(books, **by_hand(books), out_of_range="fail") as consumer,
+        consuming(counts, **by_hand(counts), out_of_range="fail") as consumer,
     ):
         consumer.poll(1, 20.0)
-    with consuming(books, **by_hand(books)) as consumer:
+    with consuming(counts, **by_hand(counts)) as consumer:
         taken = take(consumer, 50)
         assert taken[0].offset == 50
-        wait_until(lambda: books.committed()[0][0] == 50, "the loss is kept, and committed over")
-        counts = consumer.stats().counts
-        assert (counts.lost, counts.dead) == (40, 1)
-    (letter,) = mock_kafka.consume(books.dead_topic)
+        wait_until(lambda: counts.committed()[0][0] == 50, "the loss is kept, and committed over")
+        tallies = consumer.stats().counts
+        assert (tallies.lost, tallies.dead) == (40, 1)
+    (letter,) = mock_kafka.consume(counts.dead_topic)
     assert dict(letter.headers())["ackcore-reason"] == (
         b"LostUpstream: offsets 10 to 49 were deleted before they were read"
     )
 
 
 def test_what_waits_is_retried_though_it_was_deleted(mock_kafka, tmp_path):
-    books = Books(mock_kafka, tmp_path, partitions=1)
-    books.produce(10)
-    with consuming(books) as consumer:
+    counts = Counts(mock_kafka, tmp_path, partitions=1)
+    counts.produce(10)
+    with consuming(counts) as consumer:
         taken = take(consumer, 10)
         consumer.fail(taken[0], "once")
         consumer.ack_many(taken[1:])
-        mock_kafka.delete_records(books.topic, 10)
+        mock_kafka.delete_records(counts.topic, 10)
         (again,) = take(consumer, 1)
         assert (again.offset, again.value) == (0, b"0")
         consumer.ack(again)
-        wait_until(lambda: books.committed()[0][0] == 10, "all are done")
+        wait_until(lambda: counts.committed()[0][0] == 10, "all are done")
 
 
-def test_records_in_retry_do_not_stop_the_others(books):
+def test_records_in_retry_do_not_stop_the_others(counts):
     """F14: 30 of 100 records fail again and again, and the others are done meanwhile."""
-    books.produce(4000)
+    counts.produce(4000)
     waits = threading.Event()
 
     def may_fail(record):
         return None if record.offset % 10 > 2 or waits.is_set() else OSError("down")
 
     arguments = {"max_attempts": 1000, "max_in_flight": 300, "backoff_ms": 50}
-    with consuming(books, **arguments) as consumer, workers(consumer, books, may_fail=may_fail):
+    with consuming(counts, **arguments) as consumer, workers(consumer, counts, may_fail=may_fail):
         wait_until(lambda: consumer.stats().counts.acked == 2800, "the others are done")
         assert sum(each.waiting for each in consumer.stats().partitions) > 4 * 200
         waits.set()
-        books.wait_for_the_end()
-    books.check_complete()
+        counts.wait_for_the_end()
+    counts.check_complete()
 
 
-def test_what_waits_and_stops_intake_is_told_once_a_minute(books, caplog):
+def test_what_waits_and_stops_intake_is_told_once_a_minute(counts, caplog):
     """F14: with its cause, however often it stops and goes on."""
-    books.produce(4000)
+    counts.produce(4000)
     told = "records wait for another attempt"
     arguments = {"max_attempts": 1000, "max_waiting": 100, "options": {"sasl.password": "hunter2"}}
     with (
-        consuming(books, **arguments) as consumer,
-        workers(consumer, books, may_fail=lambda record: OSError("hunter2 is down")),
+        consuming(counts, **arguments) as consumer,
+        workers(consumer, counts, may_fail=lambda record: OSError("hunter2 is down")),
     ):
         wait_until(lambda: told in caplog.text, "it is told")
         before = consumer.stats().counts.retried
@@ -553,15 +554,15 @@ def test_what_waits_and_stops_intake_is_told_once_a_minute(books, caplog):
     assert line.endswith("the last one failed of OSError: [redacted] is down")
 
 
-def test_what_stopped_intake_in_flight_and_then_waits_is_told(books, caplog):
+def test_what_stopped_intake_in_flight_and_then_waits_is_told(counts, caplog):
     """F14: the usual way, as as many may be in flight as may wait; no partition is paused anew."""
-    books.produce(8000)
+    counts.produce(8000)
 
     def paused():
         return [each.paused for each in consumer.stats().partitions]
 
     arguments = {"max_in_flight": 1000, "max_waiting": 1000, "backoff_ms": 60_000}
-    with consuming(books, **arguments, max_backoff_ms=60_000) as consumer:
+    with consuming(counts, **arguments, max_backoff_ms=60_000) as consumer:
         taken = take(consumer, 4000)
         wait_until(lambda: paused() == ["in flight"] * 4, "all are paused")
         told = "records wait for another attempt"
@@ -573,9 +574,9 @@ def test_what_stopped_intake_in_flight_and_then_waits_is_told(books, caplog):
         wait_until(lambda: paused() == ["waiting"] * 4, "all are paused for it")
 
 
-def test_while_dead_letters_cannot_be_kept_nothing_is_committed_over_them(books, caplog):
+def test_while_dead_letters_cannot_be_kept_nothing_is_committed_over_them(counts, caplog):
     """F16: no more are handed out at the limit, and they go on when they can be."""
-    books.produce(2000)
+    counts.produce(2000)
     up, kept = threading.Event(), []
 
     def keep(record, failure):
@@ -585,8 +586,8 @@ def test_while_dead_letters_cannot_be_kept_nothing_is_committed_over_them(books,
 
     arguments = {"dead_letters": keep, "max_in_flight": 50}
     with (
-        consuming(books, **arguments) as consumer,
-        workers(consumer, books, may_fail=lambda record: Reject("no")),
+        consuming(counts, **arguments) as consumer,
+        workers(consumer, counts, may_fail=lambda record: Reject("no")),
     ):
 
         def held():
@@ -594,45 +595,45 @@ def test_while_dead_letters_cannot_be_kept_nothing_is_committed_over_them(books,
             return [(each.fresh, each.out, each.dying) for each in found] == [(450, 0, 50)] * 4
 
         wait_until(held, "as many of each as may be out are dying")
-        assert books.lag() == 2000
+        assert counts.lag() == 2000
         assert consumer.stats().counts.dead == 0
         up.set()
-        wait_until(lambda: not books.lag(), "all are kept")
+        wait_until(lambda: not counts.lag(), "all are kept")
     assert len(kept) == 2000
     assert kept[0][2] == Failure("Reject", "no")
     assert caplog.text.count("is not kept") == 1
 
 
-def test_a_topic_that_does_not_take_dead_letters_is_tried_again(books):
-    books.produce(40)
-    books.server.fail_requests(mock_broker.PRODUCE, *[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 3)
-    with consuming(books) as consumer:
+def test_a_topic_that_does_not_take_dead_letters_is_tried_again(counts):
+    counts.produce(40)
+    counts.server.fail_requests(mock_broker.PRODUCE, *[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 3)
+    with consuming(counts) as consumer:
         for record in take(consumer, 40):
             consumer.fail(record, Reject("no"))
-        wait_until(lambda: not books.lag(), "all are kept")
-    books.check_complete(poison=set(books.delivered.values()))
+        wait_until(lambda: not counts.lag(), "all are kept")
+    counts.check_complete(poison=set(counts.delivered.values()))
 
 
-def test_a_producer_of_dead_letters_that_can_do_no_more_is_made_anew(books, caplog):
+def test_a_producer_of_dead_letters_that_can_do_no_more_is_made_anew(counts, caplog):
     """Not authorized to be idempotent, it has ended for good; the next one may be."""
-    books.produce(40)
-    books.server.fail_requests(
+    counts.produce(40)
+    counts.server.fail_requests(
         mock_broker.INIT_PRODUCER_ID, *[KafkaError.CLUSTER_AUTHORIZATION_FAILED] * 2
     )
-    with consuming(books) as consumer:
+    with consuming(counts) as consumer:
         for record in take(consumer, 40):
             consumer.fail(record, Reject("no"))
-        wait_until(lambda: not books.lag(), "all are kept")
-    books.check_complete(poison=set(books.delivered.values()))
+        wait_until(lambda: not counts.lag(), "all are kept")
+    counts.check_complete(poison=set(counts.delivered.values()))
     assert caplog.text.count("the producer of dead letters is made anew after: ") == 2
 
 
 def test_memory_is_bounded_while_workers_are_slow(mock_kafka, tmp_path):
     """F19: no more is held than may be, however much there is to read, and nothing gets stuck."""
-    books = Books(mock_kafka, tmp_path, partitions=2)
-    books.produce(20_000)
+    counts = Counts(mock_kafka, tmp_path, partitions=2)
+    counts.produce(20_000)
     most = 0
-    with consuming(books, max_in_flight=1000) as consumer:
+    with consuming(counts, max_in_flight=1000) as consumer:
         wait_until(
             lambda: [p.paused for p in consumer.stats().partitions] == ["in flight"] * 2, "full"
         )
@@ -642,13 +643,13 @@ def test_memory_is_bounded_while_workers_are_slow(mock_kafka, tmp_path):
             taken = consumer.poll(100, 20.0)
             assert taken
             left -= consumer.ack_many(taken)
-        wait_until(lambda: not books.lag(), "all is committed")
+        wait_until(lambda: not counts.lag(), "all is committed")
     assert 1000 <= most <= 1000 + 125
 
 
-def test_without_dead_letters_it_ends_and_says_so(books):
-    books.produce(40)
-    consumer = consumer_of(books, dead_letters=None, max_attempts=1)
+def test_without_dead_letters_it_ends_and_says_so(counts):
+    counts.produce(40)
+    consumer = consumer_of(counts, dead_letters=None, max_attempts=1)
     taken = take(consumer, 40)
     done = [record for record in taken if record.value != b"7"]
     assert consumer.ack_many(done) == 39
@@ -658,12 +659,14 @@ def test_without_dead_letters_it_ends_and_says_so(books):
         consumer.poll(1, 20.0)
     with pytest.raises(RecordDead):
         consumer.close()
-    assert books.done_by_commits() == {at for at, value in books.delivered.items() if value != b"7"}
+    assert counts.done_by_commits() == {
+        at for at, value in counts.delivered.items() if value != b"7"
+    }
 
 
-def test_what_times_out_is_handed_out_again(books):
-    books.produce(4)
-    with consuming(books, timeout_s=0.05, max_attempts=1000) as consumer:
+def test_what_times_out_is_handed_out_again(counts):
+    counts.produce(4)
+    with consuming(counts, timeout_s=0.05, max_attempts=1000) as consumer:
         again = set()
         while len(again) < 4:
             (record,) = take(consumer, 1)
@@ -675,10 +678,10 @@ def test_what_times_out_is_handed_out_again(books):
             done += consumer.ack_many(take(consumer, 1))
 
 
-def test_closing_waits_for_what_is_out(books):
+def test_closing_waits_for_what_is_out(counts):
     """F18"""
-    books.produce(400)
-    consumer = consumer_of(books, drain_s=30.0)
+    counts.produce(400)
+    consumer = consumer_of(counts, drain_s=30.0)
     taken = take(consumer, 100)
     closing = threading.Thread(target=consumer.close)
     closing.start()
@@ -688,14 +691,14 @@ def test_closing_waits_for_what_is_out(books):
     assert closing.is_alive()
     assert consumer.ack(taken[99])
     closing.join()
-    assert len(books.done_by_commits()) == 100
+    assert len(counts.done_by_commits()) == 100
     assert not consumer.ack(taken[0])
     consumer.close()
 
 
-def test_a_drain_ends_at_its_deadline(books, caplog):
-    books.produce(4)
-    consumer = consumer_of(books)
+def test_a_drain_ends_at_its_deadline(counts, caplog):
+    counts.produce(4)
+    consumer = consumer_of(counts)
     take(consumer, 4)
     with pytest.raises(ValueError, match="drain_s must be at most"):
         consumer.close(1000.0)
@@ -705,8 +708,8 @@ def test_a_drain_ends_at_its_deadline(books, caplog):
     assert "4 records were not answered in 0.2 s" in caplog.text
 
 
-def test_a_dispatcher_reads_from_it(books):
-    books.produce(500)
+def test_a_dispatcher_reads_from_it(counts):
+    counts.produce(500)
     seen = []
 
     async def one(record):
@@ -715,7 +718,7 @@ def test_a_dispatcher_reads_from_it(books):
             raise Reject("no")
         seen.append(record.value)
 
-    with consuming(books) as consumer:
+    with consuming(counts) as consumer:
         dispatcher = Dispatcher(
             lambda start: consumer,
             {"one": one, "two": one},
@@ -725,16 +728,16 @@ def test_a_dispatcher_reads_from_it(books):
 
         async def run():
             running = asyncio.ensure_future(dispatcher.run_async())
-            while books.lag():
+            while counts.lag():
                 await asyncio.sleep(0.05)
             dispatcher.stop()
             return await running
 
         found = asyncio.run(run())
         assert (found.acked, found.dead) == (499, 1)
-        assert sorted(seen) == sorted(set(books.delivered.values()) - {b"77"})
+        assert sorted(seen) == sorted(set(counts.delivered.values()) - {b"77"})
         wait_until(lambda: consumer.stats().counts.dead, "it is dead")
-    assert sum(books.dead().values()) == 1
+    assert sum(counts.dead().values()) == 1
 
 
 def test_settings_that_cannot_be_are_refused():
@@ -778,14 +781,14 @@ def test_settings_that_cannot_be_are_refused():
             make(**arguments)
 
 
-def test_secrets_are_not_shown(books, caplog):
+def test_secrets_are_not_shown(counts, caplog):
     options = {"sasl.password": "hunter2", "no.such.setting": "1"}
     with pytest.raises(ConsumerError, match="No such configuration property"):
-        consumer_of(books, options=options)
+        consumer_of(counts, options=options)
     with pytest.raises(ConsumerError) as refused:
-        consumer_of(books, options={"sasl.password": "hunter2", "session.timeout.ms": "hunter2"})
+        consumer_of(counts, options={"sasl.password": "hunter2", "session.timeout.ms": "hunter2"})
     assert "hunter2" not in str(refused.value)
-    with consuming(books, options={"sasl.password": "hunter2"}) as consumer:
+    with consuming(counts, options={"sasl.password": "hunter2"}) as consumer:
         assert "hunter2" not in repr(consumer.settings) + repr(vars(consumer))
     assert "hunter2" not in caplog.text
 
@@ -800,9 +803,9 @@ def test_the_session_in_the_readme_is_true(mock_kafka, run_readme):
 
 def test_a_partition_that_was_paused_is_read_when_it_comes_back(mock_kafka, tmp_path):
     """Fenced while it is full: the client's pause outlasts the assignment."""
-    books = Books(mock_kafka, tmp_path, partitions=1)
-    books.produce(2000)
-    with consuming(books, max_in_flight=10, drain_s=0, options=SHORT) as consumer:
+    counts = Counts(mock_kafka, tmp_path, partitions=1)
+    counts.produce(2000)
+    with consuming(counts, max_in_flight=10, drain_s=0, options=SHORT) as consumer:
         wait_until(lambda: [p.paused for p in consumer.stats().partitions] == ["in flight"], "full")
         first = take(consumer, 1)
         mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, KafkaError.UNKNOWN_MEMBER_ID)

@@ -11,7 +11,7 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, OffsetSpec
-from consumer_books import QUICK, Books, consuming, take
+from consumer_counts import QUICK, Counts, consuming, take
 from servers import raise_errors, wait_until
 
 from ackcore.dispatch import Reject
@@ -37,22 +37,22 @@ def first_offset(server, topic):
 def test_letters_of_old_records_are_kept_as_long_as_their_topic_says(own_kafka_broker, tmp_path):
     """By their records' times they were deleted at once, behind the commit over these."""
     server = own_kafka_broker
-    books = Books(server, tmp_path, partitions=1)
-    books.topic = server.new_topic(1, retention_ms=-1)
+    counts = Counts(server, tmp_path, partitions=1)
+    counts.topic = server.new_topic(1, retention_ms=-1)
     old = {"value": b"old", "timestamp": LONG_AGO_MS}
-    server.produce(books.topic, [old] * 3)
-    with consuming(books) as consumer:
+    server.produce(counts.topic, [old] * 3)
+    with consuming(counts) as consumer:
         for record in take(consumer, 3):
             assert record.timestamp_ms == LONG_AGO_MS
             consumer.fail(record, Reject("no"))
-        wait_until(lambda: books.committed()[0][0] == 3, "all are dead, and committed over")
+        wait_until(lambda: counts.committed()[0][0] == 3, "all are dead, and committed over")
     # The second of three looks that have deleted a record each is over, and began behind the first.
     looked = server.new_topic()
     for n in range(1, 4):
         server.produce(looked, [old])
         wait_until(lambda n=n: first_offset(server, looked) == n, "what is old is deleted")
-    assert first_offset(server, books.dead_topic) == 0
-    letters = server.consume(books.dead_topic)
+    assert first_offset(server, counts.dead_topic) == 0
+    letters = server.consume(counts.dead_topic)
     assert [dict(one.headers())["ackcore-timestamp"] for one in letters] == [b"1000000000000"] * 3
 
 
@@ -60,23 +60,23 @@ def test_a_letter_is_as_large_as_its_topic_takes_and_what_is_larger_says_what_to
     kafka_broker, tmp_path, caplog
 ):
     """librdkafka's producer refuses 1 MB by itself, and its partition stood still for good."""
-    books = Books(kafka_broker, tmp_path, partitions=1)
+    counts = Counts(kafka_broker, tmp_path, partitions=1)
     large = {"max.message.bytes": 5_000_000}
-    books.topic = kafka_broker.new_topic(1, **large)
+    counts.topic = kafka_broker.new_topic(1, **large)
     value = b"x" * 2_000_000
-    kafka_broker.produce(books.topic, [value], message_max_bytes=5_000_000)
-    books.delivered[0, 0] = value
-    with consuming(books) as consumer:
+    kafka_broker.produce(counts.topic, [value], message_max_bytes=5_000_000)
+    counts.delivered[0, 0] = value
+    with consuming(counts) as consumer:
         for record in take(consumer, 1):
             consumer.fail(record, Reject("no"))
         wait_until(lambda: "is not kept" in caplog.text, "the topic does not take it")
         assert "MSG_SIZE_TOO_LARGE); raise max.message.bytes of the topic" in caplog.text
-        assert books.committed()[0][0] < 1
+        assert counts.committed()[0][0] < 1
         to = [ConfigEntry(name, str(of), incremental_operation=SET) for name, of in large.items()]
-        there = ConfigResource(ConfigResource.Type.TOPIC, books.dead_topic, incremental_configs=to)
+        there = ConfigResource(ConfigResource.Type.TOPIC, counts.dead_topic, incremental_configs=to)
         raise_errors(kafka_broker.admin.incremental_alter_configs([there]))
-        wait_until(lambda: not books.lag(), "it is kept")
-    (letter,) = kafka_broker.consume(books.dead_topic)
+        wait_until(lambda: not counts.lag(), "it is kept")
+    (letter,) = kafka_broker.consume(counts.dead_topic)
     assert letter.value() == value
 
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from consumer_books import Books, Effects, by_hand, consumer_of, consuming, take, workers
+from consumer_counts import Counts, Effects, by_hand, consumer_of, consuming, take, workers
 from servers import wait_until
 
 from ackcore.dispatch import Reject
@@ -41,11 +41,11 @@ def test_too_many_dead_end_a_consumer_and_nothing_is_lost(mock_kafka, tmp_path, 
 
     What is on its way to the dead letters then may be both, without a time for that.
     """
-    books = Books(mock_kafka, tmp_path, partitions=2)
-    books.produce(2000)
-    consumer = consumer_of(books, drain_s=0, **by_hand(books), **limit)
+    counts = Counts(mock_kafka, tmp_path, partitions=2)
+    counts.produce(2000)
+    consumer = consumer_of(counts, drain_s=0, **by_hand(counts), **limit)
     taken = take(consumer, 2000)
-    with closing(Effects(books.file)) as effects:
+    with closing(Effects(counts.file)) as effects:
         for record in taken:
             if record.offset < 500:
                 effects(record)
@@ -56,23 +56,23 @@ def test_too_many_dead_end_a_consumer_and_nothing_is_lost(mock_kafka, tmp_path, 
             TooManyDead, match=r"records that .* died, and max_dead.*at the next start"
         ):
             ends()
-    books.check_commits()
-    assert len(books.done_by_commits()) == 1000 + kept
+    counts.check_commits()
+    assert len(counts.done_by_commits()) == 1000 + kept
     # The service is well again: all others are done, and no more are dead.
-    with consuming(books, **by_hand(books), **limit) as consumer, workers(consumer, books):
-        books.wait_for_the_end()
-    effects, dead = books.effects(), books.dead()
-    assert books.delivered.keys() == effects.keys() | dead.keys()
+    with consuming(counts, **by_hand(counts), **limit) as consumer, workers(consumer, counts):
+        counts.wait_for_the_end()
+    effects, dead = counts.effects(), counts.dead()
+    assert counts.delivered.keys() == effects.keys() | dead.keys()
     assert not effects.keys() & dead.keys()
     assert len(dead) == kept
 
 
 def test_a_range_that_was_lost_is_no_record_that_died(mock_kafka, tmp_path):
-    books = Books(mock_kafka, tmp_path, partitions=1)
-    books.produce(10)
-    mock_kafka.delete_records(books.topic, 5)
-    arguments = {"start": {(books.topic, 0): 0}, "partitions": [(books.topic, 0)]}
-    with consuming(books, max_dead=0, **arguments) as consumer:
+    counts = Counts(mock_kafka, tmp_path, partitions=1)
+    counts.produce(10)
+    mock_kafka.delete_records(counts.topic, 5)
+    arguments = {"start": {(counts.topic, 0): 0}, "partitions": [(counts.topic, 0)]}
+    with consuming(counts, max_dead=0, **arguments) as consumer:
         consumer.ack_many(take(consumer, 5))
-        wait_until(lambda: not books.lag(), "all is done")
+        wait_until(lambda: not counts.lag(), "all is done")
         assert consumer.stats().counts.dead == 1

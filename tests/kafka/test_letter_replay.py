@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from consumer_books import Books, consuming, take
+from consumer_counts import Counts, consuming, take
 from servers import wait_until
 
 from ackcore.dispatch import Reject
@@ -26,49 +26,51 @@ from ackcore.kafka.settings import ClientSettings
 
 
 @pytest.fixture
-def books(kafka_broker, tmp_path):
-    return Books(kafka_broker, tmp_path, partitions=2)
+def counts(kafka_broker, tmp_path):
+    return Counts(kafka_broker, tmp_path, partitions=2)
 
 
-def die(books, n):
+def die(counts, n):
     """All that comes is rejected, and is a letter then."""
-    before = len(books.server.consume(books.dead_topic))
-    with consuming(books) as consumer:
+    before = len(counts.server.consume(counts.dead_topic))
+    with consuming(counts) as consumer:
         taken = take(consumer, n)
         for record in taken:
             consumer.fail(record, Reject("no"))
         wait_until(lambda: consumer.stats().counts.dead == n, "they are dead")
-    assert len(books.server.consume(books.dead_topic)) == before + n
+    assert len(counts.server.consume(counts.dead_topic)) == before + n
     return taken
 
 
-def send(books, **arguments):
+def send(counts, **arguments):
     return replay_letters(
-        books.dead_topic, bootstrap_servers=books.server.bootstrap_servers, **arguments
+        counts.dead_topic, bootstrap_servers=counts.server.bootstrap_servers, **arguments
     )
 
 
-def test_letters_go_back_once_as_they_came_and_die_as_the_same_record(books, caplog):
+def test_letters_go_back_once_as_they_came_and_die_as_the_same_record(counts, caplog):
     came = {"value": b"v", "key": b"k", "headers": [("h", b"1"), ("n", None)]}
     any_time = {"message.timestamp.after.max.ms": 2**63 - 1}  # an hour from now by default
-    books.dead_topic = books.server.new_topic(1, **any_time)
-    books.server.produce(books.topic, [came, b"plain"], 1)
-    die(books, 2)
+    counts.dead_topic = counts.server.new_topic(1, **any_time)
+    counts.server.produce(counts.topic, [came, b"plain"], 1)
+    die(counts, 2)
     beyond_year_9999 = 1_700_000_000_000_000
-    books.server.produce(books.dead_topic, [{"value": b"no letter", "timestamp": beyond_year_9999}])
-    assert send(books) == (2, 1)
-    assert f"1 messages of topic '{books.dead_topic}' are left" in caplog.text
-    assert send(books) == (0, 0)
-    headed, plain = die(books, 2)
+    counts.server.produce(
+        counts.dead_topic, [{"value": b"no letter", "timestamp": beyond_year_9999}]
+    )
+    assert send(counts) == (2, 1)
+    assert f"1 messages of topic '{counts.dead_topic}' are left" in caplog.text
+    assert send(counts) == (0, 0)
+    headed, plain = die(counts, 2)
     assert {headed.partition, plain.partition} == {1}
     assert (headed.value, headed.key) == (b"v", b"k")
     assert headed.headers == [*came["headers"], ("ackcore-deaths", b"1")]
     assert plain.headers == [("ackcore-deaths", b"1")]
-    *_, one, _ = books.server.consume(books.dead_topic)
+    *_, one, _ = counts.server.consume(counts.dead_topic)
     assert dict(one.headers())["ackcore-deaths"] == b"2"
-    assert send(books, max_deaths=2) == (0, 2)
+    assert send(counts, max_deaths=2) == (0, 2)
     assert "are left for good" in caplog.text
-    assert send(books) == (0, 0)
+    assert send(counts) == (0, 0)
 
 
 def letter_of(topic, days=0.0, partition=1):
@@ -79,123 +81,123 @@ def letter_of(topic, days=0.0, partition=1):
     return {"value": b"%g" % days, "headers": headed, "timestamp": at_ms}
 
 
-def forget_what_was_sent(books):
+def forget_what_was_sent(counts):
     """Delete letters, as brokers do in time."""
-    groups = [_name(books.dead_topic, 0)]
-    for done in books.server.admin.delete_consumer_groups(groups).values():
+    groups = [_name(counts.dead_topic, 0)]
+    for done in counts.server.admin.delete_consumer_groups(groups).values():
         done.result()
 
 
-def test_letters_that_may_have_been_sent_before_are_sent_if_that_is_said(books):
+def test_letters_that_may_have_been_sent_before_are_sent_if_that_is_said(counts):
     """Brokers forget what was sent after a week; what is younger can be none of it."""
     # Whose letters the broker does not delete meanwhile.
-    books.dead_topic = books.server.new_topic(1, retention_ms=-1)
-    books.server.produce(books.dead_topic, [letter_of(books.topic, days=8)])
-    with pytest.raises(ValueError, match=f"since must be given: {books.dead_topic}-0 has letters"):
-        send(books)
-    assert send(books, since=datetime(1970, 1, 1, tzinfo=UTC)) == (1, 0)
-    books.server.produce(books.dead_topic, [letter_of(books.topic, days=n) for n in (7.5, 6, 0)])
-    assert send(books) == (3, 0)
-    forget_what_was_sent(books)
+    counts.dead_topic = counts.server.new_topic(1, retention_ms=-1)
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic, days=8)])
+    with pytest.raises(ValueError, match=f"since must be given: {counts.dead_topic}-0 has letters"):
+        send(counts)
+    assert send(counts, since=datetime(1970, 1, 1, tzinfo=UTC)) == (1, 0)
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic, days=n) for n in (7.5, 6, 0)])
+    assert send(counts) == (3, 0)
+    forget_what_was_sent(counts)
     with pytest.raises(ValueError, match="as brokers forget it after"):
-        send(books)
-    assert send(books, since=datetime.now(UTC) - timedelta(days=1)) == (1, 0)
-    assert send(books) == (0, 0)
-    values = [one.value() for one in books.server.consume(books.topic, 1)]
+        send(counts)
+    assert send(counts, since=datetime.now(UTC) - timedelta(days=1)) == (1, 0)
+    assert send(counts) == (0, 0)
+    values = [one.value() for one in counts.server.consume(counts.topic, 1)]
     assert [one for one in values if one] == [b"8", b"7.5", b"6", b"0", b"0"]
 
 
-def test_letters_of_this_week_are_sent_without_a_word(books):
-    books.server.produce(books.dead_topic, [letter_of(books.topic, days=6.9)])
-    assert send(books) == (1, 0)
+def test_letters_of_this_week_are_sent_without_a_word(counts):
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic, days=6.9)])
+    assert send(counts) == (1, 0)
 
 
-def sent_to(books, number, note=""):
+def sent_to(counts, number, note=""):
     """Pretend that an earlier call had sent the letters of partition 0 up to an offset."""
-    settings = ClientSettings(books.server.bootstrap_servers)
-    with closing(Transactions(settings, _name(books.dead_topic, 0), books.dead_topic)) as before:
+    settings = ClientSettings(counts.server.bootstrap_servers)
+    with closing(Transactions(settings, _name(counts.dead_topic, 0), counts.dead_topic)) as before:
         before.begin()
         before.prepare(Mark(number, note))
         before.commit()
 
 
-def test_letters_of_a_log_that_ends_before_what_was_sent_are_sent_if_that_is_said(books):
+def test_letters_of_a_log_that_ends_before_what_was_sent_are_sent_if_that_is_said(counts):
     """A topic that was made anew, or truncated: which of its letters were sent is not known."""
     since = {"since": datetime(1970, 1, 1, tzinfo=UTC)}
-    books.server.produce(books.dead_topic, [letter_of(books.topic)] * 2)
-    sent_to(books, 2)
-    with pytest.raises(ValueError, match=f"given: {books.dead_topic}-0 ends at 2, before the l"):
-        send(books)
-    assert send(books, since=datetime.now(UTC) + timedelta(hours=1)) == (0, 0)
-    assert send(books) == (0, 0)  # the mark is one of this log again
-    sent_to(books, 99)
-    assert send(books, **since) == (2, 0)
-    assert send(books) == (0, 0)
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic)] * 2)
+    sent_to(counts, 2)
+    with pytest.raises(ValueError, match=f"given: {counts.dead_topic}-0 ends at 2, before the l"):
+        send(counts)
+    assert send(counts, since=datetime.now(UTC) + timedelta(hours=1)) == (0, 0)
+    assert send(counts) == (0, 0)  # the mark is one of this log again
+    sent_to(counts, 99)
+    assert send(counts, **since) == (2, 0)
+    assert send(counts) == (0, 0)
 
 
-def test_letters_of_a_topic_that_was_made_anew_are_sent_if_that_is_said(books):
+def test_letters_of_a_topic_that_was_made_anew_are_sent_if_that_is_said(counts):
     """Though it has grown past what was sent last, so that offsets do not tell."""
     since = {"since": datetime(1970, 1, 1, tzinfo=UTC)}
-    books.server.produce(books.dead_topic, [letter_of(books.topic)] * 3)
-    sent_to(books, 1, "the id of another topic")
-    with pytest.raises(ValueError, match=f"given: {books.dead_topic} was made anew since .* 0/1 "):
-        send(books)
-    assert send(books, **since) == (3, 0)
-    assert send(books) == (0, 0)
-    books.server.produce(books.dead_topic, [letter_of(books.topic)])
-    assert send(books) == (1, 0)
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic)] * 3)
+    sent_to(counts, 1, "the id of another topic")
+    with pytest.raises(ValueError, match=f"given: {counts.dead_topic} was made anew since .* 0/1 "):
+        send(counts)
+    assert send(counts, **since) == (3, 0)
+    assert send(counts) == (0, 0)
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic)])
+    assert send(counts) == (1, 0)
 
 
-def test_what_was_sent_before_ids_were_noted_is_of_the_topic_that_is_there(books):
-    books.server.produce(books.dead_topic, [letter_of(books.topic)] * 3)
-    sent_to(books, 1)
-    assert send(books) == (1, 0)
-    settings = ClientSettings(books.server.bootstrap_servers)
+def test_what_was_sent_before_ids_were_noted_is_of_the_topic_that_is_there(counts):
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic)] * 3)
+    sent_to(counts, 1)
+    assert send(counts) == (1, 0)
+    settings = ClientSettings(counts.server.bootstrap_servers)
     with Cluster(settings) as cluster:
-        (topic_id,) = {one.topic_id for one in cluster.partitions([books.dead_topic])}
-    with closing(Transactions(settings, _name(books.dead_topic, 0), books.dead_topic)) as now:
+        (topic_id,) = {one.topic_id for one in cluster.partitions([counts.dead_topic])}
+    with closing(Transactions(settings, _name(counts.dead_topic, 0), counts.dead_topic)) as now:
         assert now.last == Mark(2, topic_id)
 
 
-def test_brokers_that_tell_no_id_are_taken_at_their_offsets(books, monkeypatch):
-    books.server.produce(books.dead_topic, [letter_of(books.topic)] * 3)
-    sent_to(books, 1, "an id")
+def test_brokers_that_tell_no_id_are_taken_at_their_offsets(counts, monkeypatch):
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic)] * 3)
+    sent_to(counts, 1, "an id")
     partitions = Cluster.partitions
 
     def without_ids(self, *of, **more):
         return [one._replace(topic_id=None) for one in partitions(self, *of, **more)]
 
     monkeypatch.setattr(Cluster, "partitions", without_ids)
-    assert send(books) == (1, 0)
+    assert send(counts) == (1, 0)
 
 
-def test_a_log_that_is_empty_and_ends_before_what_was_sent_begins_anew(books):
-    sent_to(books, 99)
-    assert send(books) == (0, 0)
-    books.server.produce(books.dead_topic, [letter_of(books.topic)])
-    assert send(books) == (1, 0)
+def test_a_log_that_is_empty_and_ends_before_what_was_sent_begins_anew(counts):
+    sent_to(counts, 99)
+    assert send(counts) == (0, 0)
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic)])
+    assert send(counts) == (1, 0)
 
 
-def test_letters_that_another_call_sends_meanwhile_are_no_other_log(books, monkeypatch):
-    books.server.produce(books.dead_topic, [letter_of(books.topic)])
+def test_letters_that_another_call_sends_meanwhile_are_no_other_log(counts, monkeypatch):
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic)])
     bounds_of = Cluster.bounds_of
 
     def late(self, topic):
         monkeypatch.setattr(Cluster, "bounds_of", bounds_of)
         bounds = bounds_of(self, topic)
-        books.server.produce(books.dead_topic, [letter_of(books.topic)])
-        assert send(books) == (2, 0)
+        counts.server.produce(counts.dead_topic, [letter_of(counts.topic)])
+        assert send(counts) == (2, 0)
         return bounds
 
     monkeypatch.setattr(Cluster, "bounds_of", late)
-    assert send(books) == (0, 0)
+    assert send(counts) == (0, 0)
 
 
-def test_a_call_that_sends_nothing_says_again_what_was_sent(books, monkeypatch):
+def test_a_call_that_sends_nothing_says_again_what_was_sent(counts, monkeypatch):
     """Or a topic that is sent back each day, and has had no letter for a week, was never sent."""
-    assert send(books) == (0, 0)
-    books.server.produce(books.dead_topic, [letter_of(books.topic)])
-    assert send(books) == (1, 0)
+    assert send(counts) == (0, 0)
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic)])
+    assert send(counts) == (1, 0)
     marks, prepare = [], Transactions.prepare
 
     def noted(self, mark):
@@ -203,26 +205,28 @@ def test_a_call_that_sends_nothing_says_again_what_was_sent(books, monkeypatch):
         prepare(self, mark)
 
     monkeypatch.setattr(Transactions, "prepare", noted)
-    assert [send(books) for _ in range(2)] == [(0, 0)] * 2
+    assert [send(counts) for _ in range(2)] == [(0, 0)] * 2
     assert marks == [0, 0]
 
 
-def test_a_partition_that_does_not_answer_ends_it(books, monkeypatch):
+def test_a_partition_that_does_not_answer_ends_it(counts, monkeypatch):
     def watermarks(self, keys):
         return Answers({}, dict.fromkeys(keys, Failure("X", "no leader", True)))
 
     monkeypatch.setattr(Cluster, "watermarks", watermarks)
     with (
-        Cluster(ClientSettings(books.server.bootstrap_servers)) as cluster,
-        pytest.raises(ClusterFailed, match=f"where {books.topic}-0 begins .* no leader; run it ag"),
+        Cluster(ClientSettings(counts.server.bootstrap_servers)) as cluster,
+        pytest.raises(
+            ClusterFailed, match=f"where {counts.topic}-0 begins .* no leader; run it ag"
+        ),
     ):
-        cluster.bounds_of(books.topic)
+        cluster.bounds_of(counts.topic)
 
 
 @pytest.mark.parametrize("dies_at", ["prepare", "commit"])
-def test_one_that_dies_in_between_sends_nothing_twice(books, monkeypatch, dies_at):
-    books.server.produce(books.topic, [b"a", b"b"], 1)
-    die(books, 2)
+def test_one_that_dies_in_between_sends_nothing_twice(counts, monkeypatch, dies_at):
+    counts.server.produce(counts.topic, [b"a", b"b"], 1)
+    die(counts, 2)
 
     def dies(*_):
         raise KeyboardInterrupt
@@ -230,38 +234,38 @@ def test_one_that_dies_in_between_sends_nothing_twice(books, monkeypatch, dies_a
     with monkeypatch.context() as patch:
         patch.setattr(Transactions, dies_at, dies)
         with pytest.raises(KeyboardInterrupt):
-            send(books)
-    assert len(books.server.consume(books.topic, 1)) == 2
-    assert send(books) == (2, 0)
-    values = [one.value() for one in books.server.consume(books.topic, 1)]
+            send(counts)
+    assert len(counts.server.consume(counts.topic, 1)) == 2
+    assert send(counts) == (2, 0)
+    values = [one.value() for one in counts.server.consume(counts.topic, 1)]
     assert values == [b"a", b"b", b"a", b"b"]
 
 
-def test_a_message_with_a_partition_that_no_topic_has_does_not_hold_up_letters(books):
-    books.server.produce(books.dead_topic, [letter_of(books.topic, partition=2**31)])
-    books.server.produce(books.dead_topic, [letter_of(books.topic)])
-    assert send(books) == (1, 1)
+def test_a_message_with_a_partition_that_no_topic_has_does_not_hold_up_letters(counts):
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic, partition=2**31)])
+    counts.server.produce(counts.dead_topic, [letter_of(counts.topic)])
+    assert send(counts) == (1, 1)
 
 
 @pytest.mark.parametrize("gone", ["partition", "topic"])
-def test_a_letter_whose_topic_or_partition_is_gone_is_named_and_since_leaves_it(books, gone):
+def test_a_letter_whose_topic_or_partition_is_gone_is_named_and_since_leaves_it(counts, gone):
     """Those before it are sent once, and it holds up none behind it once it is left."""
     hour = 1 / 24
     bad = letter_of("no-such-topic", days=2 * hour)
     why = "there is no topic no-such-topic; make it, with 2 partitions"
     if gone == "partition":
-        bad = letter_of(books.topic, days=2 * hour, partition=7)
-        why = f"topic {books.topic} has . partitions; make partition 7 of it"
-    good = [letter_of(books.topic, days=n * hour) for n in (5, 4, 3, 1.5, 1)]
-    books.server.produce(books.dead_topic, [*good[:3], bad, *good[3:]])
-    name = f"letter {books.dead_topic}-0 at offset 3 was not sent, and those before it"
+        bad = letter_of(counts.topic, days=2 * hour, partition=7)
+        why = f"topic {counts.topic} has . partitions; make partition 7 of it"
+    good = [letter_of(counts.topic, days=n * hour) for n in (5, 4, 3, 1.5, 1)]
+    counts.server.produce(counts.dead_topic, [*good[:3], bad, *good[3:]])
+    name = f"letter {counts.dead_topic}-0 at offset 3 was not sent, and those before it"
     for _ in range(2):
         with pytest.raises(DeliveryError, match=f"{name} .*: {why}. .* give since a time .*, 20"):
-            send(books)
-        assert len(books.server.consume(books.topic, 1)) == 3
-    assert send(books, since=datetime.now(UTC) - timedelta(hours=1.75)) == (2, 0)
-    assert send(books) == (0, 0)
-    values = [one.value() for one in books.server.consume(books.topic, 1)]
+            send(counts)
+        assert len(counts.server.consume(counts.topic, 1)) == 3
+    assert send(counts, since=datetime.now(UTC) - timedelta(hours=1.75)) == (2, 0)
+    assert send(counts) == (0, 0)
+    values = [one.value() for one in counts.server.consume(counts.topic, 1)]
     assert values == [one["value"] for one in good]
 
 

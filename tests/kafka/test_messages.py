@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.arrow.json_rows import json_encoder
-from ackcore.arrow.shown import text_of
+from ackcore._arrow.json_rows import json_encoder
+from ackcore._arrow.shown import text_of
 from ackcore.kafka.messages import MessageColumns
 
 ROWS = pa.RecordBatch.from_pylist(

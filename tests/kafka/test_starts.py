@@ -13,7 +13,7 @@ import mock_broker
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import NewPartitions
-from consumer_books import Books, by_hand, consuming, partitions_of, take
+from consumer_counts import Counts, by_hand, consuming, partitions_of, take
 from servers import raise_errors, wait_until
 
 from ackcore.kafka import Consumer, ConsumerError, OffsetsOutOfRange
@@ -28,13 +28,13 @@ def kafka(request):
     return request.getfixturevalue({"mock": "mock_kafka", "real": "kafka_broker"}[request.param])
 
 
-def books_of(kafka, tmp_path, partitions=1):
-    return Books(kafka, tmp_path, partitions)
+def counts_of(kafka, tmp_path, partitions=1):
+    return Counts(kafka, tmp_path, partitions)
 
 
-def first_of(books, **arguments):
+def first_of(counts, **arguments):
     """The first offset that a consumer hands out of partition 0, which it leaves as it is."""
-    with consuming(books, **by_hand(books), **arguments) as consumer:
+    with consuming(counts, **by_hand(counts), **arguments) as consumer:
         return take(consumer, 1)[0].offset
 
 
@@ -61,19 +61,19 @@ def test_a_partition_of_which_nothing_is_committed_begins_as_start_says(
     kafka_broker, tmp_path, caplog, start, decision
 ):
     caplog.set_level(logging.INFO)
-    books = Books(kafka_broker, tmp_path, partitions=1)
-    books.topic = kafka_broker.new_topic(1, retention_ms=-1)  # they are old
+    counts = Counts(kafka_broker, tmp_path, partitions=1)
+    counts.topic = kafka_broker.new_topic(1, retention_ms=-1)  # they are old
     new_year = round(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
     kafka_broker.produce(
-        books.topic, [{"value": b"x", "timestamp": new_year + n * MINUTE_MS} for n in range(10)]
+        counts.topic, [{"value": b"x", "timestamp": new_year + n * MINUTE_MS} for n in range(10)]
     )
     if isinstance(start, dict):
-        start = {(topic.format(books.topic), n): offset for (topic, n), offset in start.items()}
-    with consuming(books, start=start):
-        wait_until(lambda: books.committed()[0][0] >= 0, "its start is committed")
+        start = {(topic.format(counts.topic), n): offset for (topic, n), offset in start.items()}
+    with consuming(counts, start=start):
+        wait_until(lambda: counts.committed()[0][0] >= 0, "its start is committed")
     assert begun(caplog) == [decision]
-    assert books.committed()[0][0] == int(decision.partition(",")[0])
-    with consuming(books, start="latest"):
+    assert counts.committed()[0][0] == int(decision.partition(",")[0])
+    with consuming(counts, start="latest"):
         wait_until(lambda: begun(caplog)[1:], "it has begun again")
     assert begun(caplog)[1:] == [f"{decision.partition(',')[0]}, group"]
 
@@ -85,32 +85,32 @@ def test_a_time_before_all_records_is_none_of_kafkas_own():
 
 def test_what_others_committed_is_committed_with_the_topics_id_at_once(mock_kafka, tmp_path):
     """Else a topic that was made anew before the next record is done would not be noticed."""
-    books = books_of(mock_kafka, tmp_path)
-    books.produce(10)
-    client = Client(mock_kafka.conf(group_id=books.group))
-    client.commit(offsets=[TopicPartition(books.topic, 0, 10)], asynchronous=False)
+    counts = counts_of(mock_kafka, tmp_path)
+    counts.produce(10)
+    client = Client(mock_kafka.conf(group_id=counts.group))
+    client.commit(offsets=[TopicPartition(counts.topic, 0, 10)], asynchronous=False)
     client.close()
-    with consuming(books, **by_hand(books)):
-        wait_until(lambda: books.committed()[0][1], "the id is committed")
-    offset, metadata = books.committed()[0]
+    with consuming(counts, **by_hand(counts)):
+        wait_until(lambda: counts.committed()[0][1], "the id is committed")
+    offset, metadata = counts.committed()[0]
     assert offset == 10
-    assert Origin.read(decode_metadata(books.topic, 0, offset, metadata).deployment).topic
+    assert Origin.read(decode_metadata(counts.topic, 0, offset, metadata).deployment).topic
 
 
 def test_a_deployment_begins_anew_once(mock_kafka, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    books = books_of(mock_kafka, tmp_path)
-    books.produce(10)
-    with consuming(books, **by_hand(books)) as consumer:
+    counts = counts_of(mock_kafka, tmp_path)
+    counts.produce(10)
+    with consuming(counts, **by_hand(counts)) as consumer:
         consumer.ack_many(take(consumer, 5))
-        wait_until(lambda: books.committed()[0][0] == 5, "five are done")
+        wait_until(lambda: counts.committed()[0][0] == 5, "five are done")
     for name, first in (("one", 0), ("one", 2), (None, 4), ("one", 6), ("two", 0)):
-        with consuming(books, **by_hand(books), force_from_start=name) as consumer:
+        with consuming(counts, **by_hand(counts), force_from_start=name) as consumer:
             taken = take(consumer, 10 - first)
             assert taken[0].offset == first, name
             consumer.ack_many(taken[:2])
             done = first + 2
-            wait_until(lambda n=done: books.committed()[0][0] == n, "two more are done")
+            wait_until(lambda n=done: counts.committed()[0][0] == n, "two more are done")
     decisions = ["0, earliest", "0, forced, earliest", "2, group", "4, group", "6, group"]
     assert begun(caplog) == [*decisions, "0, forced, earliest"]
 
@@ -124,46 +124,46 @@ def test_a_partition_whose_leader_moves_begins_when_it_has_one(
 ):
     """Brokers answer so for a moment after a topic was made, and while one of them restarts."""
     caplog.set_level(logging.INFO)
-    books = books_of(mock_kafka, tmp_path)
+    counts = counts_of(mock_kafka, tmp_path)
     mock_kafka.fail_requests(mock_broker.LIST_OFFSETS, *[error] * 4)
-    with consuming(books, **by_hand(books), start=start):
+    with consuming(counts, **by_hand(counts), start=start):
         wait_until(lambda: begun(caplog), "it begins")
 
 
 def test_a_start_that_is_not_there_is_out_of_range(mock_kafka, tmp_path):
-    books = books_of(mock_kafka, tmp_path)
-    books.produce(10)
-    mock_kafka.delete_records(books.topic, 4)
-    with consuming(books, **by_hand(books), start={(books.topic, 0): 2}) as consumer:
+    counts = counts_of(mock_kafka, tmp_path)
+    counts.produce(10)
+    mock_kafka.delete_records(counts.topic, 4)
+    with consuming(counts, **by_hand(counts), start={(counts.topic, 0): 2}) as consumer:
         assert take(consumer, 1)[0].offset == 4
-        wait_until(books.dead, "the loss is kept")
+        wait_until(counts.dead, "the loss is kept")
     with pytest.raises(OffsetsOutOfRange, match="from 99, and there is 4 to 10"):
-        take_of_new_group(books, start={(books.topic, 0): 99}, out_of_range="fail")
+        take_of_new_group(counts, start={(counts.topic, 0): 99}, out_of_range="fail")
 
 
-def take_of_new_group(books, **arguments):
-    books.group = books.server.new_group()
-    return first_of(books, **arguments)
+def take_of_new_group(counts, **arguments):
+    counts.group = counts.server.new_group()
+    return first_of(counts, **arguments)
 
 
 def test_what_is_too_far_behind_is_passed_over_with_a_dead_letter(mock_kafka, tmp_path, caplog):
-    books = books_of(mock_kafka, tmp_path)
-    books.produce(100)
-    with consuming(books, **by_hand(books)) as consumer:
+    counts = counts_of(mock_kafka, tmp_path)
+    counts.produce(100)
+    with consuming(counts, **by_hand(counts)) as consumer:
         taken = take(consumer, 100)
         consumer.ack_many([*taken[:10], *taken[12:20], taken[85]])
-        wait_until(lambda: books.committed()[0][0] == 10, "ten are done, and some more")
-    with consuming(books, **by_hand(books), max_offset_behind=90) as consumer:
+        wait_until(lambda: counts.committed()[0][0] == 10, "ten are done, and some more")
+    with consuming(counts, **by_hand(counts), max_offset_behind=90) as consumer:
         assert take(consumer, 1)[0].offset == 10
     with pytest.raises(OffsetsOutOfRange, match="more than max_offset_behind=20 behind; raise it"):
-        first_of(books, max_offset_behind=20, dead_letters=None)
-    with consuming(books, **by_hand(books), max_offset_behind=20) as consumer:
+        first_of(counts, max_offset_behind=20, dead_letters=None)
+    with consuming(counts, **by_hand(counts), max_offset_behind=20) as consumer:
         taken = take(consumer, 19)
         assert [one.offset for one in taken] == [*range(80, 85), *range(86, 100)]
         consumer.ack_many(taken)
-        wait_until(lambda: not books.lag(), "all is done")
+        wait_until(lambda: not counts.lag(), "all is done")
         assert (consumer.stats().counts.lost, consumer.stats().counts.dead) == (62, 1)
-    (letter,) = mock_kafka.consume(books.dead_topic)
+    (letter,) = mock_kafka.consume(counts.dead_topic)
     headers = dict(letter.headers())
     assert headers["ackcore-reason"] == (
         b"TooFarBehind: offsets 10 to 11, 20 to 79 were passed over, too far behind the end"
@@ -180,16 +180,16 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_read_from_its_beginning(
     What is done of the one before is not committed to it: were this process to end while a record
     of that is out, another one would begin where nobody has read.
     """
-    books = books_of(kafka, tmp_path)
-    books.produce(5)
-    with consuming(books, refresh_s=0.2) as consumer:
+    counts = counts_of(kafka, tmp_path)
+    counts.produce(5)
+    with consuming(counts, refresh_s=0.2) as consumer:
         (*taken, out) = take(consumer, 5)
         consumer.ack_many(taken)
-        wait_until(lambda: books.committed()[0][0] == 4, "four are done")
-        kafka.make_anew(books.topic)
-        kafka.produce(books.topic, [b"new %d" % n for n in range(20)])
+        wait_until(lambda: counts.committed()[0][0] == 4, "four are done")
+        kafka.make_anew(counts.topic)
+        kafka.produce(counts.topic, [b"new %d" % n for n in range(20)])
         wait_until(lambda: "topic made anew" in caplog.text, "it is noticed")
-        wait_until(lambda: books.committed()[0][0] == 0, "nothing is done of the new topic")
+        wait_until(lambda: counts.committed()[0][0] == 0, "nothing is done of the new topic")
         consumer.ack(out)
         values = set()
 
@@ -197,7 +197,7 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_read_from_its_beginning(
             for record in consumer.poll(100, 0.1):
                 values.add(record.value)
                 consumer.ack(record)
-            return books.committed()[0][0] == 20
+            return counts.committed()[0][0] == 20
 
         wait_until(is_through, "all is committed")
         assert values == {b"new %d" % n for n in range(20)}
@@ -205,46 +205,46 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_read_from_its_beginning(
 
 def test_a_topic_that_was_made_anew_between_runs_is_noticed_by_its_id(mock_kafka, tmp_path, caplog):
     """A commit of the one before may have crossed its deletion."""
-    books = books_of(mock_kafka, tmp_path)
-    books.produce(10)
-    with consuming(books, **by_hand(books)) as consumer:
+    counts = counts_of(mock_kafka, tmp_path)
+    counts.produce(10)
+    with consuming(counts, **by_hand(counts)) as consumer:
         consumer.ack_many(take(consumer, 10)[:5])
-        wait_until(lambda: books.committed()[0][0] == 5, "five are done")
-    offset, metadata = books.committed()[0]
-    assert Origin.read(decode_metadata(books.topic, 0, offset, metadata).deployment).topic
-    mock_kafka.make_anew(books.topic)
-    mock_kafka.produce(books.topic, [b"new"] * 10)
-    books.group = mock_kafka.new_group()  # the mock takes no such commit of one that had members
-    client = Client(mock_kafka.conf(group_id=books.group))
-    crossed = TopicPartition(books.topic, 0, offset, metadata=metadata)
+        wait_until(lambda: counts.committed()[0][0] == 5, "five are done")
+    offset, metadata = counts.committed()[0]
+    assert Origin.read(decode_metadata(counts.topic, 0, offset, metadata).deployment).topic
+    mock_kafka.make_anew(counts.topic)
+    mock_kafka.produce(counts.topic, [b"new"] * 10)
+    counts.group = mock_kafka.new_group()  # the mock takes no such commit of one that had members
+    client = Client(mock_kafka.conf(group_id=counts.group))
+    crossed = TopicPartition(counts.topic, 0, offset, metadata=metadata)
     client.commit(offsets=[crossed], asynchronous=False)
     client.close()
     with pytest.raises(OffsetsOutOfRange, match="the topic made anew; out_of_range='earliest'"):
-        first_of(books, out_of_range="fail")
-    with consuming(books, **by_hand(books)) as consumer:
+        first_of(counts, out_of_range="fail")
+    with consuming(counts, **by_hand(counts)) as consumer:
         taken = take(consumer, 10)
         assert taken[0].offset == 0
         consumer.ack_many(taken)
-        wait_until(lambda: books.committed()[0][0] == 10, "all are done")
+        wait_until(lambda: counts.committed()[0][0] == 10, "all are done")
     assert "topic made anew" in caplog.text
-    with consuming(books, **by_hand(books)) as consumer:
+    with consuming(counts, **by_hand(counts)) as consumer:
         assert consumer.poll(1, 0.5) == []
 
 
 def test_tasks_read_each_so_manieth_partition(mock_kafka, tmp_path, caplog):
-    books = books_of(mock_kafka, tmp_path, partitions=5)
-    books.produce(50)
+    counts = counts_of(mock_kafka, tmp_path, partitions=5)
+    counts.produce(50)
     with (
-        consuming(books, tasks=2, task=0) as one,
-        consuming(books, tasks=2, task=1) as other,
+        consuming(counts, tasks=2, task=0) as one,
+        consuming(counts, tasks=2, task=1) as other,
     ):
         for consumer, partitions in ((one, {0, 2, 4}), (other, {1, 3})):
             taken = take(consumer, 10 * len(partitions))
             assert {each.partition for each in taken} == partitions == partitions_of(consumer)
             consumer.ack_many(taken)
-        wait_until(lambda: not books.lag(), "all is done")
+        wait_until(lambda: not counts.lag(), "all is done")
     assert "some tasks have none" not in caplog.text
-    with consuming(books, tasks=7, task=6) as idle:
+    with consuming(counts, tasks=7, task=6) as idle:
         assert idle.poll(1, 0.2) == []
         assert idle.stats().partitions == []
     assert "there are 7 tasks and 5 partitions: some tasks have none" in caplog.text
@@ -258,18 +258,18 @@ def test_a_task_whose_topic_is_not_there_says_so(mock_kafka):
 
 
 def test_tasks_read_new_partitions_and_those_of_a_pattern(kafka_broker, tmp_path):
-    books = books_of(kafka_broker, tmp_path, partitions=1)
-    books.produce(5)
-    pattern = {"topics": f"^{books.topic[:-1]}[{books.topic[-1]}]$", "refresh_s": 0.2}
-    with consuming(books, tasks=1, task=0, **pattern) as consumer:
+    counts = counts_of(kafka_broker, tmp_path, partitions=1)
+    counts.produce(5)
+    pattern = {"topics": f"^{counts.topic[:-1]}[{counts.topic[-1]}]$", "refresh_s": 0.2}
+    with consuming(counts, tasks=1, task=0, **pattern) as consumer:
         out = take(consumer, 5)
-        raise_errors(kafka_broker.admin.create_partitions([NewPartitions(books.topic, 3)]))
+        raise_errors(kafka_broker.admin.create_partitions([NewPartitions(counts.topic, 3)]))
         wait_until(lambda: partitions_of(consumer) == {0, 1, 2}, "they are read")
-        kafka_broker.produce(books.topic, [b"new"], 2)
+        kafka_broker.produce(counts.topic, [b"new"], 2)
         (new,) = take(consumer, 1)
         assert (new.partition, new.value) == (2, b"new")
         assert consumer.ack_many([*out, new]) == 6
-        wait_until(lambda: books.committed()[0][0] == 5, "what was held before goes on")
+        wait_until(lambda: counts.committed()[0][0] == 5, "what was held before goes on")
 
 
 @pytest.mark.parametrize("by", ["group", "tasks"])
@@ -279,28 +279,28 @@ def test_what_comes_to_a_new_partition_before_it_is_noticed_is_read(
 ):
     """Though its topic was begun at its end: that is of the partitions that there were then."""
     caplog.set_level(logging.INFO)
-    books = books_of(kafka_broker, tmp_path, partitions=2)
-    books.produce(4)
+    counts = counts_of(kafka_broker, tmp_path, partitions=2)
+    counts.produce(4)
     how = {"tasks": 1, "task": 0} if by == "tasks" else {}
     options = {"topic.metadata.refresh.interval.ms": 200}
-    with consuming(books, start=start, refresh_s=0.2, options=options, **how) as consumer:
+    with consuming(counts, start=start, refresh_s=0.2, options=options, **how) as consumer:
         wait_until(lambda: partitions_of(consumer) == {0, 1}, "it begins")
-        wait_until(lambda: not books.lag(), "it has committed where")
-        raise_errors(kafka_broker.admin.create_partitions([NewPartitions(books.topic, 3)]))
-        kafka_broker.produce(books.topic, [b"first", b"second"], 2)
+        wait_until(lambda: not counts.lag(), "it has committed where")
+        raise_errors(kafka_broker.admin.create_partitions([NewPartitions(counts.topic, 3)]))
+        kafka_broker.produce(counts.topic, [b"first", b"second"], 2)
         assert [one.value for one in take(consumer, 2)] == [b"first", b"second"]
     assert "0, new partition" in begun(caplog)
 
 
 def test_a_task_lets_go_of_what_becomes_anothers(kafka_broker, tmp_path):
     """A new partition of two topics moves those behind it."""
-    books = books_of(kafka_broker, tmp_path, partitions=1)
+    counts = counts_of(kafka_broker, tmp_path, partitions=1)
     second = kafka_broker.new_topic(1)
-    first, last = sorted([books.topic, second])
+    first, last = sorted([counts.topic, second])
     for topic in (first, last):
         kafka_broker.produce(topic, [b"x"] * 4)
     arguments = {"topics": [first, last], "tasks": 2, "refresh_s": 0.2, "drain_s": 30.0}
-    with consuming(books, task=1, **arguments) as consumer:
+    with consuming(counts, task=1, **arguments) as consumer:
         taken = take(consumer, 4)
         assert {one.topic for one in taken} == {last}
         raise_errors(kafka_broker.admin.create_partitions([NewPartitions(first, 2)]))
@@ -310,7 +310,7 @@ def test_a_task_lets_go_of_what_becomes_anothers(kafka_broker, tmp_path):
             lambda: {(p.topic, p.partition) for p in consumer.stats().partitions} == {(first, 1)},
             "it has the new one in its place",
         )
-        assert kafka_broker.committed(books.group, last)[0] == 4
+        assert kafka_broker.committed(counts.group, last)[0] == 4
 
 
 def test_what_a_commit_is_of_is_told_from_what_others_commit():

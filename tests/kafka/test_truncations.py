@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 
-from consumer_books import take
+from consumer_counts import take
 from servers import wait_until
 
 from ackcore.kafka import Consumer

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ackcore.arrow.shown import text_of
+from ackcore._arrow.shown import text_of
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile
 from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter

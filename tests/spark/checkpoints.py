@@ -17,7 +17,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of, store_of
-from ackcore.spark.protocol.progress import Account, Books
+from ackcore.spark.engine.progress import Account, Counts
 from ackcore.topology.tuples import Reason
 
 #: What the records have of which there are dead letters.
@@ -129,7 +129,7 @@ def with_dead_letters(path, message="no", records_of=None):
                 texts = pa.array([records_of] * len(dead))
                 dead = dead.set_column(dead.num_columns - 1, "value", texts)
             letters.write(number, {"lines": dead})
-            totals = Books(number + 1, spouts).to_json()
+            totals = Counts(number + 1, spouts).to_json()
             run_one(state, number, {"lines": records(20, 3)}, {"lines": dead}, totals=totals)
     return path
 

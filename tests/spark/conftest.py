@@ -24,7 +24,7 @@ from streams import Folder, Store
 from worlds import Killed, World
 
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol import batch, runs
+from ackcore.spark.engine import batch, runs
 from ackcore.spark.query import start
 
 # What the workers get of this module goes along with the job: they cannot import it.

@@ -83,7 +83,7 @@ def run(spark, directory, place):
     backoff_ms = 500_000 if idle.exists() else 1
     it = builder.build(backoff_ms=backoff_ms, max_backoff_ms=500_000)
     try:
-        books = run_batch(it, spark, f"{place}/cp", **more)
+        counts = run_batch(it, spark, f"{place}/cp", **more)
     except RunCancelled as error:
         return {"cancelled": str(error), "shut_down": error.shut_down}
     out = open_store(f"{place}/out", "path")
@@ -93,7 +93,7 @@ def run(spark, directory, place):
     )
     dead = sorted(row.payload.id for row in dead_letters(f"{place}/cp", spark).collect())
     return {
-        "books": [books.records, books.acked, books.dead, books.retried, books.balanced],
+        "counts": [counts.records, counts.acked, counts.dead, counts.retried, counts.balanced],
         "rows": rows == [n for n in range(RECORDS) if n % 10 != 3],
         "dead": dead == [n for n in range(RECORDS) if n % 10 == 3],
     }
@@ -132,7 +132,7 @@ def main(url, directory, place=None):
     place = place or directory
     spark = SparkSession.builder.remote(url).getOrCreate()
     answer = run(spark, directory, place)
-    if "books" in answer:
+    if "counts" in answer:
         answer |= try_all(spark, directory, place)
     print(json.dumps(answer))
 

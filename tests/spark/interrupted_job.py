@@ -94,9 +94,9 @@ def sinks_that_are_interrupted(directory, spark, ways):
             took.append(time.monotonic() - when[0])
         assert signal.getsignal(signal.SIGINT) is handler
     Path(directory, "slow").rename(Path(directory, "fast"))
-    books = run_batch(topology(slow, act), spark, f"{directory}/other")
+    counts = run_batch(topology(slow, act), spark, f"{directory}/other")
     Path(directory, "fast").rename(Path(directory, "slow"))
-    return took, books.acked
+    return took, counts.acked
 
 
 def main(directory):
@@ -145,9 +145,9 @@ def main(directory):
         leave = (lambda number, frame: sys.exit("enough"), press)
         in_sinks = sinks_that_are_interrupted(directory, spark, [*ways[:2], ways[1], leave])
         Path(directory, "slow").unlink()
-        books = run_batch(topology(slow), spark, f"{directory}/checkpoint")
+        counts = run_batch(topology(slow), spark, f"{directory}/checkpoint")
         rows = sorted(row.line for row in spark.read.parquet(f"{directory}/sink").collect())
-        result = {"said": said, "books": books.to_json(), "rows": rows, "in_sinks": in_sinks}
+        result = {"said": said, "counts": counts.to_json(), "rows": rows, "in_sinks": in_sinks}
         Path(directory, "result.json").write_text(json.dumps(result))
 
 

@@ -94,7 +94,7 @@ def in_processes(drive, patience_s):
     """Return what has `drive` run in a process of its own, and returns what that ended with."""
     context = multiprocessing.get_context("forkserver")
     # What takes long to load; its path has not this directory.
-    context.set_forkserver_preload(["ackcore.spark.protocol.batch", "ackcore.topology"])
+    context.set_forkserver_preload(["ackcore.spark.engine.batch", "ackcore.topology"])
 
     def driver(*of):
         process = context.Process(target=drive, args=of)

@@ -122,12 +122,12 @@ class TableWorld(Writing, DiskWorld):
             self.behaves = fails(*bad, final=True)
 
     def tell(self):
-        """Leave word of what is in the table, and of the books, if they can be had."""
+        """Leave word of what is in the table, and of the counts, if they can be had."""
         state, engine = self.driver()
         with state:
-            of = engine.books
-        books = [of.records, of.acked, of.dead, of.waiting]
-        said = {"lines": sorted(self.table.lines()), "books": books, "balanced": of.balanced}
+            of = engine.counts
+        counts = [of.records, of.acked, of.dead, of.waiting]
+        said = {"lines": sorted(self.table.lines()), "counts": counts, "balanced": of.balanced}
         (self.root / "said.json").write_text(json.dumps(said))
 
 

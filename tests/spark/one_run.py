@@ -22,10 +22,10 @@ from ackcore.spark.base.schemas import (
     REASON_TYPE,
     REPLAYED,
 )
-from ackcore.spark.run import reread
-from ackcore.spark.run.action import run
-from ackcore.spark.run.setup import setup_on_spark
-from ackcore.spark.run.types import InputFrame, RunPlan
+from ackcore.spark.engine import reread
+from ackcore.spark.engine.action import run
+from ackcore.spark.engine.setup import setup_on_spark
+from ackcore.spark.engine.types import InputFrame, RunPlan
 from ackcore.spark.sinks.interface import AcceptedFile, read_accepted
 from ackcore.spark.tasks.row_files import (
     ROOT_ID,

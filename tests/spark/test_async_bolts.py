@@ -1,4 +1,4 @@
-"""Bolts that call a service: it throttles, stalls and dies, and the books balance all the same."""
+"""Bolts that call a service: it throttles, stalls and dies, and the counts balance all the same."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def test_a_service_throttles_stalls_and_dies_and_each_record_is_answered_once(sp
     """Time-outs cost an attempt, refusals wait in the task, the dead endpoint's go to the other."""
     with server() as lives, server(dies_after=60) as dies:
         topology = ids(spark, Fetch([lives, dies]), 400, tmp_path)
-        books = run_batch(topology, spark, str(tmp_path / "checkpoint"))
+        counts = run_batch(topology, spark, str(tmp_path / "checkpoint"))
         most, _ = ask(lives)
-    assert (books.records, books.acked, books.dead, books.waiting) == (400, 400, 0, 0)
+    assert (counts.records, counts.acked, counts.dead, counts.waiting) == (400, 400, 0, 0)
     assert answers(spark, tmp_path) == [(n, str(n)) for n in range(400)]
     assert most <= 2 * 20  # two tasks, and a window of 20 each
 
@@ -119,8 +119,8 @@ def test_the_breakers_of_all_tasks_are_counted_in_progress(spark, tmp_path, grou
     getattr(builder.bolt("down", Down(), parallelism=2), grouping)("ids")
     topology = builder.build(max_attempts=1)
     with caplog.at_level("INFO", "ackcore"):
-        books = run_batch(topology, spark, str(tmp_path / "checkpoint"))
-    assert (books.acked, books.dead) == (36, 4)
+        counts = run_batch(topology, spark, str(tmp_path / "checkpoint"))
+    assert (counts.acked, counts.dead) == (36, 4)
     assert "36 acked, 4 failed, 0 retried, 4 dead" in caplog.text
     assert ", 4 breaker trips" in caplog.text
 
@@ -138,8 +138,8 @@ class Greet(BasicBolt):
 
 
 def test_threads_of_a_basic_bolt_are_as_exact(spark, tmp_path):
-    books = run_batch(ids(spark, Greet(), 500, tmp_path), spark, str(tmp_path / "checkpoint"))
-    assert (books.records, books.acked, books.dead) == (500, 500, 0)
+    counts = run_batch(ids(spark, Greet(), 500, tmp_path), spark, str(tmp_path / "checkpoint"))
+    assert (counts.records, counts.acked, counts.dead) == (500, 500, 0)
     assert answers(spark, tmp_path) == [(n, f"hello {n}") for n in range(500)]
 
 

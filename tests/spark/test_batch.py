@@ -9,7 +9,7 @@ from worlds import Killed, Source, Upper, World, fails, killed
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REPLAYED
-from ackcore.spark.protocol import act, batch, runs
+from ackcore.spark.engine import act, batch, runs
 from ackcore.topology import TopologyBuilder
 from ackcore.topology.tuples import Reason
 
@@ -18,48 +18,48 @@ STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "
 
 
 def test_all_is_well(world):
-    progress, books = world.process(0, ["a", "b"])
+    progress, counts = world.process(0, ["a", "b"])
     assert world.rows == ["A", "B"]
     assert (progress.records, progress.acked, progress.failed, progress.dead) == (2, 2, 0, 0)
-    assert (books.records, books.acked, books.waiting, books.dead) == (2, 2, 0, 0)
-    assert books.balanced
+    assert (counts.records, counts.acked, counts.waiting, counts.dead) == (2, 2, 0, 0)
+    assert counts.balanced
     assert str(progress).startswith("micro-batch 0: 2 acked, 0 failed, 0 retried, 0 dead")
     assert set(progress.steps_ms) == {"plan", "run", "check", "decide", "act", "mark"}
 
 
 def test_a_failed_record_waits_and_is_tried_again(world):
     world.behaves = fails("b")
-    _, books = world.process(0, ["a", "b"])
+    _, counts = world.process(0, ["a", "b"])
     assert world.rows == ["A"]
-    assert (books.acked, books.waiting) == (1, 1)
-    progress, books = world.process(1, ["c"])  # it is not due yet
+    assert (counts.acked, counts.waiting) == (1, 1)
+    progress, counts = world.process(1, ["c"])  # it is not due yet
     assert progress.retried == 0
     assert (progress.waiting, progress.oldest_ms) == (1, 0)
     world.now_ms += 10_000
-    progress, books = world.process(2)
+    progress, counts = world.process(2)
     assert (progress.retried, progress.acked, progress.waiting) == (1, 1, 0)
     assert progress.latency_ms.p50 == 10_000
     assert world.rows == ["A", "B", "C"]
-    assert books.balanced
-    assert (books.records, books.acked, books.retried) == (3, 3, 1)
+    assert counts.balanced
+    assert (counts.records, counts.acked, counts.retried) == (3, 3, 1)
 
 
 def test_a_record_that_keeps_failing_is_dead_after_its_last_attempt(world):
     world.behaves = fails("b", times=100)
     world.process(0, ["a", "b"])
-    books = world.drain(1)
+    counts = world.drain(1)
     assert world.rows == ["A"]
     assert world.parked == ["b"]
-    assert (books.acked, books.dead, books.retried) == (1, 1, 4)
+    assert (counts.acked, counts.dead, counts.retried) == (1, 1, 4)
     assert len(world.runs) == 5
 
 
 def test_a_final_reason_leads_to_the_dead_letters_at_once(world):
     world.behaves = fails("b", final=True)
-    progress, books = world.process(0, ["a", "b"])
+    progress, counts = world.process(0, ["a", "b"])
     assert (progress.failed, progress.dead, progress.waiting) == (1, 1, 0)
     assert world.parked == ["b"]
-    assert books.balanced
+    assert counts.balanced
 
 
 def test_a_record_is_due_when_its_failure_asks_for_it(world):
@@ -76,16 +76,16 @@ def test_a_record_is_due_when_its_failure_asks_for_it(world):
     world.now_ms = began + 69_999  # beyond any back-off, and beyond the plan's time and the wait
     assert world.process(1)[0].retried == 0
     world.now_ms = began + 70_000
-    progress, books = world.process(2)
-    assert (progress.retried, progress.acked, books.waiting) == (1, 1, 0)
+    progress, counts = world.process(2)
+    assert (progress.retried, progress.acked, counts.waiting) == (1, 1, 0)
     assert world.rows == ["A", "B"]
 
 
 def test_a_failure_that_asks_for_a_wait_is_an_attempt(world):
     world.behaves = lambda line, attempt: Reason("upper", "Retry", "busy", after_ms=1_000)
     world.process(0, ["a"])
-    books = world.drain(1)
-    assert (world.parked, books.retried) == (["a"], 4)
+    counts = world.drain(1)
+    assert (world.parked, counts.retried) == (["a"], 4)
 
 
 def unavailable(line, attempt):
@@ -99,17 +99,17 @@ def test_what_is_no_attempt_burns_none(tmp_path):
     assert (progress.failed, progress.uncounted, progress.waiting) == (2, 2, 2)
     for number in range(1, 10):
         world.now_ms += 400_000
-        progress, books = world.process(number)
+        progress, counts = world.process(number)
         assert (progress.failed, progress.uncounted, progress.retried) == (2, 2, 2)
     assert "2 failed (2 not counted)" in str(progress)
-    assert (books.waiting, books.dead, books.retried) == (2, 0, 18)
+    assert (counts.waiting, counts.dead, counts.retried) == (2, 0, 18)
     world.behaves = fails("a", times=1)  # its first attempt: there is another
     world.now_ms += 400_000
     progress, _ = world.process(10)
     assert (progress.acked, progress.failed, progress.uncounted) == (1, 1, 0)
-    books = world.drain(11)
-    assert (world.rows, books.acked, books.dead) == (["A", "B"], 2, 0)
-    assert books.balanced
+    counts = world.drain(11)
+    assert (world.rows, counts.acked, counts.dead) == (["A", "B"], 2, 0)
+    assert counts.balanced
 
 
 def test_what_is_unavailable_for_too_long_counts(tmp_path):
@@ -118,10 +118,10 @@ def test_what_is_unavailable_for_too_long_counts(tmp_path):
     world.process(0, ["a"])
     for number, counted in enumerate((False, False, True, True), 1):
         world.now_ms += 400_000
-        progress, books = world.process(number)
+        progress, counts = world.process(number)
         assert progress.uncounted == (not counted)
         assert progress.failed == 1
-    assert (books.dead, books.waiting, world.parked) == (1, 0, ["a"])
+    assert (counts.dead, counts.waiting, world.parked) == (1, 0, ["a"])
     state, _ = world.driver()
     with state:
         dead = state.decision(4).dead["lines"]
@@ -167,10 +167,10 @@ def test_what_waits_is_bounded(tmp_path):
         "2 records wait already (max_waiting); it failed with ValueError: no c"
     )
     assert dead[ATTEMPT].to_pylist() == [1, 1]
-    books = world.drain(1)
+    counts = world.drain(1)
     assert world.rows == ["A", "B", "E"]
     assert world.parked == ["c", "d"]
-    assert books.balanced
+    assert counts.balanced
 
 
 def test_the_bound_is_for_all_spouts_together(tmp_path):
@@ -198,12 +198,12 @@ def test_records_of_one_message_id_are_told_apart(world, again):
     world.process(1, ["a#2"])
     world.now_ms += 20_000
     world.behaves = fails(again, times=2)
-    progress, books = world.process(2, ["b"])
+    progress, counts = world.process(2, ["b"])
     seen = {"a#1": 21_000, "a#2": 20_000}
     assert (progress.acked, progress.failed) == (2, 1)
     assert progress.oldest_ms == seen.pop(again)
     assert [progress.latency_ms.p99] == list(seen.values())
-    assert books.balanced
+    assert counts.balanced
     assert world.drain(3).acked == 3
 
 
@@ -217,11 +217,11 @@ def test_a_replayed_record_is_told_from_a_retry_of_its_message_id(world, again, 
     table = table.set_column(6, REPLAYED, pa.array([1], pa.int32()))
     ask(world.path, table=table.rename_columns([*table.column_names[:-1], "line"]))
     world.behaves = lambda line, attempt: REASON if attempt == again else None
-    progress, books = world.process(1)
-    assert (progress.acked, progress.failed, books.resolved) == (1, 1, resolved)
+    progress, counts = world.process(1)
+    assert (progress.acked, progress.failed, counts.resolved) == (1, 1, resolved)
     world.behaves = fails()
-    books = world.drain(2)
-    assert (books.acked, books.resolved, books.balanced) == (2, 1, True)
+    counts = world.drain(2)
+    assert (counts.acked, counts.resolved, counts.balanced) == (2, 1, True)
 
 
 def test_nothing_waits_where_nothing_may(tmp_path):
@@ -239,17 +239,17 @@ def test_who_shares_a_row_with_a_failed_record_fails_with_it(tmp_path):
     assert world.rows == ["D", "D&E", "E", "F"]
     world.shared_rows = [("A", "B"), ("C", "B")]
     world.now_ms += 10_000
-    _, books = world.process(1)
+    _, counts = world.process(1)
     assert world.rows == ["A", "A&B", "B", "C", "C&B", "D", "D&E", "E", "F"]
-    assert books.balanced
+    assert counts.balanced
 
 
 def test_spouts_have_accounts_of_their_own(tmp_path):
     world = World(tmp_path, spouts=("lines", "more"))
     world.behaves = fails("a", "x")
-    _, books = world.process(0, ["a", "b", ("more", "x")])
-    assert books.spouts["lines"].waiting == books.spouts["more"].waiting == 1
-    assert (books.spouts["lines"].records, books.spouts["more"].records) == (2, 1)
+    _, counts = world.process(0, ["a", "b", ("more", "x")])
+    assert counts.spouts["lines"].waiting == counts.spouts["more"].waiting == 1
+    assert (counts.spouts["lines"].records, counts.spouts["more"].records) == (2, 1)
     assert world.drain(1).balanced
     assert world.rows == ["A", "B", "X"]
 
@@ -280,7 +280,7 @@ def test_whatever_dies_each_record_has_one_decision(world, monkeypatch, step, nu
             drivers += 1
             try:
                 engine.process(n, [("lines", line) for line in lines])
-                books = engine.books
+                counts = engine.counts
                 break
             except Killed:
                 continue
@@ -291,9 +291,9 @@ def test_whatever_dies_each_record_has_one_decision(world, monkeypatch, step, nu
     assert drivers == (3 if died_at_dead_letters else 4)
     assert world.rows == ["A", "C"]
     assert world.parked == ["b", "poison"]
-    assert books.balanced
-    assert (books.records, books.acked, books.dead, books.waiting) == (4, 2, 2, 0)
-    assert (books.batches, books.retried) == (3, 2)
+    assert counts.balanced
+    assert (counts.records, counts.acked, counts.dead, counts.waiting) == (4, 2, 2, 0)
+    assert (counts.batches, counts.retried) == (3, 2)
 
 
 def test_a_decision_is_not_made_again(world, dying_at):
@@ -303,11 +303,11 @@ def test_a_decision_is_not_made_again(world, dying_at):
     with dying_at("acted"):
         world.process(0, ["a", "b"])
     world.behaves = fails("a")
-    progress, books = world.process(0, ["a", "b"])
+    progress, counts = world.process(0, ["a", "b"])
     assert len(world.runs) == 1
     assert world.rows == ["A"]
     assert (progress.acked, progress.failed, progress.runs) == (1, 1, 0)
-    assert books.waiting == 1
+    assert counts.waiting == 1
 
 
 def test_decided_rows_are_not_dropped_with_their_sink(world, dying_at):
@@ -346,10 +346,10 @@ def test_a_plan_is_kept_with_its_time(world, dying_at):
 def test_a_batch_that_is_done_is_not_run_again(world):
     world.process(0, ["a"])
     world.written.clear()
-    progress, books = world.process(0, ["a"])
+    progress, counts = world.process(0, ["a"])
     assert len(world.runs) == 1
     assert not world.written
-    assert (progress.acked, progress.runs, books.acked) == (1, 0, 1)
+    assert (progress.acked, progress.runs, counts.acked) == (1, 0, 1)
 
 
 def test_a_number_out_of_turn_is_refused(world):
@@ -367,10 +367,10 @@ def test_a_clock_that_goes_back_holds_nothing_up(world):
         assert engine.clock() == 1_000_000
         world.now_ms += 10_000
         engine.process(1, [])
-        assert engine.books.acked == 1
+        assert engine.counts.acked == 1
     world.now_ms -= 3_600_000
-    progress, books = world.process(2, ["b"])
-    assert books.balanced
+    progress, counts = world.process(2, ["b"])
+    assert counts.balanced
     assert progress.oldest_ms == 0
     times = [plan.now_ms for plan in world.runs]
     assert times == sorted(times)

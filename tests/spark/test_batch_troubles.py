@@ -12,18 +12,18 @@ import pytest
 from worlds import World, fails
 
 from ackcore.spark.base.errors import CheckpointCorrupt
-from ackcore.spark.protocol import insist, progress
-from ackcore.spark.protocol.given_up import RunFailed
-from ackcore.spark.protocol.insist import SinkError
+from ackcore.spark.engine import insist, progress
+from ackcore.spark.engine.given_up import RunFailed
+from ackcore.spark.engine.insist import SinkError
 from ackcore.topology.tuples import Raised
 
 
 def test_a_run_that_is_not_of_one_piece_is_run_again(world):
     world.behaves = fails("b")
     world.problems = ["trailers differ", "a file is missing"]
-    progress, books = world.process(0, ["a", "b"])
+    progress, counts = world.process(0, ["a", "b"])
     assert progress.runs == 3
-    assert (books.acked, books.waiting) == (1, 1)
+    assert (counts.acked, counts.waiting) == (1, 1)
     assert not world.runs[-1].careful  # nobody has died
     assert world.paused == [0.1, 0.2]
 
@@ -95,9 +95,9 @@ def test_a_run_that_always_fails_ends_in_a_named_error_and_loses_nothing(tmp_pat
     assert isinstance(e.value.__cause__, RuntimeError)
     assert len(world.runs) == 3
     world.behaves = fails()
-    _, books = world.process(0, ["a"])
+    _, counts = world.process(0, ["a"])
     assert world.runs[-1].careful  # it has died often enough
-    assert (world.rows, books.acked) == (["A"], 1)
+    assert (world.rows, counts.acked) == (["A"], 1)
 
 
 def test_a_mistake_in_the_driver_is_not_tried_again(world):
@@ -138,9 +138,9 @@ def test_workers_that_lack_a_module_are_not_tried_again(world):
 
 def test_a_sink_that_is_down_for_a_while(world):
     world.sink_fails = 2
-    _, books = world.process(0, ["a"])
+    _, counts = world.process(0, ["a"])
     assert world.rows == ["A"]
-    assert (len(world.runs), books.acked) == (1, 1)
+    assert (len(world.runs), counts.acked) == (1, 1)
     assert world.paused == [1.0, 2.0]
 
 
@@ -166,10 +166,10 @@ def test_whatever_a_sink_raises_its_rows_come_once(world, kind):
     if kind is KeyboardInterrupt:
         with pytest.raises(kind):
             world.process(0, ["a", "b"])
-    _, books = world.process(0, ["a", "b"])
+    _, counts = world.process(0, ["a", "b"])
     assert world.rows == ["A"]
-    assert (len(world.runs), books.acked, books.waiting) == (1, 1, 1)
-    assert books.balanced
+    assert (len(world.runs), counts.acked, counts.waiting) == (1, 1, 1)
+    assert counts.balanced
 
 
 def test_fewer_attempts_at_the_restart_than_have_been_made(tmp_path):
@@ -181,9 +181,9 @@ def test_fewer_attempts_at_the_restart_than_have_been_made(tmp_path):
         world.process(number)
     fewer = World(tmp_path, {"max_attempts": 2}, behaves=fails("c", times=9), now_ms=world.now_ms)
     fewer.written = world.written
-    books = fewer.drain(3)
+    counts = fewer.drain(3)
     assert len(fewer.runs) == 1
-    assert (fewer.rows, fewer.parked, books.balanced) == (["A", "B"], ["c"], True)
+    assert (fewer.rows, fewer.parked, counts.balanced) == (["A", "B"], ["c"], True)
 
 
 def test_a_sink_that_is_down_for_ever_and_then_is_not(world):
@@ -194,9 +194,9 @@ def test_a_sink_that_is_down_for_ever_and_then_is_not(world):
     assert "ConnectionError: the sink is down" in str(error.value)
     assert isinstance(error.value.__cause__, ConnectionError)
     assert world.paused == [1.0, 2.0, 4.0, 8.0]
-    _, books = world.process(0, ["a", "b"])
+    _, counts = world.process(0, ["a", "b"])
     assert world.rows == ["A"]
-    assert (len(world.runs), books.acked, books.waiting) == (1, 1, 1)
+    assert (len(world.runs), counts.acked, counts.waiting) == (1, 1, 1)
 
 
 def test_a_dead_letter_store_that_is_down(world):
@@ -204,9 +204,9 @@ def test_a_dead_letter_store_that_is_down(world):
     world.dead_letters_fail = 6
     with pytest.raises(SinkError, match="the dead-letter store failed 5 times"):
         world.process(0, ["a"])
-    _, books = world.process(0, ["a"])
+    _, counts = world.process(0, ["a"])
     assert world.parked == ["a"]
-    assert (len(world.runs), books.dead) == (1, 1)
+    assert (len(world.runs), counts.dead) == (1, 1)
 
 
 @pytest.mark.parametrize("where", ["run", "sink"])
@@ -291,9 +291,9 @@ def test_rows_that_are_damaged_after_the_decision_are_not_written(world, dying_a
             world.process(0, ["a", "b", "c"])
     assert (world.written, world.paused) == ({}, [])
     file.write_bytes(whole)
-    _, books = world.process(0, ["a", "b", "c"])
+    _, counts = world.process(0, ["a", "b", "c"])
     assert world.rows == ["A", "C"]
-    assert (len(world.runs), books.acked, books.waiting) == (1, 2, 1)
+    assert (len(world.runs), counts.acked, counts.waiting) == (1, 2, 1)
 
 
 def test_a_sink_that_tells_nothing_of_the_damage_it_met(world, monkeypatch):

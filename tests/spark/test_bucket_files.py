@@ -17,7 +17,7 @@ from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, StateError
 from ackcore.spark.checkpoint import tables as table_cache
 from ackcore.spark.checkpoint.tables import TableCache
-from ackcore.spark.protocol.suspects import crashes_logged
+from ackcore.spark.engine.suspects import crashes_logged
 from ackcore.spark.stores import files
 from ackcore.spark.stores.files import (
     RecordFile,

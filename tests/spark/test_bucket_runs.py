@@ -21,7 +21,7 @@ from ackcore.spark.base.errors import RowFileDamaged
 from ackcore.spark.checkpoint.head import HeadRecords
 from ackcore.spark.dead_letters import store
 from ackcore.spark.dead_letters.reading import dead_letters
-from ackcore.spark.protocol import act, batch, decide, runs
+from ackcore.spark.engine import act, batch, decide, runs
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks import parquet_objects
 from ackcore.spark.sinks.parquet import to_parquet
@@ -50,11 +50,11 @@ class Count(BasicBolt):
     outputs = pa.schema([("word", pa.string()), ("n", pa.int64())])
 
     def prepare(self, context):
-        self.counts = {}
+        self.tallies = {}
 
     def execute(self, tuple, out):
         word = tuple["word"]
-        self.counts[word] = self.counts.get(word, 0) + 1
+        self.tallies[word] = self.tallies.get(word, 0) + 1
         out.emit((word, 1))
 
 
@@ -87,7 +87,7 @@ def places(request):
     """A checkpoint and a sink; of a parametrised test in that fixture's bucket."""
     bucket = request.getfixturevalue(getattr(request, "param", "bucket"))
     request.getfixturevalue("tasks_reach")
-    return f"{bucket}/checkpoint", f"{bucket}/counts"
+    return f"{bucket}/checkpoint", f"{bucket}/tallies"
 
 
 def left_in(checkpoint):
@@ -102,17 +102,17 @@ def left_in(checkpoint):
     indirect=True,
 )
 def test_a_word_count_runs_whole_in_a_bucket(spark, places, tmp_path, caplog):
-    checkpoint, counts = places
-    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(counts))
-    books = run_batch(topology, spark, checkpoint)
-    assert (books.records, books.acked, books.dead, books.retried) == (5, 4, 1, 2)
-    assert books.balanced
-    assert counts_in(counts) == COUNTED
+    checkpoint, tallies = places
+    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(tallies))
+    counts = run_batch(topology, spark, checkpoint)
+    assert (counts.records, counts.acked, counts.dead, counts.retried) == (5, 4, 1, 2)
+    assert counts.balanced
+    assert counts_in(tallies) == COUNTED
     letters = dead_letters(checkpoint, spark=spark).collect()
     assert [each.payload.line for each in letters] == ["worse cat"]
     assert left_in(checkpoint) == []
     assert not [name for name in os.listdir() if name.startswith("s3:")]
-    assert run_batch(topology, spark, checkpoint) == books
+    assert run_batch(topology, spark, checkpoint) == counts
     for name, value in environment("").items():
         if "KEY" in name:
             assert value not in caplog.text
@@ -131,7 +131,7 @@ def test_killed_at_every_step_it_goes_on(spark, places, monkeypatch, steps):
 
     That takes 16 drivers; two steps are in `make test`, and all of them in made-up worlds.
     """
-    checkpoint, counts = places
+    checkpoint, tallies = places
     died = []
 
     def failpoint(name, number=None):
@@ -143,12 +143,12 @@ def test_killed_at_every_step_it_goes_on(spark, places, monkeypatch, steps):
         monkeypatch.setattr(module, "failpoint", failpoint)
     # Who is killed gives nothing back.
     monkeypatch.setattr(HeadRecords, "close", lambda self: None)
-    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(counts))
+    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(tallies))
     drivers = 0
     while True:
         drivers += 1
         try:
-            books = run_batch(topology, spark, checkpoint)
+            counts = run_batch(topology, spark, checkpoint)
             break
         except Killed:
             continue
@@ -156,39 +156,39 @@ def test_killed_at_every_step_it_goes_on(spark, places, monkeypatch, steps):
     expected = {(step, number) for step in steps for number in (0, 1)}
     assert set(died) == expected - {("in-dead-letters", 0)}
     assert drivers == len(died) + 1
-    assert (books.records, books.acked, books.dead) == (5, 4, 1)
-    assert books.balanced
-    assert counts_in(counts) == COUNTED
+    assert (counts.records, counts.acked, counts.dead) == (5, 4, 1)
+    assert counts.balanced
+    assert counts_in(tallies) == COUNTED
     assert len(dead_letters(checkpoint, spark=spark).collect()) == 1
     assert left_in(checkpoint) == []
 
 
 def test_many_that_fail_are_written_by_their_tasks(spark, places, monkeypatch):
     """And the checkpoint has them by a copy within the bucket, the store of letters by another."""
-    checkpoint, counts = places
+    checkpoint, tallies = places
     monkeypatch.setattr(decide, "INLINE_BYTES", 0)
     monkeypatch.setattr(store, "_SMALL", 1)
     lines = [(f"worse {n}",) for n in range(300)] + [(f"bad {n}",) for n in range(300)]
     frame = spark.createDataFrame(lines, "line string").repartition(3)
-    books = run_batch(word_count(frame, to_parquet(counts)), spark, checkpoint)
-    assert (books.acked, books.dead) == (300, 300)
+    counts = run_batch(word_count(frame, to_parquet(tallies)), spark, checkpoint)
+    assert (counts.acked, counts.dead) == (300, 300)
     assert dead_letters(checkpoint, spark=spark).count() == 300
     letters = open_store(f"{checkpoint}/ackcore/dead_letters", "path")
     index = json.loads(letters.get("index.json").data.partition(b"\n")[0])
     # Copied, with the fingerprint that its task gave it, and not with a digest of the driver's.
     assert {len(each["blake2b"]) for each in index["spouts"]["lines"]["files"]} == {16}
-    assert sum(counts_in(counts).values()) == 600
+    assert sum(counts_in(tallies).values()) == 600
     assert left_in(checkpoint) == []
 
 
 def test_a_file_of_a_run_that_is_damaged_is_found(spark, places, monkeypatch):
-    checkpoint, counts = places
+    checkpoint, tallies = places
 
     def failpoint(name, number=None):
         if name == "decided":
             raise Killed
 
-    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(counts))
+    topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(tallies))
     with monkeypatch.context() as patch:
         patch.setattr(batch, "failpoint", failpoint)
         with pytest.raises(Killed):
@@ -214,14 +214,14 @@ def test_a_file_of_a_run_that_is_damaged_is_found(spark, places, monkeypatch):
             raised.value, RowFileDamaged
         )
     store.put(key, data)
-    books = run_batch(topology, spark, checkpoint)
-    assert (books.acked, books.dead) == (4, 1)
-    assert counts_in(counts) == COUNTED
+    counts = run_batch(topology, spark, checkpoint)
+    assert (counts.acked, counts.dead) == (4, 1)
+    assert counts_in(tallies) == COUNTED
 
 
 def test_where_spark_keeps_its_part_is_to_be_given(spark, bucket, tmp_path):
     stream = word_count(
-        spark.readStream.schema("line string").json(str(tmp_path)), to_parquet(tmp_path / "counts")
+        spark.readStream.schema("line string").json(str(tmp_path)), to_parquet(tmp_path / "tallies")
     )
     with pytest.raises(ValueError, match="spark_checkpoint must be given where the checkpoint is"):
         start(stream, spark, bucket)
@@ -238,11 +238,11 @@ def test_where_spark_keeps_its_part_is_to_be_given(spark, bucket, tmp_path):
 
 
 def test_a_stream_goes_on_where_it_was(spark, places, folder, running, tmp_path):
-    checkpoint, counts = places
+    checkpoint, tallies = places
     about = {"spark_checkpoint": tmp_path / "sparks"}
 
     def again():
-        topology = streams.word_count(folder.stream, to_parquet(counts), max_attempts=2)
+        topology = streams.word_count(folder.stream, to_parquet(tallies), max_attempts=2)
         return running(topology, spark, checkpoint, **about)
 
     folder.add("a flaky", "bad", "a")
@@ -255,9 +255,9 @@ def test_a_stream_goes_on_where_it_was(spark, places, folder, running, tmp_path)
     query = again()
     query.process_all_available()
     query.stop()
-    assert (query.books.acked, query.books.dead, query.books.waiting) == (3, 1, 0)
-    assert query.books.balanced
-    assert counts_in(counts) == {"a": 2, "flaky": 2, "b": 1}
+    assert (query.counts.acked, query.counts.dead, query.counts.waiting) == (3, 1, 0)
+    assert query.counts.balanced
+    assert counts_in(tallies) == {"a": 2, "flaky": 2, "b": 1}
     assert left_in(checkpoint) == []
     assert not [name for name in os.listdir() if name.startswith("s3:")]
 
@@ -272,20 +272,20 @@ def test_the_example_of_the_docs_runs(spark, bucket, tasks_reach, folder, tmp_pa
         "start": start,
         "spark": spark,
         "nightly": word_count(
-            spark.createDataFrame(LINES, "line string"), to_parquet(f"{bucket}/nightly-counts")
+            spark.createDataFrame(LINES, "line string"), to_parquet(f"{bucket}/nightly-tallies")
         ),
         "live": streams.word_count(
-            folder.stream, to_parquet(f"{bucket}/live-counts"), max_attempts=2
+            folder.stream, to_parquet(f"{bucket}/live-tallies"), max_attempts=2
         ),
     }
     exec(example.replace("s3://bucket", bucket).replace("/volume", str(tmp_path)), given)
-    books, query = given["books"], given["query"]
+    counts, query = given["counts"], given["query"]
     try:
         query.process_all_available()
     finally:
         query.stop()
-    assert (books.acked, books.dead) == (4, 1)
-    assert (query.books.acked, query.books.dead) == (1, 1)
+    assert (counts.acked, counts.dead) == (4, 1)
+    assert (query.counts.acked, query.counts.dead) == (1, 1)
     assert dead_letters(f"{bucket}/dead/live", spark=spark).count() == 1
 
 
@@ -295,8 +295,8 @@ MOST_TRIPS = 12
 
 def test_a_micro_batch_takes_few_trips(spark, places, folder, running, s3, tmp_path):
     """With a sink in the bucket; requests of tasks, and of what reads their files, count each."""
-    checkpoint, counts = places
-    topology = streams.word_count(folder.stream, to_parquet(counts))
+    checkpoint, tallies = places
+    topology = streams.word_count(folder.stream, to_parquet(tallies))
     about = {"spark_checkpoint": tmp_path / "sparks"}
     folder.add("first")
     query = running(topology, spark, checkpoint, **about)
@@ -313,7 +313,7 @@ def test_a_micro_batch_takes_few_trips(spark, places, folder, running, s3, tmp_p
         assert looks >= 1
         trips.append([each for each in found if each != ("GET", "index.json")] + ["replays?"])
     query.stop()
-    assert query.books.acked == 31
+    assert query.counts.acked == 31
     counted = [len(each) for each in trips]
     assert max(counted) <= MOST_TRIPS + 2, trips  # what is done is deleted in one of eight
     assert sorted(counted)[-2] <= MOST_TRIPS, trips

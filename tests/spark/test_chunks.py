@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore import arrow
-from ackcore.arrow import bytes_before, end_within, rebatched
+from ackcore import _arrow as arrow
+from ackcore._arrow import bytes_before, end_within, rebatched
 from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.tasks import spout_stage

@@ -126,15 +126,15 @@ def test_a_batch_with_all_that_may_become_of_a_record(other_connect, tmp_path):
 
     bolt = Names()
     it = topology(source, bolt, to_parquet(tmp_path / "out"), write)
-    books = run_batch(it, connect, tmp_path / "cp")
-    assert (books.records, books.acked, books.dead, books.retried) == (100, 99, 1, 1)
+    counts = run_batch(it, connect, tmp_path / "cp")
+    assert (counts.records, counts.acked, counts.dead, counts.retried) == (100, 99, 1, 1)
     (letter,) = dead_letters(tmp_path / "cp", connect).collect()
     assert (letter.error_type, letter.payload.id, letter.payload.tags[0].at) == ("Reject", 7, NOON)
     assert letter.payload.more == {"x": bytearray(9), "y": None}
     bolt.refused = None
     assert replay(tmp_path / "cp", connect, where="payload.id = 7").records == {"lines": 1}
-    books = run_batch(it, connect, tmp_path / "cp")
-    assert (books.balanced, books.acked, books.resolved) == (True, 100, 1)
+    counts = run_batch(it, connect, tmp_path / "cp")
+    assert (counts.balanced, counts.acked, counts.resolved) == (True, 100, 1)
     wanted = sorted((n, name) for n in range(100) for name in (names.get(n, "a"), f"b{n}"))
     found = connect.read.parquet(str(tmp_path / "out")).select("id", "name").collect()
     assert sorted(map(tuple, found)) == sorted(map(tuple, written)) == wanted
@@ -163,8 +163,8 @@ def test_a_column_of_a_users_type_is_what_it_is_stored_as(spark, tmp_path):
     builder.sink("apart", to_parquet(tmp_path / "out"))
     builder.sink("points", lambda rows, number: written.extend(rows.collect()))
     it = builder.build()
-    books = run_batch(it, spark, tmp_path / "cp")
-    assert (books.acked, books.dead) == (2, 1)
+    counts = run_batch(it, spark, tmp_path / "cp")
+    assert (counts.acked, counts.dead) == (2, 1)
     found = spark.read.parquet(str(tmp_path / "out")).select("id", "x", "y").collect()
     assert sorted(map(tuple, found)) == [(1, 1.5, 1.25), (2, 2.5, 2.25)]
     assert sorted((row.id, row.point) for row in written) == [(1, [1.5, 1.25]), (2, [2.5, 2.25])]
@@ -178,8 +178,8 @@ def test_a_source_without_rows_and_one_without_partitions(connect, tmp_path):
     for number, frame in enumerate((connect.createDataFrame([], LINES), connect.range(0, 0, 1, 3))):
         bolt = Names()
         it = topology(frame, bolt, to_parquet(tmp_path / f"out-{number}"))
-        books = run_batch(it, connect, tmp_path / f"cp-{number}")
-        assert (books.records, books.balanced) == (0, True)
+        counts = run_batch(it, connect, tmp_path / f"cp-{number}")
+        assert (counts.records, counts.balanced) == (0, True)
 
 
 def test_a_source_is_written_down_as_no_plan_shows_its_order(connect):
@@ -203,8 +203,8 @@ def test_two_sessions_do_not_run_on_one_checkpoint(connect, other_connect, tmp_p
             run_batch(topology(other.range(3), Held(tmp_path)), other, tmp_path / "cp")
         met.append(caught.value)
 
-    books = run_batch(topology(connect.range(3), Held(tmp_path), write), connect, tmp_path / "cp")
-    assert (len(met), books.acked) == (1, 3)
+    counts = run_batch(topology(connect.range(3), Held(tmp_path), write), connect, tmp_path / "cp")
+    assert (len(met), counts.acked) == (1, 3)
 
 
 # -- jobs that are cancelled, and sessions that end -----------------------------------------------
@@ -231,8 +231,8 @@ def slow(tmp_path):
 def ended(topology, spark, directory, slow):
     """Run to the end, and see that nothing counted as a crash of what was cut off before."""
     slow.unlink()
-    books = run_batch(topology, spark, directory / "cp")
-    assert (books.acked, books.dead, books.retried, books.balanced) == (3, 0, 0, True)
+    counts = run_batch(topology, spark, directory / "cp")
+    assert (counts.acked, counts.dead, counts.retried, counts.balanced) == (3, 0, 0, True)
     return json.loads((directory / "cp/ackcore/batches/0.plan").read_text().splitlines()[0])
 
 
@@ -283,8 +283,8 @@ def test_a_session_is_kept_alive_while_a_retry_is_waited_for(connect, tmp_path, 
     builder.spout("lines", rows)
     builder.bolt("bolt", Names()).shuffle("lines")
     it = builder.build(backoff_ms=4_000_000, max_backoff_ms=4_000_000)
-    books = run_batch(it, connect, tmp_path / "cp", clock=lambda: now[0], wait=wait)
-    assert (books.acked, books.retried) == (1, 1)
+    counts = run_batch(it, connect, tmp_path / "cp", clock=lambda: now[0], wait=wait)
+    assert (counts.acked, counts.retried) == (1, 1)
     assert len(heard) == len(waits) > 1
     assert sum(waits) > session.ALIVE_S
     assert max(waits) <= session.ALIVE_S

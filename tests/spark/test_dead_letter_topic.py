@@ -14,7 +14,7 @@ pytest.importorskip("confluent_kafka")
 
 import mock_broker
 
-from ackcore.arrow.shown import text_of
+from ackcore._arrow.shown import text_of
 from ackcore.kafka import KafkaSpout
 from ackcore.kafka.producing import DeliveryError
 from ackcore.spark import (

@@ -17,8 +17,8 @@ from ackcore.spark import TooManyDead, dead_letters, replay, run_batch, start
 from ackcore.spark.base.reasons import DEATHS
 from ackcore.spark.base.schemas import REASON_TYPE
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol import causes as limits
-from ackcore.spark.protocol.progress import Account, Books
+from ackcore.spark.engine import causes as limits
+from ackcore.spark.engine.progress import Account, Counts
 from ackcore.topology import BasicBolt, TopologyBuilder
 from ackcore.topology.tuples import Reason
 
@@ -54,7 +54,7 @@ def test_a_misspelt_column_does_not_look_like_success(spark, tmp_path, caplog):
     misspelt, mended = (topology(spark, Misspelt(each)) for each in (False, True))
     with pytest.raises(TooManyDead, match=r"^all of 3 records died: 3 in 'count' of KeyErr") as one:
         run_batch(misspelt, spark, tmp_path)
-    assert (one.value.books.dead, one.value.books.records) == (3, 3)
+    assert (one.value.counts.dead, one.value.counts.records) == (3, 3)
     assert "no field 'wrod'" in str(one.value)
     assert "max_dead_ratio=None lets such a run pass" in str(one.value)
     look = f"ackcore.spark.dead_letters('{tmp_path}') shows each with its payload"
@@ -64,8 +64,8 @@ def test_a_misspelt_column_does_not_look_like_success(spark, tmp_path, caplog):
     assert dead_letters(tmp_path, spark).count() == 3
     with pytest.raises(TooManyDead) as other:
         run_batch(misspelt, spark, tmp_path)
-    assert (str(other.value), other.value.books) == (str(one.value), one.value.books)
-    assert run_batch(misspelt, spark, tmp_path, max_dead_ratio=None) == one.value.books
+    assert (str(other.value), other.value.counts) == (str(one.value), one.value.counts)
+    assert run_batch(misspelt, spark, tmp_path, max_dead_ratio=None) == one.value.counts
     said = warnings(caplog)[-1]
     assert said.startswith("3 of 3 records died: 3 in 'count' of KeyError (")
     assert said.endswith(look)
@@ -102,16 +102,16 @@ def counted(*rows):
 )
 def test_how_many_may_die(limit, died, words, caplog):
     # One of them was sent again and is ACKED now: it died, but is not dead.
-    books = Books(4, {"lines": Account(records=10, replayed=1, acked=10 - died, dead=died + 1)})
+    counts = Counts(4, {"lines": Account(records=10, replayed=1, acked=10 - died, dead=died + 1)})
     reasons = counted(("split", "ValueError", "no", died))
     if words is None:
-        assert limits.close_run(books, reasons, "cp", DeadLimit(*limit)) is books
+        assert limits.close_run(counts, reasons, "cp", DeadLimit(*limit)) is counts
     else:
         with pytest.raises(TooManyDead, match=words) as failed:
-            limits.close_run(books, reasons, "cp", DeadLimit(*limit))
+            limits.close_run(counts, reasons, "cp", DeadLimit(*limit))
         assert (failed.value.limit == "max_dead") == ("max_dead is" in words)
         again = pickle.loads(pickle.dumps(failed.value))
-        assert (str(again), again.books) == (str(failed.value), books)
+        assert (str(again), again.counts) == (str(failed.value), counts)
     assert len(warnings(caplog)) == (died > 0 and words is None)
 
 
@@ -150,12 +150,12 @@ SINCE, RATIO = "since this start died", "max_dead_ratio"
     ],
 )
 def test_how_many_may_die_in_a_stream(limit, ended, in_stream, at_end, caplog):
-    before = Books(3, {"lines": Account(records=1000, acked=500, dead=500)})
+    before = Counts(3, {"lines": Account(records=1000, acked=500, dead=500)})
     limit = limits.StreamLimit(DeadLimit(*limit), before, 1000, "cp")
-    reason, was, books = Reason("split", "ValueError", "no")._asdict(), 0, before
+    reason, was, counts = Reason("split", "ValueError", "no")._asdict(), 0, before
     for number, (acked, dead, *older) in enumerate(ended):
         account = Account(records=2000, acked=500 + acked, dead=500 + dead, waiting=1000)
-        books = Books(4 + number, {"lines": account})
+        counts = Counts(4 + number, {"lines": account})
         first_ms = [999] * sum(older) + [1000] * (dead - was - sum(older))
         columns = {
             "_ackcore_reason": pa.array([reason] * (dead - was), REASON_TYPE),
@@ -164,31 +164,31 @@ def test_how_many_may_die_in_a_stream(limit, ended, in_stream, at_end, caplog):
         died = {"lines": pa.table(columns)}
         was, died = dead, died if dead > was else {}
         if in_stream is None or number < in_stream[0]:
-            limit.after(number, died, books)
+            limit.after(number, died, counts)
             assert len(warnings(caplog)) == len(died)
         else:
             words = f"^{in_stream[1]}in micro-batch {number} "
             with pytest.raises(TooManyDead, match=words) as one:
-                limit.after(number, died, books)
-            assert one.value.books is books
+                limit.after(number, died, counts)
+            assert one.value.counts is counts
             assert "lets such a stream run on" in str(one.value)
             assert warnings(caplog) == []
     if at_end:
         with pytest.raises(TooManyDead, match=SINCE):
-            limit.at_end(books)
+            limit.at_end(counts)
     else:
-        limit.at_end(books)
+        limit.at_end(counts)
 
 
 def judged(ended, *limit):
     """Judge a stream by (acked, dead, of them old) in each micro-batch; return where it ended."""
-    before = Books(3, {"lines": Account(records=1000, acked=900, dead=100)})
+    before = Counts(3, {"lines": Account(records=1000, acked=900, dead=100)})
     limit = limits.StreamLimit(DeadLimit(*limit), before, 1000, "cp")
     acked, died = 900, 100
     for number, (more_acked, *dead) in enumerate(ended):
         new, old = [*dead, 0][:2]
         acked, died = acked + more_acked, died + new
-        books = Books(4 + number, {"lines": Account(records=9000, acked=acked, dead=died)})
+        counts = Counts(4 + number, {"lines": Account(records=9000, acked=acked, dead=died)})
         reason = Reason("split", "ValueError", f"no {number}")._asdict()
         first_ms = [999] * old + [1000] * (new - old)
         columns = {
@@ -196,7 +196,7 @@ def judged(ended, *limit):
             "_ackcore_first_ms": first_ms,
         }
         try:
-            limit.after(number, {"lines": pa.table(columns)} if new else {}, books)
+            limit.after(number, {"lines": pa.table(columns)} if new else {}, counts)
         except TooManyDead as error:
             return number, pickle.loads(pickle.dumps(error))
     return None, None
@@ -254,7 +254,7 @@ def test_a_stream_of_which_every_record_dies_ends(spark, tmp_path, endless, runn
     folder, topology = endless
     folder.add(*"abcdef")
     query = running(topology(), spark, tmp_path / "cp")
-    until(lambda: query.books.dead == 6, query)  # a stream may begin with a few bad records
+    until(lambda: query.counts.dead == 6, query)  # a stream may begin with a few bad records
     folder.add(*"ghij")
     words = r"^all of 10 records since this start died: in micro-batch \d+ 4 in 'count' "
     with pytest.raises(TooManyDead, match=words) as failed:
@@ -264,9 +264,9 @@ def test_a_stream_of_which_every_record_dies_ends(spark, tmp_path, endless, runn
     # Said once: that micro-batch has no warning, and what is raised is not logged as well.
     (said,) = [each.getMessage() for each in caplog.records if "died" in each.getMessage()]
     assert "6 records died" in said
-    # The books of that micro-batch are closed, and nothing died but records.
-    books = failed.value.books
-    assert (books.records, books.dead, books.waiting, books.balanced) == (10, 10, 0, True)
+    # The counts of that micro-batch are closed, and nothing died but records.
+    counts = failed.value.counts
+    assert (counts.records, counts.dead, counts.waiting, counts.balanced) == (10, 10, 0, True)
     assert all(each.runs == 1 for each in query.recent_progress)
     assert dead_letters(tmp_path / "cp", spark).count() == 10
     # The way out that the error names.
@@ -274,8 +274,8 @@ def test_a_stream_of_which_every_record_dies_ends(spark, tmp_path, endless, runn
     replay(tmp_path / "cp", spark)
     folder.add("k")
     query.process_all_available()
-    books = query.books
-    assert (books.acked, books.dead, books.replayed, books.resolved) == (11, 10, 10, 10)
+    counts = query.counts
+    assert (counts.acked, counts.dead, counts.replayed, counts.resolved) == (11, 10, 10, 10)
 
 
 def test_a_stream_that_ends_with_its_source_is_judged_by_however_few(
@@ -293,7 +293,7 @@ def test_a_stream_that_ends_with_its_source_is_judged_by_however_few(
     # They are on record, and no matter of the next start.
     query = start(topology(), spark, tmp_path / "cp", trigger={"availableNow": True})
     assert query.await_termination(300)
-    assert query.books.dead == 3
+    assert query.counts.dead == 3
 
 
 def test_a_letter_that_was_sent_twice_and_acked_twice_hides_no_other(tmp_path, caplog):
@@ -307,18 +307,18 @@ def test_a_letter_that_was_sent_twice_and_acked_twice_hides_no_other(tmp_path, c
     world.behaves = fails()
     for number in (1, 2):
         assert replay(tmp_path, spout="lines", again=True).records == {"lines": 1}
-        _, books = world.process(number)
-    assert (books.records, books.acked, books.dead) == (2, 2, 2)
+        _, counts = world.process(number)
+    assert (counts.records, counts.acked, counts.dead) == (2, 2, 2)
     with pytest.raises(TooManyDead, match=r"^1 of 2 records died, and max_dead is 0: 1 in 'upper'"):
-        limits.close_run(books, letters.reasons(), "cp", DeadLimit(0))
+        limits.close_run(counts, letters.reasons(), "cp", DeadLimit(0))
     assert warnings(caplog) == []
     assert replay(tmp_path).records == {"clicks": 1}
-    _, books = world.process(3)
-    assert limits.close_run(books, letters.reasons(), "cp", DeadLimit(0)) is books
+    _, counts = world.process(3)
+    assert limits.close_run(counts, letters.reasons(), "cp", DeadLimit(0)) is counts
 
 
 def test_nobody_died_where_nobody_came():
-    assert limits.close_run(Books(), [], "cp", DeadLimit(0)) == Books()
+    assert limits.close_run(Counts(), [], "cp", DeadLimit(0)) == Counts()
 
 
 @pytest.mark.parametrize(

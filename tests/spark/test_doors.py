@@ -273,8 +273,8 @@ def test_a_value_that_a_source_refuses_is_said_after_two_runs(spark, tmp_path, c
 def test_columns_that_differ_in_case_only_work_where_case_counts(spark, tmp_path, conf):
     conf("spark.sql.caseSensitive", "true")
     source = spark.createDataFrame([(1, 10), (-1, 20), (2, 30)], "Id bigint, id bigint")
-    books = run_batch(topology(source, sink=to_parquet(tmp_path / "out")), spark, tmp_path / "cp")
-    assert (books.acked, books.dead) == (2, 1)
+    counts = run_batch(topology(source, sink=to_parquet(tmp_path / "out")), spark, tmp_path / "cp")
+    assert (counts.acked, counts.dead) == (2, 1)
     (letter,) = dead_letters(tmp_path / "cp", spark).collect()
     assert letter.payload == (-1, 20)
     written = spark.read.parquet(str(tmp_path / "out")).select("N", "n").collect()

@@ -20,9 +20,9 @@ from ackcore.examples import settle_table, storm_port
 
 def test_the_storm_port(spark, tmp_path):
     sentences = [*storm_port.SENTENCES, "moon"] * 3
-    books, words = storm_port.run(spark, tmp_path, sentences, ["moon", "seven"])
-    assert (books.records, books.acked, books.dead) == (18, 18, 0)
-    assert books.retried == 12  # a fourth of these sentences has none of both words
+    counts, words = storm_port.run(spark, tmp_path, sentences, ["moon", "seven"])
+    assert (counts.records, counts.acked, counts.dead) == (18, 18, 0)
+    assert counts.retried == 12  # a fourth of these sentences has none of both words
     assert words == Counter(f"{word}!" for sentence in sentences for word in sentence.split())
 
 

@@ -37,8 +37,7 @@ from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.protocol import act, batch, decide, runs
-from ackcore.spark.run import action, reread
+from ackcore.spark.engine import act, action, batch, decide, reread, runs
 from ackcore.spark.stores.files import publish
 from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tasks.spout_stage import SpoutStage
@@ -154,9 +153,9 @@ def test_what_tasks_write_is_what_the_driver_would(spark, tmp_path, monkeypatch)
         with monkeypatch.context() as patch:
             told.append(run_through(spark, tmp_path, few, patch, in_run, exchange=exchange))
     assert told[1:] == told[:1] * 4
-    books, letters = told[0][:2]
-    assert books.balanced
-    assert (books.records, books.dead) == (240, len(letters))
+    counts, letters = told[0][:2]
+    assert counts.balanced
+    assert (counts.records, counts.dead) == (240, len(letters))
     assert Counter(letter[2] for letter in letters) == {"Reject": 34, "ValueError": 34}
 
 
@@ -204,7 +203,7 @@ class KilledBehindItsFiles(SpoutStage):
 
 @pytest.fixture(params=["narrow", "in front of an exchange"])
 def failing(request, spark, tmp_path, monkeypatch):
-    """``failing(name)`` runs a batch all of which fails; returns its books, letters and rows."""
+    """``failing(name)`` runs a batch all of which fails; returns its counts, letters and rows."""
     monkeypatch.setattr(decide, "INLINE_BYTES", 0)
     now = [1_700_000_000_000]
     rows = {}
@@ -220,20 +219,20 @@ def failing(request, spark, tmp_path, monkeypatch):
             last = "kept"
             builder.bolt("kept", Kept()).fields("failing", "n")
         builder.sink(last, lambda frame, n: rows.__setitem__(n, frame.collect()))
-        books = run_batch(
+        counts = run_batch(
             builder.build(max_attempts=2), spark, tmp_path / name, max_dead_ratio=None,
             clock=lambda: now[0], wait=lambda seconds: now.__setitem__(0, now[0] + 100_000),
         )  # fmt: skip
         letters = dead_letters(tmp_path / name, spark).select("message_id", "payload.n", "attempts")
         found = sorted(row.n for some in rows.values() for row in some)
-        return books, sorted(map(tuple, letters.collect())), found
+        return counts, sorted(map(tuple, letters.collect())), found
 
     return failing
 
 
 def check_failing(found):
-    books, letters, rows = found
-    assert (books.records, books.acked, books.dead, books.waiting) == (60, 40, 20, 0)
+    counts, letters, rows = found
+    assert (counts.records, counts.acked, counts.dead, counts.waiting) == (60, 40, 20, 0)
     assert rows == [n for n in range(60) if n % 3]
     assert [(n, attempts) for _, n, attempts in sorted(letters, key=lambda one: one[1])] == [
         (n, 2) for n in range(0, 60, 3)

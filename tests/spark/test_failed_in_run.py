@@ -21,7 +21,7 @@ from ackcore.spark.base.letters import as_letters, as_tracked
 from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
-from ackcore.spark.protocol.decide import propagate_failures
+from ackcore.spark.engine.decide import propagate_failures
 from ackcore.spark.tasks import failed_writer
 from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.record_ids import RETRIES

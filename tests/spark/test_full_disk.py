@@ -18,7 +18,7 @@ from ackcore.spark.dead_letters import compaction
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.dead_letters.store_of_checkpoint import store_of
-from ackcore.spark.protocol.insist import SinkError
+from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology.tuples import Reason
 
@@ -71,19 +71,19 @@ class Story:
             letters = DeadLetters.open(self.path, state.deployment_key)
             engine._write_dead_letters = letters.write
             number = 0 if state.last_done is None else state.last_done + 1
-            while number < len(LINES) or engine.books.waiting:
+            while number < len(LINES) or engine.counts.waiting:
                 self.world.now_ms += 20_000
                 lines = LINES[number] if number < len(LINES) else []
                 engine.process(number, [("lines", line) for line in lines])
                 number += 1
-            return engine.books
+            return engine.counts
 
     def letters(self):
         return store_of(self.path).files("lines")
 
-    def check(self, books):
-        assert (books.records, books.replayed, books.acked, books.dead) == (9, 1, 7, 3)
-        assert books.balanced
+    def check(self, counts):
+        assert (counts.records, counts.replayed, counts.acked, counts.dead) == (9, 1, 7, 3)
+        assert counts.balanced
         parts = sorted(self.sink.glob("batch_id=*/*.parquet"))
         rows = [row for part in parts for row in pq.ParquetFile(part).read()["line"].to_pylist()]
         assert sorted(rows) == ["A", "B", "C", "D", "E", "F", "LINE 0"]
@@ -111,9 +111,9 @@ def test_wherever_it_is_full_no_record_is_lost_or_blamed(tmp_path, monkeypatch, 
     monkeypatch.setattr(waiting, "_FAN", 2)
     undisturbed = story_of(tmp_path / "undisturbed")
     disk.arm(None)
-    books = undisturbed.run()
+    counts = undisturbed.run()
     disk.disarm()
-    undisturbed.check(books)
+    undisturbed.check(counts)
     assert len(undisturbed.letters()) == 2  # of three
     seen, told = set(), []
     for n, left in enumerate(sorted(first for first, _ in disk.places.values())):

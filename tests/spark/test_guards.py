@@ -71,9 +71,11 @@ def test_rows_are_written_once_with_their_columns_or_are_dead_letters(
 ):
     conf("spark.sql.session.timeZone", "UTC")
     out, checkpoint = tmp_path / "out", tmp_path / "cp"
-    books = guard(frame_of(spark), fn, PRICE, to_parquet(out), checkpoint, backoff_ms=1, **settings)
-    assert (books.records, books.acked, books.dead) == (ROWS, ROWS - len(DEAD), len(DEAD))
-    assert books.balanced
+    counts = guard(
+        frame_of(spark), fn, PRICE, to_parquet(out), checkpoint, backoff_ms=1, **settings
+    )
+    assert (counts.records, counts.acked, counts.dead) == (ROWS, ROWS - len(DEAD), len(DEAD))
+    assert counts.balanced
     rows = spark.read.parquet(str(out)).orderBy("id")
     assert rows.columns == ["id", "at", "none", "price", "seen", "batch_id"]
     found = rows.selectExpr("id", "price", "at = seen", "none").collect()
@@ -129,10 +131,10 @@ def test_null_structs_of_fields_that_are_not_null_are_written_retried_and_dead_l
     ]
     frame = spark.range(0, 3, 1, 1).selectExpr("id", *shapes)
     out, checkpoint = tmp_path / "out", tmp_path / "cp"
-    books = guard(
+    counts = guard(
         frame, fails, "n int", to_parquet(out), checkpoint, backoff_ms=1, max_dead_ratio=None
     )
-    assert (books.records, books.acked, books.dead) == (3, 2, 1)
+    assert (counts.records, counts.acked, counts.dead) == (3, 2, 1)
     row = (None, (None,), [None, (1,)], {"k": None})
     written = spark.read.parquet(str(out)).orderBy("id").select("id", "a", "b", "c", "d").collect()
     assert written == [(0, *row), (1, *row)]
@@ -161,8 +163,8 @@ def test_a_stream_is_guarded(spark, folder, tmp_path, store):
     assert query.await_termination(120)
     assert query.exception is None
     assert store.words == ["1", "2"]
-    books = query.books
-    assert (books.records, books.acked, books.dead) == (3, 2, 1)
+    counts = query.counts
+    assert (counts.records, counts.acked, counts.dead) == (3, 2, 1)
     (letter,) = dead_letters(tmp_path / "cp", spark).collect()
     assert (letter.error_type, letter.attempts) == ("ValueError", 1)
 

@@ -17,7 +17,7 @@ from ackcore.spark import RunCancelled
 from ackcore.spark.base.atomic import check_fence, fenced
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
-from ackcore.spark.protocol import act, batch, insist, runs
+from ackcore.spark.engine import act, batch, insist, runs
 
 STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
 CANCELLED = (
@@ -52,9 +52,9 @@ def test_an_interrupt_that_an_error_hides_ends_the_run(world):
     assert len(world.runs) == 4
     assert (plan_of(world).crashes, plan_of(world).careful) == (0, False)
     world.behaves = fails()
-    progress, books = world.process(0, ["a", "b"])
+    progress, counts = world.process(0, ["a", "b"])
     assert not world.runs[-1].careful
-    assert (world.rows, books.acked, books.dead, progress.runs) == (["A", "B"], 2, 0, 1)
+    assert (world.rows, counts.acked, counts.dead, progress.runs) == (["A", "B"], 2, 0, 1)
 
 
 def test_a_cancelled_job_ends_the_run_with_a_named_error(world):
@@ -107,15 +107,15 @@ def test_an_interrupt_at_any_step_costs_nothing(world, monkeypatch, step, kind):
 
     for module in (batch, runs, act):
         monkeypatch.setattr(module, "failpoint", failpoint)
-    books = None
+    counts = None
     for _ in range(4):
         try:
-            books = world.process(0, ["a", "b"])[1]
+            counts = world.process(0, ["a", "b"])[1]
         except kind:
             continue
     assert pressed
-    assert (world.rows, world.parked, books.balanced) == (["A"], ["b"], True)
-    assert (books.acked, books.dead, books.retried) == (1, 1, 0)
+    assert (world.rows, world.parked, counts.balanced) == (["A"], ["b"], True)
+    assert (counts.acked, counts.dead, counts.retried) == (1, 1, 0)
     assert plan_of(world).crashes == 0
 
 
@@ -136,14 +136,14 @@ def test_an_interrupt_at_any_write_costs_nothing(tmp_path):
         world = World(tmp_path / str(left), behaves=fails("b", "poison", final=True))
         presser.arm(left or None)
         try:
-            books = world.process(0, ["a", "b", "poison"])[1]
+            counts = world.process(0, ["a", "b", "poison"])[1]
         except KeyboardInterrupt:
             presser.disarm()
-            books = world.process(0, ["a", "b", "poison"])[1]
+            counts = world.process(0, ["a", "b", "poison"])[1]
         presser.disarm()
         assert plan_of(world).crashes == 0, left
-        assert (world.rows, world.parked, books.balanced) == (["A"], ["b", "poison"], True)
-        assert (books.acked, books.dead, books.retried) == (1, 2, 0)
+        assert (world.rows, world.parked, counts.balanced) == (["A"], ["b", "poison"], True)
+        assert (counts.acked, counts.dead, counts.retried) == (1, 2, 0)
         operations = operations if left else presser.count
         left += 1
     assert operations > 20
@@ -192,8 +192,8 @@ def test_an_interrupt_of_a_sink_is_no_failure_of_it(world, behaves):
     with pytest.raises((KeyboardInterrupt, RunCancelled)):
         world.process(0, ["a"])
     world.write_accepted, world.sink_fails = good, 0
-    _, books = world.process(0, ["a"])
-    assert (world.paused, world.rows, books.acked) == ([], ["A"], 1)
+    _, counts = world.process(0, ["a"])
+    assert (world.paused, world.rows, counts.acked) == ([], ["A"], 1)
 
 
 def test_an_interrupt_that_was_there_before_is_none_of_ours(world):
@@ -210,8 +210,8 @@ def test_an_interrupt_that_was_there_before_is_none_of_ours(world):
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt:
-        progress, books = world.process(0, ["a"])
-    assert (progress.runs, books.acked, world.rows) == (2, 1, ["A"])
+        progress, counts = world.process(0, ["a"])
+    assert (progress.runs, counts.acked, world.rows) == (2, 1, ["A"])
 
 
 def test_what_is_no_error_of_sparks_was_not_cancelled():
@@ -265,4 +265,4 @@ def test_real_signals_and_cancelled_jobs(tmp_path):
     assert (len(took), acked) == (4, 1)
     assert max(took) < 5
     assert found["rows"] == list(range(40))
-    assert found["books"]["spouts"]["lines"]["acked"] == 40
+    assert found["counts"]["spouts"]["lines"]["acked"] == 40

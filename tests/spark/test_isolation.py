@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ackcore.spark.checkpoint.decisions import Plan
-from ackcore.spark.protocol.suspects import crashes_logged, rejections, update_suspects
+from ackcore.spark.engine.suspects import crashes_logged, rejections, update_suspects
 from ackcore.spark.tasks import inflight_markers, isolation
 from ackcore.spark.tasks.inflight_markers import (
     ALONE,
@@ -254,7 +254,7 @@ def test_a_time_out_tells_where_it_was(work):
 
 
 def test_deaths_are_logged_once_as_they_happen(work, caplog, monkeypatch):
-    monkeypatch.setattr("ackcore.spark.protocol.suspects._LOOK_S", 0.01)
+    monkeypatch.setattr("ackcore.spark.engine.suspects._LOOK_S", 0.01)
     one = flying(work)
     with crashes_logged(work, 3), one.of_chunk(0, 5, None):
         assert not caplog.records

@@ -265,8 +265,8 @@ def test_rows_that_do_not_fit_are_refused_by_themselves(derby, spark, tmp_path):
         return np.ones(len(batch), np.int32)
 
     sink = to_jdbc(DERBY, "words", properties=derby.properties)
-    books = guard(frame.drop("id"), ones, "n int", sink, tmp_path / "cp")
-    assert (books.acked, books.dead) == (5, 3)
+    counts = guard(frame.drop("id"), ones, "n int", sink, tmp_path / "cp")
+    assert (counts.acked, counts.dead) == (5, 3)
     letters = dead_letters(tmp_path / "cp", spark).select("component", "error_message").collect()
     said = sorted(letter.error_message for letter in letters)
     assert {letter.component for letter in letters} == {"sink"}

@@ -25,9 +25,9 @@ from ackcore.kafka import KafkaGroup
 from ackcore.offsets import decode_metadata
 from ackcore.spark import dead_letters, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.engine import batch, runs
 from ackcore.spark.kafka import groups
 from ackcore.spark.kafka.frame_groups import FrameGroups, read_offsets
-from ackcore.spark.protocol import batch, runs
 from ackcore.spark.stream import Stream
 from ackcore.topology import TopologyBuilder
 
@@ -180,7 +180,7 @@ def test_what_a_driver_marked_before_it_died_is_committed_by_the_next(
         assert kafka_broker.committed(group, topic)[0] == 1
     on.process_all_available()
     assert kept.offsets == [(0, 0), (0, 2)]
-    assert (on.books.records, on.books.dead) == (3, 1)
+    assert (on.counts.records, on.counts.dead) == (3, 1)
     assert kafka_broker.committed(group, topic)[0] == 3
 
 

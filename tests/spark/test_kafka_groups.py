@@ -28,10 +28,10 @@ from ackcore.offsets import decode_metadata
 from ackcore.spark import run_batch, start
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.engine import batch
 from ackcore.spark.kafka import groups
 from ackcore.spark.kafka.groups import ToldGroup
 from ackcore.spark.kafka.sources import KafkaSources
-from ackcore.spark.protocol import batch
 from ackcore.spark.stream import Stream
 from ackcore.topology import BasicBolt, TopologyBuilder
 
@@ -124,15 +124,15 @@ def test_a_record_is_committed_over_when_all_that_was_emitted_from_it_is_done(
     builder.sink("refuse", lambda frame, number: None)
     it = builder.build(backoff_ms=YEAR_MS, max_backoff_ms=YEAR_MS, parallelism=2)
     on = running(it, spark, tmp_path / "checkpoint")
-    until(lambda: on.books.acked, on)
+    until(lambda: on.counts.acked, on)
     found = decode_metadata("t", 0, *mock_kafka.committed("g", "t")).state
     assert (found.committable, found.end) == (3, 6)
     assert found.hole_starts.tolist() == [3]
     assert found.hole_ends.tolist() == [4]
-    assert (on.books.acked, on.books.waiting) == (5, 1)
+    assert (on.counts.acked, on.counts.waiting) == (5, 1)
 
 
-def test_who_waits_for_all_that_there_is_waits_for_its_books(
+def test_who_waits_for_all_that_there_is_waits_for_its_counts(
     spark, mock_kafka, tmp_path, running, monkeypatch
 ):
     """Also where Spark was asked before it had the micro-batch, and that is marked since."""
@@ -152,7 +152,7 @@ def test_who_waits_for_all_that_there_is_waits_for_its_books(
 
     def wait():
         on.process_all_available()
-        seen.append(on.books.acked)
+        seen.append(on.counts.acked)
 
     assert told.wait(60)
     waits = threading.Thread(target=wait)
@@ -225,7 +225,7 @@ def test_a_group_that_was_deleted_is_told_anew(spark, kafka_broker, tmp_path, ru
     on.process_all_available()
     assert wait_until(lambda: kafka_broker.committed(group, topic)[0] == 3, "the commit")
     assert kept.texts == ["0", "1", "2"]
-    assert on.books.balanced
+    assert on.counts.balanced
 
 
 @pytest.mark.parametrize(
@@ -242,14 +242,14 @@ def test_a_driver_that_was_taken_over_from_moves_its_group_no_more(
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"flaky", b"a", b"b"])
     run = partial(run_batch, topology(source(mock_kafka, "t"), Kept()), spark, path)
-    stands_at, books, done = step if step != "opened" else None, [], KafkaSources.done
+    stands_at, counts, done = step if step != "opened" else None, [], KafkaSources.done
 
     def take_over():
-        if not books:
-            books.append(None)
+        if not counts:
+            counts.append(None)
             if place == "disk":
                 (path / "ackcore/lock").unlink()
-            books[0] = Context().run(run)
+            counts[0] = Context().run(run)
             assert mock_kafka.committed("g", "t")[0] == 3
 
     def failpoint(name, number=None):
@@ -271,7 +271,7 @@ def test_a_driver_that_was_taken_over_from_moves_its_group_no_more(
     with pytest.raises(CheckpointInUse, match="was taken over from this driver"):
         run()
     assert mock_kafka.committed("g", "t")[0] == 3
-    assert (books[0].acked, books[0].balanced) == (3, True)
+    assert (counts[0].acked, counts[0].balanced) == (3, True)
 
 
 def test_commits_that_are_refused_hold_nothing_up_and_the_next_says_all(
@@ -369,7 +369,7 @@ def test_two_queries_of_one_group_lose_nothing(spark, kafka_broker, tmp_path, ru
     for query, kept in zip(on, both, strict=True):
         query.process_all_available()
         assert kept.texts == sorted(sent)
-        assert query.books.balanced
+        assert query.counts.balanced
         query.stop()
     assert kafka_broker.committed(group, topic)[0] == 8
     # A third goes on where the group is, and the others are told that it was there.

@@ -36,7 +36,7 @@ def test_what_a_micro_batch_asks_of_a_bucket(
     marks = []
     for number in range(BATCHES):
         mock_kafka.produce("t", [f"line {number}".encode()])
-        until(lambda: query.books.acked == number + 1, query)  # noqa: B023
+        until(lambda: query.counts.acked == number + 1, query)  # noqa: B023
         assert mock_kafka.committed("g", "t")[0] == number + 1
         marks.append(len(s3.requests))
     assert query.progress.batch_id == BATCHES - 1

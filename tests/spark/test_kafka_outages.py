@@ -19,12 +19,12 @@ from test_kafka_spout import Kept, source, topology
 from ackcore.kafka import KafkaSpout
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark import RunFailed, run_batch
+from ackcore.spark.engine import batch
+from ackcore.spark.engine.types import Obstacle
+from ackcore.spark.engine.unread import Outage, RowsMissing
 from ackcore.spark.kafka import outages, reading
 from ackcore.spark.kafka.outages import obstacle, unread_in
 from ackcore.spark.kafka.plans import OffsetPlan
-from ackcore.spark.protocol import batch
-from ackcore.spark.protocol.unread import Outage, RowsMissing
-from ackcore.spark.run.types import Obstacle
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
@@ -102,9 +102,9 @@ def test_an_outage_while_tasks_read_is_no_crash(
     it = topology(source(mock_kafka, "t"), kept, run_attempts=1, careful_after=1)
     once_planned(lambda: down(mock_kafka))
     when_said("micro-batch 0 cannot be read", lambda: up(mock_kafka))
-    books = run_batch(it, spark, checkpoint)
+    counts = run_batch(it, spark, checkpoint)
     assert kept.texts == ["a", "b"]
-    assert (books.records, books.dead) == (3, 1)
+    assert (counts.records, counts.dead) == (3, 1)
     assert all(crashes(checkpoint))
     assert "crashed" not in caplog.text
     assert "spout lines waits for Kafka" in caplog.text

@@ -65,12 +65,12 @@ def test_a_service_that_goes_down_while_nothing_waits_costs_no_record(
     for partition in (0, 1):
         mock_kafka.produce("t", [b"%d" % n for n in range(45)], partition)
     # One that had room for none more, as those before it had left it.
-    until(lambda: on.books.waiting == 20 and on.progress.retried and not on.progress.records, on)
-    assert on.books.dead == 0
+    until(lambda: on.counts.waiting == 20 and on.progress.retried and not on.progress.records, on)
+    assert on.counts.dead == 0
     assert on.progress.lag == {"lines": 90}
     away.unlink()
     on.process_all_available()
-    assert (on.books.records, on.books.acked, on.books.dead) == (91, 91, 0)
+    assert (on.counts.records, on.counts.acked, on.counts.dead) == (91, 91, 0)
     assert kept.texts == sorted(["before", *(str(n) for n in range(45)), *map(str, range(45))])
 
 
@@ -98,7 +98,7 @@ def test_without_room_the_next_micro_batch_comes_when_a_retry_is_due(
         backoff_ms=hour_ms, max_backoff_ms=hour_ms, heartbeat_ms=50,
     )  # fmt: skip
     on = running(it, spark, checkpoint, trigger=trigger, clock=lambda: now[0])
-    until(lambda: on.books.waiting == 20, on)
+    until(lambda: on.counts.waiting == 20, on)
     number, looked = on.progress.batch_id, len(looks)
     until(lambda: len(looks) >= looked + 20, on)
     # One more at most, which was asked for while that one ran.
@@ -106,7 +106,7 @@ def test_without_room_the_next_micro_batch_comes_when_a_retry_is_due(
     away.unlink()
     now[0] += 2 * hour_ms
     on.process_all_available() if trigger is None else on.await_termination(300)
-    assert (on.books.records, on.books.acked, on.books.dead) == (90, 90, 0)
+    assert (on.counts.records, on.counts.acked, on.counts.dead) == (90, 90, 0)
 
 
 @pytest.mark.parametrize(

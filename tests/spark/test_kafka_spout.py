@@ -24,10 +24,10 @@ from ackcore.kafka import KafkaSpout
 from ackcore.offsets import decode_metadata
 from ackcore.spark import CheckpointForeign, RunFailed, dead_letters, replay, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.engine import batch, decide, runs
 from ackcore.spark.kafka import reading
 from ackcore.spark.kafka.offsets import OffsetsRefused
 from ackcore.spark.kafka.reading import ReadOffsets
-from ackcore.spark.protocol import batch, decide, runs
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -137,16 +137,16 @@ def test_a_batch_takes_what_there_is_and_no_more(spark, mock_kafka, checkpoint, 
         return value.decode()
 
     spout = source(mock_kafka, "t", deserializer=decode, value_type=pa.string())
-    books = run_batch(topology(spout, kept), spark, checkpoint)
+    counts = run_batch(topology(spout, kept), spark, checkpoint)
     assert kept.texts == ["", "a", "b", "flaky"]
-    assert (books.records, books.acked, books.dead) == (6, 4, 2)
+    assert (counts.records, counts.acked, counts.dead) == (6, 4, 2)
     dead = {row.message_id: row for row in dead_letters(checkpoint).collect()}
     found = {message: bytes(row.payload.value) for message, row in dead.items()}
     assert found == {'["t", 0, 3]': b"bad", '["t", 1, 1]': b"\xff"}
     assert dead['["t", 1, 1]'].error_type == "UnicodeDecodeError"
     assert [mock_kafka.committed("g", "t", p)[0] for p in (0, 1)] == [4, 2]
     mock_kafka.produce("t", [b"late"], 0)
-    assert run_batch(topology(spout, kept), spark, checkpoint) == books
+    assert run_batch(topology(spout, kept), spark, checkpoint) == counts
 
 
 def kill_or_hang(value):
@@ -166,9 +166,9 @@ def test_a_deserializer_that_kills_its_worker_or_hangs_costs_that_record(
     mock_kafka.produce("t", [b"c", b"hang"], 1)
     spout = source(mock_kafka, "t", deserializer=kill_or_hang, value_type=pa.string(), tasks=2)
     it = topology(spout, kept, run_attempts=1, bolt_call_timeout_s=1)
-    books = run_batch(it, spark, checkpoint)
+    counts = run_batch(it, spark, checkpoint)
     assert kept.texts == ["a", "b", "c"]
-    assert (books.records, books.dead) == (5, 2)
+    assert (counts.records, counts.dead) == (5, 2)
     letters = dead_letters(checkpoint).collect()
     dead = {bytes(one.payload.value): one.error_message for one in letters}
     assert dead.pop(b"kill") == "killed its worker"
@@ -204,10 +204,10 @@ def test_a_batch_that_died_goes_on_with_the_ranges_on_record(
     failing_at()
     before = plans(checkpoint)[0]
     mock_kafka.produce("t", [b"late"])
-    books = run_batch(it, spark, checkpoint)
+    counts = run_batch(it, spark, checkpoint)
     assert before == [[["t", 0, 0, 3]]]
     assert kept.texts == ["a", "b"]
-    assert (books.records, books.acked, books.dead) == (3, 2, 1)
+    assert (counts.records, counts.acked, counts.dead) == (3, 2, 1)
     assert mock_kafka.committed("g", "t")[0] == 3
 
 
@@ -217,9 +217,9 @@ def test_a_crashed_run_reads_a_snapshot_of_the_same_records(
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b"])
     it = topology(source(mock_kafka, "t"), kept, careful_after=0)
-    books = run_batch(it, spark, checkpoint)
+    counts = run_batch(it, spark, checkpoint)
     assert kept.offsets == [(0, 0), (0, 2)]
-    assert (books.acked, books.dead) == (2, 1)
+    assert (counts.acked, counts.dead) == (2, 1)
 
 
 def test_dead_letters_of_kafka_are_sent_again_and_commit_nothing(
@@ -231,8 +231,8 @@ def test_dead_letters_of_kafka_are_sent_again_and_commit_nothing(
     it = topology(source(mock_kafka, "t"), kept, max_attempts=1)
     run_batch(it, spark, checkpoint)
     replay(checkpoint)
-    books = run_batch(it, spark, checkpoint)
-    assert (books.replayed, books.dead) == (1, 2)
+    counts = run_batch(it, spark, checkpoint)
+    assert (counts.replayed, counts.dead) == (1, 2)
     assert mock_kafka.committed("g", "t")[0] == 2
 
 
@@ -254,10 +254,10 @@ def test_planned_offsets_that_are_deleted_before_their_decision_are_lost(
     refusing = topology(source(mock_kafka, "t", lost="refuse"), kept)
     with pytest.raises(OffsetsRefused, match=r"t-0 would begin at offset 3, offsets 0 to 2 of t-0"):
         run_batch(refusing, spark, checkpoint)
-    books = run_batch(it, spark, checkpoint)
+    counts = run_batch(it, spark, checkpoint)
     assert kept.texts == ["c"]
-    assert (books.records, books.acked, books.dead) == (4, 1, 3)
-    assert books.balanced
+    assert (counts.records, counts.acked, counts.dead) == (4, 1, 3)
+    assert counts.balanced
     dead = {one.message_id: one for one in dead_letters(checkpoint).collect()}
     assert dead.keys() == {'["t", 0, 0]', '["t", 0, 3]', '["t", 1, 0]'}
     lost = dead['["t", 0, 0]']
@@ -283,16 +283,16 @@ def test_offsets_that_are_deleted_while_their_micro_batch_runs_are_lost(
 
     monkeypatch.setattr(runs, "failpoint", failpoint)
     it = topology(source(mock_kafka, "t"), kept, far=far, max_attempts=1)
-    books = run_batch(it, spark, checkpoint)
+    counts = run_batch(it, spark, checkpoint)
     (letter,) = dead_letters(checkpoint).collect()
     found = (letter.error_type, letter.message_id)
     if far:
         assert kept.texts == ["b"]
-        assert (books.records, books.acked, books.dead) == (2, 1, 1)
+        assert (counts.records, counts.acked, counts.dead) == (2, 1, 1)
         assert found == ("LostUpstream", '["t", 0, 0]')
     else:
         assert kept.texts == ["a", "b"]
-        assert (books.records, books.acked, books.dead) == (3, 2, 1)
+        assert (counts.records, counts.acked, counts.dead) == (3, 2, 1)
         assert found == ("ValueError", '["t", 0, 1]')
 
 
@@ -307,9 +307,9 @@ def test_a_snapshot_outlasts_the_offsets_that_it_has(
         run_batch(it, spark, checkpoint)
     failing_at()
     mock_kafka.delete_records("t", 3)
-    books = run_batch(it, spark, checkpoint)
+    counts = run_batch(it, spark, checkpoint)
     assert kept.texts == ["a", "b"]
-    assert (books.acked, books.dead) == (2, 1)
+    assert (counts.acked, counts.dead) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -336,9 +336,9 @@ def test_records_of_a_topic_made_anew_are_not_taken_for_those_that_were_planned(
     monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
     it = topology(source(mock_kafka, "t", refresh_s=0.1), kept, careful_after=careful_after)
     on = running(it, spark, checkpoint)
-    until(lambda: done and on.books.acked >= 5, on)
+    until(lambda: done and on.counts.acked >= 5, on)
     assert kept.texts == ["flaky", "last", "new", "newer", "newest"]
-    assert (on.books.records, on.books.dead) == (6, 1)
+    assert (on.counts.records, on.counts.dead) == (6, 1)
     (letter,) = dead_letters(checkpoint).collect()
     assert (letter.error_type, letter.payload.value) == ("LostUpstream", None)
     assert "offsets 0 to 2 of t-0" in letter.error_message
@@ -380,7 +380,7 @@ def test_a_stream_takes_what_comes(spark, mock_kafka, checkpoint, kept, running)
         assert kept.texts == sorted(sent)
     assert on.progress.lag == {"lines": 0}
     assert [mock_kafka.committed("g", "t", p)[0] for p in (0, 1)] == [4, 2]
-    assert on.books.balanced
+    assert on.counts.balanced
 
 
 def test_a_group_is_told_of_holes(spark, mock_kafka, checkpoint, kept, running):
@@ -409,9 +409,9 @@ def test_attempts_that_a_group_knows_of_go_on(spark, mock_kafka, tmp_path, kept,
     on.stop()
     assert mock_kafka.committed("g", "t")[0] == 1
     spout = source(mock_kafka, "t", start="group")
-    books = run_batch(topology(spout, kept, max_attempts=2), spark, tmp_path / "two")
+    counts = run_batch(topology(spout, kept, max_attempts=2), spark, tmp_path / "two")
     # At its second attempt the one succeeds at once, and the other dies.
-    assert (books.records, books.acked, books.dead, books.retried) == (2, 1, 1, 0)
+    assert (counts.records, counts.acked, counts.dead, counts.retried) == (2, 1, 1, 0)
     (letter,) = dead_letters(tmp_path / "two").collect()
     assert (bytes(letter.payload.value), letter.attempts) == (b"bad", 2)
     assert mock_kafka.committed("g", "t")[0] == 4
@@ -442,8 +442,8 @@ def test_only_what_failed_is_read_again(
             values[place] = value
         mock_kafka.produce("t", values, partition)
     it = topology(source(mock_kafka, "t"), kept, far=far, max_attempts=2)
-    books = run_batch(it, spark, checkpoint)
-    assert (books.records, books.acked, books.dead) == (600, 594, 6)
+    counts = run_batch(it, spark, checkpoint)
+    assert (counts.records, counts.acked, counts.dead) == (600, 594, 6)
     assert kept.texts.count("flaky") == 2
     letters = [
         (row.message_id, bytes(row.payload.value)) for row in dead_letters(checkpoint).collect()
@@ -475,7 +475,7 @@ def test_a_stream_that_died_repeats_the_ranges_on_record(
     on.process_all_available()
     assert plans(checkpoint).get(0, before) == before
     assert kept.offsets == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert on.books.records == 4
+    assert on.counts.records == 4
     assert mock_kafka.committed("g", "t")[0] == 4
 
 
@@ -512,7 +512,7 @@ def test_available_now_ends_with_what_there_was(spark, mock_kafka, checkpoint, k
     assert [progress.records for progress in on.recent_progress][:2] == [3, 1]
     on = start(it, spark, checkpoint, trigger={"availableNow": True})
     assert on.await_termination(300)
-    assert on.books.records == 4
+    assert on.counts.records == 4
 
 
 def test_aborted_records_and_markers_are_passed_over_where_a_range_ends(
@@ -532,7 +532,7 @@ def test_aborted_records_and_markers_are_passed_over_where_a_range_ends(
     on = start(topology(spout, kept), spark, checkpoint, trigger={"availableNow": True})
     assert on.await_termination(300)
     assert kept.texts == ["a", "b", "c", "flaky"]
-    assert (on.books.records, on.books.dead) == (5, 1)
+    assert (on.counts.records, on.counts.dead) == (5, 1)
     assert [row.message_id for row in dead_letters(checkpoint).collect()] == [f'["{topic}", 0, 1]']
     assert kafka_broker.committed(group, topic)[0] == 16
     assert on.progress.lag == {"lines": 0}
@@ -550,8 +550,8 @@ def test_kafka_beside_files(spark, mock_kafka, checkpoint, kept, running, tmp_pa
     folder.add("another")
     on.process_all_available()
     texts = [text for rows in kept.rows.values() for *_, text in rows]
-    assert on.books.balanced
-    assert on.books.acked == 4, texts
+    assert on.counts.balanced
+    assert on.counts.acked == 4, texts
 
 
 def test_new_partitions_are_read_from_their_beginning(

@@ -21,7 +21,7 @@ from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, ORDER, TRACKING
 from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
-from ackcore.spark.protocol.key_order import Ordering, held_back
+from ackcore.spark.engine.key_order import Ordering, held_back
 from ackcore.spark.tasks.record_ids import key_hashes
 from ackcore.spark.tasks.root_positions import positions_of
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
@@ -99,7 +99,7 @@ def test_what_is_behind_one_that_failed_waits_with_it(tasks):
     assert kept["a"] == [0, 2, 3, 6]
     assert kept["b"] == [1, 4]
     assert kept[None] == [5, 7]
-    assert (ran.books.acked, ran.books.dead) == (8, 0)
+    assert (ran.counts.acked, ran.counts.dead) == (8, 0)
     # Only those that failed have had an attempt.
     attempts = {(row["key"], row["n"]): row["attempt"] for row in ran.outputs["failing"]}
     assert {one: n for one, n in attempts.items() if n} == {("a", 0): 2, ("b", 4): 1}
@@ -162,7 +162,7 @@ def test_what_failed_behind_another_has_had_no_attempt(tmp_path):
 
     ran = run(topology(outcome), {"rows": MIXED}, tasks=1)
     assert by_key(ran.outputs)["a"] == [0, 2, 3, 6]
-    assert ran.books.dead == 0
+    assert ran.counts.dead == 0
     assert {row["n"]: row["attempt"] for row in ran.outputs["failing"] if row["attempt"]} == {0: 1}
 
 
@@ -261,7 +261,7 @@ def test_they_do_not_die_of_waiting():
         topology(outcome, unavailable_timeout_s=1000, max_attempts=5), {"rows": MIXED}, tasks=1
     )
     assert by_key(ran.outputs)["a"] == [0, 2, 3, 6]
-    assert ran.books.dead == 0
+    assert ran.counts.dead == 0
     assert [row["attempt"] for row in ran.outputs["failing"] if row["n"] in (2, 3, 6)] == [0, 0, 0]
 
 
@@ -312,8 +312,8 @@ def test_no_record_overtakes_one_of_its_key(seed, keys, moved, most):
         unavailable_timeout_s=20,
     )
     ran = run(running, {"rows": rows}, tasks=1)
-    assert ran.books.balanced
-    assert ran.books.acked + ran.books.dead == len(rows)
+    assert ran.counts.balanced
+    assert ran.counts.acked + ran.counts.dead == len(rows)
     for key, found in by_key(ran.outputs).items():
         if key is not None:
             assert found == sorted(found)
@@ -371,7 +371,7 @@ def test_new_records_of_a_stream_wait_behind_those_of_their_key(spark, tmp_path)
         trigger={"availableNow": True},
     )
     query.await_termination()
-    assert query.books.acked == 7
+    assert query.counts.acked == 7
     assert [n for key, n, _ in written if key == "a"] == [0, 2, 3, 6]
     assert {n: attempt for _, n, attempt in written if attempt} == {0: 1}
     executed = Counter((tmp_path / "executed").read_text().split())

@@ -60,8 +60,8 @@ def test_killed_at_every_step_each_row_is_written_or_dead_once(tmp_path, driver,
     state, engine = world.driver()
     with state:
         assert isinstance(state, State)
-        books = engine.books
-    assert (books.records, books.acked, books.dead, books.waiting) == (8, 5, 3, 0)
-    assert books.balanced
+        counts = engine.counts
+    assert (counts.records, counts.acked, counts.dead, counts.waiting) == (8, 5, 3, 0)
+    assert counts.balanced
     # Each was reached in each micro-batch, but what only a sink that is asked meets.
     assert set(reached) == set(steps)

@@ -80,7 +80,7 @@ def test_killed_at_every_step_a_table_holds_each_row_once(tmp_path, driver, tabl
             assert lines == sorted(set(lines) & set(KEPT))
     assert driver(tmp_path, *table, "") == 0
     told = said(tmp_path)
-    assert told == {"lines": KEPT, "books": [8, 5, 3, 0], "balanced": True}
+    assert told == {"lines": KEPT, "counts": [8, 5, 3, 0], "balanced": True}
     letters = [json.loads(file.read_text()) for file in sorted(tmp_path.glob("dead-*.json"))]
     assert sorted(line for lines in letters for line in lines) == DEAD
 

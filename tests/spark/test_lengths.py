@@ -16,7 +16,7 @@ from ackcore.spark.checkpoint.dead import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal, Refusals
 from ackcore.spark.checkpoint.tables import TableCache
-from ackcore.spark.protocol import decide as decide_module
+from ackcore.spark.engine import decide as decide_module
 from ackcore.spark.stores.files import making_in, read_file
 from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tasks.failed_rows import FailedRows

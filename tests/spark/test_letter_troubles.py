@@ -390,8 +390,8 @@ def test_a_run_whose_letters_go_to_a_bucket(spark, bucket, tmp_path):
     (letter,) = list_letters(store_of(f"{bucket}/letters"), LetterFilter(), payload=True)
     assert (letter.error_message, letter.payload) == ("cannot take it", '{"word":"bad"}')
     assert replay(tmp_path / "cp").records == {"lines": 1}
-    books = run()
-    assert (books.replayed, books.dead, books.balanced) == (1, 2, True)
+    counts = run()
+    assert (counts.replayed, counts.dead, counts.balanced) == (1, 2, True)
     assert [each.replays for each in list_letters(store_of(tmp_path / "cp"), LetterFilter())] == [
         1,
         0,

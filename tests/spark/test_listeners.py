@@ -15,8 +15,8 @@ from ackcore.spark import QueryListener, TooManyDead, run_batch, start, stream
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.schemas import MESSAGE_ID, REASON, TRACKING
 from ackcore.spark.checkpoint.dead import Dead
+from ackcore.spark.engine.progress import Account, Counts, Progress
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.protocol.progress import Account, Books, Progress
 from ackcore.topology.tuples import Reason
 
 LINES = pa.schema([("line", pa.string())])
@@ -32,8 +32,8 @@ class Told(QueryListener):
     def on_batch_start(self, batch_id):
         self.begun.append((batch_id, len(self.progress)))
 
-    def on_progress(self, progress, books):
-        self.progress.append((progress.batch_id, progress.acked, books.acked))
+    def on_progress(self, progress, counts):
+        self.progress.append((progress.batch_id, progress.acked, counts.acked))
         self._raise()
 
     def on_dead(self, batch_id, letters):
@@ -42,8 +42,8 @@ class Told(QueryListener):
                 self.dead.append((batch_id, spout, row["payload"]["line"], row["error_type"]))
         self._raise()
 
-    def on_end(self, error, books):
-        self.ends.append((type(error).__name__, books.acked, books.dead))
+    def on_end(self, error, counts):
+        self.ends.append((type(error).__name__, counts.acked, counts.dead))
         self._raise()
 
     def _raise(self):
@@ -73,8 +73,8 @@ def test_each_micro_batch_the_dead_and_the_end_are_told():
     told, dead = Told(), DeadOnly()
     ran = testing.run(topology(), rows("a", "flaky", "bad", "no"), listeners=[told, dead])
     assert told.progress == [
-        (one.batch_id, one.acked, books)
-        for one, books in zip(
+        (one.batch_id, one.acked, counts)
+        for one, counts in zip(
             ran.progress,
             [sum(p.acked for p in ran.progress[: n + 1]) for n in range(9)],
             strict=False,
@@ -108,7 +108,7 @@ def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog, error):
 
 def test_what_a_signal_raises_while_a_listener_is_told_ends_the_run():
     class Signalled:
-        def on_progress(self, progress, books):
+        def on_progress(self, progress, counts):
             try:
                 signal.raise_signal(signal.SIGTERM)
             except SystemExit as error:
@@ -143,12 +143,12 @@ def test_letters_are_read_only_for_who_is_told_of_them(monkeypatch, caplog):
     monkeypatch.setattr(Dead, "__getitem__", read)
 
     class OnProgress(QueryListener):
-        def on_progress(self, progress, books):
+        def on_progress(self, progress, counts):
             seen.append(progress.batch_id)
 
     seen = []
     decision = _Decision(Dead({"lines": [dead_rows(1)]}))
-    Listeners([OnProgress()]).done(Progress(7), Books(), decision)
+    Listeners([OnProgress()]).done(Progress(7), Counts(), decision)
     assert seen == [7]
     assert not caplog.records
 
@@ -171,7 +171,7 @@ def test_many_letters_are_told_some_at_a_time(monkeypatch, caplog):
             assert batch_id == 7
             errors.append(letters["lines"]["error_type"][0].as_py() if "lines" in letters else None)
 
-    Listeners([OnDead()]).done(Progress(7), Books(), _Decision(dead))
+    Listeners([OnDead()]).done(Progress(7), Counts(), _Decision(dead))
     assert told == [
         {"lines": ["1", "2"]},
         {"lines": ["3", "4"]},
@@ -188,7 +188,7 @@ def test_letters_that_cannot_be_read_end_nothing(monkeypatch, caplog):
 
     monkeypatch.setattr(Dead, "pieces", read)
     decision = _Decision(Dead({"lines": [dead_rows(1)]}))
-    Listeners([Told()]).done(Progress(7), Books(), decision)
+    Listeners([Told()]).done(Progress(7), Counts(), decision)
     assert "the letters of micro-batch 7 could not be read" in caplog.text
 
 
@@ -202,7 +202,7 @@ def test_the_error_that_a_run_ends_with_is_told():
 
 
 class _Engine:
-    books = Books(1, {"lines": Account(records=7, acked=7)})
+    counts = Counts(1, {"lines": Account(records=7, acked=7)})
     topology = topology()
 
 
@@ -210,13 +210,13 @@ def test_the_start_is_told_with_an_account_of_each_spout_also_to_who_comes_later
     starts = []
 
     class OnStart:
-        def on_start(self, books):
-            starts.append((books.batches, dict(books.spouts)))
+        def on_start(self, counts):
+            starts.append((counts.batches, dict(counts.spouts)))
 
     listeners = Listeners([OnStart()])
-    listeners.started(topology(), Books())
+    listeners.started(topology(), Counts())
     assert starts == [(0, {"lines": Account()})]
-    listeners.add(OnStart(), Books(3))
+    listeners.add(OnStart(), Counts(3))
     assert starts[1:] == [(3, {"lines": Account()})]
 
 
@@ -257,10 +257,10 @@ def test_a_query_that_spark_does_not_start_has_an_end(spark, tmp_path, folder, m
     told = []
 
     class Ends:
-        def on_start(self, books):
+        def on_start(self, counts):
             told.append("start")
 
-        def on_end(self, error, books):
+        def on_end(self, error, counts):
             told.append(type(error).__name__)
 
     def refuse(directory):

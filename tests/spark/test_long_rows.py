@@ -64,8 +64,8 @@ def test_rows_of_ten_megabytes(spark, tmp_path, records):
 
     size = (MEGABYTES << 20) // 10 * 10
     every = [(n, size, "789") for n in range(records) for _ in range(2)]
-    books = run_batch(topology(False), spark, tmp_path / "checkpoint")
-    assert (books.acked, books.dead) == (records - 1, 1)
+    counts = run_batch(topology(False), spark, tmp_path / "checkpoint")
+    assert (counts.acked, counts.dead) == (records - 1, 1)
     assert written() == [row for row in every if row[0] != 3]
     letters = dead_letters(tmp_path / "checkpoint", spark)
     (letter,) = letters.select("payload.id", sql.length("payload.text")).collect()

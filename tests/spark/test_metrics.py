@@ -62,7 +62,7 @@ def filled():
     return listener, run(listener)
 
 
-def test_prometheus_has_the_books(filled):
+def test_prometheus_has_the_counts(filled):
     listener, ran = filled
     found = scraped(generate_latest(listener.registry).decode())
     spout = (
@@ -72,7 +72,7 @@ def test_prometheus_has_the_books(filled):
     )
     received = tuple(sorted((*spout, ("messaging_operation_name", "receive"))))
     query = (("ackcore_query", "orders"),)
-    account = ran.books.spouts["lines"]
+    account = ran.counts.spouts["lines"]
     assert found["messaging_client_consumed_messages_total"] == {received: 5}
     assert found["ackcore_acked_total"] == {spout: account.acked} == {spout: 3}
     assert found["ackcore_dead_total"] == {spout: 2}
@@ -92,7 +92,7 @@ def test_what_waits_and_that_it_runs_are_shown_meanwhile():
     listener, seen = PrometheusListener(), []
 
     class Scrape:
-        def on_progress(self, progress, books):
+        def on_progress(self, progress, counts):
             seen.append((progress, scraped(generate_latest(listener.registry).decode())))
 
     run(listener, Scrape())
@@ -108,7 +108,7 @@ def test_what_is_known_at_the_start_is_shown_before_the_first_micro_batch():
     listener, seen = PrometheusListener(), []
 
     class Scrape:
-        def on_start(self, books):
+        def on_start(self, counts):
             seen.append(scraped(generate_latest(listener.registry).decode()))
 
     run(listener, Scrape())
@@ -127,12 +127,12 @@ def test_a_micro_batch_that_runs_is_seen_to():
     def shown():
         return scraped(generate_latest(listener.registry).decode()).get(name)
 
-    progress, books = _grown()
-    listener.on_start(books)
+    progress, counts = _grown()
+    listener.on_start(counts)
     for done in (
-        lambda: listener.on_progress(progress, books),
-        lambda: listener.on_end(None, books),
-        lambda: listener.on_start(books),
+        lambda: listener.on_progress(progress, counts),
+        lambda: listener.on_end(None, counts),
+        lambda: listener.on_start(counts),
     ):
         assert not shown()
         listener.on_batch_start(7)
@@ -182,7 +182,7 @@ def test_a_running_query_serves_its_metrics_and_its_page(spark, tmp_path, folder
                 assert found["ackcore_batch_end_time_seconds"]
         with query.serve() as page, urllib.request.urlopen(f"{page.url}api/0/status") as answer:
             status = json.load(answer)
-        assert status["books"]["spouts"]["lines"]["dead"] == 1
+        assert status["counts"]["spouts"]["lines"]["dead"] == 1
         assert status["holder"]["holds"]
         query.stop()
         assert [*read(early)["ackcore_active"].values()] == [0]
@@ -288,7 +288,7 @@ def test_the_dashboard_is_what_grafana_takes(filled):
     assert isinstance(board["schemaVersion"], int)
     assert "id" not in board  # that of one Grafana's database
     listener, ran = filled
-    listener.on_progress(dataclasses.replace(ran.progress[0], lag={"lines": 3}), ran.books)
+    listener.on_progress(dataclasses.replace(ran.progress[0], lag={"lines": 3}), ran.counts)
     families = text_string_to_metric_families(generate_latest(listener.registry).decode())
     labels: dict[str, set[str]] = {}
     for family in families:
@@ -389,7 +389,7 @@ scrape_configs:
         (acked,) = until("ackcore_acked_total")
         assert acked["metric"]["messaging_destination_name"] == "lines"
         assert acked["value"][1] == "1"
-        # The books grow: two records die.
+        # The counts grow: two records die.
         listener.on_progress(*_grown())
         (firing,) = until('ALERTS{alertname="AckcoreRecordsDie",alertstate="firing"}')
         assert firing["metric"]["ackcore_query"] == "orders"
@@ -409,12 +409,12 @@ scrape_configs:
 
 
 def _grown():
-    """Progress and books after a micro-batch in which records died."""
+    """Progress and counts after a micro-batch in which records died."""
     told = []
 
     class Last:
-        def on_progress(self, progress, books):
-            told.append((progress, books))
+        def on_progress(self, progress, counts):
+            told.append((progress, counts))
 
     run(Last())
     return told[-1]

@@ -283,6 +283,6 @@ def test_a_run_writes_what_was_acked(spark, tasks_reach, bucket, found, tmp_path
     builder.spout("lines", spark.createDataFrame(rows, "word string"))
     builder.bolt("keep", Keep()).shuffle("lines")
     builder.sink("keep", to_parquet(bucket))
-    books = run_batch(builder.build(max_attempts=1), spark, tmp_path / "cp")
-    assert (books.acked, books.dead) == (2, 1)
+    counts = run_batch(builder.build(max_attempts=1), spark, tmp_path / "cp")
+    assert (counts.acked, counts.dead) == (2, 1)
     assert found() == ("xy", 1)

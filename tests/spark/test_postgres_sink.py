@@ -567,12 +567,12 @@ def test_wherever_the_driver_fails_each_row_is_written_or_dead_once(
             run_batch(topology(spark, to_postgres(postgres, "words")), spark, checkpoint)
     monkeypatch.setattr(failpoints, "_POINTS", {})
     one = to_postgres(postgres, "words")
-    books = run_batch(topology(spark, one), spark, checkpoint, max_dead_ratio=None)
+    counts = run_batch(topology(spark, one), spark, checkpoint, max_dead_ratio=None)
     assert not one._live
     found = execute(postgres, "SELECT word, id FROM words")
     assert sorted(word for word, _ in found) == ["a", "b"]
     assert len({key for _, key in found}) == 2
-    assert (books.acked, books.dead) == (2, 2)
+    assert (counts.acked, counts.dead) == (2, 2)
     dead = {row.payload.line: row for row in dead_letters(checkpoint, spark).collect()}
     assert set(dead) == {"toolong", "c no"}
     assert dead["toolong"].error_type == "StringDataRightTruncation"

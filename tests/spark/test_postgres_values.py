@@ -16,7 +16,7 @@ import test_postgres_sink
 from accepted_rows import accepted, row_file
 from test_postgres_sink import TABLE, execute, refused
 
-from ackcore.arrow.shown import text_of
+from ackcore._arrow.shown import text_of
 from ackcore.spark.sinks.interface import AcceptedFile, check_sink
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 

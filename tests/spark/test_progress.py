@@ -1,32 +1,32 @@
-"""The books, the line of a micro-batch, and percentiles."""
+"""The counts, the line of a micro-batch, and percentiles."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ackcore.spark.protocol.progress import Account, Books, Percentiles, Progress, percentiles
+from ackcore.spark.engine.progress import Account, Counts, Percentiles, Progress, percentiles
 
 
-def test_the_books_go_on_and_are_kept():
-    books = Books().after({"a": Account(records=5, acked=3, waiting=2), "b": Account(records=1)})
-    assert not books.balanced  # b's record is nowhere
-    books = books.after(
+def test_the_counts_go_on_and_are_kept():
+    counts = Counts().after({"a": Account(records=5, acked=3, waiting=2), "b": Account(records=1)})
+    assert not counts.balanced  # b's record is nowhere
+    counts = counts.after(
         {"a": Account(records=1, acked=1, dead=1, waiting=1, retried=1), "b": Account(acked=1)}
     )
-    assert books.spouts["a"] == Account(6, 0, 4, 1, 1, 1)
-    assert books.balanced
-    assert (books.batches, books.records, books.acked, books.dead) == (2, 7, 5, 1)
-    assert (books.waiting, books.retried, books.replayed) == (1, 1, 0)
-    assert Books.from_json(books.to_json()) == books
-    assert Books.from_json({}) == Books()
+    assert counts.spouts["a"] == Account(6, 0, 4, 1, 1, 1)
+    assert counts.balanced
+    assert (counts.batches, counts.records, counts.acked, counts.dead) == (2, 7, 5, 1)
+    assert (counts.waiting, counts.retried, counts.replayed) == (1, 1, 0)
+    assert Counts.from_json(counts.to_json()) == counts
+    assert Counts.from_json({}) == Counts()
 
 
 def test_a_replayed_record_is_in_one_place_again():
     account = Account(records=1, dead=1)
     assert account.balanced
-    books = Books(1, {"a": account}).after({"a": Account(replayed=1, acked=1)})
-    assert books.balanced
+    counts = Counts(1, {"a": account}).after({"a": Account(replayed=1, acked=1)})
+    assert counts.balanced
 
 
 @pytest.mark.parametrize("seed", range(20))

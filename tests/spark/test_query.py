@@ -1,4 +1,4 @@
-"""Topologies on Spark, from start to books: streams, sources that end, and what is refused."""
+"""Topologies on Spark, from start to counts: streams, sources that end, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ackcore.spark import query
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.protocol.given_up import RunFailed
-from ackcore.spark.protocol.insist import SinkError
+from ackcore.spark.engine.given_up import RunFailed
+from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
@@ -67,11 +67,11 @@ class PassOn(BatchBolt):
 def test_a_source_that_ends_is_drained(spark, tmp_path, store, caplog):
     lines = spark.createDataFrame([("a b",), ("flaky c",), ("bad",), ("no",)], LINE)
     topology = word_count(lines, store)
-    books = run_batch(topology, spark, tmp_path / "cp")
+    counts = run_batch(topology, spark, tmp_path / "cp")
     assert store.words == ["a", "b", "c", "flaky"]
     assert store.rows[0] == ["a", "b"]
-    assert (books.records, books.acked, books.dead, books.waiting) == (4, 2, 2, 0)
-    assert books.balanced
+    assert (counts.records, counts.acked, counts.dead, counts.waiting) == (4, 2, 2, 0)
+    assert counts.balanced
     letters = dead_letters(tmp_path / "cp", spark).orderBy("attempts").collect()
     assert [(row.payload.line, row.attempts, row.error_type) for row in letters] == [
         ("no", 1, "Reject"),
@@ -79,7 +79,7 @@ def test_a_source_that_ends_is_drained(spark, tmp_path, store, caplog):
     ]
     rows = dict(store.rows)
     assert "nothing was run" not in caplog.text
-    assert run_batch(topology, spark, tmp_path / "cp") == books
+    assert run_batch(topology, spark, tmp_path / "cp") == counts
     assert store.rows == rows
     assert "is of a run that has ended, so nothing was run" in caplog.text
     # What was asked for again is run when it is run again.
@@ -99,8 +99,8 @@ def test_waiting_is_left_to_who_waits(spark, tmp_path, store):
 
     lines = spark.createDataFrame([("flaky",)], LINE)
     topology = word_count(lines, store, backoff_ms=3_600_000, max_backoff_ms=3_600_000)
-    books = run_batch(topology, spark, tmp_path / "cp", clock=lambda: now[0], wait=wait)
-    assert books.acked == 1
+    counts = run_batch(topology, spark, tmp_path / "cp", clock=lambda: now[0], wait=wait)
+    assert counts.acked == 1
     assert sum(waits) <= 3600
     assert waits
 
@@ -112,9 +112,9 @@ def test_several_sources_that_end(spark, tmp_path, store):
         builder.spout(name, frame, tracked=name != "free")
     builder.bolt("split", Split()).shuffle("one").shuffle("two").shuffle("free")
     builder.sink("split", store)
-    books = run_batch(builder.build(backoff_ms=1, max_attempts=2), spark, tmp_path / "cp")
+    counts = run_batch(builder.build(backoff_ms=1, max_attempts=2), spark, tmp_path / "cp")
     assert store.words == ["a", "b", "c", "flaky"]
-    assert {name: (a.acked, a.dead) for name, a in books.spouts.items()} == {
+    assert {name: (a.acked, a.dead) for name, a in counts.spouts.items()} == {
         "one": (2, 0),
         "two": (1, 1),
     }
@@ -126,11 +126,11 @@ def test_a_stream_retries_though_no_data_comes(spark, tmp_path, store, folder, r
     assert on.is_active
     assert on.exception is None
     folder.add("a flaky", "b")
-    until(lambda: on.books.acked == 2, on)
+    until(lambda: on.counts.acked == 2, on)
     assert store.words == ["a", "b", "flaky"]
     batches = on.progress.batch_id
     assert [each.batch_id for each in on.recent_progress] == list(range(batches + 1))
-    assert on.books.retried == 1
+    assert on.counts.retried == 1
     # Nothing is due any more, so nothing runs.
     time.sleep(1)
     assert on.progress.batch_id == batches
@@ -138,9 +138,9 @@ def test_a_stream_retries_though_no_data_comes(spark, tmp_path, store, folder, r
     assert "2 acked" in caplog.text or "1 acked" in caplog.text
     # Dead letters that are asked for again come without new data, too.
     folder.add("no")
-    until(lambda: on.books.dead == 1, on)
+    until(lambda: on.counts.dead == 1, on)
     replay(tmp_path / "cp", spark=spark)
-    until(lambda: on.books.replayed == 1, on)
+    until(lambda: on.counts.replayed == 1, on)
     with pytest.raises(CheckpointInUse, match="in use by another query"):
         start(word_count(folder.stream, store), spark, tmp_path / "cp")
     assert "active" in repr(on)
@@ -156,11 +156,11 @@ def test_to_wait_until_nothing_is_left(spark, tmp_path, store, folder, running):
     topology = word_count(folder.stream, store, sink_attempts=1)
     on = running(topology, spark, tmp_path / "cp", trigger="100 milliseconds")
     on.process_all_available()
-    assert (on.books.acked, on.books.dead, on.books.waiting) == (1, 1, 0)
+    assert (on.counts.acked, on.counts.dead, on.counts.waiting) == (1, 1, 0)
     replay(tmp_path / "cp", spark)
     folder.add("flaky")
     on.process_all_available()
-    assert (on.books.replayed, on.books.acked, on.books.dead, on.books.waiting) == (1, 2, 2, 0)
+    assert (on.counts.replayed, on.counts.acked, on.counts.dead, on.counts.waiting) == (1, 2, 2, 0)
     on.process_all_available()
     folder.add("b")
     store.down = 1
@@ -168,7 +168,7 @@ def test_to_wait_until_nothing_is_left(spark, tmp_path, store, folder, running):
         on.process_all_available()
     on = running(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     on.process_all_available()
-    assert (on.is_active, on.books.acked) == (False, 3)
+    assert (on.is_active, on.counts.acked) == (False, 3)
     on.process_all_available()
 
 
@@ -179,13 +179,13 @@ def test_available_now_ends_when_nothing_waits(spark, tmp_path, store, folder, c
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     assert on.await_termination(300)
     assert store.words == ["a", "b", "c", "flaky", "flaky"]
-    assert (on.books.records, on.books.acked, on.books.dead, on.books.waiting) == (5, 4, 1, 0)
+    assert (on.counts.records, on.counts.acked, on.counts.dead, on.counts.waiting) == (5, 4, 1, 0)
     (said,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert "1 record died: 1 in 'split' of ValueError (cannot read bad). ackcore.spark.d" in said
     folder.add("d")
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     on.await_termination()
-    assert on.books.acked == 5
+    assert on.counts.acked == 5
     assert on.progress.acked == 1
     assert len(on.recent_progress) == 1
 
@@ -194,13 +194,13 @@ def test_a_stream_goes_on_where_it_was_stopped(spark, tmp_path, store, folder, r
     topology = word_count(folder.stream, store, backoff_ms=2_000)
     folder.add("a", "bad", "flaky")
     on = running(topology, spark, tmp_path / "cp", trigger="100 milliseconds")
-    until(lambda: on.books.acked == 1, on)
+    until(lambda: on.counts.acked == 1, on)
     on.stop()
     on = running(topology, spark, tmp_path / "cp", trigger={"processingTime": "100 milliseconds"})
-    assert on.books.acked >= 1
-    until(lambda: on.books.dead == 1 and on.books.acked == 2, on)
+    assert on.counts.acked >= 1
+    until(lambda: on.counts.dead == 1 and on.counts.acked == 2, on)
     assert store.words == ["a", "flaky"]
-    assert on.books.balanced
+    assert on.counts.balanced
 
 
 def test_several_streams(spark, tmp_path, store, folder):
@@ -224,7 +224,7 @@ def test_several_streams(spark, tmp_path, store, folder):
     on.await_termination()
     rows = spark.read.parquet(str(tmp_path / "out")).collect()
     assert sorted(row.word for row in rows) == ["a", "b", "flaky", "flaky"]
-    assert {name: (a.acked, a.dead) for name, a in on.books.spouts.items()} == {
+    assert {name: (a.acked, a.dead) for name, a in on.counts.spouts.items()} == {
         "one": (2, 0),
         "two": (1, 1),
     }
@@ -244,7 +244,7 @@ def test_a_sink_that_stays_down_ends_the_query_with_its_name(spark, tmp_path, st
     # The decision stands: b is in another file, and what failed still waits.
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     on.await_termination()
-    assert (on.books.records, on.books.acked) == (2, 2)
+    assert (on.counts.records, on.counts.acked) == (2, 2)
     assert store.words == ["a", "flaky"]
 
 
@@ -267,8 +267,8 @@ def test_a_record_that_kills_its_worker_is_found(spark, tmp_path, store, bolt):
     builder.bolt("kill", bolt()).shuffle("lines")
     builder.sink("kill", store)
     topology = builder.build(careful_after=1, parallelism=2, run_attempts=3)
-    books = run_batch(topology, spark, tmp_path / "cp")
-    assert (books.acked, books.dead) == (19, 1)
+    counts = run_batch(topology, spark, tmp_path / "cp")
+    assert (counts.acked, counts.dead) == (19, 1)
     assert len(store.words) == 19
     (letter,) = dead_letters(tmp_path / "cp", spark).collect()
     assert (letter.payload.line, letter.error_type) == ("kill", "KilledWorker")
@@ -376,7 +376,7 @@ def test_a_stream_goes_on_wherever_its_checkpoint_lies(spark, tmp_path, store, f
         topology = word_count(folder.stream, store)
         on = start(topology, spark, tmp_path / name, trigger={"availableNow": True})
         assert on.await_termination(300)
-    assert on.books.acked == 2
+    assert on.counts.acked == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["in", name])
 
 
@@ -398,15 +398,15 @@ def test_dots_in_names(spark, tmp_path, store, folder, dotted):
     assert on.await_termination(300)
     times = 2 if dotted == "spouts" else 1
     assert sorted(store.words) == sorted(["a", "b", "flaky"] * times)
-    assert on.books.balanced
+    assert on.counts.balanced
 
 
 def test_a_clock_must_give_whole_milliseconds(spark, tmp_path, store):
     lines = spark.createDataFrame([("bad",)], LINE)
     with pytest.raises(TypeError, match=r"clock must return milliseconds .* as an int, got 1\.5"):
         run_batch(word_count(lines, store), spark, tmp_path / "cp", clock=lambda: 1.5)
-    books = run_batch(word_count(lines, store), spark, tmp_path / "cp", max_dead_ratio=None)
-    assert books.dead == 1
+    counts = run_batch(word_count(lines, store), spark, tmp_path / "cp", max_dead_ratio=None)
+    assert counts.dead == 1
 
 
 def test_dates_that_python_does_not_know(spark, tmp_path, store):
@@ -421,8 +421,8 @@ def test_dates_that_python_does_not_know(spark, tmp_path, store):
 def test_wide_offsets_change_nothing(spark, tmp_path, store, conf):
     conf("spark.sql.execution.arrow.useLargeVarTypes", "true")
     lines = spark.createDataFrame([("a flaky",), ("no",)], LINE)
-    books = run_batch(word_count(lines, store), spark, tmp_path / "cp")
-    assert (books.acked, books.dead, store.words) == (1, 1, ["a", "flaky"])
+    counts = run_batch(word_count(lines, store), spark, tmp_path / "cp")
+    assert (counts.acked, counts.dead, store.words) == (1, 1, ["a", "flaky"])
 
 
 def test_a_sink_that_wants_to_exit_fails(spark, tmp_path, folder):
@@ -457,17 +457,17 @@ def test_stop_gives_up_what_runs(spark, tmp_path, folder, running):
     on.spark_query.stop()  # not the way, but no reason to hang or to fail
     assert on.await_termination(300)
     assert on.exception is None
-    assert on.books.batches == 0
+    assert on.counts.batches == 0
     on = running(topology, spark, tmp_path / "cp")
     down = store.down
     until(lambda: store.down < down, on)
     on.stop()
-    assert (on.exception, on.books.batches) == (None, 0)
+    assert (on.exception, on.counts.batches) == (None, 0)
     # Spark takes it for the end that it asked for, and has no error to log.
     assert on.spark_query.exception() is None
     store.down = 0
     on = running(topology, spark, tmp_path / "cp")
-    until(lambda: on.books.acked == 1, on)
+    until(lambda: on.counts.acked == 1, on)
     assert query.Query is type(on)
 
 

@@ -15,8 +15,8 @@ from worlds import Killed, KilledInCall, Source, Upper, World, fails, killed
 from ackcore.spark import InvalidRejects, SinkRejects, TooManyRefused, to_kafka, to_parquet
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, REASON
-from ackcore.spark.protocol import act, batch, insist, runs
-from ackcore.spark.protocol.insist import SinkError
+from ackcore.spark.engine import act, batch, insist, runs
+from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.sinks.interface import read_accepted, read_with_places
 from ackcore.topology import TopologyBuilder
 from ackcore.topology.tuples import Reason
@@ -82,21 +82,21 @@ def dying_at(monkeypatch):
 @pytest.mark.parametrize("named", ["values", "places"])
 def test_records_of_refused_rows_are_dead_and_the_others_written(tmp_path, how, named):
     world = Refusing(tmp_path, bad={"b"}, how=how, named=named)
-    progress, books = world.process(0, ["a", "b", "c"])
+    progress, counts = world.process(0, ["a", "b", "c"])
     assert (world.rows, world.parked) == (["A", "C"], ["b"])
     assert (progress.records, progress.acked, progress.failed, progress.dead) == (3, 2, 1, 1)
-    assert (books.records, books.acked, books.waiting, books.dead) == (3, 2, 0, 1)
-    assert books.balanced
+    assert (counts.records, counts.acked, counts.waiting, counts.dead) == (3, 2, 0, 1)
+    assert counts.balanced
     state, engine = world.driver()
     with state:
         (dead,) = state.decision(0).all_dead.values()
-        assert engine.books == books
+        assert engine.counts == counts
     assert dead[ATTEMPT].to_pylist() == [1]
     reason = Reason("upper", "ValueError", "B is too long", final=True)
     assert Reason(**dead[REASON][0].as_py()) == reason
-    # The next micro-batch builds on these books.
-    _, books = world.process(1, ["d"])
-    assert (books.records, books.acked, books.dead, books.batches) == (4, 3, 1, 2)
+    # The next micro-batch builds on these counts.
+    _, counts = world.process(1, ["d"])
+    assert (counts.records, counts.acked, counts.dead, counts.batches) == (4, 3, 1, 2)
 
 
 @pytest.mark.parametrize("how", ["return", "raise"])
@@ -113,15 +113,15 @@ def test_who_is_refused_is_decided_once(tmp_path, dying_at, how, step):
         world.bad = {"a", "c"}  # a sink of another mind
         if how == "raise" and step == "refused":
             world.bad = set()
-    progress, books = world.process(0, ["a", "b", "c"])
+    progress, counts = world.process(0, ["a", "b", "c"])
     if on_record and how == "return":
         assert len(world.calls) == asked  # nobody asks again
     if step in ("refusals-closed", "in-dead-letters", "acted"):
         assert len(world.calls) == asked
     assert (world.rows, world.parked) == (["A", "C"], ["b"])
     assert (progress.acked, progress.failed, progress.dead) == (2, 1, 1)
-    assert (books.acked, books.dead) == (2, 1)
-    assert books.balanced
+    assert (counts.acked, counts.dead) == (2, 1)
+    assert counts.balanced
 
 
 def test_a_second_refusal_adds_to_the_first(tmp_path, dying_at):
@@ -129,8 +129,8 @@ def test_a_second_refusal_adds_to_the_first(tmp_path, dying_at):
     with dying_at("refused"):
         world.process(0, ["a", "b", "c"])
     world.bad = {"c"}
-    _, books = world.process(0, ["a", "b", "c"])
-    assert (world.rows, world.parked, books.dead) == (["A"], ["b", "c"], 2)
+    _, counts = world.process(0, ["a", "b", "c"])
+    assert (world.rows, world.parked, counts.dead) == (["A"], ["b", "c"], 2)
     assert world.calls[1:] == [["A", "C"], ["A"]]
 
 
@@ -139,9 +139,9 @@ def test_a_retried_record_that_is_refused_is_dead_with_its_attempts(tmp_path):
     world.behaves = fails("b", "c")
     world.process(0, ["a", "b", "c"])
     world.now_ms += 10_000
-    progress, books = world.process(1, ["d"])
+    progress, counts = world.process(1, ["d"])
     assert (progress.retried, progress.acked, progress.failed, progress.dead) == (2, 2, 1, 1)
-    assert (world.rows, world.parked, books.dead) == (["A", "C", "D"], ["b"], 1)
+    assert (world.rows, world.parked, counts.dead) == (["A", "C", "D"], ["b"], 1)
     assert (progress.latency_ms.p50, progress.latency_ms.p99) == (0, 10_000)  # of d and c
     state, _ = world.driver()
     with state:
@@ -151,27 +151,27 @@ def test_a_retried_record_that_is_refused_is_dead_with_its_attempts(tmp_path):
 def test_a_row_that_hangs_from_two_records_takes_both_along(tmp_path):
     world = Refusing(tmp_path, bad={"a&b"}, shared_rows=[("A", "B")])
     world.bad = {"a&b"}
-    _, books = world.process(0, ["a", "b", "c"])
+    _, counts = world.process(0, ["a", "b", "c"])
     # The rows of these records that were not refused are there.
     assert (world.rows, world.parked) == (["A", "B", "C"], ["a", "b"])
-    assert (books.acked, books.dead) == (1, 2)
+    assert (counts.acked, counts.dead) == (1, 2)
 
 
 def test_the_records_of_several_spouts_are_told_apart(tmp_path):
     world = Refusing(tmp_path, bad={"b", "x"}, spouts=("lines", "others"))
-    _, books = world.process(0, ["a", "b", ("others", "x"), ("others", "y")])
+    _, counts = world.process(0, ["a", "b", ("others", "x"), ("others", "y")])
     assert world.parked == ["b", "x"]
-    assert {name: account.dead for name, account in books.spouts.items()} == {
+    assert {name: account.dead for name, account in counts.spouts.items()} == {
         "lines": 1,
         "others": 1,
     }
-    assert books.balanced
+    assert counts.balanced
 
 
 def test_all_may_be_refused(tmp_path):
     world = Refusing(tmp_path, bad={"a", "b"}, how="raise")
-    _, books = world.process(0, ["a", "b"])
-    assert (world.rows, world.parked, books.dead, books.acked) == ([], ["a", "b"], 2, 0)
+    _, counts = world.process(0, ["a", "b"])
+    assert (world.rows, world.parked, counts.dead, counts.acked) == ([], ["a", "b"], 2, 0)
     assert world.calls[-1] == []
 
 
@@ -237,8 +237,8 @@ def test_refused_rows_of_no_record_are_told(tmp_path, caplog):
         work, rows + ([("LOOSE", None)] if rows and not isinstance(rows[0][1], list) else []), roots
     )
     with caplog.at_level("WARNING", "ackcore"):
-        _, books = world.process(0, ["a"])
-    assert (world.rows, world.parked, books.acked, books.dead) == (["A"], [], 1, 0)
+        _, counts = world.process(0, ["a"])
+    assert (world.rows, world.parked, counts.acked, counts.dead) == (["A"], [], 1, 0)
     assert "sinks refused 1 rows that hang from no record" in caplog.text
 
 
@@ -313,10 +313,10 @@ LINES = [f"line-{n}" for n in range(20)]
 @pytest.mark.parametrize("bad", [["line-7"], ["line-0", "line-19"], LINES[3:9], LINES[1:]])
 def test_a_batch_is_bisected_to_the_rows_that_fail(tmp_path, bad):
     world = Raising(tmp_path, bad=bad)
-    _, books = world.process(0, LINES)
+    _, counts = world.process(0, LINES)
     assert world.rows == sorted(line.upper() for line in LINES if line not in bad)
     assert world.parked == sorted(bad)
-    assert (books.acked, books.dead) == (20 - len(bad), len(bad))
+    assert (counts.acked, counts.dead) == (20 - len(bad), len(bad))
     # Once more before it begins; then halves, and at last all that is left.
     assert world.calls[:3] == [LINES, LINES, LINES[:10]]
     assert world.calls[-1] == [line for line in LINES if line not in bad]
@@ -332,8 +332,8 @@ def test_a_batch_is_bisected_to_the_rows_that_fail(tmp_path, bad):
 def test_a_batch_is_bisected_over_what_is_no_exception(tmp_path, error):
     world = Raising(tmp_path, bad=["line-7"])
     world.error = error
-    _, books = world.process(0, LINES)
-    assert (books.acked, books.dead, world.parked) == (19, 1, ["line-7"])
+    _, counts = world.process(0, LINES)
+    assert (counts.acked, counts.dead, world.parked) == (19, 1, ["line-7"])
 
 
 def test_a_part_of_a_batch_is_named_in_a_few_bytes(tmp_path):
@@ -346,8 +346,8 @@ def test_a_part_of_a_batch_is_named_in_a_few_bytes(tmp_path):
         write(accepted)
 
     world.write_accepted = measured
-    _, books = world.process(0, list(map(str, range(3000))))
-    assert (books.acked, books.dead, world.parked) == (2999, 1, ["77"])
+    _, counts = world.process(0, list(map(str, range(3000))))
+    assert (counts.acked, counts.dead, world.parked) == (2999, 1, ["77"])
     assert max(sizes) - min(sizes) < 100
 
 
@@ -370,8 +370,8 @@ def test_where_nothing_can_be_written_only_a_named_error_is_a_rows_fault(tmp_pat
     ):
         world.process(0, lines)
     world = Raising(tmp_path / "named", bad=["a", "b"], isolate=["ValueError"])
-    _, books = world.process(0, lines)
-    assert (books.acked, books.dead, world.parked) == (0, len(lines), lines)
+    _, counts = world.process(0, lines)
+    assert (counts.acked, counts.dead, world.parked) == (0, len(lines), lines)
 
 
 @pytest.mark.parametrize(("isolate", "good"), [([ValueError], []), (True, range(0, 1000, 8))])
@@ -388,8 +388,8 @@ def test_rows_that_fail_are_looked_for_up_to_a_number(tmp_path, isolate, good):
         world.process(0, lines)
     assert (len(world.calls) < 70, world.paused) == (True, [1.0])
     world.bad = set(bad[:20])  # the code was mended
-    _, books = world.process(0, lines)
-    assert (books.acked, books.dead, sorted(world.parked)) == (980, 20, sorted(bad[:20]))
+    _, counts = world.process(0, lines)
+    assert (counts.acked, counts.dead, sorted(world.parked)) == (980, 20, sorted(bad[:20]))
 
 
 def test_an_outage_amid_the_search_is_no_refusal_of_too_many(tmp_path):
@@ -401,8 +401,8 @@ def test_an_outage_amid_the_search_is_no_refusal_of_too_many(tmp_path):
         write(accepted)
 
     world.write_accepted = out_until_the_next_try
-    _, books = world.process(0, LINES)
-    assert (world.parked, books.acked, books.dead) == (["line-0"], 19, 1)
+    _, counts = world.process(0, LINES)
+    assert (world.parked, counts.acked, counts.dead) == (["line-0"], 19, 1)
     assert world.paused == [1.0, 2.0]
 
 
@@ -423,8 +423,8 @@ def test_an_outage_amid_the_search_ends_it(tmp_path):
         write(accepted)
 
     world.write_accepted = out_for_a_while
-    _, books = world.process(0, LINES)
-    assert (world.parked, books.dead) == (["line-3"], 1)
+    _, counts = world.process(0, LINES)
+    assert (world.parked, counts.dead) == (["line-3"], 1)
 
 
 @pytest.mark.parametrize("blip", [[], ["line-4"]])
@@ -441,9 +441,9 @@ def test_a_row_that_failed_once_alone_is_not_refused(tmp_path, blip):
                 world.bad.discard("line-4")
 
     world.write_accepted = reset_once
-    _, books = world.process(0, LINES)
+    _, counts = world.process(0, LINES)
     assert world.calls.count(["line-4"]) == (2 if blip else 1)
-    assert (world.parked, books.acked, books.dead) == (["line-3"], 19, 1)
+    assert (world.parked, counts.acked, counts.dead) == (["line-3"], 19, 1)
     assert world.rows == sorted(line.upper() for line in LINES if line != "line-3")
 
 
@@ -460,9 +460,9 @@ def test_a_row_over_which_a_sink_was_away_twice_is_not_refused(tmp_path):
                 world.bad.discard("line-4")
 
     world.write_accepted = reset_twice
-    _, books = world.process(0, LINES)
+    _, counts = world.process(0, LINES)
     assert world.calls.count(["line-3"]) == world.calls.count(["line-4"]) == 3
-    assert (world.parked, books.acked, books.dead) == (["line-3"], 19, 1)
+    assert (world.parked, counts.acked, counts.dead) == (["line-3"], 19, 1)
 
 
 @pytest.mark.parametrize("out", [{1}, {2, 3, 4}, {4}])
@@ -478,10 +478,10 @@ def test_rows_are_not_refused_while_none_go_in(tmp_path, out):
         write(accepted)
 
     world.write_accepted = out_for_a_while
-    _, books = world.process(0, LINES)
+    _, counts = world.process(0, LINES)
     assert len(since) > 5
     assert world.paused == [1.0, 2.0]  # the search began anew
-    assert (world.parked, books.acked, books.dead) == (["line-3", "line-4"], 18, 2)
+    assert (world.parked, counts.acked, counts.dead) == (["line-3", "line-4"], 18, 2)
 
 
 def test_a_crash_amid_the_search_begins_it_anew(tmp_path):
@@ -497,8 +497,8 @@ def test_a_crash_amid_the_search_begins_it_anew(tmp_path):
     with pytest.raises(Killed):
         world.process(0, LINES)
     world.write_accepted = write
-    _, books = world.process(0, LINES)
-    assert (world.parked, books.acked, books.dead) == (["line-3"], 19, 1)
+    _, counts = world.process(0, LINES)
+    assert (world.parked, counts.acked, counts.dead) == (["line-3"], 19, 1)
     assert len(world.rows) == 19
 
 

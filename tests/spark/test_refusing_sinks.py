@@ -12,7 +12,7 @@ from pyspark.sql import functions as sql
 from worlds import Killed, killed
 
 from ackcore.spark import SinkRejects, dead_letters, run_batch, start, to_parquet
-from ackcore.spark.protocol import act, batch
+from ackcore.spark.engine import act, batch
 from ackcore.topology import BatchBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -79,9 +79,9 @@ def test_refused_records_are_dead_with_their_payload(spark, tmp_path, monkeypatc
                 patch.setattr(module, "failpoint", failpoint)
             with pytest.raises(Killed):
                 run_batch(running, spark, tmp_path / "checkpoint")
-    books = run_batch(running, spark, tmp_path / "checkpoint")
+    counts = run_batch(running, spark, tmp_path / "checkpoint")
     assert sink.calls == (2 if step == "in-sink" else 1)
-    assert (books.records, books.acked, books.dead, books.waiting) == (40, 37, 3, 0)
+    assert (counts.records, counts.acked, counts.dead, counts.waiting) == (40, 37, 3, 0)
     assert parked(spark, tmp_path / "checkpoint") == [
         (n, "double", "out of range") for n in (37, 38, 39)
     ]
@@ -106,6 +106,6 @@ def test_a_stream_goes_on_and_max_dead_counts_what_is_refused(spark, tmp_path):
         trigger={"availableNow": True},
     )
     query.await_termination()
-    assert (query.books.acked, query.books.dead, query.progress.dead) == (19, 1, 1)
+    assert (query.counts.acked, query.counts.dead, query.progress.dead) == (19, 1, 1)
     ((n, component, message),) = parked(spark, tmp_path / "checkpoint")
     assert (n, component, message) == (7, "double", "seven")

@@ -34,7 +34,7 @@ from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.dead_letters.store_of_checkpoint import store_of
-from ackcore.spark.protocol.progress import Account
+from ackcore.spark.engine.progress import Account
 
 
 def test_a_request_is_taken_by_one_plan_and_then_gone(checkpoint):
@@ -226,7 +226,7 @@ def test_a_request_for_a_spout_that_is_no_more_is_refused(checkpoint):
         OPEN(checkpoint, topology=Topology(clicks=("value",)), accept_changes=True)
 
 
-def test_the_books_tell_what_was_resolved(tmp_path):
+def test_the_counts_tell_what_was_resolved(tmp_path):
     world = World(tmp_path)
 
     def park(number):
@@ -242,17 +242,17 @@ def test_the_books_tell_what_was_resolved(tmp_path):
     # One of the two fails once more and is ACKED then, the other one dies again.
     behaviours = {"b": fails("b"), "c": fails("c", final=True)}
     world.behaves = lambda line, attempt: behaviours[line](line, attempt)
-    _, books = world.process(1)
-    assert books.spouts["lines"] == Account(3, 2, 1, dead=3, waiting=1, retried=0, resolved=0)
+    _, counts = world.process(1)
+    assert counts.spouts["lines"] == Account(3, 2, 1, dead=3, waiting=1, retried=0, resolved=0)
     park(1)
     world.now_ms += 10_000
-    _, books = world.process(2)
-    assert books.spouts["lines"] == Account(3, 2, 2, dead=3, waiting=0, retried=1, resolved=1)
+    _, counts = world.process(2)
+    assert counts.spouts["lines"] == Account(3, 2, 2, dead=3, waiting=0, retried=1, resolved=1)
     assert replay(tmp_path).records == {"lines": 1}
     world.behaves = fails()
-    _, books = world.process(3)
-    assert (books.resolved, books.replayed, books.dead, books.acked) == (2, 3, 3, 3)
-    assert books.balanced
+    _, counts = world.process(3)
+    assert (counts.resolved, counts.replayed, counts.dead, counts.acked) == (2, 3, 3, 3)
+    assert counts.balanced
     assert world.rows == ["A", "B", "C"]
 
 
@@ -264,22 +264,22 @@ def test_what_dies_again_and_again_is_refused_in_the_end(tmp_path, caplog):
     def round_of(*lines):
         for _ in range(3):
             n = next(number)
-            _, books = world.process(n, lines)
+            _, counts = world.process(n, lines)
             lines = ()
             state, _ = world.driver()
             with state:
                 dead = state.decision(n).dead
                 DeadLetters.open(tmp_path, state.deployment_key).write(n, dead)
             world.now_ms += 100_000
-            assert books.balanced
-        return books
+            assert counts.balanced
+        return counts
 
     world.behaves = fails("b", times=100)
-    books = round_of("a", "b")
+    counts = round_of("a", "b")
     for sent in (1, 2, 3):
         assert replay(tmp_path, max_replays=3) == (ANY, {"lines": 1}, {})
-        books = round_of()
-        assert (books.replayed, books.dead, books.resolved) == (sent, sent + 1, 0)
+        counts = round_of()
+        assert (counts.replayed, counts.dead, counts.resolved) == (sent, sent + 1, 0)
     with caplog.at_level(logging.WARNING):
         assert replay(tmp_path, max_replays=3, dry_run=True) == (ANY, {}, {"lines": 1})
     assert "1 dead letters in" in caplog.text
@@ -290,8 +290,8 @@ def test_what_dies_again_and_again_is_refused_in_the_end(tmp_path, caplog):
     # Those sent were not sent in vain, and it is not for ever.
     world.behaves = fails()
     assert replay(tmp_path, max_replays=None).records == {"lines": 1}
-    books = round_of()
-    assert (books.acked, books.dead, books.replayed, books.resolved) == (2, 4, 4, 1)
+    counts = round_of()
+    assert (counts.acked, counts.dead, counts.replayed, counts.resolved) == (2, 4, 4, 1)
 
 
 def test_a_letter_that_is_sent_again_and_again_counts_each_time(checkpoint):

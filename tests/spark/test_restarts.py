@@ -18,7 +18,7 @@ from streams import DOWN, Split, Store, down_for_ever, until, word_count
 
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.lock import Lock
-from ackcore.spark.protocol.insist import SinkError, Stopped
+from ackcore.spark.engine.insist import SinkError, Stopped
 from ackcore.spark.query import start
 from ackcore.spark.restarts import end_of, may_pass
 from ackcore.spark.stream import Stream
@@ -80,7 +80,7 @@ def test_a_source_that_was_down_is_asked_again(spark, unsteady, tmp_path, store,
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: "started again" in caplog.text, on)
     down.unlink()
-    until(lambda: on.books.acked == 1, on)
+    until(lambda: on.counts.acked == 1, on)
     until(lambda: on._stream._restarts == 0, on)
     on.stop()
     assert (on.exception, store.words) == (None, ["a"])
@@ -117,13 +117,13 @@ def test_stop_lets_the_micro_batch_end_if_asked(spark, tmp_path, store, folder, 
     held.let_go.touch()
     stopping.join(300)
     assert (on.is_active, on.exception) == (False, None)
-    assert on.books.batches == 1
+    assert on.counts.batches == 1
     assert store.words == ["a"]
     assert (tmp_path / "cp/spark/commits/0").exists()
     assert (tmp_path / "cp/spark/commits/.0.crc").exists()
     on.stop(finish=True)
     on = running(builder.build(), spark, tmp_path / "cp")
-    until(lambda: on.books.acked == 2, on)
+    until(lambda: on.counts.acked == 2, on)
     on.stop(finish=True)  # where nothing runs
     assert store.words == ["a", "b"]
 
@@ -146,7 +146,7 @@ def test_who_waits_for_the_end_of_a_micro_batch_may_give_it_up(
     on.stop()
     for thread in waits:
         thread.join(300)
-    assert (on.is_active, on.exception, on.books.batches) == (False, None, 0)
+    assert (on.is_active, on.exception, on.counts.batches) == (False, None, 0)
     assert not [record for record in caplog.records if record.name.startswith("py4j")]
 
 
@@ -189,7 +189,7 @@ def test_what_a_lost_query_of_sparks_has_called_ends_before_another_begins(
     assert not on._stream.ended.wait(1)
     assert began == []
     store.let_go.set()
-    until(lambda: on.books.acked == 2, on)
+    until(lambda: on.counts.acked == 2, on)
     on.stop()
     assert (began, on.exception) == ([None], None)
     assert "started again" in caplog.text
@@ -219,10 +219,10 @@ def test_who_stops_sparks_query_stops_ours(spark, tmp_path, store, folder, runni
     folder.add("a bad")
     topology = word_count(folder.stream, store, backoff_ms=3_600_000, max_backoff_ms=3_600_000)
     on = running(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
-    until(lambda: on.books.waiting == 1, on)
+    until(lambda: on.counts.waiting == 1, on)
     on.spark_query.stop()
     assert on.await_termination(60)
-    assert (on.exception, on.books.waiting) == (None, 1)
+    assert (on.exception, on.counts.waiting) == (None, 1)
 
 
 def test_who_was_taken_over_leaves_sparks_part_alone(spark, unsteady, tmp_path, running):
@@ -231,7 +231,7 @@ def test_who_was_taken_over_leaves_sparks_part_alone(spark, unsteady, tmp_path, 
     source = spark.readStream.format("unsteady").option("down", str(down)).load()
     topology = word_count(source, Store(), restart_attempts=10**6, restart_backoff_ms=1)
     on = running(topology, spark, tmp_path / "cp")
-    until(lambda: on.books.acked >= 1, on)
+    until(lambda: on.counts.acked >= 1, on)
     (tmp_path / "cp/ackcore/lock").write_text("pid 7 on another host\n1\n")
     down.touch()
     with pytest.raises(CheckpointInUse, match="was taken over from this driver"):
@@ -247,7 +247,7 @@ def test_a_sink_may_stop_its_query(spark, tmp_path, folder):
     queries.append(start(topology, spark, tmp_path / "cp"))
     ready.set()
     assert queries[0].await_termination(300)
-    assert (queries[0].exception, queries[0].books.batches) == (None, 1)
+    assert (queries[0].exception, queries[0].counts.batches) == (None, 1)
 
 
 def test_what_is_told_of_errors_is_not_told_by_py4j(spark, tmp_path, store, folder, caplog):

@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from worlds import Killed, World, fails
 
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.protocol import runs
+from ackcore.spark.engine import runs
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BasicBolt, TopologyBuilder
@@ -26,9 +26,9 @@ def test_what_is_beyond_the_bound_runs_in_the_next_micro_batch(tmp_path):
     assert world.process(0, list("abcdef"))[1].waiting == 5
     world.now_ms += 400_000
     for number, (retried, waiting) in enumerate([(2, 3), (2, 1), (1, 0)], start=1):
-        progress, books = world.process(number)
+        progress, counts = world.process(number)
         assert (progress.retried, progress.waiting, progress.failed) == (retried, waiting, 0)
-        assert books.balanced
+        assert counts.balanced
     assert world.rows == list("ABCDEF")
 
 
@@ -42,10 +42,10 @@ def test_a_replay_beyond_the_bound_is_counted_once(tmp_path):
     assert [progress.acked for progress, _ in told] == [2, 1, 1]
     assert [progress.failed for progress, _ in told] == [0, 1, 0]
     assert [progress.waiting for progress, _ in told] == [3, 2, 1]
-    assert all(books.balanced and books.replayed == 5 for _, books in told)
-    assert all(books.retried == 0 for _, books in told)
-    books = world.drain(4)
-    assert (books.acked, books.retried, books.balanced) == (6, 1, True)
+    assert all(counts.balanced and counts.replayed == 5 for _, counts in told)
+    assert all(counts.retried == 0 for _, counts in told)
+    counts = world.drain(4)
+    assert (counts.acked, counts.retried, counts.balanced) == (6, 1, True)
     assert world.rows == sorted(["A", *(f"LINE {n}" for n in range(5))])
 
 
@@ -58,11 +58,11 @@ def test_a_replay_that_waits_for_its_turn_takes_nobodys_place(tmp_path):
     ask(tmp_path, table=table.rename_columns([*table.column_names[:-1], "line"]))
     progress, _ = world.process(1, ["a", "b"])
     assert (progress.replayed, progress.waiting, progress.dead) == (5, 6, 1)
-    progress, books = world.process(2, ["c"])  # of a later driver
+    progress, counts = world.process(2, ["c"])  # of a later driver
     assert (progress.failed, progress.waiting, progress.dead) == (1, 5, 1)
-    assert books.balanced
-    books = world.drain(3)
-    assert (books.acked, books.dead, books.balanced) == (7, 2, True)
+    assert counts.balanced
+    counts = world.drain(3)
+    assert (counts.acked, counts.dead, counts.balanced) == (7, 2, True)
     assert world.parked == ["c", "line 0"]
 
 
@@ -88,8 +88,8 @@ def test_a_bound_that_was_lowered_holds_for_a_plan_on_record(tmp_path, before):
         behaves=old.behaves,
         now_ms=old.now_ms,
     )
-    progress, books = world.process(1)
-    assert (progress.retried, progress.acked, books.waiting) == (3, 3, 2)
+    progress, counts = world.process(1)
+    assert (progress.retried, progress.acked, counts.waiting) == (3, 3, 2)
     assert (world.runs[0].suspects, world.runs[0].rejected) == ((), ())
     assert world.drain(2).acked == 5
 
@@ -115,7 +115,7 @@ def test_a_careful_plan_stays_so_whatever_the_settings_say_now(tmp_path):
 
 
 def test_fewer_may_wait_than_do(tmp_path):
-    """Waiting records go on waiting; records that fail without room die; the books balance."""
+    """Waiting records go on waiting; records that fail without room die; the counts balance."""
     world = World(tmp_path, behaves=fails(*"abcde", times=9))
     world.process(0, list("abcde"))
     world = World(
@@ -124,10 +124,10 @@ def test_fewer_may_wait_than_do(tmp_path):
         behaves=fails(*"abcde", "x"),
         now_ms=world.now_ms + 400_000,
     )
-    _, books = world.process(1, ["x", "y"])
-    assert (books.acked, books.dead, books.waiting, books.balanced) == (2, 1, 4, True)
-    books = world.drain(2)
-    assert (books.acked, books.dead, books.waiting, books.balanced) == (6, 1, 0, True)
+    _, counts = world.process(1, ["x", "y"])
+    assert (counts.acked, counts.dead, counts.waiting, counts.balanced) == (2, 1, 4, True)
+    counts = world.drain(2)
+    assert (counts.acked, counts.dead, counts.waiting, counts.balanced) == (6, 1, 0, True)
 
 
 # -- on Spark -----------------------------------------------------------------------------------
@@ -182,15 +182,15 @@ def test_other_settings_at_the_restart_lose_and_repeat_nothing(spark, tmp_path, 
     second = topology_of(
         frame, tmp_path / "sink", parallelism=3, chunk_rows=1, max_retries_per_batch=3
     )
-    books = run_batch(second, spark, tmp_path / "cp", clock=lambda: next(now))
-    assert (books.acked, books.dead, books.retried, books.balanced) == (6, 3, 8, True)
+    counts = run_batch(second, spark, tmp_path / "cp", clock=lambda: next(now))
+    assert (counts.acked, counts.dead, counts.retried, counts.balanced) == (6, 3, 8, True)
     assert lines_in(spark, tmp_path / "sink") == sorted([*lines[:5], "a"])
     # Replays are bounded, too.
     replay(tmp_path / "cp", spark)
-    books = run_batch(
+    counts = run_batch(
         topology_of(frame, tmp_path / "sink", max_retries_per_batch=2), spark, tmp_path / "cp"
     )
-    assert (books.replayed, books.acked, books.dead, books.balanced) == (3, 6, 6, True)
+    assert (counts.replayed, counts.acked, counts.dead, counts.balanced) == (3, 6, 6, True)
 
 
 def test_a_stream_takes_the_next_retries_at_once(spark, tmp_path):
@@ -202,6 +202,6 @@ def test_a_stream_takes_the_next_retries_at_once(spark, tmp_path):
     topology = topology_of(frame, tmp_path / "sink", max_retries_per_batch=2)
     query = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     assert query.await_termination(120)
-    assert (query.books.acked, query.books.waiting) == (6, 0)
+    assert (query.counts.acked, query.counts.waiting) == (6, 0)
     assert max(progress.retried for progress in query.recent_progress) == 2
     assert lines_in(spark, tmp_path / "sink") == sorted(lines)

@@ -13,10 +13,10 @@ from pyspark.sql import functions as F
 from sessions import on_both_sessions
 
 from ackcore.retry import Policy
-from ackcore.spark.run import reread
-from ackcore.spark.run.action import run
-from ackcore.spark.run.setup import setup_on_spark
-from ackcore.spark.run.types import InputFrame, RunPlan
+from ackcore.spark.engine import reread
+from ackcore.spark.engine.action import run
+from ackcore.spark.engine.setup import setup_on_spark
+from ackcore.spark.engine.types import InputFrame, RunPlan
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.row_files import PLACE
 from ackcore.topology import TopologyBuilder

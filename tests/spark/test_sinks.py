@@ -432,8 +432,8 @@ def test_intervals_are_intervals_in_parquet_files_and_in_dead_letters(spark, tmp
         return row["took"] * 2
 
     out, checkpoint = str(tmp_path / "out"), tmp_path / "cp"
-    books = guard(frame, check, "twice interval day to second", to_parquet(out), checkpoint)
-    assert (books.acked, books.dead) == (2, 1)
+    counts = guard(frame, check, "twice interval day to second", to_parquet(out), checkpoint)
+    assert (counts.acked, counts.dead) == (2, 1)
     to_parquet(tmp_path / "written").write(frame, 0)
     took = datetime.timedelta(days=1, hours=2, minutes=3, seconds=4.5)
     first = (0, took, [datetime.timedelta(hours=5)])

@@ -139,4 +139,4 @@ def test_spark_connect(connect, live_spark, tmp_path):
     topology = word_count(connect.createDataFrame([("a b",)], LINE), lambda frame, number: None)
     given = {"topology": topology, "run_batch": run_batch, "SparkSession": type(connect)}
     instead = {"sc://host": live_spark.connect_url, "/shared": str(tmp_path)}
-    assert run(REMOTE, given, instead=instead).books.acked == 1
+    assert run(REMOTE, given, instead=instead).counts.acked == 1

@@ -78,7 +78,7 @@ def test_spouts_declared_in_another_order_read_nothing_twice(spark, tmp_path, st
     for names, acked in (["one", "two"], 2), (["two", "one"], 2), (["two", "one"], 4):
         on = running(topology(names), spark, tmp_path / "cp", trigger={"availableNow": True})
         on.await_termination(300)
-        assert (on.books.acked, on.books.dead) == (acked, 2)
+        assert (on.counts.acked, on.counts.dead) == (acked, 2)
         if names[0] == "two":
             for name, place in places.items():
                 place.add(f"{name} b")
@@ -91,9 +91,9 @@ def test_spouts_declared_in_another_order_read_nothing_twice(spark, tmp_path, st
 
 def test_sources_that_end_have_their_order_too(spark, tmp_path, store):
     lines = {name: spark.createDataFrame([(name,), ("bad",)], LINE) for name in ("one", "two")}
-    books = [
+    counts = [
         run_batch(both(names, lines, store), spark, tmp_path / "cp")
         for names in (["one", "two"], ["two", "one"])
     ]
-    assert books[0] == books[1]
+    assert counts[0] == counts[1]
     assert store.words == ["one", "two"]

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.ids import spout_key
-from ackcore.spark.run.action import read_results
+from ackcore.spark.engine.action import read_results
 from ackcore.spark.sinks.interface import AcceptedFile, read_accepted
 from ackcore.spark.tasks import bolts, exchange, shuffle_writer, spout_stage
 from ackcore.spark.tasks.bolt_stage import BoltStage

@@ -24,10 +24,10 @@ from ackcore.spark.base.schemas import REASON_TYPE
 from ackcore.spark.checkpoint import progress_log
 from ackcore.spark.checkpoint.progress_log import ProgressLog, read_progress
 from ackcore.spark.dead_letters.store import DeadLetters
+from ackcore.spark.engine.progress import Counts, Percentiles, Progress
 from ackcore.spark.inspect import status as statuses
 from ackcore.spark.inspect.reasons import AGES_MS, ReasonCount
 from ackcore.spark.inspect.status import read_status
-from ackcore.spark.protocol.progress import Books, Percentiles, Progress
 from ackcore.topology.tuples import Reason
 
 pytestmark = pytest.mark.usefixtures("no_syncing")
@@ -40,11 +40,11 @@ def at(now_ms):
 def test_a_checkpoint_on_which_nothing_ran(tmp_path):
     with OPEN(tmp_path / "c"):
         status = read_status(tmp_path / "c", clock=at(7))
-    assert (status.books, status.last_done, status.under_way) == (Books(), None, None)
+    assert (status.counts, status.last_done, status.under_way) == (Counts(), None, None)
     assert (status.waiting.records, status.dead.letters, status.batches) == (0, 0, ())
     assert status.checkpoint == str(tmp_path / "c")
     assert (status.kind, status.at_ms, status.created_ms) == ("batch", 7, 0)
-    assert json.loads(json.dumps(status.to_json()))["books"]["balanced"]
+    assert json.loads(json.dumps(status.to_json()))["counts"]["balanced"]
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):
@@ -57,12 +57,12 @@ def test_the_figures_are_those_of_the_driver(tmp_path):
     began = world.now_ms
     first, _ = world.process(0, ["a", "b", "c"])
     world.now_ms += 400_000
-    second, books = world.process(1, ["d"])
+    second, counts = world.process(1, ["d"])
     world.now_ms += 5
-    third, books = world.process(2, ["a", "e"])
+    third, counts = world.process(2, ["a", "e"])
     status = read_status(tmp_path, batches=2, clock=at(world.now_ms + 1000))
-    assert status.books == books
-    assert (books.dead, books.waiting, status.last_done, status.under_way) == (2, 1, 2, None)
+    assert status.counts == counts
+    assert (counts.dead, counts.waiting, status.last_done, status.under_way) == (2, 1, 2, None)
     assert [each.progress for each in status.batches] == [second, third]
     assert status.batches[-1].at_ms == world.now_ms
     assert status.waiting.records == 1
@@ -162,8 +162,8 @@ def test_what_is_pruned_meanwhile_is_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(statuses, "_decision", later)
     status = read_status(tmp_path)
     assert status.last_done == 3
-    assert status.books.batches == 4
-    assert status.waiting.records == status.books.waiting == 1
+    assert status.counts.batches == 4
+    assert status.waiting.records == status.counts.waiting == 1
 
 
 def test_beside_a_driver_that_does_not_pause(tmp_path):
@@ -186,8 +186,8 @@ def test_beside_a_driver_that_does_not_pause(tmp_path):
         seen.append(read_status(tmp_path))
     driver.join()
     seen.append(read_status(tmp_path))
-    assert all(status.books.balanced for status in seen)
-    assert all(status.waiting.records == status.books.waiting for status in seen)
+    assert all(status.counts.balanced for status in seen)
+    assert all(status.waiting.records == status.counts.waiting for status in seen)
     done = [status.last_done for status in seen]
     assert done == sorted(done)
     assert done[-1] == 24

@@ -8,8 +8,8 @@ from worlds import Killed, anywhere, root_of
 
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import Plan
-from ackcore.spark.protocol.decide import with_rejection_reasons
-from ackcore.spark.protocol.suspects import (
+from ackcore.spark.engine.decide import with_rejection_reasons
+from ackcore.spark.engine.suspects import (
     failed_attempt,
     isolation_progress,
     rejections,
@@ -33,11 +33,11 @@ def test_a_crashing_record_is_found_and_rejected(world):
         return None
 
     world.behaves = behaves
-    progress, books = world.process(0, ["a", "poison", "b", "venom"])
+    progress, counts = world.process(0, ["a", "poison", "b", "venom"])
     assert world.rows == ["A", "B"]
     assert world.parked == ["poison", "venom"]
-    assert (progress.dead, books.acked) == (2, 2)
-    assert books.balanced
+    assert (progress.dead, counts.acked) == (2, 2)
+    assert counts.balanced
     last = world.runs[-1]
     key = last.key
     assert set(last.rejected) == {root_of(key, "lines", line, 0) for line in ("poison", "venom")}
@@ -64,9 +64,9 @@ def test_a_crashing_record_is_found_where_lists_lag(world, s3):
 
     s3.lagging = True
     world.behaves = behaves
-    progress, books = world.process(0, ["a", "poison", "b"])
+    progress, counts = world.process(0, ["a", "poison", "b"])
     assert world.parked == ["poison"]
-    assert (progress.dead, books.acked, books.balanced) == (1, 2, True)
+    assert (progress.dead, counts.acked, counts.balanced) == (1, 2, True)
     assert progress.runs == 6
 
 
@@ -102,8 +102,8 @@ def suspicious(world):
 def test_markers_of_a_dead_drivers_tasks_count_for_nothing(world, suspicious):
     # The plan on record has the suspects of the crash that was seen; what was in flight when the
     # driver died is not among them.
-    _, books = world.process(0, ["a", "b"])
-    assert (books.acked, books.dead) == (2, 0)
+    _, counts = world.process(0, ["a", "b"])
+    assert (counts.acked, counts.dead) == (2, 0)
     assert world.runs[-1].rejected == ()
 
 
@@ -111,8 +111,8 @@ def test_markers_of_a_dead_drivers_tasks_count_for_nothing(world, suspicious):
 def test_suspects_are_of_rows_that_are_kept(world, suspicious):
     """Suspects are run among the same rows, or not at all."""
     # The source is other rows now, as a bounded one may be; those of before are run.
-    _, books = world.process(0, ["c"])
-    assert (world.rows, books.acked) == (["A", "B"], 2)
+    _, counts = world.process(0, ["c"])
+    assert (world.rows, counts.acked) == (["A", "B"], 2)
     assert world.runs[-1].suspects
     assert not there(suspicious)
 
@@ -121,8 +121,8 @@ def test_suspects_are_of_rows_that_are_kept(world, suspicious):
 def test_suspects_are_forgotten_with_their_rows(world, suspicious):
     assert there(suspicious)
     remove_all(suspicious)
-    _, books = world.process(0, ["c"])
-    assert (world.rows, books.acked) == (["C"], 1)
+    _, counts = world.process(0, ["c"])
+    assert (world.rows, counts.acked) == (["C"], 1)
     assert world.runs[-1].careful
     assert world.runs[-1].suspects == ()
 

@@ -24,7 +24,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.dead_letters.store_of_checkpoint import store_of
-from ackcore.spark.protocol import act, batch, runs
+from ackcore.spark.engine import act, batch, runs
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile
 from ackcore.spark.sinks.parquet import to_parquet
@@ -95,7 +95,7 @@ class Story:
         for number in range(state.last_done + 1, 3):
             self.process(engine, number)
         self.flaky = ()
-        while engine.books.waiting:
+        while engine.counts.waiting:
             self.world.now_ms += 400_000
             engine.process(state.last_done + 1, [])
         self.after = self.snapshot()
@@ -119,9 +119,9 @@ class Story:
         assert sorted(row["line"].as_py() for row in dead) == ["poison", "venom"]
         state, engine = self.driver()  # whatever is there now, it opens
         with state:
-            books = engine.books
-        assert (books.records, books.acked, books.dead, books.waiting) == (7, 5, 2, 0)
-        assert books.balanced
+            counts = engine.counts
+        assert (counts.records, counts.acked, counts.dead, counts.waiting) == (7, 5, 2, 0)
+        assert counts.balanced
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 
 from ackcore import testing
-from ackcore.arrow.shown import text_of
+from ackcore._arrow.shown import text_of
 from ackcore.kafka import KafkaSpout
 from ackcore.retry import backoff_ms
 from ackcore.spark import RunFailed, dead_letters, run_batch, to_parquet
@@ -124,7 +124,7 @@ def lines(*texts):
     return {"lines": [{"line": text} for text in texts]}
 
 
-def test_outputs_deaths_attempts_and_books_are_plain():
+def test_outputs_deaths_attempts_and_counts_are_plain():
     ran = testing.run(words(Check()), lines("to be", "not flaky", "some poison"))
     assert sorted(row["word"] for row in ran.outputs["words"]) == ["be", "flaky", "not", "to"]
     assert ran.tables["words"].schema == WORD
@@ -133,9 +133,9 @@ def test_outputs_deaths_attempts_and_books_are_plain():
     assert (dead.error_type, dead.error_message) == ("Reject", "not for us")
     assert dead.payload == {"line": "some poison"}
     assert ran.attempts == {"lines": [1, 3, 1]}
-    books = ran.books
-    assert (books.records, books.acked, books.dead, books.waiting) == (3, 2, 1, 0)
-    assert books.balanced
+    counts = ran.counts
+    assert (counts.records, counts.acked, counts.dead, counts.waiting) == (3, 2, 1, 0)
+    assert counts.balanced
     assert [one.batch_id for one in ran.progress] == [0, 1, 2]
     # The second line is in the second task, at its first place; it waits as it would on Spark.
     waits = [backoff_ms("0-1-0", n, base_ms=100, cap_ms=300_000) for n in (1, 2)]
@@ -163,10 +163,10 @@ def test_it_is_printed_and_checked():
     untracked = dataclasses.replace(ran, untracked_failures=2)
     with pytest.raises(AssertionError, match="2 tuples failed that hang from no record"):
         untracked.check(dead=1)
-    account = dataclasses.replace(ran.books.spouts["lines"], acked=1, waiting=2)
-    books = dataclasses.replace(ran.books, spouts={"lines": account})
-    with pytest.raises(AssertionError, match="the books do not balance; 2 records wait"):
-        dataclasses.replace(ran, books=books).check(dead=1)
+    account = dataclasses.replace(ran.counts.spouts["lines"], acked=1, waiting=2)
+    counts = dataclasses.replace(ran.counts, spouts={"lines": account})
+    with pytest.raises(AssertionError, match="the counts do not balance; 2 records wait"):
+        dataclasses.replace(ran, counts=counts).check(dead=1)
 
 
 def test_the_same_again():
@@ -192,7 +192,7 @@ def test_no_rows():
     ran = testing.run(words(Check()), {"lines": []})
     assert ran.outputs == {"words": []}
     assert ran.attempts == {"lines": []}
-    assert ran.books.records == 0
+    assert ran.counts.records == 0
 
 
 @settings(max_examples=30)
@@ -212,7 +212,7 @@ def test_any_topology_does_what_the_model_does_whatever_dies(topology, values, k
     for name in topology.sinks:
         found = [tuple(row.values()) for row in ran.outputs[name]]
         assert collections.Counter(found) == kept.get(name, collections.Counter())
-    assert ran.books.acked == len(values) - len(failed)
+    assert ran.counts.acked == len(values) - len(failed)
     assert ran.attempts["spout"] == [
         topology.settings.max_attempts if record in failed else 1 for record in range(len(values))
     ]
@@ -225,7 +225,7 @@ def test_a_task_that_dies_runs_again_with_the_same_ids():
     died = testing.run(words(Check()), rows, kills={"check": 3})
     assert (died.kills, whole.kills) == (1, 0)
     assert died.outputs == whole.outputs
-    assert died.books == whole.books
+    assert died.counts == whole.counts
     assert died.attempts == {"lines": [1]}
     # Two words had been through, and what was in flight is run again; no bolt that dies cleans up.
     assert len(DONE) - done == done + 2
@@ -448,7 +448,7 @@ def _sent_to_workers():
 @pytest.mark.usefixtures("_sent_to_workers")
 @pytest.mark.parametrize("case", CASES)
 def test_spark_does_the_same(spark, tmp_path, case):
-    """Outputs, dead letters and books of one topology, run here and by `run_batch`."""
+    """Outputs, dead letters and counts of one topology, run here and by `run_batch`."""
     make, schema, rows = CASES[case]
     keywords = {"max_attempts": 3, "backoff_ms": 1, "parallelism": 2}
     source = testing.Source(schema)
@@ -472,7 +472,7 @@ def test_spark_does_the_same(spark, tmp_path, case):
     there = run_batch(builder.build(**keywords), spark, tmp_path / "checkpoint")
 
     # How many micro-batches its retries take goes by the clock.
-    assert here.books.spouts == there.spouts
+    assert here.counts.spouts == there.spouts
     letters = [row.asDict(True) for row in dead_letters(tmp_path / "checkpoint", spark).collect()]
     about = ("spout", "attempts", "component", "error_type", "error_message", "payload")
     assert counted({name: getattr(one, name) for name in about} for one in here.dead) == counted(

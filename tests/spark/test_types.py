@@ -56,8 +56,8 @@ def test_types_and_values_are_kept_at_every_depth(spark, tmp_path):
         return 1
 
     out, checkpoint = str(tmp_path / "out"), tmp_path / "cp"
-    books = guard(frame, check, "n int", to_parquet(out), checkpoint, max_dead_ratio=None)
-    assert (books.acked, books.dead) == (1, 1)
+    counts = guard(frame, check, "n int", to_parquet(out), checkpoint, max_dead_ratio=None)
+    assert (counts.acked, counts.dead) == (1, 1)
     want = list(map(repr, frame.orderBy("id").collect()))
     letters = dead_letters(checkpoint, spark).select("payload.*")
     assert list(map(repr, letters.collect())) == want[:1]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore import Entries
+from ackcore._arrow.shown import text_of
 from ackcore._shuffle import split_by_shard
-from ackcore.arrow.shown import text_of
 from ackcore.spark.base.reasons import (
     REASON_SCHEMA,
     earliest,

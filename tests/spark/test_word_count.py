@@ -142,7 +142,7 @@ def test_all_adds_up(spark, tmp_path, capsys):
     assert re.search(r"top words of acked lines\n to +name +4\n", said)
     assert re.search(r"lines\n acked +6\n dead +2\n all +8\n executed again +0\n", said)
     assert re.search(r"dead because of\n Reject: nobody knows what XXX is +2\n", said)
-    assert "the books balance: 6 acked + 2 dead = 8 lines" in said
+    assert "the counts balance: 6 acked + 2 dead = 8 lines" in said
     # It ended, and has nothing to do when it is run again; what differs is told.
     assert word_count.run(spark, tmp_path, [*texts[:-1], "to thar"]) == [
         "'thar' is in the sink 0 times, not 1",
@@ -239,7 +239,7 @@ def test_the_command_says_little_and_leaves_nothing(tmp_path):
     )
     assert ran.stderr == ""
     assert ran.returncode == 0
-    assert "the books balance: " in ran.stdout
+    assert "the counts balance: " in ran.stdout
     assert "ackcore status" not in ran.stdout  # its checkpoint is removed
     assert " = 3,000 lines" in ran.stdout
     assert len(ran.stdout.splitlines()) < 60
@@ -260,12 +260,12 @@ def test_a_run_that_nobody_killed_proves_nothing(tmp_path, monkeypatch, capsys, 
 
 @pytest.mark.faults
 def test_killed_at_random_points(tmp_path):
-    """The driver dies by kill -9 again and again, and the books balance in the end."""
+    """The driver dies by kill -9 again and again, and the counts balance in the end."""
     options = ["--lines", 20_000, "--kills", 4, "--directory", tmp_path]
     done = subprocess.run(
         command(*options), capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(re.search(r"killed (\d) times", done.stdout)[1]) >= 2
-    assert "the books balance" in done.stdout
+    assert "the counts balance" in done.stdout
     assert done.stdout.count(f"ackcore status {tmp_path / 'checkpoint'}; ") == 1

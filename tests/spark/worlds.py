@@ -17,10 +17,10 @@ import pytest
 from ackcore.spark.base.reasons import FAILED, Reasons
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, MESSAGE_ID, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.protocol import act
-from ackcore.spark.protocol.batch import Engine
-from ackcore.spark.protocol.jobs import Jobs
-from ackcore.spark.run.types import RunResult
+from ackcore.spark.engine import act
+from ackcore.spark.engine.batch import Engine
+from ackcore.spark.engine.jobs import Jobs
+from ackcore.spark.engine.types import RunResult
 from ackcore.spark.sinks.interface import read_accepted
 from ackcore.spark.stores.files import making_in, read_file
 from ackcore.spark.stores.opening import is_bucket
@@ -280,15 +280,15 @@ class World:
         inputs = [line if isinstance(line, tuple) else ("lines", line) for line in lines]
         with state:
             progress = engine.process(number, inputs)
-            return progress, engine.books
+            return progress, engine.counts
 
     def drain(self, number):
         """Run micro-batches without new rows until nothing waits."""
         for n in range(number, number + 100):
             self.now_ms += 400_000
-            _, books = self.process(n)
-            if not books.waiting:
-                return books
+            _, counts = self.process(n)
+            if not counts.waiting:
+                return counts
         raise AssertionError("records wait for ever")
 
     @property

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from results import emitted, failed, whys
 
-from ackcore.arrow.shown import text_of
+from ackcore._arrow.shown import text_of
 from ackcore.calls import Reject
 from ackcore.topology.components import BatchBolt
 from ackcore.topology.executors import executor_for

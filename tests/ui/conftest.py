@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checkpoints import with_dead_letters
 
 from ackcore.spark.checkpoint.progress_log import ProgressLog
-from ackcore.spark.protocol.progress import Percentiles, Progress
+from ackcore.spark.engine.progress import Percentiles, Progress
 from ackcore.ui.server import Server
 
 ATTACK = (

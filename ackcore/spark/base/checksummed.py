@@ -25,9 +25,9 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from ackcore._arrow import rebatched
 from ackcore._files.durable import sync_directory
 from ackcore._shuffle import fingerprint
-from ackcore.arrow import rebatched
 from ackcore.spark.base.atomic import write_file, writing
 from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackcore.arrow import rebatched
+from ackcore._arrow import rebatched
 from ackcore.spark.base.reasons import reason_column, reason_parts
 from ackcore.spark.base.schemas import (
     ATTEMPT,

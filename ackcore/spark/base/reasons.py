@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._arrow.shown import as_texts
 from ackcore._records import Int64s
-from ackcore.arrow.shown import as_texts
 from ackcore.spark.base.schemas import DUE_MS, REASON, REASON_TYPE, TRACKING, without_numbers
 from ackcore.topology.tuples import UNCOUNTED, UNIT, Reason
 

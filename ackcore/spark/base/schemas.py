@@ -38,7 +38,7 @@ TRACKING = pa.schema(
         pa.field(FIRST_MS, pa.int64(), nullable=False),
         pa.field(LAST_MS, pa.int64(), nullable=False),
         pa.field(REASON, REASON_TYPE, nullable=False),
-        # The number of replays as a dead letter.  The books count resolved replays, and `replay`
+        # The number of replays as a dead letter.  The counts count resolved replays, and `replay`
         # leaves out records that die repeatedly.
         pa.field(REPLAYED, pa.int32(), nullable=False),
     ]

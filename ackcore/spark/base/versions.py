@@ -21,8 +21,8 @@ from pyspark.sql import functions as sql
 from pyspark.sql.pandas import types as arrow_types
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType
 
+from ackcore._arrow import nullable_within
 from ackcore._records import Int64s
-from ackcore.arrow import nullable_within
 
 try:
     from py4j import protocol as py4j_errors  # type: ignore[import-untyped]

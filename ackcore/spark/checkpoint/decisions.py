@@ -86,7 +86,7 @@ class BatchDecision:
     totals: Mapping[str, Any] = field(default_factory=dict)
     #: The time of the plan, which `State.write_decision` sets.
     now_ms: int = 0
-    #: JSON values needed to read records of the run again: see `ackcore.spark.run.reread`.
+    #: JSON values needed to read records of the run again: see `ackcore.spark.engine.reread`.
     reread: Mapping[str, Any] = field(default_factory=dict)
     #: Rows of records that a sink refused, by spout, like ``dead``; recorded later (`refusals`).
     refused: Mapping[str, pa.Table] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ackcore.arrow import rebatched
+from ackcore._arrow import rebatched
 from ackcore.spark.base.checksummed import write_batches
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._arrow.json_rows import json_encoder
+from ackcore._arrow.shown import shown_rows
 from ackcore._records import Int64s
-from ackcore.arrow.json_rows import json_encoder
-from ackcore.arrow.shown import shown_rows
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letters import LETTER, TIME
 from ackcore.spark.dead_letters.files import Kind, LetterFile

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ackcore.arrow.shown import shown_rows
+from ackcore._arrow.shown import shown_rows
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.letters import LETTER, as_letters
 from ackcore.spark.base.message_headers import BATCH, PREFIX, ROW

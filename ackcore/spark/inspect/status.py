@@ -22,8 +22,8 @@ from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.dead_letters.checkpoints import Checkpoint, checkpoint_at
 from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint
+from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting
-from ackcore.spark.protocol.progress import Books, Progress
 from ackcore.spark.stores.opening import place_of
 
 #: How often what has changed meanwhile is read again.
@@ -110,7 +110,7 @@ class Status:
         The driver that holds the checkpoint, or held it last.
     epoch : int
         The number of times that drivers have opened it. The holder's epoch fences earlier drivers.
-    books : Books
+    counts : Counts
         The counts after the last finished micro-batch.
     last_done : int or None
         The number of that micro-batch.
@@ -134,7 +134,7 @@ class Status:
     ackcore: str
     holder: Holder | None
     epoch: int
-    books: Books
+    counts: Counts
     last_done: int | None
     under_way: UnderWay | None
     waiting: WaitingCounts
@@ -149,7 +149,7 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-compatible value."""
-        books = {**self.books.to_json(), "balanced": self.books.balanced}
+        counts = {**self.counts.to_json(), "balanced": self.counts.balanced}
         return {
             "checkpoint": self.checkpoint,
             "at_ms": self.at_ms,
@@ -159,7 +159,7 @@ class Status:
             "structure": self.structure,
             "holder": None if self.holder is None else self.holder._asdict(),
             "epoch": self.epoch,
-            "books": books,
+            "counts": counts,
             "last_done": self.last_done,
             "under_way": None if self.under_way is None else asdict(self.under_way),
             "waiting": asdict(self.waiting),
@@ -313,7 +313,7 @@ def _read(checkpoint: Checkpoint, now_ms: int, batches: int) -> dict[str, Any]:
         "ackcore": meta["ackcore"],
         "holder": checkpoint.holder(),
         "epoch": checkpoint.epoch(),
-        "books": Books() if done is None else Books.from_json(done.totals),
+        "counts": Counts() if done is None else Counts.from_json(done.totals),
         "last_done": last_done,
         "under_way": _under_way(records, cache, max(plans, default=-1), last_done),
         "waiting": WaitingCounts() if done is None else count_waiting(done.waiting, now_ms),

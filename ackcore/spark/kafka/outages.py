@@ -6,9 +6,9 @@ import re
 
 from ackcore.kafka.cluster import Cluster, ClusterFailed, Failure
 from ackcore.kafka.spout import KafkaSpout
+from ackcore.spark.engine.types import Obstacle
 from ackcore.spark.kafka.groups import Key
 from ackcore.spark.kafka.plans import OffsetPlan
-from ackcore.spark.run.types import Obstacle
 
 #: The time-out of a check whether Kafka answers, in seconds.
 _ASK_S = 5.0

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow import rebatched
 from ackcore._records import Int64s
-from ackcore.arrow import rebatched
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.kafka.reading import RangeReader
 from ackcore.kafka.settings import ClientSettings

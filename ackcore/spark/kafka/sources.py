@@ -15,12 +15,12 @@ from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.engine.types import InputFrame, Obstacle, Snapshot
 from ackcore.spark.kafka.groups import Teller, refuse_two_tellers
 from ackcore.spark.kafka.offsets import SpoutOffsets
 from ackcore.spark.kafka.outages import obstacle, unread_in
 from ackcore.spark.kafka.plans import OffsetPlan, records_in
 from ackcore.spark.kafka.reading import ReadOffsets
-from ackcore.spark.run.types import InputFrame, Obstacle, Snapshot
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")

@@ -8,8 +8,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from ackcore import _columns
+from ackcore._arrow import integers
 from ackcore._records import RESET, Int64s
-from ackcore.arrow import integers
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.reasons import NO_TIME, reasons_of
 from ackcore.spark.settle.wire import Events

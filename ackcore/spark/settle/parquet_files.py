@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from ackcore.arrow import is_text
+from ackcore._arrow import is_text
 
 #: The number of footers that the driver reads at a time; it mostly waits for storage.
 _LISTING_THREADS = 16

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from ackcore._arrow import STATUS_NAMES
 from ackcore._records import Settled
-from ackcore.arrow import STATUS_NAMES
 
 # For columns declared not null the JVM checks no rows.
 _ALWAYS, _TIMES = ("root_id", "marks", "val"), ("first_ms", "last_ms")

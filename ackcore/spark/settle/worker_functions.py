@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._arrow import entries_from_batch, entries_to_batch, settled_to_batch
 from ackcore._backend import Ledger
 from ackcore._records import OPEN, Entries, Int64s, Settled
 from ackcore._shuffle import sort_by_shard
-from ackcore.arrow import entries_from_batch, entries_to_batch, settled_to_batch
 from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import SHOWN_BEFORE, earliest, look_up, reasons_of
 from ackcore.spark.settle import wire

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
-from ackcore.arrow.shown import far_places, has_text, invalid_text
+from ackcore._arrow.shown import far_places, has_text, invalid_text
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.interface import Accepted, read_with_places
 from ackcore.spark.sinks.rejects import SinkRejects

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from ackcore._arrow.shown import shown_values
 from ackcore._records import Int32s, Int64s
-from ackcore.arrow.shown import shown_values
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import to_arrow
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore import ACK
-from ackcore.arrow import one_batch
+from ackcore._arrow import one_batch
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.tasks.exchange import Inbox
 from ackcore.spark.tasks.exchange_format import RECEIPTS, SETTLE, RootRuns, TupleBlob, origin_of

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow import bytes_before, end_within, offsets_of
 from ackcore._files.journal import Answered, Journal
 from ackcore._records import Int64s
-from ackcore.arrow import bytes_before, end_within, offsets_of
 from ackcore.ids import edge_ids
 from ackcore.spark.stores.object_journal import ObjectJournal
 from ackcore.spark.stores.opening import is_bucket, open_store

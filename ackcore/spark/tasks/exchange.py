@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow import offsets_of
 from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
-from ackcore.arrow import offsets_of
 from ackcore.spark.settle import wire
 from ackcore.spark.tasks.exchange_format import (
     HEAD,

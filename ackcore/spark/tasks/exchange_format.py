@@ -30,8 +30,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow import offsets_of
 from ackcore._records import Int32s, Int64s
-from ackcore.arrow import offsets_of
 from ackcore.spark.base.versions import from_arrow_schema
 
 TUPLES, LEDGER, RECEIPTS, TRAILER, RESULT = 1, 2, 3, 4, 5

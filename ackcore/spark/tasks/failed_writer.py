@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ackcore._arrow import one_batch, rebatched, take_rows
 from ackcore._records import Int32s, Int64s
-from ackcore.arrow import one_batch, rebatched, take_rows
 from ackcore.spark.base.checksummed import NamedByChecksum, batches_of, write_batches
 from ackcore.spark.base.letters import (
     GROUP_BYTES,

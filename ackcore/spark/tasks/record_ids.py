@@ -24,9 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._arrow import hash_columns
+from ackcore._arrow.shown import as_texts, shown_values
 from ackcore._records import Int32s, Int64s
-from ackcore.arrow import hash_columns
-from ackcore.arrow.shown import as_texts, shown_values
 from ackcore.ids import edge_ids, root_ids
 from ackcore.topology.tuples import Identity, Reason
 

@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ackcore._arrow import offsets_of
 from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
-from ackcore.arrow import offsets_of
 from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.stores.files import made_in, publish, read_file

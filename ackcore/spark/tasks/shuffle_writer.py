@@ -11,9 +11,9 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow import bytes_before, hash_columns, offsets_of, take_rows
 from ackcore._records import Int64s
 from ackcore._shuffle import pack_runs, split_by_shard
-from ackcore.arrow import bytes_before, hash_columns, offsets_of, take_rows
 from ackcore.ids import component_key, edge_ids
 from ackcore.spark.tasks.exchange import Outbox
 from ackcore.spark.tasks.exchange_format import RootRuns, untracked

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow import take_rows
 from ackcore._records import Int64s
-from ackcore.arrow import take_rows
 from ackcore.spark.tasks.failed_rows import READ_AGAIN
 from ackcore.spark.tasks.record_ids import RETRIES, SpoutSpec, stamps
 from ackcore.spark.tasks.row_files import among

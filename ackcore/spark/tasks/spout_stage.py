@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow import hash_columns, rebatched
 from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
-from ackcore.arrow import hash_columns, rebatched
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.reasons import BEHIND, killed_worker, null_message_id
 from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SpoutSpec

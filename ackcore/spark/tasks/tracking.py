@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ackcore._arrow import offsets_of, take_rows
 from ackcore._records import Int32s, Int64s
-from ackcore.arrow import offsets_of, take_rows
 from ackcore.topology.tuples import Identity
 
 Bools = npt.NDArray[np.bool_]

@@ -30,11 +30,11 @@ from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace, Step
 from ackcore.spark.base.versions import repartition_by_id
-from ackcore.spark.run.agreement import count_problems, file_problems, trailer_problems
-from ackcore.spark.run.collect import collected
-from ackcore.spark.run.reread import with_repeated_ids
-from ackcore.spark.run.setup import RunSetup, setup_on_spark
-from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.engine.agreement import count_problems, file_problems, trailer_problems
+from ackcore.spark.engine.collect import collected
+from ackcore.spark.engine.reread import with_repeated_ids
+from ackcore.spark.engine.setup import RunSetup, setup_on_spark
+from ackcore.spark.engine.types import InputFrame, RunPlan, RunResult
 from ackcore.spark.stores.files import read_run_table
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange import read_receipts

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ackcore._arrow.buffers import has_offsets, strings, valid_rows
 from ackcore._records import Int64s
 from ackcore._shuffle import gather_binary
-from ackcore.arrow.buffers import has_offsets, strings, valid_rows
 
 #: The bytes of a row besides its text or items; and those of a type without a known width.
 _OFFSET_BYTES, _OTHER_BYTES = 4, 16

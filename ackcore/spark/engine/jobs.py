@@ -11,11 +11,11 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.decisions import Plan
-from ackcore.spark.run.action import run
-from ackcore.spark.run.reread import find_keys, judge
-from ackcore.spark.run.setup import RunSetup, setup_on_spark
-from ackcore.spark.run.snapshot import load_snapshot, snapshot_inputs
-from ackcore.spark.run.types import InputFrame, Obstacle, RunPlan, RunResult
+from ackcore.spark.engine.action import run
+from ackcore.spark.engine.reread import find_keys, judge
+from ackcore.spark.engine.setup import RunSetup, setup_on_spark
+from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
+from ackcore.spark.engine.types import InputFrame, Obstacle, RunPlan, RunResult
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout

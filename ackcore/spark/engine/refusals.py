@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._arrow.hashing import hash_columns
+from ackcore._arrow.shown import shown_rows
 from ackcore._records import Int32s, Int64s
-from ackcore.arrow.hashing import hash_columns
-from ackcore.arrow.shown import shown_rows
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.sinks.interface import Accepted, read_with_roots

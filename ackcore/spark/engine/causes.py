@@ -1,7 +1,7 @@
 """The causes of deaths, for a log line and for the error when too many records died.
 
 A record dies: it is given up and becomes DEAD.  A run crashes: ``Plan.crashes`` counts that, and
-`ackcore.spark.protocol.suspects` finds the crashing records.
+`ackcore.spark.engine.suspects` finds the crashing records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ackcore.dead_limit import DeadLimit, Excess, TooManyDead
 from ackcore.spark.base.reasons import DEATHS, reason_parts
 from ackcore.spark.base.schemas import FIRST_MS, REASON
 from ackcore.spark.checkpoint.dead import dead_of
-from ackcore.spark.protocol.progress import Books
+from ackcore.spark.engine.progress import Counts
 
 _log = logging.getLogger("ackcore")
 
@@ -145,16 +145,16 @@ def warn_of_micro_batch(
 
 
 def close_run(
-    books: Books,
+    counts: Counts,
     reasons: Iterable[pa.Table],
     checkpoint: str | os.PathLike[str],
     limit: DeadLimit,
-) -> Books:
+) -> Counts:
     """Log the deaths of a run that has ended; raise if they exceed the limit.
 
     Parameters
     ----------
-    books : Books
+    counts : Counts
         The counts at the end.
     reasons : iterable of pyarrow.Table
         The reasons, in `DEATHS`, of the dead letters that were not replayed; read only if there
@@ -166,7 +166,7 @@ def close_run(
 
     Returns
     -------
-    Books
+    Counts
         The same counts.
 
     Raises
@@ -174,24 +174,24 @@ def close_run(
     TooManyDead
         If more records died than the limit allows.
     """
-    if not books.dead:
-        return books
+    if not counts.dead:
+        return counts
     # Not from the counts: a dead letter that was replayed twice may be ACKED twice.
     found = causes(reasons)
     died = sum(cause.deaths for cause in found)
     if not died:
-        return books
+        return counts
     told, look = _told(found), _look(checkpoint)
-    limit.ended(books.records - died, died)
+    limit.ended(counts.records - died, died)
     excess = limit.judge(1, since="")
     if excess is None:
-        _log.warning("%d of %s died: %s. %s", died, _records(books.records), told, look)
-        return books
+        _log.warning("%d of %s died: %s. %s", died, _records(counts.records), told, look)
+        return counts
     raise TooManyDead(
         f"{excess.message}: {told}. The run has ended and all of it is on record: {look}. When "
         "the cause is mended, ackcore.spark.replay() and another run_batch() send them through "
         f"again; {_WAYS_OUT[excess.limit]} lets such a run pass",
-        books,
+        counts,
         excess.limit,
         tuple(found),
     )
@@ -220,7 +220,7 @@ class StreamLimit:
     ----------
     limit : DeadLimit
         The limit, which has counted nothing yet.
-    before : Books
+    before : Counts
         The counts on record before this start.
     since_ms : int
         The time of this start, in milliseconds since 1970.
@@ -229,17 +229,17 @@ class StreamLimit:
     """
 
     def __init__(
-        self, limit: DeadLimit, before: Books, since_ms: int, checkpoint: str | os.PathLike[str]
+        self, limit: DeadLimit, before: Counts, since_ms: int, checkpoint: str | os.PathLike[str]
     ) -> None:
         self._limit = limit
-        self._last_books = before
+        self._last_counts = before
         self._since_ms = since_ms
         self._checkpoint = checkpoint
         self._last = ""
         #: The causes by micro-batch of the window; without a window, all since the start.
         self._causes: deque[tuple[Cause, ...]] = deque()
 
-    def after(self, number: int, dead: Mapping[str, pa.Table], books: Books) -> None:
+    def after(self, number: int, dead: Mapping[str, pa.Table], counts: Counts) -> None:
         """Check the limit after a finished micro-batch; log its deaths.
 
         Parameters
@@ -248,7 +248,7 @@ class StreamLimit:
             The number of the micro-batch.
         dead : mapping of str to pyarrow.Table
             The dead records of the micro-batch, by spout.
-        books : Books
+        counts : Counts
             The counts after the micro-batch.
 
         Raises
@@ -260,9 +260,9 @@ class StreamLimit:
         for table in _tracked(dead):
             first_ms: Int64s = table[FIRST_MS].to_numpy()
             new_dead += int((first_ms >= self._since_ms).sum())
-        before, self._last_books = self._last_books, books
+        before, self._last_counts = self._last_counts, counts
         found = tuple(causes(reason_counts(dead)))
-        left = self._limit.ended(books.acked - before.acked, books.dead - before.dead, new_dead)
+        left = self._limit.ended(counts.acked - before.acked, counts.dead - before.dead, new_dead)
         if self._limit.window is None:
             self._causes = deque([_added(*self._causes, found)])
         else:
@@ -271,11 +271,11 @@ class StreamLimit:
                 self._causes.popleft()
         if dead:
             self._last = f"in micro-batch {number} {_told(list(found))}"
-        self._end(self._limit.excess, books)
+        self._end(self._limit.excess, counts)
         if dead:
             warn_of_micro_batch(number, dead, self._checkpoint)
 
-    def at_end(self, books: Books) -> None:
+    def at_end(self, counts: Counts) -> None:
         """Check the limit when the stream has ended with its sources, even after few records.
 
         Raises
@@ -283,9 +283,9 @@ class StreamLimit:
         TooManyDead
             If more records died than the limit allows.
         """
-        self._end(self._limit.judge(1), books)
+        self._end(self._limit.judge(1), counts)
 
-    def _end(self, excess: Excess | None, books: Books) -> None:
+    def _end(self, excess: Excess | None, counts: Counts) -> None:
         if excess is None:
             return
         counted = _added(*self._causes)
@@ -295,7 +295,7 @@ class StreamLimit:
             "the cause is mended, start() on the same checkpoint goes on behind them, and "
             f"ackcore.spark.replay() sends them through again; {_WAYS_OUT[excess.limit]} lets such "
             "a stream run on",
-            books,
+            counts,
             excess.limit,
             counted,
         )

@@ -26,8 +26,8 @@ from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.dead import Dead, DeadPart
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, nonacked_of
 from ackcore.spark.checkpoint.segments import untried_in
-from ackcore.spark.protocol.progress import Account
-from ackcore.spark.run.types import RunResult
+from ackcore.spark.engine.progress import Account
+from ackcore.spark.engine.types import RunResult
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.results import INLINE_BYTES
 from ackcore.spark.tasks.row_files import (

@@ -14,8 +14,8 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import Refusal
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.protocol.insist import Calls, Failed, Pause
-from ackcore.spark.protocol.refusals import blames_a_row, isolate, refused_rows, without_refused
+from ackcore.spark.engine.insist import Calls, Failed, Pause
+from ackcore.spark.engine.refusals import blames_a_row, isolate, refused_rows, without_refused
 from ackcore.spark.sinks.interface import Accepted, AcceptedFile, write_sink
 from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects
 from ackcore.spark.tasks.row_files import damage_in

@@ -10,9 +10,9 @@ from pyspark.errors import AnalysisException, PySparkException
 from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.base.versions import Py4JError
 from ackcore.spark.checkpoint.decisions import Plan
-from ackcore.spark.protocol.decide import Disagreement
-from ackcore.spark.protocol.insist import Stopped
-from ackcore.spark.run.collect import ResultsTooLarge
+from ackcore.spark.engine.collect import ResultsTooLarge
+from ackcore.spark.engine.decide import Disagreement
+from ackcore.spark.engine.insist import Stopped
 
 #: Errors of a run that another run may not have.
 _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)

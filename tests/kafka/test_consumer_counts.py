@@ -1,4 +1,4 @@
-"""The books that a consumer's runs are held to are seen red, each check by a forged history."""
+"""The counts that a consumer's runs are held to are seen red, each check by a forged history."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
-from consumer_books import Books, Effects
+from consumer_counts import Counts, Effects
 
 from ackcore import OffsetTracker
 from ackcore.kafka import KafkaRecord
@@ -58,9 +58,9 @@ class History:
 
     def __init__(self, directory):
         self.server = Server()
-        self.books = Books(self.server, directory, partitions=2)
-        self.books.produce(20)
-        self.effects = Effects(self.books.file)
+        self.counts = Counts(self.server, directory, partitions=2)
+        self.counts.produce(20)
+        self.effects = Effects(self.counts.file)
         self.effects.note_commits(self)
         for partition in range(2):
             self.begin(partition)
@@ -92,10 +92,10 @@ class History:
 
     def check(self, most_again=math.inf):
         """All of it, as a run does."""
-        self.books.check_commits()
-        self.books.wait_for_the_end(0.0)
-        poison = {self.books.delivered[partition, POISON] for partition in range(2)}
-        return self.books.check_complete(most_again, poison)
+        self.counts.check_commits()
+        self.counts.wait_for_the_end(0.0)
+        poison = {self.counts.delivered[partition, POISON] for partition in range(2)}
+        return self.counts.check_complete(most_again, poison)
 
 
 def said(partition, done):
@@ -125,32 +125,32 @@ def without(kind, *numbers):
     def forge(history):
         line = kind + b" %d %d %d " % numbers
         kept = [each for each in lines_of(history) if not each.startswith(line)]
-        history.books.file.write_bytes(b"".join(kept))
+        history.counts.file.write_bytes(b"".join(kept))
 
     return forge
 
 
 def lines_of(history):
-    return history.books.file.read_bytes().splitlines(keepends=True)
+    return history.counts.file.read_bytes().splitlines(keepends=True)
 
 
 def first_commits_last(history):
     lines = lines_of(history)
     commits = [line for line in lines if line.startswith(b"commit 1 ")]
     others = [line for line in lines if line not in commits]
-    history.books.file.write_bytes(b"".join(others + commits[1::-1]))
+    history.counts.file.write_bytes(b"".join(others + commits[1::-1]))
 
 
 def goes_back(history):
-    history.books.check_commits()
+    history.counts.check_commits()
     history.server.group[1] = said(1, range(5))
 
 
 def lost(history):
     """Committed over as if it were a gap, which what was delivered is not."""
     history.check()
-    history.books.check_commits = history.books.wait_for_the_end = lambda *_: None
-    history.books.delivered[0, 10] = b"20"
+    history.counts.check_commits = history.counts.wait_for_the_end = lambda *_: None
+    history.counts.delivered[0, 10] = b"20"
 
 
 FORGERIES = {

@@ -10,7 +10,7 @@ import json
 import random
 from hashlib import blake2b
 
-import books
+import counts
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
@@ -156,7 +156,7 @@ class History:
     # What forgeries do.
 
     def edit_manifest(self, n, change):
-        body = books.read_record(self.manifest(n))
+        body = counts.read_record(self.manifest(n))
         change(body)
         write_record(self.manifest(n), body)
 
@@ -188,7 +188,7 @@ class History:
         self.edit_manifest(self.number - 1, change)
 
     def expected(self, **more):
-        return books.Expected(
+        return counts.Expected(
             self.records,
             rows_of,
             dead=lambda n: n in self.poison,
@@ -199,25 +199,25 @@ class History:
         )
 
     def read(self):
-        return books.read(self.root.parent, self.sink)
+        return counts.read(self.root.parent, self.sink)
 
 
 def problems(history, **arguments):
-    return books.check(history.read(), history.expected(), **arguments)
+    return counts.check(history.read(), history.expected(), **arguments)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_honest_books_balance(tmp_path, seed):
+def test_honest_counts_balance(tmp_path, seed):
     whole = History(tmp_path / "whole", seed)
     assert problems(whole) == []
     before = None
     for stop in range(1, whole.number):
         part = History(tmp_path / str(stop), seed, stop)
         found = part.read()
-        assert books.check(found, part.expected(), finished=False) == []
-        assert before is None or books.check_since(before, found) == []
+        assert counts.check(found, part.expected(), finished=False) == []
+        assert before is None or counts.check_since(before, found) == []
         before = found
-    assert books.check_since(before, whole.read()) == []
+    assert counts.check_since(before, whole.read()) == []
 
 
 def edited(method, change, *arguments):
@@ -305,19 +305,19 @@ FORGERIES = {
         lambda h: h.edit_waiting([{**h.tracked(1, 1), "text": "forged"}]),
         "waiting with another payload",
     ),
-    # The query's own books.
-    "one ACKED too many": (lambda h: h.edit_totals(acked=1), "the books do not add up"),
-    "acked for dead": (lambda h: h.edit_totals(acked=-1, dead=1), "are dead by the books"),
+    # The query's own counts.
+    "one ACKED too many": (lambda h: h.edit_totals(acked=1), "the counts do not add up"),
+    "acked for dead": (lambda h: h.edit_totals(acked=-1, dead=1), "are dead by the counts"),
     "silent ones forgotten": (
         lambda h: h.edit_totals(records=-9, acked=-9),
-        "were read by the books",
+        "were read by the counts",
     ),
     "more than there are": (lambda h: h.edit_totals(records=1, acked=1), "the source has"),
     "ACKED without rows": (
         lambda h: h.edit_totals(acked=-50, records=-50),
-        "are ACKED by the books",
+        "are ACKED by the counts",
     ),
-    "one waits by the books": (lambda h: h.edit_totals(waiting=1), "wait by the books"),
+    "one waits by the counts": (lambda h: h.edit_totals(waiting=1), "wait by the counts"),
     # The protocol.
     "no plan": (
         lambda h: (h.root / f"batches/{h.number - 1}.plan").unlink(),
@@ -349,9 +349,9 @@ def test_rows_of_two_executions_are_found(tmp_path):
         rows = [{**row, "run": "first"} for row in pq.ParquetFile(file).read().to_pylist()]
         pq.write_table(pa.Table.from_pylist(rows), file)
     expected = history.expected(tag="run")
-    assert books.check(history.read(), expected) == []
+    assert counts.check(history.read(), expected) == []
     history.edit_sink(lambda rows: [{**rows[0], "run": "second"}, *rows[1:]])
-    (problem,) = books.check(history.read(), expected)
+    (problem,) = counts.check(history.read(), expected)
     assert problem == "in the sink from more than one execution: 1 (0)"
 
 
@@ -384,12 +384,12 @@ def test_what_changes_after_it_was_recorded_is_found(tmp_path, forge, message):
     history = History(tmp_path, 5, 3)
     history.write_letters(2, [history.letter(2, 2, 3)])
     before = history.read()
-    assert books.check_since(before, history.read()) == []
+    assert counts.check_since(before, history.read()) == []
     # The sink's oldest micro-batch counts as long as its mark is there.
     write_record(history.root / "batches/0.done", {"number": 0})
     before = history.read()
     forge(history)
-    assert any(message in problem for problem in books.check_since(before, history.read()))
+    assert any(message in problem for problem in counts.check_since(before, history.read()))
 
 
 @pytest.mark.parametrize("pattern", ["batches/*.plan", "batches/*.decision", "state/*.arrow"])
@@ -397,5 +397,5 @@ def test_damage_is_noticed(tmp_path, pattern):
     history = History(tmp_path, 4, 2)
     (file, *_) = sorted(history.root.glob(pattern), reverse=True)
     file.write_bytes(file.read_bytes()[:-40] + b"x" * 40)
-    with pytest.raises(books.Damaged):
+    with pytest.raises(counts.Damaged):
         history.read()

@@ -12,7 +12,7 @@ mark    record that the micro-batch is done
 
 When the driver dies, the next driver continues after the last recorded step.  A run that crashed
 adds to the plan: the number of crashes, suspects, rejected records and time-outs.  A decision is
-never made a second time.  Run and check are in `ackcore.spark.protocol.runs`.
+never made a second time.  Run and check are in `ackcore.spark.engine.runs`.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from ackcore.spark.base.interrupts import RunCancelled
 from ackcore.spark.base.schemas import FIRST_MS
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.protocol.act import DeadLetterWriter, ask_sinks, park_dead
-from ackcore.spark.protocol.decide import BatchOutcome
-from ackcore.spark.protocol.insist import Calls, Pause, Stopped
-from ackcore.spark.protocol.jobs import Jobs, PlannedRows
-from ackcore.spark.protocol.progress import (
+from ackcore.spark.engine.act import DeadLetterWriter, ask_sinks, park_dead
+from ackcore.spark.engine.decide import BatchOutcome
+from ackcore.spark.engine.insist import Calls, Pause, Stopped
+from ackcore.spark.engine.jobs import Jobs, PlannedRows
+from ackcore.spark.engine.progress import (
     Account,
-    Books,
+    Counts,
     Progress,
     Stopwatch,
     percentiles,
 )
-from ackcore.spark.protocol.refusals import refused_roots, unanchored
-from ackcore.spark.protocol.runs import Runs
-from ackcore.spark.protocol.suspects import careful_if_needed, count_crash
-from ackcore.spark.run.types import InputFrame
+from ackcore.spark.engine.refusals import refused_roots, unanchored
+from ackcore.spark.engine.runs import Runs
+from ackcore.spark.engine.suspects import careful_if_needed, count_crash
+from ackcore.spark.engine.types import InputFrame
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
@@ -137,10 +137,10 @@ class Engine:
     # --------------------------------------------------------------------------- recorded state
 
     @property
-    def books(self) -> Books:
+    def counts(self) -> Counts:
         """The counts after the last micro-batch that is done."""
         last = self.state.last_done
-        return Books() if last is None else self._books_after(last)
+        return Counts() if last is None else self._counts_after(last)
 
     @property
     def next_due_ms(self) -> int | None:
@@ -149,9 +149,9 @@ class Engine:
         decision = None if last is None else self.state.decision(last)
         return None if decision is None else decision.waiting.next_due_ms
 
-    def _books_after(self, number: int) -> Books:
+    def _counts_after(self, number: int) -> Counts:
         decision = self.state.decision(number)
-        return Books() if decision is None else Books.from_json(decision.totals)
+        return Counts() if decision is None else Counts.from_json(decision.totals)
 
     # ----------------------------------------------------------------------------- the protocol
 
@@ -268,7 +268,7 @@ class Engine:
         return replace(plan, max_retries=most).without_suspects()
 
     def _record_decision(self, plan: Plan, outcome: BatchOutcome) -> BatchDecision:
-        before = Books() if plan.parent is None else self._books_after(plan.parent)
+        before = Counts() if plan.parent is None else self._counts_after(plan.parent)
         decision = self.state.write_decision(
             replace(
                 outcome.decision,
@@ -321,7 +321,7 @@ class Engine:
         counts = dict(decision.counts)
         for name, sign in (("acked", -1), ("failed", 1), ("dead", 1)):
             counts[name] += sign * sum(map(len, dead.values()))
-        totals = Books.from_json(decision.totals).corrected(changes).to_json()
+        totals = Counts.from_json(decision.totals).corrected(changes).to_json()
         decision = self.state.close_refusals(decision, dead, counts, totals)
         failpoint("refusals-closed", number)
         return decision

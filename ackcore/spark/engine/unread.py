@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ackcore.retry import capped_doubling
 from ackcore.spark.checkpoint.decisions import Plan
-from ackcore.spark.run.types import Obstacle
+from ackcore.spark.engine.types import Obstacle
 
 _log = logging.getLogger("ackcore")
 

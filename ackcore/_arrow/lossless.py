@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackcore.arrow.shown import shown_values
+from ackcore._arrow.shown import shown_values
 
 #: Types of values that fit a column type without loss, or that Arrow itself refuses.
 _FIT: tuple[tuple[tuple[str, ...], frozenset[type]], ...] = (

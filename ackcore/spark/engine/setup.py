@@ -14,7 +14,7 @@ from ackcore.spark.base.determinism import has_fixed_order, has_fixed_rows
 from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.sources import emitted_schema, source_schema
 from ackcore.spark.base.versions import to_arrow_schema
-from ackcore.spark.run.types import InputFrame, RunPlan
+from ackcore.spark.engine.types import InputFrame, RunPlan
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.record_ids import Refused, SpoutSpec, Tried
 from ackcore.spark.tasks.retry_stage import Slice

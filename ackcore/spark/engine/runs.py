@@ -19,8 +19,8 @@ from itertools import count
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from ackcore._arrow import rebatched
 from ackcore._records import Int64s
-from ackcore.arrow import rebatched
 from ackcore.ids import spout_key
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.clocks import Clock
@@ -32,7 +32,8 @@ from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import ids_in
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.protocol.decide import (
+from ackcore.spark.engine.collect import ResultsTooLarge
+from ackcore.spark.engine.decide import (
     BatchOutcome,
     Disagreement,
     check_agreement,
@@ -43,13 +44,13 @@ from ackcore.spark.protocol.decide import (
     rules_of,
     with_rejection_reasons,
 )
-from ackcore.spark.protocol.given_up import given_up, stopped, worth_another_run, wrong_value
-from ackcore.spark.protocol.insist import Pause
-from ackcore.spark.protocol.jobs import Jobs, OfRun, P, PlannedRows, R
-from ackcore.spark.protocol.key_order import Ordering, held_back
-from ackcore.spark.protocol.outcomes import with_outcomes
-from ackcore.spark.protocol.progress import Stopwatch, warn_of_failures
-from ackcore.spark.protocol.suspects import (
+from ackcore.spark.engine.given_up import given_up, stopped, worth_another_run, wrong_value
+from ackcore.spark.engine.insist import Pause
+from ackcore.spark.engine.jobs import Jobs, OfRun, P, PlannedRows, R
+from ackcore.spark.engine.key_order import Ordering, held_back
+from ackcore.spark.engine.outcomes import with_outcomes
+from ackcore.spark.engine.progress import Stopwatch, warn_of_failures
+from ackcore.spark.engine.suspects import (
     count_crash,
     crashes_logged,
     failed_attempt,
@@ -57,9 +58,8 @@ from ackcore.spark.protocol.suspects import (
     rejections,
     update_suspects,
 )
-from ackcore.spark.protocol.unread import Outage, RowsMissing
-from ackcore.spark.run.collect import ResultsTooLarge
-from ackcore.spark.run.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.engine.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.engine.unread import Outage, RowsMissing
 from ackcore.spark.stores.files import remove_all
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed

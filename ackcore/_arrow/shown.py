@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore._arrow.buffers import is_text
 from ackcore._records import Int64s
-from ackcore.arrow.buffers import is_text
 
 #: The first year that both Arrow and Python can format, and the year after the last.
 _YEARS = ("0001", "10000")

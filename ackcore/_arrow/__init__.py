@@ -9,11 +9,11 @@ A ledger reads Arrow arrays itself; this package adds functions for batches of t
 - `buffers`: Arrow's buffers as numpy arrays.
 """
 
-from ackcore.arrow.batches import bytes_before, end_within, one_batch, rebatched, take_rows
-from ackcore.arrow.buffers import is_text, offsets_of
-from ackcore.arrow.hashing import hash_columns
-from ackcore.arrow.lossless import array_of, as_mapping, cast, short_repr
-from ackcore.arrow.tables import (
+from ackcore._arrow.batches import bytes_before, end_within, one_batch, rebatched, take_rows
+from ackcore._arrow.buffers import is_text, offsets_of
+from ackcore._arrow.hashing import hash_columns
+from ackcore._arrow.lossless import array_of, as_mapping, cast, short_repr
+from ackcore._arrow.tables import (
     ENTRY_SCHEMA,
     STATUS_NAMES,
     entries_from_batch,

@@ -1,4 +1,4 @@
-"""The books of a finished or a killed query, from what it left on disk and from nothing else.
+"""The counts of a finished or a killed query, from what it left on disk and from nothing else.
 
 Nothing of ackcore is imported here: the checkpoint's JSON and Arrow, the dead letters and the
 sink's Parquet are read as any other program would, and compared with a model in plain Python of
@@ -269,7 +269,7 @@ class _Problems(list[str]):
 
 
 def check(found: Found, expected: Expected, *, finished: bool = True) -> list[str]:
-    """Return what is wrong; nothing if the books balance.
+    """Return what is wrong; nothing if the counts balance.
 
     Parameters
     ----------
@@ -386,35 +386,41 @@ def _plain(row: Mapping[str, Any], tag: str | None) -> tuple[Any, ...]:
 
 
 def _check_totals(problems: _Problems, found: Found, expected: Expected, finished: bool) -> None:
-    """The books that the query keeps are those of the files."""
+    """The counts that the query keeps are those of the files."""
     if not found.totals:
         if finished:
-            problems.append("no books were kept")
+            problems.append("no counts were kept")
         return
     totals = found.totals
     records, acked = totals["records"], totals["acked"]
     last = found.last
     assert last is not None
     if totals["waiting"] != len(found.waiting):
-        problems.append(f"{totals['waiting']} wait by the books, {len(found.waiting)} by the files")
+        problems.append(
+            f"{totals['waiting']} wait by the counts, {len(found.waiting)} by the files"
+        )
     if last.done and totals["dead"] != len(found.dead):
-        problems.append(f"{totals['dead']} are dead by the books, {len(found.dead)} by the letters")
+        problems.append(
+            f"{totals['dead']} are dead by the counts, {len(found.dead)} by the letters"
+        )
     if records != acked + totals["waiting"] + totals["dead"]:
-        problems.append(f"the books do not add up: {totals}")
+        problems.append(f"the counts do not add up: {totals}")
     if records > len(expected.records):
-        problems.append(f"{records} were read by the books, the source has {len(expected.records)}")
+        problems.append(
+            f"{records} were read by the counts, the source has {len(expected.records)}"
+        )
     if last.done:
         present = {row[expected.key] for written in found.written.values() for row in written}
         silent = [key for key, p in expected.records.items() if not expected.rows(p)]
         if not len(present) <= acked <= len(present) + len(silent):
             problems.append(
-                f"{acked} are ACKED by the books; {len(present)} have rows, {len(silent)} have none"
+                f"{acked} ACKED by the counts; {len(present)} have rows, {len(silent)} have none"
             )
     if finished:
         problems.say("still waiting", [h.key for h in found.waiting])
         if records != len(expected.records):
             problems.append(
-                f"{records} were read by the books, the source has {len(expected.records)}"
+                f"{records} were read by the counts, the source has {len(expected.records)}"
             )
         dead = {h.key for h in found.dead}
         problems.say(
@@ -442,7 +448,7 @@ def check_since(before: Found, after: Found) -> list[str]:
     problems.say("dead letters have gone", gone)
     for name in ("records", "acked", "dead"):
         if before.totals.get(name, 0) > after.totals.get(name, 0):
-            problems.append(f"{name}: the books went back from {before.totals[name]}")
+            problems.append(f"{name}: the counts went back from {before.totals[name]}")
     return problems
 
 

@@ -1,7 +1,7 @@
 """Rules for a consumer's runs: nothing lost, nothing committed that was not done, and done
 again only what no commit that arrived had said.
 
-N1 to N8 are those of C.2 in our notes on offsets; test_consumer_books.py shows each of them red.
+N1 to N8 are those of C.2 in our notes on offsets; test_consumer_counts.py shows each of them red.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ackcore.kafka import Consumer
 from ackcore.offsets import decode_metadata
 
 
-class Books:
+class Counts:
     """The records produced to one topic and group, and all their effects.
 
     Effects are appended to a file, each by one write: none is lost with its process.
@@ -223,15 +223,15 @@ class Effects:
 QUICK = {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 100, "fetch.wait.max.ms": 20}
 
 
-def by_hand(books):
+def by_hand(counts):
     """All partitions, for whoever begins again: a mock's group would wait for who was before."""
-    return {"partitions": [(books.topic, one) for one in range(books.partitions)]}
+    return {"partitions": [(counts.topic, one) for one in range(counts.partitions)]}
 
 
 @contextmanager
-def consuming(books, **arguments):
-    with closing(Effects(books.file)) as noted:
-        consumer = consumer_of(books, **arguments)
+def consuming(counts, **arguments):
+    with closing(Effects(counts.file)) as noted:
+        consumer = consumer_of(counts, **arguments)
         noted.note_commits(consumer)
         try:
             yield consumer
@@ -239,20 +239,20 @@ def consuming(books, **arguments):
             consumer.close(0.0)
 
 
-def consumer_of(books, **arguments):
+def consumer_of(counts, **arguments):
     arguments = {
-        "dead_letters": books.dead_topic,
+        "dead_letters": counts.dead_topic,
         "backoff_ms": 20,
         "max_backoff_ms": 50,
         "commit_interval_s": 0.05,
         **arguments,
     }
     options = {**QUICK, **arguments.pop("options", {})}
-    topics = None if "partitions" in arguments else arguments.pop("topics", books.topic)
+    topics = None if "partitions" in arguments else arguments.pop("topics", counts.topic)
     return Consumer(
         topics,
-        bootstrap_servers=books.server.bootstrap_servers,
-        group_id=books.group,
+        bootstrap_servers=counts.server.bootstrap_servers,
+        group_id=counts.group,
         options={n: of for n, of in options.items() if of is not None},
         **arguments,
     )
@@ -270,8 +270,8 @@ def work(consumer, effects, may_fail=lambda record: None):
 
 
 @contextmanager
-def workers(consumer, books, n=3, may_fail=lambda record: None):
-    effects = Effects(books.file)
+def workers(consumer, counts, n=3, may_fail=lambda record: None):
+    effects = Effects(counts.file)
     threads = [threading.Thread(target=work, args=(consumer, effects, may_fail)) for _ in range(n)]
     for thread in threads:
         thread.start()

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ackcore.spark.base.traces import RecordTrace
 
 if TYPE_CHECKING:
-    from ackcore.spark.run.types import RunResult
+    from ackcore.spark.engine.types import RunResult
 
 _log = logging.getLogger("ackcore")
 
@@ -63,7 +63,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class Counts:
     """The counts of a query's records since its checkpoint was made.
 
     Parameters
@@ -120,7 +120,7 @@ class Books:
         """Whether ``records + replayed == acked + waiting + dead``, spout by spout."""
         return all(account.balanced for account in self.spouts.values())
 
-    def after(self, changes: Mapping[str, Account]) -> Books:
+    def after(self, changes: Mapping[str, Account]) -> Counts:
         """Return the counts after one more micro-batch; its ``waiting`` replaces the old one."""
         spouts = dict(self.spouts)
         for name, change in changes.items():
@@ -130,9 +130,9 @@ class Books:
                 for each in fields(Account)
             }
             spouts[name] = Account(**{**sums, "waiting": change.waiting})
-        return Books(self.batches + 1, spouts)
+        return Counts(self.batches + 1, spouts)
 
-    def corrected(self, changes: Mapping[str, Account]) -> Books:
+    def corrected(self, changes: Mapping[str, Account]) -> Counts:
         """Return the counts of the same micro-batch with the outcomes of some records changed."""
         changed = {
             name: replace(change, waiting=self.spouts[name].waiting)
@@ -148,7 +148,7 @@ class Books:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Books:
+    def from_json(cls, found: Mapping[str, Any]) -> Counts:
         """Return the counts from a checkpoint; an empty mapping gives the initial counts."""
         spouts = found.get("spouts", {})
         return cls(

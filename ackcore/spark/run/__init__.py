@@ -1,1 +1,0 @@
-"""One run of a micro-batch: one Spark action, and the check that its results agree."""
