@@ -197,8 +197,8 @@ def run(spark: SparkSession, directory: Path, texts: Sequence[str]) -> list[str]
     if not wrong:
         print(
             f"the counts balance: {counts.acked:,} acked + {counts.dead:,} dead = "
-            f"{counts.records:,} lines, and the sink has every word of the acked ones, as often as plain Python "
-            "counts it"
+            f"{counts.records:,} lines, and the sink has every word of the acked ones, as often as "
+            "plain Python counts it"
         )
     return wrong
 

@@ -1,8 +1,8 @@
 """The metrics of a query, independent of the exporter: names, kinds, units and values.
 
 Counters are those of `Counts`, since the checkpoint was made: they continue when a query is
-started again. ``messaging.*`` are metrics and attributes of OpenTelemetry's semantic conventions for
-messaging (1.38, in development there). Other names begin with ``ackcore.``.
+started again. ``messaging.*`` are metrics and attributes of OpenTelemetry's semantic conventions
+for messaging (1.38, in development there). Other names begin with ``ackcore.``.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ FORGERIES = {
     "more than there are": (lambda h: h.edit_totals(records=1, acked=1), "the source has"),
     "ACKED without rows": (
         lambda h: h.edit_totals(acked=-50, records=-50),
-        "are ACKED by the counts",
+        "ACKED by the counts",
     ),
     "one waits by the counts": (lambda h: h.edit_totals(waiting=1), "wait by the counts"),
     # The protocol.
