@@ -90,7 +90,7 @@ def topology(spout, sink, other=None, far=False, **settings):
         builder.bolt("files_too", Lines()).shuffle("files")
         builder.sink("files_too", sink, name="of_files")
     builder.sink("take", sink)
-    return builder.build(**{"backoff_ms": 50, "max_attempts": 3, "parallelism": 2, **settings})
+    return builder.build(**{"backoff_s": 0.05, "max_attempts": 3, "parallelism": 2, **settings})
 
 
 class Lines(BasicBolt):
@@ -387,7 +387,7 @@ def test_a_group_is_told_of_holes(spark, mock_kafka, checkpoint, kept, running):
     """Waiting records hold the offset back, and records done above it are in the metadata."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b", b"bad", b"c"])
-    it = topology(source(mock_kafka, "t"), kept, backoff_ms=3_600_000, max_backoff_ms=3_600_000)
+    it = topology(source(mock_kafka, "t"), kept, backoff_s=3600.0, max_backoff_s=3600.0)
     on = running(it, spark, checkpoint)
     until(lambda: on.progress is not None and on.progress.acked, on)
     offset, metadata = mock_kafka.committed("g", "t")
@@ -403,7 +403,7 @@ def test_attempts_that_a_group_knows_of_go_on(spark, mock_kafka, tmp_path, kept,
     """A new checkpoint begins with the group's holes, which have had one attempt each."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"flaky", b"b", b"bad"])
-    hour = {"backoff_ms": 3_600_000, "max_backoff_ms": 3_600_000}
+    hour = {"backoff_s": 3600.0, "max_backoff_s": 3600.0}
     on = running(topology(source(mock_kafka, "t"), kept, **hour), spark, tmp_path / "one")
     until(lambda: on.progress is not None and on.progress.acked, on)
     on.stop()

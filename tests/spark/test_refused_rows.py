@@ -560,7 +560,7 @@ def ordered():
     def ordered(world):
         """Return its topology with an order."""
         builder.sink("upper", world)
-        return builder.build(backoff_ms=10_000, **world.settings)
+        return builder.build(backoff_s=10.0, **world.settings)
 
     return ordered
 

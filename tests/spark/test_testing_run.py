@@ -117,7 +117,7 @@ def words(bolt, source=None, **keywords):
     builder.bolt("split", Split()).shuffle("lines")
     builder.bolt("check", bolt).fields("split", "word")
     builder.sink("check", nothing, name="words")
-    return builder.build(**{"max_attempts": 5, "backoff_ms": 100, **keywords})
+    return builder.build(**{"max_attempts": 5, "backoff_s": 0.1, **keywords})
 
 
 def lines(*texts):
@@ -450,7 +450,7 @@ def _sent_to_workers():
 def test_spark_does_the_same(spark, tmp_path, case):
     """Outputs, dead letters and counts of one topology, run here and by `run_batch`."""
     make, schema, rows = CASES[case]
-    keywords = {"max_attempts": 3, "backoff_ms": 1, "parallelism": 2}
+    keywords = {"max_attempts": 3, "backoff_s": 0.001, "parallelism": 2}
     source = testing.Source(schema)
     topology = make(Check(), source, **keywords) if make is words else make(source, **keywords)
     here = testing.run(topology, {"lines": rows})

@@ -131,8 +131,8 @@ def test_what_a_record_waits_for(spark, tmp_path, running, folder):
         folder.stream,
         lambda frame, number: None,
         trace_per_million=1_000_000,
-        backoff_ms=3_600_000,
-        max_backoff_ms=3_600_000,
+        backoff_s=3600.0,
+        max_backoff_s=3600.0,
     )
     folder.add("a")
     folder.add("bad")

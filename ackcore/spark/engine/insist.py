@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
-from ackcore.retry import capped_doubling
+from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import (
     CheckpointCorrupt,
@@ -157,7 +157,8 @@ class Calls:
                     f"with {said}. What is decided is recorded: when the cause is gone, start "
                     f"again on the same checkpoint, and it goes on there{hint}"
                 ) from error
-            waits = capped_doubling(settings.sink_backoff_ms, attempt, settings.max_backoff_ms)
+            sink_ms, most_ms = whole_ms(settings.sink_backoff_s), whole_ms(settings.max_backoff_s)
+            waits = capped_doubling(sink_ms, attempt, most_ms)
             _log.warning(
                 "%s failed with micro-batch %d, attempt %d of %d, again in %.1f s: %s",
                 what,
