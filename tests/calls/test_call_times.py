@@ -77,7 +77,7 @@ def test_the_time_in_which_nobody_looks_does_not_count():
         for outcome in calls.run(items()):
             assert outcome.error is None
             calls.sim.now_ns += 60_000 * MS
-        assert calls.state()[0][0].rtt_ms == pytest.approx(900, abs=1)
+        assert calls.state()[0][0].rtt_s == pytest.approx(0.9, abs=0.001)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
