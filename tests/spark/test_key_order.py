@@ -271,7 +271,7 @@ def test_a_longer_wait_of_the_first_is_theirs():
 
     ran = run(topology(outcome), {"rows": MIXED}, tasks=1)
     assert by_key(ran.outputs)["a"] == [0, 2, 3, 6]
-    assert ran.elapsed_ms >= 3_600_000
+    assert ran.elapsed_s >= 3600
     assert all(count <= 4 for count in ran.attempts["rows"])
 
 

@@ -142,7 +142,7 @@ def test_a_retried_record_that_is_refused_is_dead_with_its_attempts(tmp_path):
     progress, counts = world.process(1, ["d"])
     assert (progress.retried, progress.acked, progress.failed, progress.dead) == (2, 2, 1, 1)
     assert (world.rows, world.parked, counts.dead) == (["A", "C", "D"], ["b"], 1)
-    assert (progress.latency_ms.p50, progress.latency_ms.p99) == (0, 10_000)  # of d and c
+    assert (progress.latency_s.p50, progress.latency_s.p99) == (0, 10)  # of d and c
     state, _ = world.driver()
     with state:
         assert state.decision(1).all_dead["lines"][ATTEMPT].to_pylist() == [2]

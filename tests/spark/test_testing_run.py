@@ -139,7 +139,7 @@ def test_outputs_deaths_attempts_and_counts_are_plain():
     assert [one.batch_id for one in ran.progress] == [0, 1, 2]
     # The second line is in the second task, at its first place; it waits as it would on Spark.
     waits = [backoff_ms("0-1-0", n, base_ms=100, cap_ms=300_000) for n in (1, 2)]
-    assert ran.elapsed_ms == sum(waits)
+    assert ran.elapsed_s == sum(waits) / 1000
 
 
 def test_it_is_printed_and_checked():
@@ -252,7 +252,7 @@ def test_time_of_async_bolts_is_simulated():
     ran = testing.run(words(Ask()), lines("now later", "now"), kills={"check": 2})
     assert sorted(row["word"] for row in ran.outputs["words"]) == ["LATER", "NOW", "NOW"]
     assert ran.attempts == {"lines": [2, 1]}
-    assert ran.elapsed_ms >= 3_600_000
+    assert ran.elapsed_s >= 3600
 
 
 def test_rows_of_a_kafka_spout_are_given_and_decoded():
