@@ -287,7 +287,7 @@ def test_states_are_readable(clock):
     lease = flow.try_acquire()
     clock.now_ns += 60 * MS
     flow.ack(lease)
-    assert state(flow, "a") == ("a", Pressure.SLOW, 0, 2, True, 60.0, 60.0, 0.0, 1, 0, 0)
+    assert state(flow, "a") == ("a", Pressure.SLOW, 0, 2, True, 0.06, 0.06, 0.0, 1, 0, 0)
     assert repr(flow) == "FlowController(1 consumers, in_flight=0, requeued=0)"
     assert repr(lease) == "Lease('a', attempt=0, acked)"
 
