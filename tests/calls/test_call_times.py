@@ -184,7 +184,7 @@ def test_errors_that_may_pass_are_tried_again_with_back_off():
         return item
 
     settings = CallSettings(
-        attempts=3,
+        max_attempts=3,
         retry_on=(Exception,),
         reject=[ValueError, BrokenPipeError],
         backoff_s=1,
@@ -210,7 +210,7 @@ def test_a_time_out_may_be_tried_again():
         await asyncio.sleep(10 if calls.counts.made == 1 else 0)
         return item
 
-    settings = CallSettings(timeout_s=1, retry_on=TimeoutError, attempts=2)
+    settings = CallSettings(timeout_s=1, retry_on=TimeoutError, max_attempts=2)
     with SimCalls(call, settings) as calls:
         assert next(calls.run("x"))[:3] == ("x", None, 2)
 
