@@ -360,7 +360,7 @@ class Stream:
             self.error = RunFailed(end)
             return False
         self._restarts += 1
-        if not may_pass(error) or self._restarts > self._settings.restart_attempts:
+        if not may_pass(error) or self._restarts > self._settings.max_restarts:
             return False
         waits = capped_doubling(
             whole_ms(self._settings.restart_backoff_s),
@@ -371,7 +371,7 @@ class Stream:
             "Spark ended the query, which is started again in %.1f s, time %d of %d: %s",
             waits / 1000,
             self._restarts,
-            self._settings.restart_attempts,
+            self._settings.max_restarts,
             one_line(error),
         )
         return not self._leaving.wait(waits / 1000)

@@ -58,13 +58,13 @@ _RANGES = {
     "max_dead_window": _Range(1, optional=True),
     "parallelism": _Range(1, MAX_PARALLELISM, optional=True),
     "chunk_rows": _Range(1),
-    "sink_attempts": _Range(1),
+    "max_sink_attempts": _Range(1),
     "sink_backoff_s": _WAIT,
-    "run_attempts": _Range(1),
+    "max_runs": _Range(1),
     "careful_after": _Range(0),
     "bolt_call_timeout_s": _Range(1, MAX_WAIT_S, optional=True, kind=float),
     "heartbeat_s": _WAIT,
-    "restart_attempts": _Range(0),
+    "max_restarts": _Range(0),
     "restart_backoff_s": _WAIT,
     "trace_per_million": _Range(0, 1_000_000),
 }
@@ -112,11 +112,11 @@ class Settings:
         The exceptions that make a record a dead letter at once, in any bolt. A bolt's own
         `reject` and `retry_on` add to them. Names are ``"ValueError"`` or
         ``"package.module.Class"``; the attribute holds classes.
-    sink_attempts : int, default 5
+    max_sink_attempts : int, default 5
         The number of calls of a sink with one micro-batch before the query stops.
     sink_backoff_s : float, default 1.0
         The delay before the second call of a sink; it doubles with each further call.
-    run_attempts : int, default 8
+    max_runs : int, default 8
         The number of runs of one micro-batch before the query stops.
     careful_after : int, default 2
         The number of failed runs of a micro-batch after which records are isolated, to find the one
@@ -134,7 +134,7 @@ class Settings:
         ends with its micro-batch.
     heartbeat_s : float, default 0.2
         The interval at which due retries are looked for while no new data arrives.
-    restart_attempts : int, default 5
+    max_restarts : int, default 5
         The number of restarts of a stream that Spark ended for a passing reason, without a
         micro-batch in between, before the query ends.
     restart_backoff_s : float, default 1.0
@@ -161,13 +161,13 @@ class Settings:
     parallelism: int | None = None
     chunk_rows: int = 1 << 16
     reject: tuple[type[Exception], ...] = ()
-    sink_attempts: int = 5
+    max_sink_attempts: int = 5
     sink_backoff_s: float = 1.0
-    run_attempts: int = 8
+    max_runs: int = 8
     careful_after: int = 2
     bolt_call_timeout_s: float | None = None
     heartbeat_s: float = 0.2
-    restart_attempts: int = 5
+    max_restarts: int = 5
     restart_backoff_s: float = 1.0
     trace_per_million: int = 0
 

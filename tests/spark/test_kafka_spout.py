@@ -165,7 +165,7 @@ def test_a_deserializer_that_kills_its_worker_or_hangs_costs_that_record(
     mock_kafka.produce("t", [b"a", b"kill", b"b"], 0)
     mock_kafka.produce("t", [b"c", b"hang"], 1)
     spout = source(mock_kafka, "t", deserializer=kill_or_hang, value_type=pa.string(), tasks=2)
-    it = topology(spout, kept, run_attempts=1, bolt_call_timeout_s=1)
+    it = topology(spout, kept, max_runs=1, bolt_call_timeout_s=1)
     counts = run_batch(it, spark, checkpoint)
     assert kept.texts == ["a", "b", "c"]
     assert (counts.records, counts.dead) == (5, 2)
@@ -197,7 +197,7 @@ def test_a_batch_that_died_goes_on_with_the_ranges_on_record(
     """Records produced since are not among them."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b"])
-    it = topology(source(mock_kafka, "t"), kept, run_attempts=1)
+    it = topology(source(mock_kafka, "t"), kept, max_runs=1)
     failing_at(step)
     with pytest.raises(Exception, match=step):
         run_batch(it, spark, checkpoint)
@@ -244,7 +244,7 @@ def test_planned_offsets_that_are_deleted_before_their_decision_are_lost(
     mock_kafka.create_topic("t", 2)
     mock_kafka.produce("t", [b"a", b"bad", b"b", b"bad", b"c"], 0)
     mock_kafka.produce("t", [b"d"], 1)
-    it = topology(source(mock_kafka, "t"), kept, run_attempts=1, max_attempts=1)
+    it = topology(source(mock_kafka, "t"), kept, max_runs=1, max_attempts=1)
     failing_at(step)
     with pytest.raises(Exception, match=step):
         run_batch(it, spark, checkpoint)
@@ -301,7 +301,7 @@ def test_a_snapshot_outlasts_the_offsets_that_it_has(
 ):
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b"])
-    it = topology(source(mock_kafka, "t"), kept, careful_after=0, run_attempts=1)
+    it = topology(source(mock_kafka, "t"), kept, careful_after=0, max_runs=1)
     failing_at("ran")
     with pytest.raises(Exception, match="ran"):
         run_batch(it, spark, checkpoint)
@@ -352,9 +352,7 @@ def test_a_secret_is_in_no_checkpoint_log_plan_or_error(
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a"])
     mock_kafka.fail_requests(mock_broker.FETCH, *[29] * 100)  # TOPIC_AUTHORIZATION_FAILED
-    it = topology(
-        source(mock_kafka, "t", options={"sasl.password": "hunter2"}), kept, run_attempts=1
-    )
+    it = topology(source(mock_kafka, "t", options={"sasl.password": "hunter2"}), kept, max_runs=1)
     with caplog.at_level(logging.DEBUG), pytest.raises(RunFailed, match="authoriz") as raised:
         run_batch(it, spark, checkpoint)
     assert any("MapInArrow" in plan for plan in plans_made)
@@ -462,7 +460,7 @@ def test_a_stream_that_died_repeats_the_ranges_on_record(
 ):
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"flaky", b"b"])
-    it = topology(source(mock_kafka, "t"), kept, run_attempts=1)
+    it = topology(source(mock_kafka, "t"), kept, max_runs=1)
     failing_at(step)
     on = running(it, spark, checkpoint)
     with pytest.raises(Exception, match=step):

@@ -153,7 +153,7 @@ def test_a_stream_retries_though_no_data_comes(spark, tmp_path, store, folder, r
 def test_to_wait_until_nothing_is_left(spark, tmp_path, store, folder, running):
     """Retries and replays included, whatever the trigger; and no longer than it runs."""
     folder.add("a flaky", "bad")
-    topology = word_count(folder.stream, store, sink_attempts=1)
+    topology = word_count(folder.stream, store, max_sink_attempts=1)
     on = running(topology, spark, tmp_path / "cp", trigger="100 milliseconds")
     on.process_all_available()
     assert (on.counts.acked, on.counts.dead, on.counts.waiting) == (1, 1, 0)
@@ -235,7 +235,7 @@ def test_several_streams(spark, tmp_path, store, folder):
 def test_a_sink_that_stays_down_ends_the_query_with_its_name(spark, tmp_path, store, folder):
     store.down = 2
     folder.add("a", "flaky")
-    topology = word_count(folder.stream, store, sink_attempts=2, sink_backoff_s=0.001)
+    topology = word_count(folder.stream, store, max_sink_attempts=2, sink_backoff_s=0.001)
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises(SinkError, match="sink 'count' failed 2 times with micro-batch 0"):
         on.await_termination(300)
@@ -251,9 +251,7 @@ def test_a_sink_that_stays_down_ends_the_query_with_its_name(spark, tmp_path, st
 def test_a_source_that_fails_ends_the_query_with_sparks_error(spark, tmp_path, store):
     failing = "cast(raise_error('no') as string) as line"
     stream = spark.readStream.format("rate").load().selectExpr(failing)
-    topology = word_count(
-        stream, store, run_attempts=2, restart_attempts=1, restart_backoff_s=0.001
-    )
+    topology = word_count(stream, store, max_runs=2, max_restarts=1, restart_backoff_s=0.001)
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises((RunFailed, StreamingQueryException)):
         on.await_termination(300)
@@ -268,7 +266,7 @@ def test_a_record_that_kills_its_worker_is_found(spark, tmp_path, store, bolt):
     builder.spout("lines", spark.createDataFrame(lines, LINE))
     builder.bolt("kill", bolt()).shuffle("lines")
     builder.sink("kill", store)
-    topology = builder.build(careful_after=1, parallelism=2, run_attempts=3)
+    topology = builder.build(careful_after=1, parallelism=2, max_runs=3)
     counts = run_batch(topology, spark, tmp_path / "cp")
     assert (counts.acked, counts.dead) == (19, 1)
     assert len(store.words) == 19
@@ -429,7 +427,7 @@ def test_wide_offsets_change_nothing(spark, tmp_path, store, conf):
 
 def test_a_sink_that_wants_to_exit_fails(spark, tmp_path, folder):
     folder.add("a")
-    topology = word_count(folder.stream, lambda frame, n: sys.exit("enough"), sink_attempts=1)
+    topology = word_count(folder.stream, lambda frame, n: sys.exit("enough"), max_sink_attempts=1)
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises(SinkError, match="SystemExit: enough"):
         on.await_termination(300)

@@ -344,7 +344,7 @@ def test_a_bolt_that_exits_where_it_is_loaded_ends_the_run_and_not_the_test():
     builder.spout("lines", testing.Source(LINE))
     builder.bolt("split", Unloadable()).shuffle("lines")
     with pytest.raises(RunFailed, match=r"ended with SystemExit\('no licence'\)"):
-        testing.run(builder.build(run_attempts=1), lines("a"))
+        testing.run(builder.build(max_runs=1), lines("a"))
 
 
 def test_message_ids_that_repeat_and_untracked_spouts():

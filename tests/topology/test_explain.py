@@ -313,12 +313,12 @@ def test_settings_that_are_not_the_defaults_are_shown(make):
         parallelism=4,
         reject=[ValueError, "json.JSONDecodeError"],
         careful_after=3,
-        sink_attempts=2,
+        max_sink_attempts=2,
     ).splitlines()
     assert lines[1:4] == [
         "settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0, parallelism=4, "
         "reject=[ValueError,",
-        "  JSONDecodeError], sink_attempts=2, careful_after=3",
+        "  JSONDecodeError], max_sink_attempts=2, careful_after=3",
         "",
     ]
 

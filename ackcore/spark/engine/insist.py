@@ -141,12 +141,12 @@ class Calls:
         Exception
             The errors of `once` that end the query.
         """
-        for attempt in range(1, settings.sink_attempts + 1):
+        for attempt in range(1, settings.max_sink_attempts + 1):
             try:
                 return self.once(what, call, fenced=fenced)
             except Failed as failed:
                 error = failed.error
-            last = attempt == settings.sink_attempts
+            last = attempt == settings.max_sink_attempts
             found = None if mend is None or not (last or attempt > 1) else mend(error)
             if found is not None:
                 return found
@@ -164,7 +164,7 @@ class Calls:
                 what,
                 self._number,
                 attempt,
-                settings.sink_attempts,
+                settings.max_sink_attempts,
                 waits / 1000,
                 said,
             )
