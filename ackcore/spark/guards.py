@@ -29,8 +29,8 @@ from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.tasks.attempts import FUNCTION, SOURCE
 from ackcore.topology.builder import TopologyBuilder
 from ackcore.topology.components import Component
-from ackcore.topology.exception_classes import exception_classes
-from ackcore.topology.function_bolts import BatchFunction, RowFunction
+from ackcore.topology.failure_reasons import exception_classes
+from ackcore.topology.function_calls import BatchFunction, RowFunction
 from ackcore.topology.functions import Function, Kind, kind_of
 
 

@@ -12,7 +12,7 @@ import pytest
 from ackcore.calls import CallSettings, Reject, Retry
 from ackcore.topology import Identity
 from ackcore.topology.executors import executor_for
-from ackcore.topology.function_bolts import BatchFunction, RowFunction
+from ackcore.topology.function_calls import BatchFunction, RowFunction
 
 NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 SQUARE = pa.schema([pa.field("square", pa.int64(), nullable=False)])
