@@ -88,7 +88,7 @@ def guard(
         in the checkpoint.
     journal : bool, default False
         Whether the result of each call is kept until the micro-batch is done, so that no finished
-        call is made again after a crash; see `ackcore.topology.Component`. Not for a function of
+        call is made again after a crash; see `ackcore.topology.Bolt`. Not for a function of
         batches.
     trigger : str or mapping, optional
         The trigger of a stream; see `start`.

@@ -8,7 +8,8 @@ import re
 import pyarrow as pa
 import pytest
 
-from ackcore.topology import Bolt, Component, Settings, TopologyBuilder
+from ackcore.topology import Bolt, Settings, TopologyBuilder
+from ackcore.topology.components import Component
 from ackcore.topology.parts import All, Fields, Global, Input, LocalOrShuffle, PartialKey, Shuffle
 
 KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
