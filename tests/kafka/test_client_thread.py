@@ -16,12 +16,12 @@ from servers import wait_until
 
 from ackcore import OffsetTracker
 from ackcore.dispatch import Reject
-from ackcore.kafka import Consumer, ConsumerError, TooManyDead, client_thread, partition_reading
-from ackcore.kafka import client as kafka_client
+from ackcore.kafka import Consumer, ConsumerError, TooManyDead
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Partition
-from ackcore.kafka.consumer_settings import ConsumerSettings
-from ackcore.kafka.origins import Origin
-from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.consumer import client_thread, consumer_client, partition_reading
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.offsets import decode_metadata, encode_metadata
 
 
@@ -226,7 +226,7 @@ def test_a_topic_whose_id_is_said_late_may_have_been_made_anew(monkeypatch, now,
     """Where it was committed there is a record, of another topic, and nobody says so at first."""
     client = Client()
     tracker = OffsetTracker("t", 0, 1, 5)
-    origin = Origin.of("the same", None)
+    origin = CommitOrigin.of("the same", None)
     client.committed_offset, client.metadata = encode_metadata(tracker, origin.deployment)
     client.script = [lambda: assigned(client)]
     seen = [[Partition("t", 0, now)]]
@@ -234,13 +234,13 @@ def test_a_topic_whose_id_is_said_late_may_have_been_made_anew(monkeypatch, now,
         wait_until(lambda: client.assigned, "it is assigned")
         assert client.assigned == [(0, 5)]
         monkeypatch.setattr(Topics, "seen", seen)
-        expected = Origin.of(now, None)
+        expected = CommitOrigin.of(now, None)
 
         def is_committed():
             state = decode_metadata("t", 0, client.committed_offset, client.metadata)
             return (
                 not seen
-                and Origin.read(state.deployment) == expected
+                and CommitOrigin.read(state.deployment) == expected
                 and not consumer.poll(1, 0.05)
             )
 
@@ -533,8 +533,8 @@ def test_what_librdkafka_logs_by_itself_has_no_secret(caplog):
         config.update(given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka_client, "Consumer", made)
-        kafka_client.make_client(settings, print)
+        patch.setattr(consumer_client, "Consumer", made)
+        consumer_client.make_client(settings, print)
     # As confluent-kafka calls it.
     config["logger"].log(logging.WARNING, "%s [%s] %s", "FAIL", "rdkafka", f"[{SECRET}]")
     assert "FAIL [rdkafka] [[redacted]]" in caplog.text

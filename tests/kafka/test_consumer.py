@@ -28,7 +28,7 @@ from servers import wait_until
 
 from ackcore.dispatch import Dispatcher, RecordDead, Reject
 from ackcore.kafka import Consumer, ConsumerError, DeadLetterLoop, Failure, OffsetsOutOfRange
-from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.client_settings import ClientSettings
 
 #: The group waits for a member that it does not hear of for no longer than so: nor for the one that
 #: a member was before it was fenced.

@@ -16,9 +16,16 @@ from typing import Any, NamedTuple, Self
 from ackcore._columns import as_count
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.flow.numbers import positive
-from ackcore.kafka.client import ConsumerError
-from ackcore.kafka.client_thread import ClientThread
-from ackcore.kafka.consumer_settings import (
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.consumer.client_thread import ClientThread
+from ackcore.kafka.consumer.consumer_client import ConsumerError
+from ackcore.kafka.consumer.consumer_records import (
+    ConsumerCounts,
+    Failure,
+    KafkaRecord,
+    PartitionStats,
+)
+from ackcore.kafka.consumer.consumer_settings import (
     ConsumerSettings,
     KeepDead,
     OrderedBy,
@@ -28,11 +35,9 @@ from ackcore.kafka.consumer_settings import (
     as_partitions,
     as_topics,
 )
-from ackcore.kafka.held_records import HeldRecords
-from ackcore.kafka.partition_reading import now_ms
-from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
-from ackcore.kafka.settings import ClientSettings
-from ackcore.kafka.starts import Start
+from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.kafka.consumer.partition_reading import now_ms
+from ackcore.kafka.start_positions import Start
 
 #: The number of records that are taken at once for an event loop.
 _BATCH = 64

@@ -6,8 +6,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.ranges import OffsetRange
-from ackcore.kafka.settings import ClientSettings
 
 
 def is_fatal(error: KafkaError) -> bool:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from ackcore.kafka.client import ConsumerError
-from ackcore.kafka.commit_requests import commit_requests
-from ackcore.kafka.errors import is_fatal
-from ackcore.kafka.held_partition import Key, PartitionCommit
-from ackcore.kafka.held_records import HeldRecords
+from ackcore.kafka.client_settings import Log
+from ackcore.kafka.committer import commit_requests
+from ackcore.kafka.consumer.consumer_client import ConsumerError
+from ackcore.kafka.consumer.held_partition import Key, PartitionCommit
+from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.kafka.kafka_errors import is_fatal
 from ackcore.kafka.producing import PASSING
-from ackcore.kafka.settings import Log
 
 _log = logging.getLogger(__name__)
 
