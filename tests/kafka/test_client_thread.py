@@ -456,6 +456,41 @@ def test_a_keeper_that_keeps_nothing_does_not_hold_up_the_end(monkeypatch):
     assert client.committed_offset == 0
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError("no text")
+
+
+def test_an_error_without_a_text_is_a_reason_to_try_again_as_any_other(monkeypatch, caplog):
+    client, kept = Client(), []
+    client.script = [lambda: assigned(client), lambda: Message(0)]
+
+    def keep(record, failure):
+        if not kept:
+            kept.append("no")
+            raise Mute
+        kept.append(failure)
+
+    consumer = consumer_of(monkeypatch, client, dead_letters=keep, max_attempts=1)
+    (record,) = take(consumer, 1)
+    consumer.fail(record, Mute())
+    wait_until(lambda: client.committed_offset == 1, "the letter is kept")
+    consumer.close()
+    assert kept[1].kind == "Mute"
+    assert "is not kept: Mute: no text, because __str__ of the error raised KeyError" in caplog.text
+
+
+def test_a_callback_whose_error_has_no_text_ends_the_consumer(monkeypatch):
+    def on_assign(consumer, partitions):
+        raise Mute
+
+    client = Client()
+    client.script = [lambda: assigned(client)]
+    consumer = consumer_of(monkeypatch, client, on_assign=on_assign)
+    with pytest.raises(Mute):
+        consumer.poll(1, 20.0)
+
+
 SECRET = "hunter2"
 SASL = {"options": {"sasl.password": SECRET}}
 
@@ -516,10 +551,12 @@ def test_no_secret_is_in_what_a_consumer_logs(monkeypatch, caplog):
         lambda: Message(0, error=error),
         lambda: Message(0),
     ]
-    with consuming(monkeypatch, client, dead_letters=refuse, drain_s=0, **SASL) as consumer:
-        (record,) = take(consumer, 1)
-        consumer.fail(record, Reject("no"))
-        wait_until(lambda: "is not kept" in caplog.text and refused, "all is told")
+    consumer = consumer_of(monkeypatch, client, dead_letters=refuse, drain_s=0, **SASL)
+    (record,) = take(consumer, 1)
+    consumer.fail(record, Reject("no"))
+    wait_until(lambda: "is not kept" in caplog.text and refused, "all is told")
+    with pytest.raises(ConsumerError, match=r"was refused: no password \[redacted\] here; the rec"):
+        consumer.close()
     for said in ("Kafka says: no password [redacted] here", "was refused: no", "OSError: no [red"):
         assert said in caplog.text
     assert SECRET not in caplog.text

@@ -18,8 +18,7 @@ from ackcore.kafka import ClusterFailed, replay_letters
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster, PartitionAnswers, PartitionFailure
 from ackcore.kafka.consumer.consumer_letters import headers_of
-from ackcore.kafka.consumer.consumer_records import KafkaRecord
-from ackcore.kafka.consumer.consumer_records import PartitionFailure as KafkaFailure
+from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
 from ackcore.kafka.consumer.held_partition import DyingRecord
 from ackcore.kafka.consumer.letter_replay import _letter, _name
 from ackcore.kafka.producing import DeliveryError, Mark, Transactions
@@ -279,7 +278,7 @@ def test_a_record_of_a_topologys_sink_or_letter_is_sent_back_if_its_letter_is_a_
     kept = {"ackcore-component", "ackcore-batch", "ackcore-row"}
     for came in (of_sink, of_letter):
         record = KafkaRecord("orders", 1, 5, b"k", b"v", came, 1000)
-        headers = headers_of(DyingRecord(record, KafkaFailure("ValueError", "no"), 1))
+        headers = headers_of(DyingRecord(record, Failure("ValueError", "no"), 1))
         topic, partition, sent, died = _letter(headers)
         assert (topic, partition) == ("orders", 1)
         assert sent[:-1] == [each for each in came if each[0] in kept]

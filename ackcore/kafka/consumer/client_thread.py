@@ -63,7 +63,8 @@ class ClientThread:
         self._log = settings.client.logger(_log)
         self.error: BaseException | None = None
         self.ended = False
-        self.last_refused = False  # whether it is closed and the broker lacks done records
+        #: The error that the last commit was refused with, if the broker lacks done records.
+        self.last_refusal: str | None = None
         self.drain_s = settings.drain_s
         self._held = held
         self._changed = changed
@@ -155,7 +156,9 @@ class ClientThread:
             self._drain(keys)
             self._commits.send_last(self._client, keys)
             with self._changed:
-                self.last_refused = bool(self._held.uncommitted())
+                if self._held.uncommitted():
+                    refusal = self._commits.last_refusal
+                    self.last_refusal = self.settings.client.redacted(refusal)
                 for key in keys:
                     self._held.forget(key)
         finally:

@@ -64,6 +64,8 @@ class Commits:
         self._fatal = fatal
         self._sent: dict[Key, PartitionCommit] = {}
         self._unanswered = 0  # requests
+        #: The error of the last refused commit; "" if none was refused.
+        self.last_refusal = ""
 
     @property
     def under_way(self) -> bool:
@@ -152,6 +154,7 @@ class Commits:
             shorter = self._held.shorten_metadata(longest)
         if is_fatal(error):
             self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
+        self.last_refusal = error.str()
         what = "fenced" if error.code() in _FENCED else "refused"
         self._log.warning("a commit of %d partitions was %s: %s", len(refused), what, error.str())
         return shorter

@@ -240,7 +240,7 @@ class CallableKeeper:
                 report(letter, "it was cancelled")
                 continue
             error = done.exception()
-            report(letter, None if error is None else f"{type(error).__name__}: {error}")
+            report(letter, None if error is None else ": ".join(Failure.of(error)))
 
     def close(self) -> None:
         """See `Keeper.close`. Does not wait for a call that is under way."""
