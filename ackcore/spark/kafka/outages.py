@@ -6,7 +6,7 @@ import re
 
 from ackcore.kafka.cluster import Cluster, ClusterFailed, Failure
 from ackcore.kafka.spout import KafkaSpout
-from ackcore.spark.engine.types import Obstacle
+from ackcore.spark.engine.setup import Obstacle
 from ackcore.spark.kafka.groups import Key
 from ackcore.spark.kafka.plans import OffsetPlan
 

@@ -15,7 +15,7 @@ from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.engine.types import InputFrame, Obstacle, Snapshot
+from ackcore.spark.engine.setup import InputFrame, Obstacle, PlannedRows, Snapshot
 from ackcore.spark.kafka.groups import Teller, refuse_two_tellers
 from ackcore.spark.kafka.offsets import SpoutOffsets
 from ackcore.spark.kafka.outages import obstacle, unread_in
@@ -26,7 +26,7 @@ from ackcore.topology.builder import Topology
 _log = logging.getLogger("ackcore")
 
 
-class KafkaSources:
+class KafkaSources(PlannedRows):
     """The Kafka spouts of a topology, for use by a query.
 
     Parameters
