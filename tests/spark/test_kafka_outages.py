@@ -14,6 +14,7 @@ from streams import until
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 import test_kafka_spout as spouts
+from ackcore.spark.kafka.outages import obstacle, unread_in
 from test_kafka_spout import Kept, source, topology
 
 from ackcore.kafka import KafkaSpout
@@ -22,8 +23,8 @@ from ackcore.spark import RunFailed, run_batch
 from ackcore.spark.engine import batch
 from ackcore.spark.engine.insist import Outage, RowsMissing
 from ackcore.spark.engine.setup import Obstacle
-from ackcore.spark.kafka import outages, reading
-from ackcore.spark.kafka.outages import obstacle, unread_in
+from ackcore.spark.kafka import kafka_spouts, offset_reading
+from ackcore.spark.kafka.kafka_spouts import obstacle, unread_in
 from ackcore.spark.kafka.plans import OffsetPlan
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

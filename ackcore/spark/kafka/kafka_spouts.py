@@ -19,9 +19,8 @@ from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.setup import InputFrame, Obstacle, PlannedRows, Snapshot
-from ackcore.spark.kafka.groups import Teller, refuse_two_tellers
-from ackcore.spark.kafka.offsets import SpoutOffsets
-from ackcore.spark.kafka.outages import obstacle, unread_in
+from ackcore.spark.kafka.group_commits import Key, Teller, refuse_two_tellers
+from ackcore.spark.kafka.offset_reading import ReadOffsets
 from ackcore.spark.kafka.plans import OffsetPlan, records_in
 from ackcore.spark.kafka.spout_offsets import SpoutOffsets
 from ackcore.topology.builder import Topology
