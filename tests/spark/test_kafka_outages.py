@@ -14,7 +14,6 @@ from streams import until
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 import test_kafka_spout as spouts
-from ackcore.spark.kafka.outages import obstacle, unread_in
 from test_kafka_spout import Kept, source, topology
 
 from ackcore.kafka import KafkaSpout
