@@ -28,7 +28,6 @@ from ackcore._records import RawMessage
 from ackcore.flow.numbers import positive
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.kafka_errors import (
-    LogTruncated,
     OffsetsLost,
     ReadFailed,
     ReadTimedOut,
@@ -160,12 +159,11 @@ class RangeReader:
             closed.
         OffsetsLost
             If offsets of the range were deleted. The records before them were yielded.
-        LogTruncated
-            If the partition's log was truncated and written again.
         ReadTimedOut
             If nothing came for ``timeout_s``.
         ReadFailed
-            If the brokers refuse, or send unreadable data. The records before it were yielded.
+            If the brokers refuse, or send unreadable data, or the partition's log was truncated and
+            written again. The records before it were yielded.
         """
         if range_.start < 0:
             # librdkafka uses -1 for the end and -2 for the beginning.
@@ -314,7 +312,12 @@ class RangeReader:
             return ReadTimedOut(rest, self._timeout_s, "no broker says where the partition begins")
         low, high = found
         if low <= rest.start <= high:
-            return LogTruncated(rest, low, high, self._settings.redacted(error_text(why)))
+            cause = (
+                f"offset {rest.start} was refused, and the partition has offsets [{low}, {high}); "
+                "its log was truncated and written anew, so that other records may have the "
+                f"offsets now: {self._settings.redacted(error_text(why))}"
+            )
+            return ReadFailed(rest, why.name(), cause)
         return OffsetsLost(rest, low, high)
 
     def close(self) -> None:

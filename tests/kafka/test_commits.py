@@ -9,9 +9,8 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 from confluent_kafka import KafkaError, KafkaException
 
 from ackcore.kafka.consumer import consumer_letters
-from ackcore.kafka.consumer.consumer_commits import Commits
+from ackcore.kafka.consumer.consumer_client import Commits
 from ackcore.kafka.consumer.consumer_letters import (
-    DeadLetterLoop,
     LettersUnderWay,
     TopicKeeper,
     headers_of,
@@ -19,6 +18,7 @@ from ackcore.kafka.consumer.consumer_letters import (
 from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
 from ackcore.kafka.consumer.held_partition import DyingRecord
 from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.kafka.kafka_errors import ConsumerError
 from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
 
@@ -72,7 +72,7 @@ def test_what_comes_back_again_and_again_is_not_kept_for_ever():
     assert dict(headers_of(died(b"19")))["ackcore-deaths"] == b"20"
     for foreign in (b"-20", b"many", None):
         assert dict(headers_of(died(foreign)))["ackcore-deaths"] == b"1"
-    with pytest.raises(DeadLetterLoop, match="t-0@7 has died 20 times: its dead letters come back"):
+    with pytest.raises(ConsumerError, match="t-0@7 has died 20 times: its dead letters come back"):
         headers_of(died(b"20"))
 
 
@@ -237,7 +237,7 @@ def test_the_last_commit_is_sent_again_while_its_group_rebalances(code):
 
 def test_a_last_commit_that_stays_refused_is_given_up(monkeypatch):
     now = iter(range(99))
-    monkeypatch.setattr("ackcore.kafka.consumer.consumer_commits.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("ackcore.kafka.consumer.consumer_client.time.monotonic", lambda: next(now))
     held, client = held_partitions(2), Committer()
     client.answer = lambda offsets: (KafkaError(KafkaError.ILLEGAL_GENERATION), offsets)
     commits_of(held).send_last(client, held.assigned)

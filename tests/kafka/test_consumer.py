@@ -27,7 +27,7 @@ from consumer_counts import (
 from servers import wait_until
 
 from ackcore.dispatch import Dispatcher, RecordDead, Reject
-from ackcore.kafka import Consumer, ConsumerError, DeadLetterLoop, Failure, OffsetsOutOfRange
+from ackcore.kafka import Consumer, ConsumerError, Failure, OffsetsOutOfRange
 from ackcore.kafka.client_settings import ClientSettings
 
 #: The group waits for a member that it does not hear of for no longer than so: nor for the one that
@@ -309,9 +309,9 @@ def test_a_record_that_died_too_often_ends_it_and_is_not_committed_over(counts):
     counts.server.produce(counts.topic, [{"value": b"x", "headers": headers}], 0)
     consumer = consumer_of(counts)
     consumer.fail(*take(consumer, 1), Reject("again"))
-    with pytest.raises(DeadLetterLoop, match=r"has died 20 times: .*stop what sends them back"):
+    with pytest.raises(ConsumerError, match=r"has died 20 times: .*stop what sends them back"):
         consumer.poll(1, 20.0)
-    with pytest.raises(DeadLetterLoop):
+    with pytest.raises(ConsumerError):
         consumer.close()
     assert counts.server.consume(counts.dead_topic) == []
     assert counts.committed()[0][0] == 0

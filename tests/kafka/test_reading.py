@@ -18,7 +18,6 @@ from servers import wait_until
 
 from ackcore import backend
 from ackcore.kafka import (
-    LogTruncated,
     OffsetsLost,
     ReadFailed,
     ReadTimedOut,
@@ -471,8 +470,8 @@ def test_checksums_are_checked_unless_an_option_says_otherwise(monkeypatch):
     [
         (6, 10, OffsetsLost, "below 6 were deleted"),
         (0, 4, OffsetsLost, "ends at offset 4; it was truncated"),
-        (0, 5, LogTruncated, r"offset 5 was refused, .* \[0, 5\); its log was truncated"),
-        (5, 9, LogTruncated, r"\[5, 9\); .* written anew, .*: says \[redacted\] at 5"),
+        (0, 5, ReadFailed, r"offset 5 was refused, .* \[0, 5\); its log was truncated"),
+        (5, 9, ReadFailed, r"\[5, 9\); .* written anew, .*: says \[redacted\] at 5"),
     ],
 )
 def test_a_log_that_was_written_anew_is_told_from_a_deletion(

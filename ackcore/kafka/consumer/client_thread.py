@@ -16,20 +16,15 @@ from confluent_kafka import Consumer, TopicPartition
 from ackcore.dead_limit import TooManyDead
 from ackcore.dispatch.dispatcher import RecordDead
 from ackcore.kafka.cluster import Partition
-from ackcore.kafka.consumer.consumer_client import (
-    ConsumerError,
-    dead_letters_of,
-    make_client,
-    wait_until_known,
-)
-from ackcore.kafka.consumer.consumer_commits import Commits
+from ackcore.kafka.consumer.consumer_client import Commits, make_client, wait_until_known
+from ackcore.kafka.consumer.consumer_letters import dead_letters_of
 from ackcore.kafka.consumer.consumer_settings import OTHER_TOPIC, ConsumerSettings
 from ackcore.kafka.consumer.consumer_starts import begin
 from ackcore.kafka.consumer.held_partition import DyingRecord, Key
 from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.kafka.consumer.partition_reading import SHORT_LOOK_S, PartitionReading, now_ms
 from ackcore.kafka.consumer.topic_watch import TopicWatch, ids_of
-from ackcore.kafka.kafka_errors import redacted_error
+from ackcore.kafka.kafka_errors import ConsumerError, redacted_error
 
 _log = logging.getLogger(__name__)
 

@@ -19,15 +19,10 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, TopicPartition
 
 from ackcore.kafka.commit_metadata import CommitOrigin
-from ackcore.kafka.consumer.consumer_client import (
-    REQUEST_S,
-    OffsetsOutOfRange,
-    answer_of,
-    watermarks,
-    without_errors,
-)
+from ackcore.kafka.consumer.consumer_client import REQUEST_S, answer_of, watermarks, without_errors
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import Key
+from ackcore.kafka.kafka_errors import OffsetsOutOfRange
 from ackcore.kafka.start_positions import first_offset, time_ms
 from ackcore.offsets import Restored, decode_metadata
 

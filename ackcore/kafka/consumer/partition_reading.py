@@ -12,17 +12,12 @@ from contextlib import suppress
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from ackcore.kafka.commit_metadata import CommitOrigin
-from ackcore.kafka.consumer.consumer_client import (
-    ConsumerError,
-    OffsetsOutOfRange,
-    record_of,
-    watermarks,
-)
+from ackcore.kafka.consumer.consumer_client import record_of, watermarks
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.consumer_starts import MADE_ANEW, Begun
 from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.consumer.held_records import TOO_FAR_BEHIND, HeldRecords
-from ackcore.kafka.kafka_errors import is_fatal
+from ackcore.kafka.kafka_errors import ConsumerError, OffsetsOutOfRange, is_fatal
 from ackcore.kafka.truncations import truncated_at
 from ackcore.offsets import decode_metadata
 from ackcore.retry import capped_doubling

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from ackcore.kafka.cluster import Cluster, ClusterFailed, Partition, UnknownTopics
-from ackcore.kafka.consumer.consumer_client import ConsumerError
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.kafka_errors import ConsumerError
 
 _log = logging.getLogger(__name__)
 
