@@ -255,7 +255,7 @@ class RangeReader:
             if rest != before:
                 last, asked = time.monotonic(), False
             elif silent_s > self._timeout_s:
-                text = self._settings.redacted(self._heard or "no broker has said why")
+                text = self._settings.redacted(self._heard or "no broker has sent a reason")
                 failure = ReadTimedOut(rest, self._timeout_s, text)
             elif silent_s > _ASK_AFTER_S and not asked:
                 asked, failure = True, self._refused(rest)
@@ -309,7 +309,9 @@ class RangeReader:
             text = self._settings.redacted(exception_text(error))
             return ReadTimedOut(rest, self._timeout_s, text)
         if found is None:
-            return ReadTimedOut(rest, self._timeout_s, "no broker says where the partition begins")
+            return ReadTimedOut(
+                rest, self._timeout_s, "no broker answered where the partition begins"
+            )
         low, high = found
         if low <= rest.start <= high:
             cause = (
@@ -332,18 +334,6 @@ class RangeReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def read_range(
-    settings: ClientSettings,
-    range_: OffsetRange,
-    batch_bytes: int = BATCH_BYTES,
-    *,
-    timeout_s: float = 60.0,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records of one range, with a consumer of its own; see `RangeReader.read`."""
-    with RangeReader(settings, batch_bytes=batch_bytes, timeout_s=timeout_s) as reader:
-        yield from reader.read(range_)
 
 
 def _offset(record: Message | RawMessage) -> int:

@@ -42,7 +42,7 @@ def test_a_reason_is_no_longer_than_a_header_may_be_and_what_is_not_kept_is_said
     letters.put([letter], 0)
     for now_ms in range(1000, 130_000, 1000):
         assert letters.turn(now_ms, lambda letter: True) == []
-    assert caplog.text.count("t-0@7 is not kept: it is too large") == 3
+    assert caplog.text.count("t-0@7 is not stored: it is too large") == 3
 
 
 def held_partitions(n, records=10, done=lambda offset: offset == 0):

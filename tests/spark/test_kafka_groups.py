@@ -291,7 +291,7 @@ def test_commits_that_are_refused_hold_nothing_up_and_the_next_says_all(
         assert on.progress.lag == {"lines": n + 1}
     assert kept.texts == ["0", "1", "a"]
     assert mock_kafka.committed("g", "t")[0] == 1
-    assert caplog.text.count("cannot be committed to group g") == 1
+    assert caplog.text.count("could not be committed to group g") == 1
     mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
     # Though nothing new comes.
     assert wait_until(lambda: on.progress.lag == {"lines": 0}, "the commit")

@@ -204,8 +204,8 @@ class ClientThread:
         if excess is not None:
             self._keep_last(letters)
             raise TooManyDead(
-                f"{excess.message}: what is not kept as a dead letter was not committed, and is "
-                "there at the next start; see what the dead letters have as their reasons",
+                f"{excess.message}: records without a stored dead letter were not committed, and "
+                "are read again at the next start; see the reasons in the dead letters",
                 limit=excess.limit,
             )
         if self._dead_letters is None:
@@ -323,7 +323,7 @@ class ClientThread:
     def _on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         keys = [(found.topic, found.partition) for found in partitions]
         self._log.warning(
-            "%d partitions went to other members: nothing of them is committed", len(keys)
+            "%d partitions went to other members: none of their records is committed", len(keys)
         )
         with self._changed:
             self._held.close(keys)
@@ -356,8 +356,8 @@ class ClientThread:
                 return
             if time.monotonic() - started >= self.drain_s:  # `close` may have shortened it
                 self._log.warning(
-                    "%d records were not answered in %g s: they are read again by "
-                    "whoever has their partitions next",
+                    "%d records were not answered in %g s: the next owner of their partitions "
+                    "reads them again",
                     left,
                     self.drain_s,
                 )

@@ -103,11 +103,15 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
                 found = client.list_topics(topic, REQUEST_S).topics[topic].partitions
             except KafkaException as error:
                 raise ConsumerError(
-                    f"the partitions of {topic} are not to be had: {error.args[0].str()}"
+                    f"the partitions of topic {topic!r} could not be listed: "
+                    f"{error.args[0].str()}; start the consumer again once brokers answer"
                 ) from None
             wanted -= {(topic, number) for number in found}
         if wanted and time.monotonic() > until:
-            raise ConsumerError(f"nobody knows the partitions {sorted(wanted)}; are they there?")
+            raise ConsumerError(
+                f"the brokers do not list the partitions {sorted(wanted)} after {REQUEST_S:g} s; "
+                "create them, or correct partitions="
+            )
         if wanted:
             time.sleep(_PAUSE_S)
 
@@ -128,8 +132,8 @@ def answer_of(ask: Callable[[], _T], what: str) -> _T:
             error = raised.args[0]
         if error.code() not in PASSING or time.monotonic() > until:
             raise ConsumerError(
-                f"the brokers do not say {what}: {error.str()}; start the consumer again once "
-                "they do"
+                f"the brokers did not answer the request for {what}: {error.str()}; start the "
+                "consumer again once they do"
             )
         time.sleep(_PAUSE_S)
 
@@ -152,7 +156,7 @@ def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
     """
     low, high = answer_of(
         lambda: client.get_watermark_offsets(partition, REQUEST_S),
-        f"where {partition.topic}-{partition.partition} begins and ends",
+        f"the first and last offset of {partition.topic}-{partition.partition}",
     )
     return low, high
 

@@ -203,7 +203,7 @@ class TopicKeeper:
         # All letters under way must first be reported as undelivered, to be tried again.
         if self._fatal is not None and not self._end():
             self._log.warning(
-                "the producer of dead letters is made anew after: %s", self._fatal.str()
+                "the producer of dead letters is replaced, because it ended: %s", self._fatal.str()
             )
             self._producer, self._fatal = Producer(self._config), None
 
@@ -317,8 +317,8 @@ class LettersUnderWay:
             self._said_ms = self._now_ms
             record = letter.record
             self._log.warning(
-                "the dead letter of %s-%d@%d is not kept: %s. It is tried again until it is, and "
-                "nothing is committed over it",
+                "the dead letter of %s-%d@%d is not stored: %s. It is tried again, and its offset "
+                "is not committed before it is stored",
                 *(record.topic, record.partition, record.offset, error),
             )
         due_ms = self._now_ms + capped_doubling(_FIRST_WAIT_MS, failures, _LONGEST_WAIT_MS)

@@ -649,7 +649,7 @@ class HeldRecords:
         not.
         """
         told = stopped_by_waiting(self._partitions, self._limits)
-        return told and f"{told}; the last one failed of {self._last_failure}"
+        return told and f"{told}; the last one failed with {self._last_failure}"
 
     @property
     def paused(self) -> int:
