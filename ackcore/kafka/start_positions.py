@@ -8,7 +8,7 @@ from typing import Any
 
 from ackcore._columns import as_count
 
-#: Names of two decisions of `Consumer` and `KafkaSpout`, to begin at the first record: the topic was
+#: Names of two decisions of `Consumer` and `KafkaSpout` to begin at the first record: the topic was
 #: deleted and created again, or the partition was added to it.
 MADE_ANEW, NEW_PARTITION = "topic made anew", "new partition"
 

@@ -552,10 +552,12 @@ def test_no_secret_is_in_what_a_consumer_logs(monkeypatch, caplog):
         lambda: assigned(client),
         lambda: Message(0, error=error),
         lambda: Message(0),
+        lambda: Message(1),
     ]
     consumer = consumer_of(monkeypatch, client, dead_letters=refuse, drain_s=0, **SASL)
-    (record,) = take(consumer, 1)
+    record, done = take(consumer, 2)
     consumer.fail(record, Reject("no"))
+    consumer.ack(done)
     wait_until(lambda: "is not stored" in caplog.text and refused, "all is told")
     with pytest.raises(ConsumerError, match=r"was refused: no password \[redacted\] here; the rec"):
         consumer.close()

@@ -151,7 +151,7 @@ class ClientThread:
             self._drain(keys)
             self._commits.send_last(self._client, keys)
             with self._changed:
-                if self._held.uncommitted():
+                if self._held.has_uncommitted():
                     refusal = self._commits.last_refusal
                     self.last_refusal = self.settings.client.redacted(refusal)
                 for key in keys:

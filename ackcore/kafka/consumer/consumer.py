@@ -487,8 +487,8 @@ class Consumer:
         ------
         ConsumerError, TooManyDead, RecordDead, KafkaException
             The error that ended the consumer, also if `poll` has raised it before. `ConsumerError`
-            also if the broker refused the last commit: records that are done are then delivered
-            again after a restart.
+            also if the broker refused the last commit of records that are done: they are then
+            delivered again after a restart.
         TimeoutError
             If the client does not end in time. It continues in the background.
         """

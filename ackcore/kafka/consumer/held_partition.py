@@ -125,7 +125,7 @@ class HeldPartition:
         self.cause = ""  # of its pause
         # An uncommitted start counts as a change: after a crash, "latest" would be another offset.
         self.changes = int(not committed)
-        self.committed_changes = 0
+        self.committed_changes = self.last_done = 0  # as numbers of changes
         self.committed: int | None = state.committable if committed else None
 
     def hold(self, record: KafkaRecord, size: int, now_ms: int) -> Held:
