@@ -336,26 +336,6 @@ def test_what_is_done_is_not_handed_out_again_after_a_restart(counts):
         assert consumer.stats().counts.skipped == 400 - len(again)
 
 
-def test_a_start_at_the_end_is_remembered(counts):
-    counts.produce(8)
-    with consuming(counts, **by_hand(counts), start="latest") as consumer:
-        wait_until(lambda: not counts.lag(), "the ends are committed, though nothing is done")
-        assert consumer.stats().counts.read == 0
-    counts.produce(4)
-    with consuming(counts, **by_hand(counts), start="latest") as consumer:
-        assert sorted(one.value for one in take(consumer, 4)) == [b"10", b"11", b"8", b"9"]
-
-
-def test_partitions_by_hand(counts):
-    counts.produce(40)
-    with consuming(counts, partitions=[(counts.topic, 1), (counts.topic, 3)]) as consumer:
-        taken = take(consumer, 20)
-        assert {one.partition for one in taken} == {1, 3}
-        consumer.ack_many(taken)
-        wait_until(lambda: counts.lag() == 20, "they are committed")
-    assert [offset for offset, _ in counts.committed()] == [-1001, 10, -1001, 10]
-
-
 def test_markers_of_transactions_behind_the_last_record_are_passed(mock_kafka, tmp_path):
     """F13: the lag becomes 0, marker included."""
     counts = Counts(mock_kafka, tmp_path, partitions=1)
@@ -602,16 +582,6 @@ def test_while_dead_letters_cannot_be_kept_nothing_is_committed_over_them(counts
     assert caplog.text.count("is not stored") == 1
 
 
-def test_a_topic_that_does_not_take_dead_letters_is_tried_again(counts):
-    counts.produce(40)
-    counts.server.fail_requests(mock_broker.PRODUCE, *[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 3)
-    with consuming(counts) as consumer:
-        for record in take(consumer, 40):
-            consumer.fail(record, Reject("no"))
-        wait_until(lambda: not counts.lag(), "all are kept")
-    counts.check_complete(poison=set(counts.delivered.values()))
-
-
 def test_a_producer_of_dead_letters_that_can_do_no_more_is_made_anew(counts, caplog):
     """Not authorized to be idempotent, it has ended for good; the next one may be."""
     counts.produce(40)
@@ -660,20 +630,6 @@ def test_without_dead_letters_it_ends_and_says_so(counts):
     assert counts.done_by_commits() == {
         at for at, value in counts.delivered.items() if value != b"7"
     }
-
-
-def test_what_times_out_is_handed_out_again(counts):
-    counts.produce(4)
-    with consuming(counts, timeout_s=0.05, max_attempts=1000) as consumer:
-        again = set()
-        while len(again) < 4:
-            (record,) = take(consumer, 1)
-            if record.attempt:
-                again.add(record.partition)
-        assert consumer.stats().counts.timed_out >= 4
-        done = 0
-        while done < 4:  # a machine that is busy lets them time out once more
-            done += consumer.ack_many(take(consumer, 1))
 
 
 def test_closing_waits_for_what_is_out(counts):
