@@ -20,8 +20,8 @@ from ackcore.kafka import KafkaSpout
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark import RunFailed, run_batch
 from ackcore.spark.engine import batch
-from ackcore.spark.engine.types import Obstacle
-from ackcore.spark.engine.unread import Outage, RowsMissing
+from ackcore.spark.engine.insist import Outage, RowsMissing
+from ackcore.spark.engine.setup import Obstacle
 from ackcore.spark.kafka import kafka_spouts, offset_reading
 from ackcore.spark.kafka.kafka_spouts import obstacle, unread_in
 from ackcore.spark.kafka.plans import OffsetPlan

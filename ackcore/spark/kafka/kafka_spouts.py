@@ -18,7 +18,7 @@ from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.engine.types import InputFrame, Obstacle, Snapshot
+from ackcore.spark.engine.setup import InputFrame, Obstacle, PlannedRows, Snapshot
 from ackcore.spark.kafka.group_commits import Key, Teller, refuse_two_tellers
 from ackcore.spark.kafka.offset_reading import ReadOffsets
 from ackcore.spark.kafka.plans import OffsetPlan, records_in
@@ -37,7 +37,7 @@ _UNREAD = re.compile(
 )
 
 
-class KafkaSources:
+class KafkaSources(PlannedRows):
     """The Kafka spouts of a topology, for use by a query.
 
     Parameters

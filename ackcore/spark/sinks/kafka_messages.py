@@ -11,7 +11,7 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
 from ackcore.spark.sinks.interface import AcceptedFile, read_with_places
-from ackcore.topology.max_refused import MAX_REFUSED
+from ackcore.topology.parts import MAX_REFUSED
 
 if TYPE_CHECKING:
     from ackcore.kafka.client_settings import ClientSettings
