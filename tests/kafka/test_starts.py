@@ -169,7 +169,7 @@ def test_what_is_too_far_behind_is_passed_over_with_a_dead_letter(mock_kafka, tm
         b"TooFarBehind: offsets 10 to 11, 20 to 79 were passed over, too far behind the end"
     )
     assert headers["ackcore-offset"] == b"10"
-    assert "too far behind 100" in caplog.text
+    assert "too far before its end 100" in caplog.text
 
 
 def test_a_topic_that_is_made_anew_while_it_is_read_is_read_from_its_beginning(
