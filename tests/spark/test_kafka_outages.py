@@ -178,7 +178,6 @@ def test_what_keeps_offsets_from_being_read(mock_kafka):
             "a (UNKNOWN_TOPIC_OR_PART)",
         ),
         ("ackcore.kafka.kafka_errors.ReadFailed: a (TOPIC_AUTHORIZATION_FAILED)", None),
-        ("ackcore.kafka.kafka_errors.LogTruncated: t-0", None),
         ("builtins.ValueError: no", None),
     ],
 )

@@ -79,7 +79,7 @@ class FrameGroups:
         except (OSError, KeyError, ValueError, TypeError) as error:
             # The done offsets are in the checkpoint, and the next commit covers all of them.
             if not self._complained:
-                _log.warning("Spark's log does not say what groups are to be told: %r", error)
+                _log.warning("no offsets for consumer groups in Spark's log: %r", error)
             self._complained = True
             return {}
 
