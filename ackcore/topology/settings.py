@@ -173,7 +173,7 @@ class Settings:
         if self.max_backoff_ms < self.backoff_ms:
             raise ValueError(
                 f"max_backoff_ms must be at least backoff_ms, got {self.max_backoff_ms} and "
-                f"{self.backoff_ms}; raise the one or lower the other"
+                f"{self.backoff_ms}; increase the first or decrease the second"
             )
         object.__setattr__(self, "reject", exception_classes(self.reject, "reject"))
 

@@ -424,7 +424,11 @@ def plain(self, *arguments):
 @pytest.mark.parametrize(
     ("base", "methods", "says"),
     [
-        (AsyncBolt, {"execute": plain}, "B.execute must be a coroutine function, as it is an"),
+        (
+            AsyncBolt,
+            {"execute": plain},
+            "B.execute must be a coroutine function, because the bolt is an",
+        ),
         (AsyncBolt, {"execute": nothing, "prepare": plain}, "B.prepare must be a coroutine"),
         (AsyncBolt, {"execute": nothing, "cleanup": plain}, "B.cleanup must be a coroutine"),
         (AsyncBolt, {"execute": nothing, "flush": nothing}, "B.flush would never be called"),
