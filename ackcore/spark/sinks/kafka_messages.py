@@ -14,9 +14,9 @@ from ackcore.spark.sinks.interface import AcceptedFile, read_with_places
 from ackcore.topology.parts import MAX_REFUSED
 
 if TYPE_CHECKING:
+    from ackcore.kafka.client_settings import ClientSettings
     from ackcore.kafka.messages import Content, MessageColumns
     from ackcore.kafka.producing import Deliveries, DeliveryError, Undelivered
-    from ackcore.kafka.settings import ClientSettings
 
 
 def producing() -> ModuleType:

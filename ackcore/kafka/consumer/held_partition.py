@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from ackcore._backend import OffsetTracker
 from ackcore._records import OffsetState
-from ackcore.kafka.metadata_form import MetadataForm
-from ackcore.kafka.records import Failure, KafkaRecord, PartitionStats
+from ackcore.kafka.commit_metadata import MetadataForm
+from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord, PartitionStats
 from ackcore.offsets import Commit
 
 Key = tuple[str, int]
@@ -45,7 +45,7 @@ class Limits(NamedTuple):
         return max(self.in_flight, self.ahead)
 
 
-class DeadLetter(NamedTuple):
+class DyingRecord(NamedTuple):
     """A record that failed for the last time. It is done when its dead letter is stored."""
 
     record: KafkaRecord
@@ -280,6 +280,48 @@ class TakenAt:
 
     def __len__(self) -> int:
         return len(self._taken)
+
+
+def room(partitions: Mapping[Key, HeldPartition], limits: Limits) -> int:
+    """Return the number of records that may be read at once, of any partition; 0 if all are paused.
+
+    It is at least an eighth of the limit, so that a nearly full partition does not make all reads
+    small. A partition may exceed its limit by that number.
+    """
+    limit = limits.held
+    free = [limit - each.in_flight for each in partitions.values() if not each.cause]
+    return max(min(free), limit // 8, 1) if free else 0
+
+
+def change_pauses(
+    partitions: Mapping[Key, HeldPartition], limits: Limits
+) -> tuple[list[Key], list[Key]]:
+    """Set each partition's cause of a pause. Return the partitions to pause and those to resume."""
+    waiting = sum(each.numbers[WAITING] for each in partitions.values())
+    waiting_bytes = sum(each.sizes[WAITING] for each in partitions.values())
+    pause: list[Key] = []
+    resume: list[Key] = []
+    for key, each in partitions.items():
+        cause = each.cause_of_pause(limits, waiting, waiting_bytes)
+        if bool(cause) != bool(each.cause):
+            (pause if cause else resume).append(key)
+        each.cause = cause
+    return pause, resume
+
+
+def stopped_by_waiting(partitions: Mapping[Key, HeldPartition], limits: Limits) -> str:
+    """Return a message if records that wait for a retry stop reading; else ""."""
+    stopped = sum(each.cause == WAITING_CAUSE for each in partitions.values())
+    if not stopped:
+        return ""
+    waiting = sum(each.numbers[WAITING] for each in partitions.values())
+    waiting_bytes = sum(each.sizes[WAITING] for each in partitions.values())
+    return (
+        f"nothing is read of {stopped} of {len(partitions)} partitions: {waiting} records "
+        f"wait for another attempt, of {waiting_bytes} bytes; reading stops at "
+        f"max_waiting={limits.waiting} or max_waiting_bytes={limits.waiting_bytes}, and goes on "
+        "below half of both"
+    )
 
 
 def named_runs(runs: Sequence[Run]) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from ackcore.kafka.client import ConsumerError
 from ackcore.kafka.cluster import Cluster, ClusterFailed, Partition, UnknownTopics
-from ackcore.kafka.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer.consumer_client import ConsumerError
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 
 _log = logging.getLogger(__name__)
 

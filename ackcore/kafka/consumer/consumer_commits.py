@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from ackcore.kafka.client import ConsumerError
-from ackcore.kafka.commit_requests import commit_requests
-from ackcore.kafka.errors import is_fatal
-from ackcore.kafka.held_partition import Key, PartitionCommit
-from ackcore.kafka.held_records import HeldRecords
+from ackcore.kafka.client_settings import Log
+from ackcore.kafka.committer import commit_requests
+from ackcore.kafka.consumer.consumer_client import ConsumerError
+from ackcore.kafka.consumer.held_partition import Key, PartitionCommit
+from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.kafka.kafka_errors import is_fatal
 from ackcore.kafka.producing import PASSING
-from ackcore.kafka.settings import Log
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ class Commits:
         self._fatal = fatal
         self._sent: dict[Key, PartitionCommit] = {}
         self._unanswered = 0  # requests
+        #: The error of the last refused commit; "" if none was refused.
+        self.last_refusal = ""
 
     @property
     def under_way(self) -> bool:
@@ -152,6 +154,7 @@ class Commits:
             shorter = self._held.shorten_metadata(longest)
         if is_fatal(error):
             self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
+        self.last_refusal = error.str()
         what = "fenced" if error.code() in _FENCED else "refused"
         self._log.warning("a commit of %d partitions was %s: %s", len(refused), what, error.str())
         return shorter

@@ -11,11 +11,11 @@ from typing import Any, Literal
 from ackcore._columns import as_count
 from ackcore.dead_limit import DeadLimit
 from ackcore.flow.numbers import positive
-from ackcore.kafka.held_partition import Limits
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
+from ackcore.kafka.consumer.held_partition import Limits
 from ackcore.kafka.producing import check_options, check_topic
-from ackcore.kafka.records import Failure, KafkaRecord
-from ackcore.kafka.settings import ClientSettings
-from ackcore.kafka.starts import Start, as_start
+from ackcore.kafka.start_positions import Start, as_start
 from ackcore.retry import Policy
 
 Protocol = Literal["cooperative", "eager", "consumer"]

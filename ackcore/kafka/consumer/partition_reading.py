@@ -11,13 +11,18 @@ from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from ackcore.kafka.begin import MADE_ANEW, Begun
-from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange, record_of, watermarks
-from ackcore.kafka.consumer_settings import ConsumerSettings
-from ackcore.kafka.errors import is_fatal
-from ackcore.kafka.held_partition import Key
-from ackcore.kafka.held_records import TOO_FAR_BEHIND, HeldRecords
-from ackcore.kafka.origins import Origin
+from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.consumer.consumer_client import (
+    ConsumerError,
+    OffsetsOutOfRange,
+    record_of,
+    watermarks,
+)
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer.consumer_starts import MADE_ANEW, Begun
+from ackcore.kafka.consumer.held_partition import Key
+from ackcore.kafka.consumer.held_records import TOO_FAR_BEHIND, HeldRecords
+from ackcore.kafka.kafka_errors import is_fatal
 from ackcore.kafka.truncations import truncated_at
 from ackcore.offsets import decode_metadata
 from ackcore.retry import capped_doubling
@@ -124,7 +129,7 @@ class PartitionReading:
                     committed=each.committed,
                     deployment=each.origin.deployment,
                 )
-                if each.origin != Origin.read(each.restored.deployment):
+                if each.origin != CommitOrigin.read(each.restored.deployment):
                     self._held.is_of(each.key, each.origin.deployment)
                 if each.near is not None:
                     keep = self._settings.dead_letters is not None
@@ -171,7 +176,7 @@ class PartitionReading:
             now = ids.get(key[0])
             if now is None or now == begun.topic_id:
                 continue
-            known = begun.origin._replace(topic=Origin.of(now, None).topic)
+            known = begun.origin._replace(topic=CommitOrigin.of(now, None).topic)
             self._begun[key] = begun._replace(topic_id=now, origin=known)
             if begun.topic_id is None and not begun.origin.is_other_topic(known):
                 with self._changed:

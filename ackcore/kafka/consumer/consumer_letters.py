@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ackcore.kafka.errors import error_text, is_fatal
-from ackcore.kafka.held_partition import DeadLetter
+from ackcore.kafka.client_settings import Log
+from ackcore.kafka.consumer.consumer_records import Failure, Headers, KafkaRecord
+from ackcore.kafka.consumer.held_partition import DyingRecord
+from ackcore.kafka.kafka_errors import error_text, is_fatal
 from ackcore.kafka.producing import way_out
-from ackcore.kafka.records import Failure, Headers, KafkaRecord
-from ackcore.kafka.settings import Log
 from ackcore.retry import capped_doubling
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _DIGITS = 10
 _SAID_MS = 60_000
 _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 100, 10_000
 
-Report = Callable[[DeadLetter, str | None], None]
+Report = Callable[[DyingRecord, str | None], None]
 
 
 class DeadLetterLoop(RuntimeError):
@@ -87,7 +87,7 @@ def headers_that_came(headers: Headers, ours: Collection[str]) -> Headers:
     return [each for each in headers if each[0] not in ours or each[0] == DEATHS]
 
 
-def headers_of(letter: DeadLetter) -> Headers:
+def headers_of(letter: DyingRecord) -> Headers:
     """Return a dead letter's headers: the record's, and those with reason, origin and attempts.
 
     The record's timestamp is one of them. The letter's own timestamp must be the time of the death:
@@ -130,7 +130,7 @@ def _cut(reason: str) -> bytes:
 class Keeper(Protocol):
     """The interface of a store of dead letters."""
 
-    def keep(self, letter: DeadLetter, report: Report) -> None:
+    def keep(self, letter: DyingRecord, report: Report) -> None:
         """Begin to store a dead letter. Calls ``report(letter, None)`` when it is stored, or
         ``report(letter, error)`` with the reason why not.
         """
@@ -164,7 +164,7 @@ class TopicKeeper:
         self._producer = Producer(config)
         self._fatal: KafkaError | None = None
 
-    def keep(self, letter: DeadLetter, report: Report) -> None:
+    def keep(self, letter: DyingRecord, report: Report) -> None:
         """See `Keeper.keep`. A letter is stored when all in-sync replicas have it."""
 
         def delivered(error: KafkaError | None, _: object = None) -> None:
@@ -225,9 +225,9 @@ class CallableKeeper:
     def __init__(self, function: Callable[[KafkaRecord, Failure], object]) -> None:
         self._function = function
         self._thread = ThreadPoolExecutor(1, "ackcore-dead-letters")
-        self._done: deque[tuple[DeadLetter, Report, Future[object]]] = deque()
+        self._done: deque[tuple[DyingRecord, Report, Future[object]]] = deque()
 
-    def keep(self, letter: DeadLetter, report: Report) -> None:
+    def keep(self, letter: DyingRecord, report: Report) -> None:
         """See `Keeper.keep`."""
         future = self._thread.submit(self._function, letter.record, letter.failure)
         future.add_done_callback(lambda done: self._done.append((letter, report, done)))
@@ -240,19 +240,19 @@ class CallableKeeper:
                 report(letter, "it was cancelled")
                 continue
             error = done.exception()
-            report(letter, None if error is None else f"{type(error).__name__}: {error}")
+            report(letter, None if error is None else ": ".join(Failure.of(error)))
 
     def close(self) -> None:
         """See `Keeper.close`. Does not wait for a call that is under way."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _identity(letter: DeadLetter) -> tuple[str, int, int, int]:
+def _identity(letter: DyingRecord) -> tuple[str, int, int, int]:
     record = letter.record
     return record.topic, record.partition, record.offset, record.generation
 
 
-class DeadLetters:
+class LettersUnderWay:
     """Dead letters under way, each until it is stored.
 
     Parameters
@@ -265,9 +265,9 @@ class DeadLetters:
     def __init__(self, keeper: Keeper, log: Log = _log) -> None:
         self._log = log
         self._keeper = keeper
-        self._kept: list[DeadLetter] = []
+        self._kept: list[DyingRecord] = []
         self._failures: dict[tuple[str, int, int, int], int] = {}
-        self._waiting: list[tuple[int, int, DeadLetter]] = []
+        self._waiting: list[tuple[int, int, DyingRecord]] = []
         self._sequence = 0
         self._now_ms = 0
         self._in_a_row = 0
@@ -275,14 +275,14 @@ class DeadLetters:
         self._closed = False
         self.under_way = 0
 
-    def put(self, letters: list[DeadLetter], now_ms: int) -> None:
+    def put(self, letters: list[DyingRecord], now_ms: int) -> None:
         """Begin to store dead letters."""
         self._now_ms = now_ms
         for letter in letters:
             self.under_way += 1
             self._keeper.keep(letter, self._report)
 
-    def turn(self, now_ms: int, wanted: Callable[[DeadLetter], bool]) -> list[DeadLetter]:
+    def turn(self, now_ms: int, wanted: Callable[[DyingRecord], bool]) -> list[DyingRecord]:
         """Retry the letters that are due and still wanted; return the letters stored since the last
         call.
         """
@@ -298,7 +298,7 @@ class DeadLetters:
         kept, self._kept = self._kept, []
         return kept
 
-    def _report(self, letter: DeadLetter, error: str | None) -> None:
+    def _report(self, letter: DyingRecord, error: str | None) -> None:
         identity = _identity(letter)
         if error is None:
             self.under_way -= 1

@@ -18,23 +18,30 @@ from types import MappingProxyType
 
 from ackcore._records import OffsetState
 from ackcore.dead_limit import DeadLimit
-from ackcore.kafka.held_partition import (
+from ackcore.kafka.commit_metadata import MetadataForm
+from ackcore.kafka.consumer.consumer_records import (
+    ConsumerCounts,
+    Failure,
+    KafkaRecord,
+    PartitionStats,
+)
+from ackcore.kafka.consumer.held_partition import (
     DYING,
     FRESH,
     OUT,
     WAITING,
-    DeadLetter,
+    DyingRecord,
     Held,
     HeldPartition,
     Key,
     Limits,
     PartitionCommit,
     TakenAt,
+    change_pauses,
     named_runs,
+    room,
+    stopped_by_waiting,
 )
-from ackcore.kafka.metadata_form import MetadataForm
-from ackcore.kafka.pauses import change_pauses, room, stopped_by_waiting
-from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
 from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
 
@@ -88,7 +95,7 @@ class HeldRecords:
         # A heap, ordered by due time.
         self._waiting: list[tuple[int, int, HeldPartition, int]] = []
         self._taken_at = TakenAt()
-        self._dying: list[DeadLetter] = []
+        self._dying: list[DyingRecord] = []
         self._sequence = 0
         self._metadata = MetadataForm()
         self._last_failure = ""
@@ -545,7 +552,7 @@ class HeldRecords:
 
     def _die(self, found: HeldPartition, held: Held, failure: Failure, failures: int) -> None:
         found.move(held, DYING)
-        self._dying.append(DeadLetter(held.record, failure, failures))
+        self._dying.append(DyingRecord(held.record, failure, failures))
         self._moved(found)
 
     def _done(self, found: HeldPartition, offset: int) -> None:
@@ -558,12 +565,12 @@ class HeldRecords:
 
     # Dead letters.
 
-    def dying(self) -> list[DeadLetter]:
+    def dying(self) -> list[DyingRecord]:
         """Return the dead letters that are to be stored, each once."""
         letters, self._dying = self._dying, []
         return [letter for letter in letters if self.is_dying(letter)]
 
-    def is_dying(self, letter: DeadLetter) -> bool:
+    def is_dying(self, letter: DyingRecord) -> bool:
         """Return whether a dead letter is still to be stored, because its partition was not taken
         away.
         """
@@ -575,7 +582,7 @@ class HeldRecords:
             and record.offset in found.held
         )
 
-    def dead(self, letter: DeadLetter) -> bool:
+    def dead(self, letter: DyingRecord) -> bool:
         """Record that a dead letter is stored. Return whether its record was still held."""
         if not self.is_dying(letter):
             return False

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from ackcore._arrow import rebatched
 from ackcore._records import Int64s
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.range_reader import RangeReader
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
-from ackcore.kafka.reading import RangeReader
-from ackcore.kafka.settings import ClientSettings
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.tasks.pieces import Piece
 

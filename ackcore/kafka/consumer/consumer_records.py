@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ackcore.kafka.kafka_errors import shown_error
+
 Headers = list[tuple[str, bytes | None]]
 
 
@@ -37,7 +39,7 @@ class Failure(NamedTuple):
     def of(cls, reason: BaseException | str) -> Failure:
         """Return the failure in the argument of ``fail``."""
         if isinstance(reason, BaseException):
-            return cls(type(reason).__qualname__, str(reason))
+            return cls(type(reason).__qualname__, shown_error(reason))
         return cls("Failed", reason)
 
 

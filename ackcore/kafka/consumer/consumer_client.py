@@ -9,12 +9,17 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from ackcore.kafka.consumer_settings import ConsumerSettings
-from ackcore.kafka.dead_letters import CallableKeeper, DeadLetters, TopicKeeper
-from ackcore.kafka.held_partition import Key
+from ackcore.kafka.client_settings import Value
+from ackcore.kafka.consumer.consumer_letters import CallableKeeper, LettersUnderWay, TopicKeeper
+from ackcore.kafka.consumer.consumer_records import (
+    UNREADABLE_HEADERS,
+    Failure,
+    Headers,
+    KafkaRecord,
+)
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.producing import PASSING, SIZES
-from ackcore.kafka.records import UNREADABLE_HEADERS, Failure, Headers, KafkaRecord
-from ackcore.kafka.settings import Value
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -77,18 +82,18 @@ def _refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError
     return ConsumerError(f"librdkafka refused the settings of the client: {said}; correct options=")
 
 
-def dead_letters_of(settings: ConsumerSettings) -> DeadLetters | None:
+def dead_letters_of(settings: ConsumerSettings) -> LettersUnderWay | None:
     """Return the store of dead letters that the settings name; None without one."""
     given, log = settings.dead_letters, settings.client.logger(_log)
     if given is None:
         return None
     if not isinstance(given, str):
-        return DeadLetters(CallableKeeper(given), log)
+        return LettersUnderWay(CallableKeeper(given), log)
     own: dict[str, Value] = {"logger": log, "enable.idempotence": True, "acks": "all"}
     config = settings.client.client(own, SIZES)
     config = {name: of for name, of in config.items() if not name.startswith(_OF_CONSUMERS)}
     try:
-        return DeadLetters(TopicKeeper(given, config, log), log)
+        return LettersUnderWay(TopicKeeper(given, config, log), log)
     except KafkaException as error:
         raise _refused(settings, error) from None
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from ackcore.kafka.origins import Origin
+from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
-from ackcore.kafka.starts import first_offset
+from ackcore.kafka.start_positions import first_offset
 from ackcore.offsets import decode_metadata
-from ackcore.spark.kafka.plans import Position
+from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.spark.tasks.record_ids import Refused, Tried
 from ackcore.topology.tuples import Reason
 
@@ -19,7 +19,7 @@ from ackcore.topology.tuples import Reason
 MADE_ANEW = "topic made anew"
 
 
-class Found(NamedTuple):
+class PartitionFacts(NamedTuple):
     """The known facts of a partition.
 
     Attributes
@@ -107,7 +107,7 @@ class Start(NamedTuple):
         return min([self.next, *(hole.start for hole in self.holes)])
 
 
-def decide(spout: KafkaSpout, found: Found) -> Start | None:
+def decide(spout: KafkaSpout, found: PartitionFacts) -> Start | None:
     """Return the start of a partition; None if it continues at its position."""
     position, low, high = found.position, found.low, found.high
     if position is None:
@@ -125,7 +125,7 @@ def decide(spout: KafkaSpout, found: Found) -> Start | None:
     return None
 
 
-def _first(spout: KafkaSpout, found: Found) -> Start:
+def _first(spout: KafkaSpout, found: PartitionFacts) -> Start:
     """Return the requested start, in range or not."""
     low, high = found.low, found.high
     if not found.is_first:
@@ -133,7 +133,7 @@ def _first(spout: KafkaSpout, found: Found) -> Start:
     if spout.start == "group" and found.committed is not None:
         offset, metadata = found.committed
         restored = decode_metadata(found.topic, found.partition, offset, metadata)
-        was, now = Origin.read(restored.deployment), Origin.of(found.topic_id, None)
+        was, now = CommitOrigin.read(restored.deployment), CommitOrigin.of(found.topic_id, None)
         if was.is_other_topic(now):
             return Start(low, MADE_ANEW)
         state = restored.state
@@ -152,7 +152,7 @@ def _first(spout: KafkaSpout, found: Found) -> Start:
     )
 
 
-def _within(spout: KafkaSpout, found: Found, start: Start) -> Start:
+def _within(spout: KafkaSpout, found: PartitionFacts, start: Start) -> Start:
     """Return a start that is in range, and not too far behind."""
     low, high, most = found.low, found.high, spout.max_offset_behind
     if start.lowest < low:
@@ -165,13 +165,13 @@ def _within(spout: KafkaSpout, found: Found, start: Start) -> Start:
     return _from(found, start, high - most, "TooFarBehind", f"too far behind, {end}")
 
 
-def _lost(found: Found, start: Start) -> Start:
+def _lost(found: PartitionFacts, start: Start) -> Start:
     """Return a start without its ranges below the partition's first offset."""
     said = "lost upstream, deleted before they were read"
     return _from(found, start, found.low, "LostUpstream", said)._replace(why="out of range")
 
 
-def _from(found: Found, start: Start, low: int, kind: str, said: str) -> Start:
+def _from(found: PartitionFacts, start: Start, low: int, kind: str, said: str) -> Start:
     """Return a start without its ranges below an offset; they become dead letters with a reason."""
     gone = [hole._replace(stop=min(hole.stop, low)) for hole in start.holes if hole.start < low]
     if start.next < low:
@@ -186,39 +186,65 @@ def _from(found: Found, start: Start, low: int, kind: str, said: str) -> Start:
     )
 
 
-def shares(
-    waiting: Mapping[tuple[str, int], int],
-    most: int,
-    room: int | None = None,
-    after: tuple[str, int] | None = None,
-) -> dict[tuple[str, int], int]:
-    """Return the number of offsets that a micro-batch takes of each partition.
-
-    The shares are as even as possible, and at most ``most`` in all, but at least one of each
-    partition with offsets. They never exceed ``room``. If there is not room for one of each, the
-    partitions alternate between micro-batches.
+def lost_since(
+    spout: KafkaSpout,
+    plan: OffsetPlan,
+    lows: Mapping[tuple[str, int], int],
+    topic_ids: Mapping[str, str | None],
+) -> list[Start]:
+    """Return new starts for the ranges of a plan whose beginning was deleted, with the lost part.
 
     Parameters
     ----------
-    waiting : mapping from (str, int) to int
-        The number of available offsets of each partition.
-    most : int
-        The largest number of offsets in all.
-    room : int, optional
-        The largest number of records that may fail; None: unlimited.
-    after : (str, int), optional
-        The last partition that had a share when there was not room for all. The next one is first.
+    spout : KafkaSpout
+        The spout of the plan.
+    plan : OffsetPlan
+        A stored plan without a decision.
+    lows : mapping from (str, int) to int
+        The first offset of each partition that answered.
+    topic_ids : mapping from str to str or None
+        The present ids of the topics. If a topic was created again, all its planned offsets are
+        lost.
     """
-    found: dict[tuple[str, int], int] = {}
-    if room is not None:
-        there = sorted(each for each, n in waiting.items() if n)
-        if room < len(there):
-            first = 0 if after is None else bisect_right(there, after)
-            return dict.fromkeys((there[first:] + there[:first])[:room], 1)
-        most = min(most, room)
-    left, partitions = most, sum(1 for n in waiting.values() if n)
-    for each, n in sorted(waiting.items(), key=lambda one: one[1]):
-        if n:
-            found[each] = min(n, max(1, left // partitions))
-            left, partitions = max(0, left - found[each]), partitions - 1
+    gone: list[OffsetRange] = []
+    for one in sorted(one for some in plan.tasks for one in some):
+        known, now = plan.topic_ids.get(one.topic), topic_ids.get(one.topic)
+        is_other = known is not None and now is not None and known != now
+        low = lows.get((one.topic, one.partition), 0)
+        stop = one.stop if is_other else min(low, one.stop)
+        if stop <= one.start:
+            continue
+        before = gone[-1] if gone else None
+        # A deleted range may span several tasks; it is joined, and has one dead letter.
+        if before is not None and before[:2] == one[:2] and before.stop == one.start:
+            gone[-1] = before._replace(stop=stop)
+        else:
+            gone.append(one._replace(stop=stop))
+    found = []
+    for one in gone:
+        began = Position(one.start, one.stop, "")
+        start = decide(spout, PartitionFacts(one.topic, one.partition, one.stop, one.stop, began))
+        assert start is not None
+        found.append(start)
     return found
+
+
+def without(plan: OffsetPlan, name: str, lost: list[Start]) -> OffsetPlan:
+    """Return a spout's plan with the deleted offsets as lost, and in no task."""
+    gone = tuple(one.range for start in lost for one in start.gone)
+    refused = [one.refused(name) for start in lost for one in start.gone]
+    tasks = [tuple(one for each in some if (one := _rest(each, gone)).size) for some in plan.tasks]
+    return replace(
+        plan,
+        tasks=tuple(some for some in tasks if some),
+        lost=(*plan.lost, *gone),
+        refused=(*plan.refused, *refused),
+    )
+
+
+def _rest(one: OffsetRange, gone: tuple[OffsetRange, ...]) -> OffsetRange:
+    """Return the rest of a range without its deleted beginning, which may be all of it."""
+    for other in gone:
+        if one[:2] == other[:2] and other.start <= one.start < other.stop:
+            return one._replace(start=min(one.stop, other.stop))
+    return one

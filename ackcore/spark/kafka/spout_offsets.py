@@ -14,27 +14,33 @@ from ackcore.kafka.cluster import (
     Cluster,
     ClusterFailed,
     Committed,
-    Failure,
+    PartitionFailure,
     TopicPartition,
     UnknownTopics,
     Watermarks,
 )
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
-from ackcore.kafka.starts import time_ms
+from ackcore.kafka.start_positions import time_ms
 from ackcore.kafka.truncations import truncated_at
-from ackcore.spark.kafka.commits import states
-from ackcore.spark.kafka.groups import Key, ToldGroup
-from ackcore.spark.kafka.intake import Intake
-from ackcore.spark.kafka.mending import lost_since, without
+from ackcore.spark.kafka.group_commits import Key, ToldGroup, states
 from ackcore.spark.kafka.plans import (
+    Intake,
     OffsetPlan,
     Position,
     by_partition,
     evenly,
     records_in,
+    shares,
 )
-from ackcore.spark.kafka.starts import MADE_ANEW, Found, Start, decide, shares
+from ackcore.spark.kafka.spout_starts import (
+    MADE_ANEW,
+    PartitionFacts,
+    Start,
+    decide,
+    lost_since,
+    without,
+)
 
 _log = logging.getLogger("ackcore")
 
@@ -414,7 +420,7 @@ class SpoutOffsets:
                 other_from = self._other_from(position, (topic, partition), mark)
             start = decide(
                 self.spout,
-                Found(
+                PartitionFacts(
                     topic,
                     partition,
                     low,
@@ -515,7 +521,7 @@ class SpoutOffsets:
         )
 
 
-def _unanswered(what: str, failed: Mapping[Any, Failure]) -> ConnectionError:
+def _unanswered(what: str, failed: Mapping[Any, PartitionFailure]) -> ConnectionError:
     (topic, partition), why = next(iter(failed.items()))
     return ConnectionError(f"Kafka does not say {what}: of {topic}-{partition}, {why.text}")
 

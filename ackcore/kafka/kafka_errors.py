@@ -6,8 +6,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.ranges import OffsetRange
-from ackcore.kafka.settings import ClientSettings
 
 
 def is_fatal(error: KafkaError) -> bool:
@@ -129,13 +129,21 @@ def exception_text(error: KafkaException) -> str:
     return error_text(cause) if isinstance(cause, KafkaError) else str(error)
 
 
+def shown_error(error: BaseException) -> str:
+    """Return the text of an error, also if its ``__str__``, which is user code, raises."""
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"no text, because __str__ of the error raised {type(broken).__name__}"
+
+
 def redacted_error(error: BaseException, settings: ClientSettings) -> BaseException:
     """Return an error without the secrets of settings: the same object if it contains none.
 
     Otherwise it is a new error, of the same class if that class takes a text. It has no cause,
     since the cause may contain secrets as well. An error of confluent-kafka keeps its code.
     """
-    shown = [str(error), *(str(each) for each in _chain(error))]
+    shown = [shown_error(each) for each in (error, *_chain(error))]
     if all(settings.redacted(text) == text for text in shown):
         return error
     cause = error.args[0] if error.args else None
@@ -143,7 +151,7 @@ def redacted_error(error: BaseException, settings: ClientSettings) -> BaseExcept
     if isinstance(error, KafkaException) and isinstance(cause, KafkaError):
         told = KafkaError(cause.code(), settings.redacted(cause.str()), cause.fatal())
     else:
-        told = settings.redacted(str(error))
+        told = settings.redacted(shown_error(error))
     try:
         other = type(error)(told)
     except TypeError:

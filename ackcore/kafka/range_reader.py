@@ -26,7 +26,8 @@ from confluent_kafka import (
 from ackcore._columns import as_count
 from ackcore._records import RawMessage
 from ackcore.flow.numbers import positive
-from ackcore.kafka.errors import (
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.kafka_errors import (
     LogTruncated,
     OffsetsLost,
     ReadFailed,
@@ -34,10 +35,8 @@ from ackcore.kafka.errors import (
     error_text,
     exception_text,
 )
-from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.ranges import OffsetRange, RecordColumns
 from ackcore.kafka.raw_consumer import event_error, raw_consumer
-from ackcore.kafka.record_columns import RecordColumns
-from ackcore.kafka.settings import ClientSettings
 
 if TYPE_CHECKING:
     from ackcore._reference import RawMessages

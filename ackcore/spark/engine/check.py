@@ -1,4 +1,4 @@
-"""The check that the tasks' reports of a run are consistent with each other.
+"""The check step: a run is accepted only if all its results agree.
 
 Each task must have reported once, each consumer must have received the same trailer from each task
 that sends to it, all files must exist, and the settled records must be as many as the sent ones.
@@ -11,7 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from ackcore._records import Int64s
+from ackcore.spark.base.root_ids import in_ranges, once
 from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.checkpoint.decisions import Plan, Retries
+from ackcore.spark.engine.setup import PlannedRows, RunResult
 from ackcore.spark.stores.files import is_missing
 from ackcore.spark.tasks.exchange_format import (
     SETTLE,
@@ -20,9 +26,14 @@ from ackcore.spark.tasks.exchange_format import (
     origin_of,
     partition_of,
 )
+from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.topology.stage_layout import Layout
+
+
+class Disagreement(Exception):
+    """The results of a run contradict each other. It is run again, and no attempt counts."""
 
 
 def trailer_problems(
@@ -105,3 +116,52 @@ def count_problems(
                     "settled"
                 )
     return problems
+
+
+def check_agreement(ran: RunResult, retries: Retries) -> None:
+    """Raise `Disagreement` unless a run's results agree and all due records ran."""
+    if ran.problems:
+        raise Disagreement("; ".join(ran.problems))
+    for spout, table in retries.due.items():
+        if ran.retried.get(spout, 0) != len(table):
+            raise Disagreement(
+                f"{len(table)} records of spout {spout} were due, and "
+                f"{ran.retried.get(spout, 0)} of them ran"
+            )
+
+
+def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = False) -> None:
+    """Raise `Disagreement` unless each failed record was found exactly once.
+
+    Parameters
+    ----------
+    sought : sequence of numpy.ndarray of int64
+        Columns with the roots that failed.
+    found : FailedRows
+        The records that were found.
+    is_all : bool, default False
+        Whether ``sought`` is the roots of ``found``: then only duplicates are looked for.
+    """
+    rows = found.roots()
+    agree, lost, there = True, 0, 0
+    for some, got in in_ranges([] if is_all else sought, rows):
+        wanted = once(got if is_all else some)
+        same = np.array_equal(wanted, got)
+        agree &= same
+        lost += len(wanted)
+        there += len(wanted) if same else len(np.intersect1d(wanted, got))
+    if not agree:
+        raise Disagreement(
+            f"{lost} records failed, and reading the sources again found {there} of them in "
+            f"{sum(map(len, rows))} rows: they did not give the same rows a second time"
+        )
+
+
+def check_same_rows(plan: Plan, offsets: PlannedRows) -> None:
+    """Raise `Disagreement` if the rows that were read may differ from the planned rows.
+
+    Called after the last reading: rows that are in place now were in place at each earlier reading.
+    """
+    replaced = offsets.replaced(plan)
+    if replaced is not None:
+        raise Disagreement(replaced)

@@ -18,17 +18,17 @@ from typing import NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 
-from ackcore.kafka.client import (
+from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.consumer.consumer_client import (
     REQUEST_S,
     OffsetsOutOfRange,
     answer_of,
     watermarks,
     without_errors,
 )
-from ackcore.kafka.consumer_settings import ConsumerSettings
-from ackcore.kafka.held_partition import Key
-from ackcore.kafka.origins import Origin
-from ackcore.kafka.starts import first_offset, time_ms
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer.held_partition import Key
+from ackcore.kafka.start_positions import first_offset, time_ms
 from ackcore.offsets import Restored, decode_metadata
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Begun(NamedTuple):
     key: Key
     restored: Restored
     committed: bool  # whether the committed state is the start
-    origin: Origin
+    origin: CommitOrigin
     topic_id: str | None
     near: int | None  # records below this offset are too far behind; None if none are
 
@@ -107,13 +107,15 @@ def begin(
         if why == MADE_ANEW and settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(f"{key[0]}-{key[1]}: the {MADE_ANEW}; {_WAY_OUT}")
         name = settings.force_from_start
-        origin = Origin.of(topic_id, name)
-        was = Origin.read(restored.deployment)
+        origin = CommitOrigin.of(topic_id, name)
+        was = CommitOrigin.read(restored.deployment)
         if name is None:  # keep the former name: that deployment must not begin anew if it returns
             origin = origin._replace(name=was.name)
         if topic_id is None and (why == "group" or each.offset < 0):
             # Whether the topic was created again is not known yet.
-            origin = origin._replace(topic=was.topic or Origin.of(seen.get(key[0]), None).topic)
+            origin = origin._replace(
+                topic=was.topic or CommitOrigin.of(seen.get(key[0]), None).topic
+            )
         near = _near(client, settings, each, offset)
         begun.append(Begun(key, restored, why == "group", origin, topic_id, near))
     return begun
@@ -131,13 +133,13 @@ def _goes_on(
 ) -> tuple[Restored, str] | None:
     """Return the position to continue at, with the reason; None to begin at ``start``."""
     key = _key(found)
-    now = Origin.of(topic_id, settings.force_from_start)
-    was_seen = Origin.of(seen.get(found.topic), None)
+    now = CommitOrigin.of(topic_id, settings.force_from_start)
+    was_seen = CommitOrigin.of(seen.get(found.topic), None)
     if found.offset < 0:
         anew = decode_metadata(*key, 0, None), MADE_ANEW
         return anew if was_seen.is_other_topic(now) else None
     restored = decode_metadata(*key, found.offset, found.metadata)
-    was = Origin.read(restored.deployment)
+    was = CommitOrigin.read(restored.deployment)
     if settings.force_from_start is not None and was.name != now.name:
         return None
     if (was if was.topic else was_seen).is_other_topic(now):

@@ -16,9 +16,16 @@ from typing import Any, NamedTuple, Self
 from ackcore._columns import as_count
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.flow.numbers import positive
-from ackcore.kafka.client import ConsumerError
-from ackcore.kafka.client_thread import ClientThread
-from ackcore.kafka.consumer_settings import (
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.consumer.client_thread import ClientThread
+from ackcore.kafka.consumer.consumer_client import ConsumerError
+from ackcore.kafka.consumer.consumer_records import (
+    ConsumerCounts,
+    Failure,
+    KafkaRecord,
+    PartitionStats,
+)
+from ackcore.kafka.consumer.consumer_settings import (
     ConsumerSettings,
     KeepDead,
     OrderedBy,
@@ -28,11 +35,9 @@ from ackcore.kafka.consumer_settings import (
     as_partitions,
     as_topics,
 )
-from ackcore.kafka.held_records import HeldRecords
-from ackcore.kafka.partition_reading import now_ms
-from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
-from ackcore.kafka.settings import ClientSettings
-from ackcore.kafka.starts import Start
+from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.kafka.consumer.partition_reading import now_ms
+from ackcore.kafka.start_positions import Start
 
 #: The number of records that are taken at once for an event loop.
 _BATCH = 64
@@ -443,10 +448,7 @@ class Consumer:
             wanted = self._held.uncommitted()
             self._thread.commit_soon()
             while True:
-                if self._thread.error is not None:
-                    raise self._thread.error
-                if self._thread.last_refused:
-                    raise ConsumerError("the consumer is closed, and its last commit was refused")
+                self._raise_end()
                 if self._held.are_committed(wanted):
                     return
                 left_s = deadline - time.monotonic()
@@ -484,7 +486,9 @@ class Consumer:
         Raises
         ------
         ConsumerError, TooManyDead, RecordDead, KafkaException
-            The error that ended the consumer, also if `poll` has raised it before.
+            The error that ended the consumer, also if `poll` has raised it before. `ConsumerError`
+            also if the broker refused the last commit: records that are done are then delivered
+            again after a restart.
         TimeoutError
             If the client does not end in time. It continues in the background.
         """
@@ -500,8 +504,19 @@ class Consumer:
                 f"the consumer did not end in {timeout_s:g} s after its drain: its brokers may not "
                 "answer; what was done since its last commit is done again"
             )
+        self._raise_end()
+
+    def _raise_end(self) -> None:
+        """Raise the error that ended the consumer, or the refusal of its last commit."""
         if self._thread.error is not None:
             raise self._thread.error
+        refusal = self._thread.last_refusal
+        if refusal is not None:
+            raise ConsumerError(
+                f"the last commit of group {self.settings.group_id!r} was refused: "
+                f"{refusal}; the records that were done since the commit before "
+                "it are delivered again to the next member that reads their partitions"
+            )
 
     def stats(self) -> ConsumerStats:
         """Return a snapshot of the consumer's counts and partitions."""

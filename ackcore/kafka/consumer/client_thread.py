@@ -15,21 +15,21 @@ from confluent_kafka import Consumer, TopicPartition
 
 from ackcore.dead_limit import TooManyDead
 from ackcore.dispatch.dispatcher import RecordDead
-from ackcore.kafka.begin import begin
-from ackcore.kafka.client import (
+from ackcore.kafka.cluster import Partition
+from ackcore.kafka.consumer.consumer_client import (
     ConsumerError,
     dead_letters_of,
     make_client,
     wait_until_known,
 )
-from ackcore.kafka.cluster import Partition
-from ackcore.kafka.commits import Commits
-from ackcore.kafka.consumer_settings import OTHER_TOPIC, ConsumerSettings
-from ackcore.kafka.errors import redacted_error
-from ackcore.kafka.held_partition import DeadLetter, Key
-from ackcore.kafka.held_records import HeldRecords
-from ackcore.kafka.partition_reading import SHORT_LOOK_S, PartitionReading, now_ms
-from ackcore.kafka.topic_watch import TopicWatch, ids_of
+from ackcore.kafka.consumer.consumer_commits import Commits
+from ackcore.kafka.consumer.consumer_settings import OTHER_TOPIC, ConsumerSettings
+from ackcore.kafka.consumer.consumer_starts import begin
+from ackcore.kafka.consumer.held_partition import DyingRecord, Key
+from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.kafka.consumer.partition_reading import SHORT_LOOK_S, PartitionReading, now_ms
+from ackcore.kafka.consumer.topic_watch import TopicWatch, ids_of
+from ackcore.kafka.kafka_errors import redacted_error
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ class ClientThread:
         self._log = settings.client.logger(_log)
         self.error: BaseException | None = None
         self.ended = False
-        self.last_refused = False  # whether it is closed and the broker lacks done records
+        #: The error that the last commit was refused with, if the broker lacks done records.
+        self.last_refusal: str | None = None
         self.drain_s = settings.drain_s
         self._held = held
         self._changed = changed
@@ -155,7 +156,9 @@ class ClientThread:
             self._drain(keys)
             self._commits.send_last(self._client, keys)
             with self._changed:
-                self.last_refused = bool(self._held.uncommitted())
+                if self._held.uncommitted():
+                    refusal = self._commits.last_refusal
+                    self.last_refusal = self.settings.client.redacted(refusal)
                 for key in keys:
                     self._held.forget(key)
         finally:
@@ -226,7 +229,7 @@ class ClientThread:
                 for letter in kept:
                     self._held.dead(letter)
 
-    def _keep_last(self, letters: list[DeadLetter]) -> None:
+    def _keep_last(self, letters: list[DyingRecord]) -> None:
         """Store dead letters before the consumer ends for too many of them.
 
         Otherwise each new start would meet the same records.

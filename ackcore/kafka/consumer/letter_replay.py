@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster, ClusterFailed
-from ackcore.kafka.dead_letters import (
+from ackcore.kafka.consumer.consumer_letters import (
     ATTEMPTS,
     MAX_DEATHS,
     OURS,
@@ -32,12 +33,11 @@ from ackcore.kafka.dead_letters import (
     is_of_topology,
     number_in,
 )
+from ackcore.kafka.consumer.consumer_records import UNREADABLE_HEADERS, Headers
 from ackcore.kafka.producing import DeliveryError, Mark, Transactions, check_options, check_topic
+from ackcore.kafka.range_reader import RangeReader
 from ackcore.kafka.ranges import OffsetRange
-from ackcore.kafka.reading import RangeReader
-from ackcore.kafka.records import UNREADABLE_HEADERS, Headers
-from ackcore.kafka.settings import ClientSettings
-from ackcore.kafka.starts import check_zone, time_ms
+from ackcore.kafka.start_positions import check_zone, time_ms
 
 _log = logging.getLogger(__name__)
 
