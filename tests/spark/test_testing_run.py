@@ -367,7 +367,7 @@ def test_what_is_wrong_is_named():
     topology = words(Check())
     with pytest.raises(TypeError, match="topology must be a Topology, got str"):
         testing.run("topology", {})
-    with pytest.raises(ValueError, match=r"rows of each spout.*'lines' \(.*, got none"):
+    with pytest.raises(ValueError, match=r"one entry per spout: 'lines' \(.*, got none"):
         testing.run(topology, {})
     with pytest.raises(TypeError, match="rows must map the names of spouts"):
         testing.run(topology, [("a",)])

@@ -5,10 +5,9 @@ import threading
 
 import pyarrow as pa
 import pytest
-from acting import OUT, TWO, Basically, Doing, batch_of, identity_of
+from acting import OUT, TWO, Basically, Doing, batch_of, emitted, failed, identity_of, whys
 from hypothesis import given
 from hypothesis import strategies as st
-from results import emitted, failed, whys
 from round_robin import RoundRobin
 
 from ackcore._files.journal import Journal

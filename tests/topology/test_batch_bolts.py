@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from acting import emitted, failed, whys
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
-from results import emitted, failed, whys
 
 from ackcore._arrow.shown import text_of
 from ackcore.calls import Reject

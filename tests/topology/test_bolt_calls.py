@@ -5,8 +5,7 @@ import re
 
 import pyarrow as pa
 import pytest
-from acting import OUT, Basically, Doing, batch_of, emit_and_ack, run
-from results import emitted, failed, whys
+from acting import OUT, Basically, Doing, batch_of, emit_and_ack, emitted, failed, run, whys
 
 from ackcore import topology
 from ackcore.topology.components import BasicBolt, BatchBolt, Bolt, Component

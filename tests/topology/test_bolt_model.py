@@ -6,10 +6,9 @@ import signal
 import threading
 import time
 
-from acting import OUT, TWO, Basically, Doing, batch_of, raising, run
+from acting import OUT, TWO, Basically, Doing, batch_of, emitted, failed, raising, run, whys
 from hypothesis import given
 from hypothesis import strategies as st
-from results import emitted, failed, whys
 
 from ackcore.topology import row_executor
 from ackcore.topology.components import Bolt

@@ -3,8 +3,19 @@
 import logging
 
 import pytest
-from acting import OUT, Basically, Doing, batch_of, emit_and_ack, identity_of, raising, run
-from results import emitted, failed, whys
+from acting import (
+    OUT,
+    Basically,
+    Doing,
+    batch_of,
+    emit_and_ack,
+    emitted,
+    failed,
+    identity_of,
+    raising,
+    run,
+    whys,
+)
 
 from ackcore.topology.components import BasicBolt, Bolt
 from ackcore.topology.executors import executor_for

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
-from declared import refusal
+from acting import refusal
 
 from ackcore.testing import Source
 from ackcore.topology import (

@@ -6,7 +6,7 @@ import re
 
 import pyarrow as pa
 import pytest
-from declared import refusal
+from acting import refusal
 
 from ackcore.topology import (
     TopologyBuilder,

@@ -9,10 +9,9 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
-from acting import TWO, Basically, batch_of
+from acting import TWO, Basically, batch_of, emitted, failed
 from hypothesis import given
 from hypothesis import strategies as st
-from results import emitted, failed
 
 from ackcore._files.journal import Journal
 from ackcore.calls import Reject, Unavailable
