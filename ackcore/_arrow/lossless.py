@@ -162,7 +162,9 @@ def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
             types = {field.name: field.type for field in arrow_type}
             unknown = [] if projects else [name for name in named if name not in types]
             if unknown:
-                raise ValueError(f"{arrow_type} has no field {unknown[0]!r}; its fields go by name")
+                raise ValueError(
+                    f"{arrow_type} has no field {unknown[0]!r}; a value with names is matched by name"
+                )
             missing = [] if projects else [name for name in types if name not in named]
             if missing:
                 raise ValueError(

@@ -145,7 +145,7 @@ def _names(
         yield from _name(kind, name)
     yield from _twice("components", components, "rename all but one")
     named = [("sink", sink.name) for sink in sinks]
-    yield from _twice("sinks", named, "give all but one another with name=")
+    yield from _twice("sinks", named, "set another name with name=")
 
 
 def _name(what: str, name: str) -> Iterator[str]:

@@ -87,7 +87,7 @@ def test_names_that_differ_in_case_only_are_refused(builder, make):
 def test_two_sinks_of_one_name_are_refused(builder, make):
     builder.sink("split", make.write, name="counts")
     assert refusal(builder) == (
-        "2 sinks are named 'counts' (a sink, a sink); give all but one another with name="
+        "2 sinks are named 'counts' (a sink, a sink); set another name with name="
     )
 
 
