@@ -90,7 +90,7 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
         If a number is out of range.
     """
     if attempt < 1:
-        raise ValueError(f"attempt must be at least 1, got {attempt}; the first is not waited for")
+        raise ValueError(f"attempt must be at least 1, got {attempt}; attempt 0 has no delay")
     _check_range(base_ms, cap_ms)
     widest = capped_doubling(base_ms, attempt, cap_ms)
     # The high half of a product maps 64 random bits to the range, without a modulo's bias.

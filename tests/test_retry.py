@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -76,13 +73,6 @@ def test_attempts_of_one_message_and_messages_of_one_attempt_differ():
     assert backoff_ms("2", 1, base_ms=10**9, cap_ms=10**9) != backoff_ms(
         "", 12, base_ms=10**9, cap_ms=10**9
     )
-
-
-def test_another_process_waits_as_long():
-    """Neither the hash seed nor anything else of a process enters."""
-    code = "from ackcore.retry import backoff_ms; print(backoff_ms('ä', 3, base_ms=99, cap_ms=999))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == backoff_ms("ä", 3, base_ms=99, cap_ms=999)
 
 
 def test_delays_are_what_they_were():

@@ -382,9 +382,8 @@ def _tables(topology: Topology, rows: Mapping[str, Any]) -> dict[str, pa.Table]:
         )
     if set(rows) != set(topology.spouts):
         raise ValueError(
-            f"rows must have the rows of each spout, and of nothing else: give them for "
-            f"{', '.join(map(repr, topology.spouts))} ([] where there are none), got "
-            f"{', '.join(map(repr, rows)) or 'none'}"
+            f"rows must have one entry per spout: {', '.join(map(repr, topology.spouts))} "
+            f"([] for a spout without rows), got {', '.join(map(repr, rows)) or 'none'}"
         )
     return {name: _table(spout, rows[name]) for name, spout in topology.spouts.items()}
 

@@ -50,7 +50,7 @@ class BatchExecutor:
     ) -> Results:
         """Run the bolt on a batch."""
         if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
+            raise RuntimeError(f"{self.reasons.component} has been flushed and takes no more input")
         first, rows = self._seen, batch.num_rows
         if not rows:
             return self._results([], {})

@@ -190,15 +190,15 @@ def journaled(component: Component) -> BasicBolt | AsyncBolt:
         return component
     if not isinstance(component, BasicBolt):
         raise TypeError(
-            f"{made}.journal must be False, got True for what is neither an AsyncBolt nor a "
-            "BasicBolt: only where each input is a call of its own is it known what the call came "
-            "to; write one of these, or leave journal out"
+            f"{made}.journal must be False, got True for a bolt that is neither an AsyncBolt "
+            "nor a BasicBolt: only these make one call per input, whose result a journal can "
+            "keep; derive from one of them, or remove journal"
         )
     if overrides_flush(component, BasicBolt):
         raise TypeError(
             f"{made}.journal must be False, got True for a bolt with a flush: execute is not "
-            "called with an input whose answer is known, so there is nothing of it to flush; emit "
-            "in execute, or leave journal out"
+            "called for an input whose result is in the journal, so flush would miss it; "
+            "emit in execute, or remove journal"
         )
     return component
 

@@ -320,8 +320,8 @@ class TopologyBuilder:
         check_max_refused(max_refused)
         if max_refused != MAX_REFUSED and not errors:
             raise ValueError(
-                f"max_refused of sink {name!r} is for how many rows isolate looks, and there is no "
-                "isolate; of a database's table it is an argument of to_postgres() and to_jdbc()"
+                f"max_refused of sink {name!r} is the limit of isolate, which is not set; "
+                "set isolate, or pass max_refused to to_postgres() or to_jdbc()"
             )
         self._sinks.append(Sink(name, component, stream, writer, errors, alone, max_refused))
 
@@ -420,9 +420,9 @@ def _isolated(isolate: Any, writer: Any, sink: str) -> tuple[tuple[type[BaseExce
         errors = exception_classes(isolate, f"isolate of sink {sink!r}")
     if errors and hasattr(writer, "write_accepted") and not getattr(writer, "replaces", False):
         raise TypeError(
-            f"sink {sink!r} cannot be isolated: {writer!r} is handed files, and does not say by an "
-            "attribute 'replaces' that it replaces what it wrote under the same batch id; have it "
-            "return or raise ackcore.spark.SinkRejects"
+            f"sink {sink!r} cannot be isolated: {writer!r} writes files and has no attribute "
+            "replaces = True, so a repeated batch id may not replace the rows written "
+            "before; let it return or raise ackcore.spark.SinkRejects instead"
         )
     return errors, not isinstance(isolate, bool)
 

@@ -293,7 +293,7 @@ def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
 def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[str]:
     readers = [_reader(sub) for sub in layout.out(component, stream)]
     readers += [_sink(sink) for sink in _sinks(parts, component, stream)]
-    return readers or ["─ nobody reads it"]
+    return readers or ["─ not read"]
 
 
 def _reader(sub: Subscription) -> str:

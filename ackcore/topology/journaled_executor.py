@@ -156,7 +156,7 @@ class Answers:
             return
         answer = b"".join([_HEAD.pack(_EMITTED, len(parts) // 2), *parts])
         if len(answer) >= MOST_BYTES:
-            text = f"its call emitted {len(answer)} bytes, and a journal takes {MOST_BYTES - 1}"
+            text = f"its call emitted {len(answer)} bytes, and the limit is {MOST_BYTES - 1}"
             self.failed(key, Reason(self._component, "AnswerTooLarge", text))
             return
         self._journal.append(key, answer)
@@ -196,8 +196,8 @@ class Answers:
             data = self._journal.get(key)
             if data is None:
                 raise RuntimeError(
-                    f"the answer to an input of {self._component} was in its journal a moment ago, "
-                    "and is damaged now; the task has to be run again"
+                    f"the journal of {self._component} no longer has a readable answer to an "
+                    "input that was answered; run the task again"
                 )
             answer = self._read(data)
             if answer.reason is not None:
@@ -267,7 +267,7 @@ class _Journaled(RowExecutor):
             If the journal fails.
         """
         if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
+            raise RuntimeError(f"{self.reasons.component} has been flushed and takes no more input")
         first = self._seen
         self._seen += batch.num_rows
         origin = Origin(self.collector, source, stream, tuple(batch.schema.names), first, identity)

@@ -86,7 +86,7 @@ class RowCollector:
         self._of_thread: threading.local | None = None
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a collector lives in its task; take it from self.collector there")
+        raise TypeError("a collector cannot be pickled; use self.collector of each task instead")
 
     # -- called by a bolt ---------------------------------------------------------------------
 
@@ -206,8 +206,7 @@ class RowCollector:
             raise error
         if anchor._state == FAILED and self._basic:
             raise ValueError(
-                f"nothing more can be emitted for {anchor!r}: it failed, and what it emitted was "
-                "dropped"
+                f"cannot emit for {anchor!r}: it failed, and its emitted tuples were dropped"
             )
         return (
             anchor._state == FAILED
@@ -219,14 +218,14 @@ class RowCollector:
         if self._closed:
             raise self._too_late()
         raise ValueError(
-            f"tuple must be an input of this task of {self._reasons.component}, got {tuple!r}, "
-            "which another task or component was given"
+            f"tuple must be an input of this task of {self._reasons.component}, got "
+            f"{tuple!r}, an input of another task or component"
         )
 
     def _too_late(self) -> RuntimeError:
         return RuntimeError(
-            f"the collector of {self._reasons.component} is closed: its flush() has returned, and "
-            "what was open has failed; wait for your threads in flush()"
+            f"the collector of {self._reasons.component} is closed: its flush() has "
+            "returned, and all open tuples have failed; wait for your threads in flush()"
         )
 
     # -- called by the executor ---------------------------------------------------------------
@@ -305,8 +304,8 @@ class RowCollector:
         with self._lock:
             self._is_gone(tuple)
             error = ValueError(
-                f"nothing can be emitted for {tuple!r} any more: its execute has ended; await, or "
-                "join, what it started before it returns"
+                f"cannot emit for {tuple!r}: its execute has ended; await, or join, all that "
+                "execute starts before it returns"
             )
             self._set_failed(tuple, self._reasons.of(error))
             raise error

@@ -75,7 +75,7 @@ class RowExecutor:
     ) -> Results:
         """Run the bolt on every row of a batch."""
         if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
+            raise RuntimeError(f"{self.reasons.component} has been flushed and takes no more input")
         first, rows = self._seen, batch.num_rows
         self._seen += rows
         if rows and not self._prepared:

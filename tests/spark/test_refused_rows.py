@@ -531,7 +531,7 @@ def test_where_rows_may_be_at_fault_the_way_out_is_told(tmp_path, replaces, says
 
 def test_only_a_sink_that_replaces_is_isolated():
     builder = TopologyBuilder()
-    with pytest.raises(TypeError, match="does not say by an attribute 'replaces'"):
+    with pytest.raises(TypeError, match="has no attribute replaces = True"):
         builder.sink("upper", to_kafka("topic", "broker:9092"), isolate=True)
     with pytest.raises(ValueError, match="isolate of sink 'upper' has 'NoError'"):
         builder.sink("upper", print, isolate=["NoError"])
@@ -544,7 +544,7 @@ def test_only_a_sink_that_replaces_is_isolated():
         (
             {"max_refused": 5},
             ValueError,
-            "for how many rows isolate looks, and there is no isolate",
+            "is the limit of isolate, which is not set",
         ),
     ):
         with pytest.raises(error, match=says):

@@ -183,8 +183,8 @@ def _read_footer(source: ListedFile) -> EventFile:
             nulls = statistics.null_count if statistics and statistics.has_null_count else 0
             if nulls and name != "reason":
                 raise ValueError(
-                    f"{path}: {name} must not hold nulls, got {nulls} of {group.num_rows} rows in "
-                    f"row group {number}; drop these rows or give them a value first"
+                    f"{path}: {name} must not hold nulls, got {nulls} of {group.num_rows} "
+                    f"rows in row group {number}; drop these rows or set a value first"
                 )
         group_rows.append(group.num_rows)
         group_bytes.append(size)

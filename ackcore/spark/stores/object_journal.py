@@ -231,7 +231,7 @@ class ObjectJournal:
             lost += len(data) - end
             self._keep(number, data)
         if lost:
-            self._warn(number, f"is damaged: {lost} of its {len(data)} bytes are passed over")
+            self._warn(number, f"is damaged: {lost} of its {len(data)} bytes are skipped")
 
     def _keep(self, number: int, data: bytes) -> None:
         self._kept[number] = data
@@ -260,7 +260,7 @@ class ObjectJournal:
 
     def _warn(self, number: int, what: str) -> None:
         _log.warning(
-            "%s/%s %s; calls whose answers were there are made again",
+            "%s/%s %s; calls whose answers it held are made again",
             self._store.url,
             self._key(number),
             what,
