@@ -239,7 +239,7 @@ def raise_if_interrupted(
     raise RunCancelled(message, shut_down) from error
 
 
-_LOST = "the session of Spark Connect is not there any more, or no server answers"
+_LOST = "the session of Spark Connect has ended, or its server does not answer"
 _FROM_OUTSIDE = (
     "a job was cancelled from outside (cancelAllJobs, cancelJobGroup, or a kill link in Spark's UI)"
 )

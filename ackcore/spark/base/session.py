@@ -129,8 +129,8 @@ def _refuse_stopped(spark: Any, what: str) -> None:
     if not _is_stopped(spark):
         return
     raise ValueError(
-        f"{what} that was stopped; SparkSession.builder.getOrCreate() makes another, and what is "
-        "read with it has to be read anew"
+        f"{what} that was stopped; SparkSession.builder.getOrCreate() makes another, with which "
+        "all data must be read again"
     )
 
 
@@ -149,8 +149,8 @@ def refuse_no_session() -> None:
     context = active_context()
     if not is_remote() and (context is None or context._jsc is None):
         raise ValueError(
-            "there must be a SparkSession where Columns are made, and there is none, or it was "
-            "stopped; SparkSession.builder.getOrCreate() makes one"
+            "a Column needs a running SparkSession, and there is none, or it was stopped; "
+            "SparkSession.builder.getOrCreate() makes one"
         )
 
 

@@ -14,11 +14,15 @@ from pyspark.sql.types import StructType
 from ackcore._records import Int64s
 from ackcore.ids import spout_key
 from ackcore.spark.base.batches import Batches, MapInArrow, plainly_named
-from ackcore.spark.base.determinism import has_fixed_order, has_fixed_rows
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.session import task_slots
-from ackcore.spark.base.sources import emitted_schema, source_schema
+from ackcore.spark.base.sources import (
+    emitted_schema,
+    has_fixed_order,
+    has_fixed_rows,
+    source_schema,
+)
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
@@ -254,19 +258,9 @@ class SpoutRows(NamedTuple):
 class RunSetup:
     """The sources of a run and its task spec.
 
-    Parameters
-    ----------
-    topology, layout, plan
-        See `run`.
-    rows : mapping from str to SpoutRows
-        The rows of each spout.
-    tasks : int
-        The number of tasks that run at once; unless the settings say otherwise, also the number of
-        tasks after each exchange.
-    isolates : bool
-        See `TaskSpec`.
-    inputs : sequence of InputFrame
-        The inputs to read again if their rows were not written to files.
+    ``tasks`` is the number of tasks that run at once; unless the settings say otherwise, also the
+    number of tasks after each exchange.  ``inputs`` are read again if their rows were not written
+    to files.
     """
 
     def __init__(
@@ -356,12 +350,8 @@ def setup_on_spark(
 ) -> RunSetup:
     """Return the setup of a run on Spark.
 
-    Parameters
-    ----------
-    topology, layout, inputs, plan
-        See `run`.
-    spilled : collection of str, optional
-        The spouts with input that the run has spilled; by default, Spark's plans determine them.
+    ``spilled`` has the spouts with input that the run has spilled; by default, Spark's plans
+    determine them.
     """
     spark = inputs[0].frame.sparkSession
     rows: dict[str, SpoutRows] = {}

@@ -286,8 +286,7 @@ def _steady(checkpoint: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
             if _names(checkpoint.refreshed()) == before:
                 raise
     raise StateError(
-        f"{checkpoint.url} changed {_TIMES} times while it was being read; try again, when "
-        "micro-batches take longer"
+        f"{checkpoint.url} changed {_TIMES} times while it was being read; try again later"
     )
 
 
