@@ -41,16 +41,26 @@ _INSTEAD = (
 )
 
 
-def check_trigger(topology: Topology, spark: SparkSession, options: Mapping[str, Any]) -> None:
-    """Raise ValueError if Spark does not accept a trigger."""
+def read_trigger(
+    trigger: str | Mapping[str, Any] | None, topology: Topology, spark: SparkSession
+) -> dict[str, Any]:
+    """Return the keywords for Spark's ``trigger()``; raise ValueError if Spark refuses them."""
+    if trigger is None:
+        return {}
+    options = {"processingTime": trigger} if isinstance(trigger, str) else trigger
+    match options:
+        case {"processingTime": str()} | {"availableNow": True} if len(options) == 1:
+            pass
+        case _:
+            raise ValueError(f"trigger must be {TRIGGERS}; got {trigger!r}")
     source = next((one.source for one in topology.spouts.values() if one.kind is None), None)
     try:
-        if options:
-            if source is None:
-                source = spark.readStream.format("rate").load()
-            source.writeStream.trigger(**options)
+        if source is None:
+            source = spark.readStream.format("rate").load()
+        source.writeStream.trigger(**options)
     except PySparkException as error:
         raise ValueError(f"trigger must be {TRIGGERS}; got {options}: {one_line(error)}") from error
+    return dict(options)
 
 
 def check_options(dead_letters: Place, accept_changes: bool, clock: Callable[[], int]) -> None:
@@ -300,18 +310,3 @@ def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
                 f"spout {each.component!r} has '{field.name}: {field.type}'; change the inputs, "
                 "or cast the column"
             )
-
-
-def read_trigger(trigger: str | Mapping[str, Any] | None) -> tuple[bool, dict[str, Any]]:
-    """Return whether the trigger is ``availableNow``, and the keywords for Spark's trigger()."""
-    if trigger is None:
-        return False, {}
-    if isinstance(trigger, str):
-        return False, {"processingTime": trigger}
-    if isinstance(trigger, Mapping) and len(trigger) == 1:
-        ((name, value),) = trigger.items()
-        if name == "processingTime" and isinstance(value, str):
-            return False, {name: value}
-        if name == "availableNow" and value is True:
-            return True, {name: value}
-    raise ValueError(f"trigger must be {TRIGGERS}; got {trigger!r}")

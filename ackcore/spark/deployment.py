@@ -16,7 +16,7 @@ from ackcore.spark.base.clocks import Clock, read_clock
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.checks import check, check_dead_topic, check_options, check_trigger, read_trigger
+from ackcore.spark.checks import check, check_dead_topic, check_options, read_trigger
 from ackcore.spark.dead_letters.store import DeadLetters, check_letters_url
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
 from ackcore.spark.engine.batch import Engine
@@ -71,8 +71,8 @@ class Deployment:
         self.listeners = Listeners(listeners)
         check(topology, spark, streaming)
         check_dead_topic(topology, dead_letters)
-        self.available_now, self.trigger = read_trigger(trigger)
-        check_trigger(topology, spark, self.trigger)
+        self.trigger = read_trigger(trigger, topology, spark)
+        self.available_now = "availableNow" in self.trigger
         window = topology.settings.max_dead_window if streaming else None
         self.limit = DeadLimit(max_dead, max_dead_ratio, window)
         self.spark = spark

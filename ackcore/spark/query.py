@@ -169,17 +169,8 @@ def run_batch(
     max_dead_ratio : float or None, default 1.0
         The maximum share of the records read that are dead at the end, from 0 to 1; if all of them
         are dead, the run always fails.  None for no limit.
-    dead_letters : path or DeadLetterTopic, optional
-        The directory of the dead letters, or the URL of a place in a bucket, which is required if
-        the checkpoint is in a bucket.  By default the place of the last start, and at the first
-        start ``<checkpoint>/ackcore/dead_letters``.  With a topic, dead letters are sent to it as
-        well.
-    accept_changes : bool, default False
-        Whether to continue although the topology differs from the one that made the checkpoint.
-    listeners : sequence of QueryListener, optional
-        The listeners, which are called for each micro-batch, for dead letters, and at the end.
-    clock : callable, optional
-        Returns milliseconds since 1970.
+    dead_letters, accept_changes, listeners, clock
+        See `start`.
     wait : callable, optional
         Called with the seconds until the next retry is due.
 

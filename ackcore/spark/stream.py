@@ -104,9 +104,9 @@ class Stream:
         self._beats = Beats.beside(spark)
         self._pacemaker: Pacemaker | None = None
         self._watch: Watch | None = None
-        if self._offsets is not None and not self._available_now:
-            self._watch = Watch(self._offsets.has_new, self._beats.advance)
         if not self._available_now:
+            if self._offsets is not None:
+                self._watch = Watch(self._offsets.has_new, self._beats.advance)
             self._pacemaker = Pacemaker(
                 self._beats.advance,
                 self._engine.clock,

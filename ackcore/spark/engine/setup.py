@@ -203,13 +203,13 @@ class RunResult:
         The records that are not ACKED and that their tasks have judged.
     """
 
-    records: Mapping[str, int]
-    retried: Mapping[str, int]
-    failed: pa.Table
-    files: tuple[SinkFile, ...]
-    problems: tuple[str, ...]
-    untracked_failures: int
-    spilled: Mapping[str, tuple[RowFile, ...]]
+    records: Mapping[str, int] = field(default_factory=dict)
+    retried: Mapping[str, int] = field(default_factory=dict)
+    failed: pa.Table = field(default_factory=FAILED.empty_table)
+    files: tuple[SinkFile, ...] = ()
+    problems: tuple[str, ...] = ()
+    untracked_failures: int = 0
+    spilled: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)
     breaker_trips: int = 0
@@ -232,12 +232,7 @@ class RunResult:
     def of_decided(cls, files: tuple[SinkFile, ...], reread: Mapping[str, Any]) -> RunResult:
         """Return a result with only the fields for reading an accepted run's records again."""
         return cls(
-            records={},
-            retried={},
-            failed=FAILED.empty_table(),
             files=files,
-            problems=(),
-            untracked_failures=0,
             spilled={
                 name: tuple(RowFile(*file) for file in some)
                 for name, some in reread["spilled"].items()
