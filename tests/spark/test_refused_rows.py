@@ -480,9 +480,7 @@ def test_where_rows_may_be_at_fault_the_way_out_is_told(tmp_path, replaces, says
     world.replaces = replaces
     with pytest.raises(SinkError, match=r"sink 'upper' failed 1 times .*ValueError: no a") as told:
         world.process(0, ["a", "b"])
-    way_out = (
-        "have it return or raise SinkRejects, which names them, or declare it with isolate=True"
-    )
+    way_out = "return or raise SinkRejects, which names them, or declare the sink with isolate=True"
     assert (way_out in str(told.value)) == says
 
 
