@@ -46,7 +46,7 @@ def attempt(
     outputs: str | StructType | pa.Schema,
     *,
     retry_on: type[BaseException] | Iterable[type[BaseException]] = (),
-    attempts: int = 3,
+    max_attempts: int = 3,
     max_concurrency: int | Callable[[], Limit] | None = None,
     rate_per_s: float | None = None,
     timeout_s: float | None = None,
@@ -76,8 +76,10 @@ def attempt(
         The columns of the answer: ``"label string, score double"``. Answers must not be null in
         columns that are not nullable.
     retry_on : exception class, or iterable of them, default ()
-        The exceptions after which a call is repeated, with a back-off.
-    attempts : int, default 3
+        The exceptions after which a call is repeated, with a back-off; all others are final. By
+        default none is repeated, since the rows behind it wait. (`guard` retries between
+        micro-batches, and by default all exceptions.)
+    max_attempts : int, default 3
         The maximum number of calls per row, the first one included. `ackcore.calls.Retry` may
         exceed it, within `wait_in_task_s`; `ackcore.calls.Reject` is never retried.
     max_concurrency : int or callable, optional
@@ -143,7 +145,7 @@ def attempt(
         max_concurrency=read_concurrency(kind, max_concurrency),
         timeout_s=timeout_s,
         rate_per_s=rate_per_s,
-        attempts=attempts,
+        max_attempts=max_attempts,
         retry_on=retry_on,  # type: ignore[arg-type] # one class is put into a tuple
         wait_in_task_s=wait_in_task_s,
     )
@@ -207,7 +209,9 @@ def guard(
     message_id : str or sequence of str, optional
         See `TopologyBuilder.spout`.
     retry_on : list of exception classes or of their names, optional
-        The exceptions that are retried; by default all but `ackcore.topology.Reject`.
+        The exceptions after which a record is retried, with a back-off; all others are final. By
+        default all but `ackcore.topology.Reject` are retried. (`attempt` retries within the task,
+        and by default none.)
     reject : list of exception classes or of their names, default ()
         The exceptions that make a record a dead letter at once.
     max_concurrency, rate_per_s, timeout_s, wait_in_task_s
