@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from ackcore.calls import Reject, Retry, Unavailable
     from ackcore.dead_limit import TooManyDead
     from ackcore.spark import functions
-    from ackcore.spark.attempts import attempt
     from ackcore.spark.base.errors import (
         CheckpointCorrupt,
         CheckpointForeign,
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
     from ackcore.spark.engine.insist import RunFailed, SinkError
     from ackcore.spark.engine.progress import Counts, Progress
-    from ackcore.spark.guards import guard
+    from ackcore.spark.guards import attempt, guard
     from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
     from ackcore.spark.query import Query, run_batch, start
@@ -148,7 +147,7 @@ _MODULES = {
     "TooManyRefused": ".sinks.rejects",
     "Unavailable": "ackcore.calls",
     "WorkerPythonError": ".base.workers",
-    "attempt": ".attempts",
+    "attempt": ".guards",
     "combine": ".settle.dataframes",
     "dead_letters": ".dead_letters.reading",
     "guard": ".guards",

@@ -26,9 +26,9 @@ from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
 from ackcore.spark.base.letters import as_letters
 from ackcore.spark.base.paths import Place
-from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.sources import kept_schemas, source_schema
+from ackcore.spark.base.workers import refuse_unpicklable
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.action import Jobs, read_results
 from ackcore.spark.engine.batch import Engine

@@ -256,16 +256,6 @@ def test_a_bolt_that_raises_often_is_told_once_with_the_way_out(world, caplog):
     )
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"), [({}, "for 0 rows; a"), ({"E": 1}, "for 1 row, mostly E; a")]
-)
-def test_calls_that_raise_for_few_rows_or_none_are_told(world, caplog, rows, said):
-    """A large batch may raise where none of its rows does."""
-    world.raised = {"parse": Raised(500, len(rows), Counter(rows))}
-    world.process(0, ["a"])
-    assert f"raised in 500 calls, {said} batch" in caplog.text
-
-
 def test_a_stream_without_rows_calls_no_sink(world):
     world.process(0, [])
     assert world.written == {}

@@ -223,7 +223,7 @@ def test_where_spark_keeps_its_part_is_to_be_given(spark, bucket, tmp_path):
     stream = word_count(
         spark.readStream.schema("line string").json(str(tmp_path)), to_parquet(tmp_path / "tallies")
     )
-    with pytest.raises(ValueError, match="spark_checkpoint must be given where the checkpoint is"):
+    with pytest.raises(ValueError, match="spark_checkpoint must be given if the checkpoint is"):
         start(stream, spark, bucket)
     with pytest.raises(ValueError, match="spark_checkpoint must be a path"):
         start(stream, spark, bucket, spark_checkpoint="s3a://bucket/spark")

@@ -34,8 +34,8 @@ from ackcore.spark import (
     to_parquet,
 )
 from ackcore.spark.base import session, workers
-from ackcore.spark.base.determinism import has_fixed_order, has_fixed_rows
 from ackcore.spark.base.session import session_lost, task_slots
+from ackcore.spark.base.sources import has_fixed_order, has_fixed_rows
 from ackcore.spark.settle.events import estimated_bytes
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 

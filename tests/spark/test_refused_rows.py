@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from worlds import Killed, KilledInCall, Source, Upper, World, fails, killed
+from worlds import Killed, Source, Upper, World, fails, killed
 
 from ackcore.spark import InvalidRejects, SinkRejects, TooManyRefused, to_kafka, to_parquet
 from ackcore.spark.base.errors import CheckpointForeign
@@ -183,7 +183,6 @@ def test_all_may_be_refused(tmp_path):
         (lambda: SinkRejects.at([0], [7], "no"), "refuses 1 rows that it was not given"),
         (lambda: SinkRejects.at([9], [0], "no"), "refuses 1 rows that it was not given"),
         (lambda: SinkRejects([{"line": "A"}], "no"), "rows must be a table, .* got list"),
-        (lambda: SinkRejects(pa.table({"line": ["A"]}), 3), "a reason must be .* got int"),
         (lambda: SinkRejects(pa.table({"line": [[1]]}), "no"), "must be string, .* got list<item"),
     ],
 )
@@ -195,7 +194,7 @@ def test_a_mistake_in_what_is_refused_ends_the_query_at_once(tmp_path, rejects, 
     world.bad = {"a"}
     with pytest.raises(
         InvalidRejects,
-        match=rf"sink 'upper', given micro-batch 0, answers with SinkRejects that are .*{words}",
+        match=rf"sink 'upper', .* returned or raised invalid SinkRejects: .*{words}",
     ):
         world.process(0, ["a", "b"])
     assert (len(world.calls), world.paused) == (1, [])
@@ -211,16 +210,6 @@ def test_more_than_are_looked_for_end_the_query_at_once(tmp_path):
     assert (len(world.calls), world.paused, world.written) == (1, [], {})
     world.bad = set()
     assert world.process(0, ["a", "b"])[1].acked == 2
-
-
-def test_rows_of_another_micro_batch_end_the_query_at_once(tmp_path):
-    world = Refusing(tmp_path, bad={"a"})
-    world.process(0, ["a", "b"])
-    world._named = lambda refused: SinkRejects(pa.table({"line": ["A", "C"]}), ["x", "y"])
-    world.bad = {"c"}
-    with pytest.raises(InvalidRejects, match=r"1 of 2 values of line are in none, {'line': 'A'}"):
-        world.process(1, ["c", "d"])
-    assert (len(world.calls), world.paused) == (2, [])
 
 
 def test_that_it_refuses_and_names_nothing_ends_the_query_at_once(tmp_path):
@@ -239,7 +228,7 @@ def test_refused_rows_of_no_record_are_told(tmp_path, caplog):
     with caplog.at_level("WARNING", "ackcore"):
         _, counts = world.process(0, ["a"])
     assert (world.rows, world.parked, counts.acked, counts.dead) == (["A"], [], 1, 0)
-    assert "sinks refused 1 rows that hang from no record" in caplog.text
+    assert "sinks refused 1 rows without a tracked record" in caplog.text
 
 
 def test_a_decision_of_another_driver_stands(tmp_path, dying_at):
@@ -413,20 +402,6 @@ def test_an_error_that_is_not_named_is_no_rows_fault(tmp_path):
     assert world.calls == [LINES, LINES]
 
 
-def test_an_outage_amid_the_search_ends_it(tmp_path):
-    world = Raising(tmp_path, bad=["line-3"], isolate=[ValueError])
-    write, count = world.write_accepted, [0]
-
-    def out_for_a_while(accepted):
-        count[0] += 1
-        world.out = 4 <= count[0] <= 6
-        write(accepted)
-
-    world.write_accepted = out_for_a_while
-    _, counts = world.process(0, LINES)
-    assert (world.parked, counts.dead) == (["line-3"], 1)
-
-
 @pytest.mark.parametrize("blip", [[], ["line-4"]])
 def test_a_row_that_failed_once_alone_is_not_refused(tmp_path, blip):
     """It may have been the network's: it fails once more, amid rows that go in, or is written."""
@@ -484,24 +459,6 @@ def test_rows_are_not_refused_while_none_go_in(tmp_path, out):
     assert (world.parked, counts.acked, counts.dead) == (["line-3", "line-4"], 18, 2)
 
 
-def test_a_crash_amid_the_search_begins_it_anew(tmp_path):
-    world = Raising(tmp_path, bad=["line-3"])
-    write = world.write_accepted
-
-    def dying(accepted):
-        if len(world.calls) == 5:
-            raise KilledInCall
-        write(accepted)
-
-    world.write_accepted = dying
-    with pytest.raises(Killed):
-        world.process(0, LINES)
-    world.write_accepted = write
-    _, counts = world.process(0, LINES)
-    assert (world.parked, counts.acked, counts.dead) == (["line-3"], 19, 1)
-    assert len(world.rows) == 19
-
-
 def test_a_stop_amid_the_search_is_heard(tmp_path):
     world = Raising(tmp_path, bad=["line-3"])
     write = world.write_accepted
@@ -523,9 +480,7 @@ def test_where_rows_may_be_at_fault_the_way_out_is_told(tmp_path, replaces, says
     world.replaces = replaces
     with pytest.raises(SinkError, match=r"sink 'upper' failed 1 times .*ValueError: no a") as told:
         world.process(0, ["a", "b"])
-    way_out = (
-        "have it return or raise SinkRejects, which names them, or declare it with isolate=True"
-    )
+    way_out = "return or raise SinkRejects, which names them, or declare the sink with isolate=True"
     assert (way_out in str(told.value)) == says
 
 
@@ -571,7 +526,7 @@ def test_an_order_that_came_since_does_not_make_other_records_dead(tmp_path, dyi
     with dying_at("refused"):
         world.process(0, ["a", "b"])
     before, world.topology = world.topology, ordered(world)
-    with pytest.raises(CheckpointForeign, match="ordered_by: none then, 'lines' by line now"):
+    with pytest.raises(CheckpointForeign, match=r"ordered_by of none, .* now has 'lines' by line"):
         world.process(0, ["a", "b"])
     world.topology = before
     world.process(0, ["a", "b"])

@@ -194,9 +194,9 @@ def _way_out(sink: Sink) -> str:
     if hasattr(sink.writer, "write_accepted") and not getattr(sink.writer, "replaces", False):
         return ""  # not a user's function, and parts of a batch cannot be rewritten
     return (
-        ". Where rows are at fault, have it return or raise SinkRejects, which names them, or "
-        "declare it with isolate=True, by which the batch is bisected to them: their records go to "
-        "the dead letters then, and the query goes on"
+        ". If rows cause the error, return or raise SinkRejects, which names them, or declare "
+        "the sink with isolate=True, so that ackcore bisects the batch to them: their records "
+        "then go to the dead letters, and the query continues"
     )
 
 
@@ -210,10 +210,10 @@ def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
             left[f"{file.component!r}{stream}"] += file.rows
     for name, rows in (+left).items():
         raise CheckpointForeign(
-            f"micro-batch {decision.number} is decided, its {rows} rows of {name} are not written "
-            "yet, and the topology has no sink for them any more. Let the former one finish the "
-            f"micro-batch (accept_changes=True), then change it; or give {name} a sink, a function "
-            "that does nothing if the rows are not wanted"
+            f"micro-batch {decision.number} has {rows} rows of {name} that are not written yet, "
+            "and the topology no longer has a sink for them. Run the former topology until it "
+            f"has finished the micro-batch (accept_changes=True), then change it; or give {name} "
+            "a sink, which may be a function that does nothing if the rows are not wanted"
         )
 
 
@@ -253,12 +253,7 @@ def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted
 
 
 def refused_rows(rejects: SinkRejects, accepted: Accepted) -> pa.Table:
-    """Find the rows that a sink refuses among those that it was given.
-
-    Returns
-    -------
-    pyarrow.Table
-        The refused rows in `REFUSED`, each once.
+    """Return the rows that a sink refuses in `REFUSED`, each once.
 
     Raises
     ------
@@ -323,8 +318,8 @@ def _by_values(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int6
         first_one = shown_rows(values.slice(int(first[missing].min()), 1))[0]
         raise InvalidRejects(
             f"it refuses rows that it was not given: {int(missing.sum())} of {len(wanted)} values "
-            f"of {', '.join(names)} are in none, {first_one!r:.200} for one; rows are named by "
-            "values as they came, and of this micro-batch alone"
+            f"of {', '.join(names)} are in none, {first_one!r:.200} for one; name rows by the "
+            "values that the sink received in this micro-batch"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
 
@@ -402,21 +397,7 @@ def isolate(
 ) -> SinkRejects | None:
     """Bisect a batch for which a sink raises, down to the single rows for which it raises.
 
-    Parameters
-    ----------
-    sink : Sink
-        The sink, with the errors that a row may cause.
-    accepted : Accepted
-        The batch.
-    error : BaseException
-        The error that the sink raised for the whole batch.
-    probe : callable
-        Calls the sink with a part of the batch; returns its error, or None.
-
-    Returns
-    -------
-    SinkRejects or None
-        None if no row is certain: the sink is down, or rows fail only together.
+    Returns None if no row is certain: the sink is down, or rows fail only together.
 
     Raises
     ------

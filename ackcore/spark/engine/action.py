@@ -184,7 +184,6 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         retried=retried,
         failed=failed,
         files=tuple(sorted(files)),
-        problems=(),
         untracked_failures=sum(report["untracked_failures"] for report in reports),
         spilled={name: tuple(sorted(paths)) for name, paths in spilled.items()},
         content={one["partition"]: one["content"] for one in reports if "read" in one},

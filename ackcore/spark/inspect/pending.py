@@ -16,7 +16,7 @@ from ackcore.spark.engine.progress import Progress
 from ackcore.spark.inspect.status import read_waiting
 from ackcore.topology.tuples import Reason
 
-#: In how many of the last micro-batches traces of earlier attempts are looked for.
+#: The number of recent micro-batches in which traces of earlier attempts are searched.
 _LOOKED_AT = 1000
 
 

@@ -26,7 +26,7 @@ from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting
 from ackcore.spark.stores.opening import place_of
 
-#: How often what has changed meanwhile is read again.
+#: The maximum number of readings while a running query changes its files.
 _TIMES = 100
 
 
@@ -286,8 +286,7 @@ def _steady(checkpoint: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
             if _names(checkpoint.refreshed()) == before:
                 raise
     raise StateError(
-        f"{checkpoint.url} changed {_TIMES} times while it was being read; try again, when "
-        "micro-batches take longer"
+        f"{checkpoint.url} changed {_TIMES} times while it was being read; try again later"
     )
 
 

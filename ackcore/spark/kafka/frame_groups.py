@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore.kafka.cluster import Cluster
-from ackcore.spark.base.streams import streams_in
+from ackcore.spark.base.sources import streams_in
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.kafka.group_commits import Key, Teller, ToldGroup, refuse_two_tellers, states

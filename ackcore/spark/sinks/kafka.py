@@ -12,9 +12,9 @@ from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.message_headers import BATCH
-from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.base.workers import refuse_unpicklable
 from ackcore.spark.sinks.connections import Connections
 from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.kafka_messages import (
