@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import contextmanager
 
 from ackcore.examples import storm_port
 
 
-def test_the_storm_port(spark, tmp_path):
-    sentences = [*storm_port.SENTENCES, "moon"] * 3
-    counts, words = storm_port.run(spark, tmp_path, sentences, ["moon", "seven"])
-    assert (counts.records, counts.acked, counts.dead) == (18, 18, 0)
-    assert counts.retried == 12  # a fourth of these sentences has none of both words
-    assert words == Counter(f"{word}!" for sentence in sentences for word in sentence.split())
-
-
-def test_the_storm_port_from_a_shell(spark, monkeypatch, tmp_path, capsys):
+def test_the_storm_port(spark, monkeypatch, tmp_path, capsys):
     @contextmanager
     def session(master):
         yield spark, str(tmp_path)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.examples import quiet_spark, word_count
+from ackcore.examples.killed_runs import run_killed
 from ackcore.examples.word_count import Count, Enrich, Split, differences, stage
 from ackcore.topology import Reject
 
@@ -103,7 +104,7 @@ class Emitted(list):
 
 
 def test_the_service_has_its_moments():
-    with pytest.raises(Reject, match="nobody knows what XXX is"):
+    with pytest.raises(Reject, match="unknown word XXX"):
         Enrich().execute(Word("XXX"), Emitted())
     raised, emitted = Counter(), Emitted()
     for stable_id in range(10_000):
@@ -141,7 +142,7 @@ def test_all_adds_up(spark, tmp_path, capsys):
     assert "micro-batch 7: " in said
     assert re.search(r"top words of acked lines\n to +name +4\n", said)
     assert re.search(r"lines\n acked +6\n dead +2\n all +8\n executed again +0\n", said)
-    assert re.search(r"dead because of\n Reject: nobody knows what XXX is +2\n", said)
+    assert re.search(r"dead because of\n Reject: unknown word XXX +2\n", said)
     assert "the counts balance: 6 acked + 2 dead = 8 lines" in said
     # It ended, and has nothing to do when it is run again; what differs is told.
     assert word_count.run(spark, tmp_path, [*texts[:-1], "to thar"]) == [
@@ -174,7 +175,7 @@ def fake_java(tmp_path, monkeypatch):
     [
         ("exit 3", "does not run; install a JDK of version 17 or 21"),
         ("echo 'openjdk version \"1.8.0_1\"' >&2", 'is openjdk version "1.8.0_1"; install'),
-        ("echo 'no idea' >&2", "is of no version that it tells; install"),
+        ("echo 'no idea' >&2", "is of an unknown version; install"),
     ],
 )
 def test_a_java_that_will_not_do_is_told(fake_java, capsys, script, message):
@@ -247,15 +248,25 @@ def test_the_command_says_little_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ended", "status"), [((0, 0), 1), ((0, 2), 0), ((0, 1), 0), ((3, 2), 3), ((3, 0), 3)]
+    ("waiting", "kills", "status"), [(0, 0, 1), (0, 1, 1), (1, 2, 0), (2, 2, 0)]
 )
-def test_a_run_that_nobody_killed_proves_nothing(tmp_path, monkeypatch, capsys, ended, status):
-    monkeypatch.setattr(word_count, "run_killed", lambda *_: ended)
-    assert word_count.crash([], tmp_path, 2) == status
-    said = capsys.readouterr().out
-    assert f"killed {ended[1]} times" in said
-    assert ("of 2: it was done then" in said) == (ended[1] < 2)
-    assert ("give it more --lines" in said) == (ended == (0, 0))
+def test_a_run_that_was_not_killed_proves_nothing(tmp_path, capfd, waiting, kills, status):
+    """Some children wait for their kill; the next one ends."""
+    child = (
+        "import pathlib, time\n"
+        f"place = pathlib.Path({str(tmp_path)!r})\n"
+        "n = len(list(place.iterdir()))\n"
+        "(place / str(n)).touch()\n"
+        f"if n < {waiting}:\n"
+        "    print('micro-batch 0\\n' * 3, flush=True)\n"
+        "    time.sleep(300)\n"
+    )
+    assert run_killed([sys.executable, "-c", child], tmp_path, kills) == status
+    said = capfd.readouterr().out
+    assert f"killed {waiting} times" in said
+    assert (f"of {kills}: it ended before" in said) == (waiting < kills)
+    assert ("give it more --lines" in said) == bool(status)
+    assert run_killed([sys.executable, "-c", "exit(3)"], tmp_path, 1) == 3
 
 
 @pytest.mark.faults
