@@ -6,8 +6,8 @@ import math
 import socket
 from collections.abc import Callable, Hashable
 
-from ackcore.calls.breaker import Breaker, BreakerState
-from ackcore.calls.errors import Retry, Unavailable
+from ackcore.calls.limits import Breaker, BreakerState
+from ackcore.calls.outcomes import Retry, Unavailable
 from ackcore.calls.settings import CallSettings
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import Consumer, ConsumerState, Lease, state_of

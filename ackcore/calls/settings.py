@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ackcore._columns import as_count
-from ackcore.calls.errors import Reject
+from ackcore.calls.outcomes import Reject
 from ackcore.flow import Chooser, DelayTarget, Idlest, Limit
 from ackcore.flow.limits import MAX_LIMIT
 from ackcore.flow.numbers import positive

@@ -22,8 +22,8 @@ import numpy as np
 
 from ackcore._columns import as_count
 from ackcore._records import Int64s
-from ackcore.calls import BreakerState, Reject, Retry, Unavailable
-from ackcore.calls.breaker import Breaker
+from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.calls.limits import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint, Prefix
 from ackcore.dispatch.consumers import Target, as_target
 from ackcore.dispatch.sources import Reader, Record, Source

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ackcore.calls import Retry, Unavailable
-from ackcore.calls.errors import MAX_AFTER_S
+from ackcore.calls.outcomes import MAX_AFTER_S
 from ackcore.topology._words import listed, nearest
 from ackcore.topology.exception_classes import FinalErrors, exception_classes
 from ackcore.topology.tuples import Reason
