@@ -144,20 +144,12 @@ def test_a_stream_ends_its_micro_batch_when_it_is_interrupted(ackcore, jobs, tmp
     assert not found["holder"]["holds"]
 
 
-def test_a_topology_is_explained_and_drawn_alike_with_spark_and_without(
-    process, on_this_spark, tmp_path
-):
+def test_a_topology_is_explained_and_drawn(on_this_spark, tmp_path):
     svg = tmp_path / "topology.svg"
-    done = process("explain", "jobs:stream", "--svg", svg, "--json")
+    done = on_this_spark("explain", "jobs:stream", "--svg", svg, "--json")
     assert list(json.loads(done.stdout)["structure"]["bolts"]) == ["split"]
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
-    assert on_this_spark("explain", "jobs:stream", "--json", "--spark").stdout == done.stdout
-
-
-def test_what_only_spark_can_explain_is_told(process):
-    for name in ("table", "literal"):
-        said = process("explain", f"jobs:{name}", code=2).stderr
-        assert "add --spark" in " ".join(said.split())
+    assert "split" in on_this_spark("explain", "jobs:stream").stdout
 
 
 def test_what_is_no_topology_is_refused(tmp_path, monkeypatch):

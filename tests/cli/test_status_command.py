@@ -107,18 +107,6 @@ def test_as_a_process(checkpoint):
     assert done.stderr == ""
 
 
-def test_no_jvm_is_started(checkpoint):
-    code = (
-        "import subprocess, sys, runpy\n"
-        "def refuse(*a, **k): raise AssertionError(a)\n"
-        "subprocess.Popen.__init__ = refuse\n"
-        f"sys.argv = ['ackcore', 'status', {str(checkpoint)!r}]\n"
-        "from ackcore.cli.entry import main\n"
-        "main()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
 def test_what_is_not_installed_is_said_in_one_line(checkpoint):
     for name, extra in [("typer", "cli"), ("rich", "cli"), ("pyarrow", "cli,spark")]:
         code = (

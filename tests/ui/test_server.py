@@ -18,8 +18,8 @@ from checkpoints import OPEN, Topology, died, run_one, with_dead_letters
 from typer.testing import CliRunner
 
 from ackcore.cli import ui
-from ackcore.cli.app import app_of
 from ackcore.cli.entry import COMMANDS
+from ackcore.cli.reporting import app_of
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.query import Query
 from ackcore.topology.tuples import Reason
