@@ -15,7 +15,7 @@ from ackcore.calls.outcomes import CallCounts, Outcome, Value
 from ackcore.calls.settings import MAX_THREADS, CallSettings
 from ackcore.calls.threads import CallThreads, is_async
 from ackcore.calls.workers import Workers
-from ackcore.flow import ConsumerState
+from ackcore.flow.consumers import ConsumerState
 
 Item = TypeVar("Item")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from ackcore._columns import as_count
 from ackcore.calls.outcomes import Reject
-from ackcore.flow import Chooser, DelayTarget, Idlest, Limit
+from ackcore.flow import DelayTarget, Limit
+from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.flow.limits import MAX_LIMIT
 from ackcore.flow.numbers import positive
 

@@ -6,7 +6,8 @@ import pickle
 import pytest
 
 from ackcore.calls import Calls, CallSettings
-from ackcore.flow import Fixed, Idlest, RttThreshold
+from ackcore.flow import Fixed, RttThreshold
+from ackcore.flow.choosers import Idlest
 
 
 @pytest.mark.parametrize(
