@@ -176,9 +176,11 @@ class Calls(Generic[Item, Value]):
 
     def _refuse(self) -> None:
         if self._loop.is_closed():
-            raise RuntimeError("these calls are closed; make another Calls")
+            raise RuntimeError("this Calls is closed; create another one")
         if self._running:
-            raise RuntimeError("a run of these calls is not over; read it to its end, or close it")
+            raise RuntimeError(
+                "another run of this Calls is not over; read it to its end, or close it"
+            )
 
     async def _in_thread(self, *arguments: Any) -> Any:
         assert self._threads is not None
@@ -186,8 +188,8 @@ class Calls(Generic[Item, Value]):
         if iscoroutine(value):
             value.close()
             raise TypeError(
-                "the function must be a coroutine function, or return no coroutine, which would "
-                "never run; write it with 'async def'"
+                "the function returned a coroutine, which nothing would run; define the function "
+                "with 'async def'"
             )
         return value
 

@@ -213,9 +213,10 @@ class Endpoints:
         error = self._breakers[name].last_error
         if error is None and name in self._refusals:
             error = self._refusals[name][2]
-        where = f", {name} last of all," if len(self._breakers) > 1 else ""
+        where = f" of {name}" if len(self._breakers) > 1 else ""
         return Unavailable(
-            f"not called: no endpoint takes calls now{where} for {type(error).__name__}: {error}",
+            f"not called: all endpoints are paused; the last error{where} was "
+            f"{type(error).__name__}: {error}",
             after_s=after_s,
         )
 
@@ -230,8 +231,8 @@ def _made_chooser(settings: CallSettings) -> Chooser:
         raise TypeError(f"chooser must make a Chooser, got {type(chooser).__name__}")
     if chooser.keyed:
         raise TypeError(
-            f"chooser must not go by keys, as {type(chooser).__name__} does: items have none; "
-            "let the function choose the endpoint, or group by the key's field"
+            f"chooser must not be {type(chooser).__name__}, which chooses by key: the items of "
+            "calls have no keys; choose the endpoint in the function, or group by the key's field"
         )
     return chooser
 

@@ -23,9 +23,9 @@ import ackcore
 
 OK, NO, USAGE, CHECKPOINT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 the answer is no (more records died than may, a letter that was "
-    "named is not there, a check failed); 2 wrong usage, or something is not installed; 3 the "
-    "checkpoint cannot be used; 4 the run failed; 130 interrupted."
+    "Exit codes: 0 done; 1 a negative answer (too many dead records, no such dead letter, a failed "
+    "check); 2 wrong usage, or a missing package; 3 the checkpoint cannot be used; 4 the run "
+    "failed; 130 interrupted."
 )
 
 
@@ -103,7 +103,7 @@ def _dead_list(found: re.Match[str]) -> str:
     return f"`ackcore dead list {shlex.quote(found[2])} --payload`"
 
 
-#: What messages advise in Python, and what that is on the command line.
+#: Advice in messages: calls in Python, and the same on the command line.
 _COMMANDS = (
     (r"ackcore\.spark\.dead_letters\((['\"])(.*?)\1\)", _dead_list),
     (

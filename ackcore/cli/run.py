@@ -219,10 +219,10 @@ def described(activity: Activity | None, tasks: str = "") -> str:
     if way is not None:
         parts = [f"micro-batch {way.number} runs"]
         if way.decided:
-            parts = [f"micro-batch {way.number} is decided, sinks have their turn"]
+            parts = [f"micro-batch {way.number} is decided, the sinks write it"]
         parts.append(span_of(max(0, activity.at_ms - way.planned_ms)))
         if way.due:
-            parts.append(f"{way.due:,} records again")
+            parts.append(f"{way.due:,} retries")
         if way.crashes:
             parts.append(f"{way.crashes} runs crashed")
         if tasks and not way.decided:
@@ -232,7 +232,7 @@ def described(activity: Activity | None, tasks: str = "") -> str:
         return "waits for new records"
     due = activity.next_due_ms
     if due is None:
-        return f"{activity.waiting:,} sent again have not had their turn"
+        return f"{activity.waiting:,} replayed records wait for the next micro-batch"
     when = "" if due <= activity.at_ms else f" in {span_of(due - activity.at_ms)}"
     return f"{activity.waiting:,} wait for a retry, the next is due{when}"
 

@@ -104,7 +104,7 @@ def find_named(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # what it imports is missing
-        raise typer.BadParameter(f"there is no module {error.name} in {os.getcwd()}") from None
+        raise typer.BadParameter(f"no module {error.name} was found in {os.getcwd()}") from None
     for part in path.split("."):
         if not hasattr(found, part):
             raise typer.BadParameter(f"{module} has no {path}{_like(path, found)}")

@@ -163,7 +163,9 @@ def make_app(
 
     async def replayed(request: Request) -> Response:
         if token is None:
-            return JSONResponse({"error": "this server was started without a token"}, 403)
+            return JSONResponse(
+                {"error": "replays are disabled: the server was started without a token"}, 403
+            )
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token_is(given, token):
             return JSONResponse({"error": "the token is wrong"}, 401)
@@ -171,9 +173,11 @@ def make_app(
             body = json.loads(await request.body())
             ids = tuple(LetterId.of(str(each)) for each in body["letters"])
         except (ValueError, TypeError, KeyError) as error:
-            return JSONResponse({"error": f"the letters are not named: {error}"}, 400)
+            return JSONResponse(
+                {"error": f"letters must be a list of names of dead letters: {error}"}, 400
+            )
         if not ids:
-            return JSONResponse({"error": "no letter was named"}, 400)
+            return JSONResponse({"error": "letters must have at least one name"}, 400)
         path, dry_run = asked(request).path, bool(body.get("dry_run", False))
         wanted = LetterFilter(ids)
         done = await run_in_threadpool(lambda: replay(path, where=wanted, dry_run=dry_run))
@@ -185,12 +189,12 @@ def make_app(
         if name == "favicon.ico":
             return Response(status_code=204)
         if name not in ("page.html", "page.css", "page.js"):
-            return JSONResponse({"error": "there is nothing of that name"}, 404)
+            return JSONResponse({"error": "no such file"}, 404)
         text = files("ackcore.ui").joinpath(name).read_text(encoding="utf-8")
         return Response(text, media_type=_TYPES[Path(name).suffix])
 
     async def absent(request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": "there is no checkpoint of that number"}, 404)
+        return JSONResponse({"error": "no checkpoint has this number"}, 404)
 
     async def failed(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error)}, 503)
@@ -375,7 +379,7 @@ class Guard:
         host = headers.get("host", "")
         name = _name_of(host)
         if name not in self._hosts and not (self._any_address and _is_address(name)):
-            return "this server is not known under the name that was asked for"
+            return "the Host header names another server; add the name with --known-as"
         if method in ("GET", "HEAD"):
             return None
         origin = headers.get("origin")
@@ -417,8 +421,8 @@ def check_token(token: object) -> None:
         raise TypeError(f"token must be a str or None, got {type(token).__name__}")
     if not token.strip():
         raise ValueError(
-            f"token must not be empty, got {token!r}, with which anybody could send dead letters "
-            "again; name a secret one, or None, and nobody may"
+            f"token must not be empty, got {token!r}: anybody could replay dead letters; set a "
+            "secret one, or None to disable replays"
         )
 
 

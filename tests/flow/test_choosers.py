@@ -199,7 +199,9 @@ def test_by_key_lets_the_next_one_go_when_one_is_dropped(clock):
 def test_a_chooser_is_one_controllers(clock):
     chooser = Idlest()
     flow_of(clock, chooser)
-    with pytest.raises(ValueError, match="this chooser serves a controller already; make one for"):
+    with pytest.raises(
+        ValueError, match="this chooser belongs to another controller; create one for"
+    ):
         flow_of(clock, chooser)
 
 

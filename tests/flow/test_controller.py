@@ -99,9 +99,11 @@ def test_who_leaves_leaves_nothing_behind(flow):
     assert flow.ack(leases[1])  # it lived long enough after all
     flow.add("d")
     assert flow.try_again().name == "d"
-    with pytest.raises(KeyError, match="no consumer is called 'b'; there are 'a', 'c', 'd'"):
+    with pytest.raises(
+        KeyError, match="no consumer has the name 'b'; the consumers are 'a', 'c', 'd'"
+    ):
         flow.remove("b")
-    with pytest.raises(ValueError, match="there is a consumer 'd' already"):
+    with pytest.raises(ValueError, match="consumer 'd' exists already"):
         flow.add("d")
 
 
@@ -215,7 +217,7 @@ def test_a_pause_may_end_early(flow):
     assert not state(flow, "a").is_open
     flow.resume("a")
     assert state(flow, "a").is_open
-    with pytest.raises(KeyError, match="no consumer is called 'z'"):
+    with pytest.raises(KeyError, match="no consumer has the name 'z'"):
         flow.resume("z")
 
 
@@ -292,7 +294,7 @@ def test_states_are_readable(clock):
         ({"timeout_s": 0}, ValueError, "timeout_s must be above 0"),
         ({"timeout_s": "1"}, TypeError, "timeout_s must be a number of seconds, got str"),
         ({"limit": object}, TypeError, "limit must make objects with limit and on_sample, got"),
-        ({"consumers": "aa"}, ValueError, "there is a consumer 'a' already"),
+        ({"consumers": "aa"}, ValueError, "consumer 'a' exists already"),
     ],
 )
 def test_bad_settings_are_named(arguments, error, says):
@@ -302,7 +304,7 @@ def test_bad_settings_are_named(arguments, error, says):
 
 
 def test_a_batch_says_what_is_wrong_with_it():
-    with pytest.raises(ValueError, match="records must hold one at least"):
+    with pytest.raises(ValueError, match="records must not be empty"):
         Batch([])
     with pytest.raises(ValueError, match="they must pair up row by row"):
         Batch([1, 2], np.arange(3))

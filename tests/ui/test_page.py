@@ -122,7 +122,7 @@ def test_letters_are_searched_and_sent_again_with_the_token(chromium, checkpoint
             "document.querySelector('#replay').elements.token.value = 'abc';"
             "document.querySelector('#replay').requestSubmit()"
         )
-        chromium.until("document.querySelector('#sent').textContent.startsWith('1 sent again')")
+        chromium.until("document.querySelector('#sent').textContent.startsWith('1 replayed')")
         chromium.run(
             "document.querySelector('#search').elements.sent.value = 'yes';"
             "document.querySelector('#search').requestSubmit()"
