@@ -11,7 +11,7 @@ import typer
 from ackcore.cli.reporting import print_json
 from ackcore.cli.topologies import add_path, check_name, load_topology, takes_session
 from ackcore.topology.builder import Topology
-from ackcore.topology.drawing import draw
+from ackcore.topology.explain import draw
 
 
 def add_to(app: typer.Typer) -> None:

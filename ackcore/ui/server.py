@@ -46,7 +46,7 @@ from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint, store_of
 from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter
 from ackcore.spark.inspect.status import Status, read_status
-from ackcore.topology.drawing import draw
+from ackcore.topology.explain import draw
 
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 #: Who listens at one of these does so at each address of this machine.
