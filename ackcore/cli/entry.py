@@ -13,7 +13,6 @@ COMMANDS = {
     "dead": "spark",
     "explain": "spark",
     "doctor": None,
-    "bench": None,
     "ui": "spark,ui",
 }
 

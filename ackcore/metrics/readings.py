@@ -142,11 +142,7 @@ READINGS: tuple[Reading, ...] = (
         _by_spout("retried"),
     ),
     Reading(
-        "ackcore.replayed",
-        "counter",
-        "{record}",
-        "Dead letters sent again.",
-        _by_spout("replayed"),
+        "ackcore.replayed", "counter", "{record}", "Dead letters sent again.", _by_spout("replayed")
     ),
     Reading(
         "ackcore.waiting", "gauge", "{record}", "Records waiting for a retry.", _by_spout("waiting")
@@ -166,11 +162,7 @@ READINGS: tuple[Reading, ...] = (
         _latency,
     ),
     Reading(
-        "ackcore.lag",
-        "gauge",
-        "{message}",
-        "Offsets of a KafkaSpout that are not done.",
-        _lag,
+        "ackcore.lag", "gauge", "{message}", "Offsets of a KafkaSpout that are not done.", _lag
     ),
     Reading(
         "ackcore.batches",

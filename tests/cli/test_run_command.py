@@ -1,4 +1,4 @@
-"""``ackcore run``, ``explain``, ``doctor`` and ``bench``; one process starts a Spark of its own."""
+"""``ackcore run``, ``explain`` and ``doctor``; one process starts a Spark of its own."""
 
 from __future__ import annotations
 
@@ -300,9 +300,3 @@ def test_the_doctor_tells_what_mends_it(ackcore, tmp_path, monkeypatch):
     said = ackcore("doctor", tmp_path, code=1).stdout
     assert "FAIL" in said
     assert "default-jre-headless" in said
-
-
-def test_acks_are_counted(ackcore, lines):
-    (found,) = lines(ackcore("bench", "--trees", 100, "--rounds", 2, "--json"))
-    assert found["messages_per_s"] > 0
-    assert "M messages/s" in ackcore("bench", "--trees", 100).stdout
