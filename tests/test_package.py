@@ -17,7 +17,7 @@ import pytest
 
 import ackcore
 from ackcore import _reference
-from ackcore.calls import errors
+from ackcore.calls import outcomes
 
 PACKAGE = Path(ackcore.__file__).parent
 
@@ -151,7 +151,7 @@ def test_what_a_call_raises_is_importable_where_it_is_used(package: str) -> None
         pytest.importorskip(needs[package])
     module = importlib.import_module(f"ackcore.{package}")
     for name in ("Retry", "Reject", "Unavailable"):
-        assert getattr(module, name) is getattr(errors, name)
+        assert getattr(module, name) is getattr(outcomes, name)
         assert name in module.__all__
 
 

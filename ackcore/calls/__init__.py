@@ -5,19 +5,8 @@ time-outs, short waits and a breaker. It yields the outcomes in the order of the
 raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retried.
 """
 
-from ackcore.calls.breaker import BreakerState
 from ackcore.calls.calls import Calls
-from ackcore.calls.errors import Reject, Retry, Unavailable
-from ackcore.calls.outcomes import CallCounts, Outcome
+from ackcore.calls.outcomes import Outcome, Reject, Retry, Unavailable
 from ackcore.calls.settings import CallSettings
 
-__all__ = [
-    "BreakerState",
-    "CallCounts",
-    "CallSettings",
-    "Calls",
-    "Outcome",
-    "Reject",
-    "Retry",
-    "Unavailable",
-]
+__all__ = ["CallSettings", "Calls", "Outcome", "Reject", "Retry", "Unavailable"]

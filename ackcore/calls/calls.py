@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import selectors
 import sys
 import time
@@ -9,15 +10,17 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from inspect import iscoroutine
 from typing import Any, Generic, Self, TypeVar
 
-from ackcore.calls.breaker import BreakerState
-from ackcore.calls.event_loop import CallLoop
+from ackcore.calls.limits import BreakerState
 from ackcore.calls.outcomes import CallCounts, Outcome, Value
 from ackcore.calls.settings import MAX_THREADS, CallSettings
 from ackcore.calls.threads import CallThreads, is_async
 from ackcore.calls.workers import Workers
-from ackcore.flow import ConsumerState
+from ackcore.flow.consumers import ConsumerState
 
 Item = TypeVar("Item")
+
+#: Seconds for cancelled coroutines to release their resources.
+_GRACE_S = 2.0
 
 
 class Calls(Generic[Item, Value]):
@@ -131,7 +134,7 @@ class Calls(Generic[Item, Value]):
         except RuntimeError:
             coroutine.close()
             raise
-        return self._loop.complete(coroutine)
+        return self._loop.run_until_complete(coroutine)
 
     def close(self) -> None:
         """Cancel the calls in flight, leave the function's context, and close the event loop.
@@ -173,9 +176,11 @@ class Calls(Generic[Item, Value]):
 
     def _refuse(self) -> None:
         if self._loop.is_closed():
-            raise RuntimeError("these calls are closed; make another Calls")
+            raise RuntimeError("this Calls is closed; create another one")
         if self._running:
-            raise RuntimeError("a run of these calls is not over; read it to its end, or close it")
+            raise RuntimeError(
+                "another run of this Calls is not over; read it to its end, or close it"
+            )
 
     async def _in_thread(self, *arguments: Any) -> Any:
         assert self._threads is not None
@@ -183,8 +188,8 @@ class Calls(Generic[Item, Value]):
         if iscoroutine(value):
             value.close()
             raise TypeError(
-                "the function must be a coroutine function, or return no coroutine, which would "
-                "never run; write it with 'async def'"
+                "the function returned a coroutine, which nothing would run; define the function "
+                "with 'async def'"
             )
         return value
 
@@ -193,7 +198,7 @@ class Calls(Generic[Item, Value]):
             return
         function: Any = self._function
         if hasattr(type(function), "__aenter__"):
-            self._loop.complete(_awaited(function.__aenter__()))
+            self._loop.run_until_complete(_awaited(function.__aenter__()))
         elif hasattr(type(function), "__enter__"):
             function.__enter__()
         self._entered = True
@@ -204,10 +209,71 @@ class Calls(Generic[Item, Value]):
         self._entered = False
         function: Any = self._function
         if hasattr(type(function), "__aenter__"):
-            self._loop.complete(_awaited(function.__aexit__(None, None, None)))
+            self._loop.run_until_complete(_awaited(function.__aexit__(None, None, None)))
         elif hasattr(type(function), "__enter__"):
             function.__exit__(None, None, None)
 
 
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
+
+
+class CallLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock may stand still.
+
+    The loop does not run while the reader of the outcomes has control. Answers that arrive then are
+    not handled. If the clock went on meanwhile, all time-outs, the user's own ``asyncio.timeout``
+    included, would expire as soon as the loop runs again, although their answers are there.
+
+    Parameters
+    ----------
+    clock : callable
+        Returns the time in nanoseconds.
+    selector : selectors.BaseSelector, optional
+        The selector of the loop.
+    """
+
+    def __init__(
+        self, clock: Callable[[], int], selector: selectors.BaseSelector | None = None
+    ) -> None:
+        self._clock_ns = clock
+        super().__init__(selector)
+
+    def time(self) -> float:
+        """Return the time in seconds."""
+        return self._clock_ns() / 1e9
+
+    def look(self) -> None:
+        """Handle the events that have arrived, without waiting."""
+        self.call_soon(self.stop)
+        self.run_forever()
+
+    def cancel_all(self) -> None:
+        """Cancel all running tasks, and give them two seconds to release their resources."""
+        if _runs_here():
+            return  # collected as garbage within another loop: coroutines cannot run
+        there = asyncio.all_tasks(self)
+        for task in there:
+            task.cancel()
+        if there:
+            self.run_until_complete(asyncio.wait(there, timeout=_GRACE_S))
+        for task in there:
+            if task.done() and not task.cancelled():
+                task.exception()  # retrieve it, so that asyncio does not log it
+
+    def end(self) -> None:
+        """Cancel the remaining tasks, and close the loop."""
+        try:
+            self.cancel_all()
+            if not _runs_here():
+                self.run_until_complete(self.shutdown_asyncgens())
+        finally:
+            self.close()
+
+
+def _runs_here() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

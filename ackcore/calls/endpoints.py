@@ -6,13 +6,12 @@ import math
 import socket
 from collections.abc import Callable, Hashable
 
-from ackcore.calls.breaker import Breaker, BreakerState
-from ackcore.calls.errors import Retry, Unavailable
+from ackcore.calls.limits import Breaker, BreakerState
+from ackcore.calls.outcomes import Retry, Unavailable
 from ackcore.calls.settings import CallSettings
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import Consumer, ConsumerState, Lease, state_of
-from ackcore.flow.delay_target import DelayTarget
-from ackcore.flow.limits import Fixed, Limit
+from ackcore.flow.limits import DelayTarget, Fixed, Limit
 from ackcore.flow.windows import Windows
 from ackcore.retry import capped_doubling
 
@@ -214,9 +213,10 @@ class Endpoints:
         error = self._breakers[name].last_error
         if error is None and name in self._refusals:
             error = self._refusals[name][2]
-        where = f", {name} last of all," if len(self._breakers) > 1 else ""
+        where = f" of {name}" if len(self._breakers) > 1 else ""
         return Unavailable(
-            f"not called: no endpoint takes calls now{where} for {type(error).__name__}: {error}",
+            f"not called: all endpoints are paused; the last error{where} was "
+            f"{type(error).__name__}: {error}",
             after_s=after_s,
         )
 
@@ -231,8 +231,8 @@ def _made_chooser(settings: CallSettings) -> Chooser:
         raise TypeError(f"chooser must make a Chooser, got {type(chooser).__name__}")
     if chooser.keyed:
         raise TypeError(
-            f"chooser must not go by keys, as {type(chooser).__name__} does: items have none; "
-            "let the function choose the endpoint, or group by the key's field"
+            f"chooser must not be {type(chooser).__name__}, which chooses by key: the items of "
+            "calls have no keys; choose the endpoint in the function, or group by the key's field"
         )
     return chooser
 

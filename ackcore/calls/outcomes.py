@@ -1,4 +1,4 @@
-"""The outcome of a call."""
+"""The outcome of a call, and the exceptions that decide whether its record is retried."""
 
 from __future__ import annotations
 
@@ -6,6 +6,79 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 Value = TypeVar("Value")
+#: Waits are at most a year, so that sums of them in milliseconds fit in 64 bits.
+MAX_AFTER_S = 366 * 24 * 3600.0
+
+
+class Reject(Exception):
+    """An error that no retry can cure. Raise it, or fail a tuple with it: the record becomes a dead
+    letter.
+
+    Its text becomes the dead letter's message.
+    """
+
+
+class Retry(Exception):
+    """A temporary error. Raise it, or fail a tuple with it, to retry the record at a given time.
+
+    Parameters
+    ----------
+    reason : str, default ""
+        The dead letter's message if no attempt succeeds.
+    after_s : float, optional
+        The minimum number of seconds until the next attempt, as in HTTP's ``Retry-After``. The
+        delay is the greater of it and the back-off. Negative values count as 0, values above 366
+        days as 366 days, and NaN as None. None leaves the delay to the back-off.
+
+    Raises
+    ------
+    TypeError
+        If ``after_s`` is not a number, such as a header's text.
+    """
+
+    after_s: float | None = None
+
+    def __init__(self, reason: str = "", *, after_s: float | None = None) -> None:
+        super().__init__(reason)
+        if after_s is not None and (
+            isinstance(after_s, bool) or not isinstance(after_s, (int, float))
+        ):
+            raise TypeError(
+                f"after_s must be a number of seconds or None, got {type(after_s).__name__} "
+                f"{after_s!r}; float(...) makes one of a header's text"
+            )
+        if after_s is not None and after_s == after_s:  # not NaN
+            self.after_s = float(min(max(after_s, 0.0), MAX_AFTER_S))
+
+    @property
+    def asked_s(self) -> float | None:
+        """The value of ``after_s`` in the allowed range, also if a subclass has set another one."""
+        try:
+            return Retry(after_s=self.after_s).after_s
+        except TypeError:
+            return None
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        after_s = self.asked_s
+        if after_s is None:
+            return said
+        due = f"again after {after_s:g} s"
+        return f"{said} ({due})" if said else due
+
+
+class Unavailable(Retry):
+    """An outage. Raise it, or fail a tuple with it, if the service took nothing: no attempt counts.
+
+    Examples are an open circuit breaker, or a service that refuses all requests: HTTP's 503, gRPC's
+    UNAVAILABLE, a refused connection. The record waits as after a `Retry` with its number of
+    attempts unchanged, until it is so old that failures count again (``unavailable_timeout_s``).
+
+    Parameters
+    ----------
+    reason, after_s
+        As for `Retry`.
+    """
 
 
 class Outcome(NamedTuple, Generic[Value]):

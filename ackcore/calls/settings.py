@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ackcore._columns import as_count
-from ackcore.calls.errors import Reject
-from ackcore.flow import Chooser, DelayTarget, Idlest, Limit
+from ackcore.calls.outcomes import Reject
+from ackcore.flow import DelayTarget, Limit
+from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.flow.limits import MAX_LIMIT
 from ackcore.flow.numbers import positive
 
@@ -97,8 +98,8 @@ class CallSettings:
             self._set("max_concurrency", _concurrency(concurrency))
         if not callable(self.chooser):
             raise TypeError(
-                f"chooser must make a Chooser when it is called, got "
-                f"{type(self.chooser).__name__}; a chooser serves one task, so give its class"
+                "chooser must be a function or class that makes a Chooser, got "
+                f"{type(self.chooser).__name__}; each task needs its own, so pass the class"
             )
         for name in ("timeout_s", "rate_per_s"):
             if getattr(self, name) is not None:
@@ -142,8 +143,8 @@ class CallSettings:
 def _concurrency(given: Any) -> int:
     if isinstance(given, bool) or not isinstance(given, int):
         raise TypeError(
-            "max_concurrency must be a number of calls or make a Limit when it is called, got "
-            f"{type(given).__name__}; a limit is one endpoint's, so give its class"
+            "max_concurrency must be a number of calls, or a function or class that makes a Limit, "
+            f"got {type(given).__name__}; each endpoint needs its own limit, so pass the class"
         )
     return as_count(given, "max_concurrency", 1, MAX_LIMIT)
 
@@ -154,7 +155,7 @@ def _wait(given: Any) -> float:
             f"wait_in_task_s must be a number of seconds, got {type(given).__name__} {given!r}"
         )
     if not given >= 0:
-        raise ValueError(f"wait_in_task_s must be at least 0, got {given}; 0 gives all back")
+        raise ValueError(f"wait_in_task_s must be at least 0, got {given}; with 0 no item waits")
     return math.inf if given > _MOST_S else float(given)
 
 
@@ -163,23 +164,22 @@ def _endpoints(given: Any) -> tuple[Hashable, ...] | None:
         return None
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise TypeError(
-            f"endpoints must be a list of what calls go to, got {type(given).__name__} {given!r}; "
-            "put it in brackets"
+            f"endpoints must be a list, got {type(given).__name__} {given!r}; put it in brackets"
         )
     endpoints = tuple(given)
     if not endpoints:
-        raise ValueError("endpoints must name one at least, got none; None stands for a single one")
+        raise ValueError("endpoints must not be empty; omit it for a single endpoint")
     for endpoint in endpoints:
         try:
             hash(endpoint)
         except TypeError:
             raise TypeError(
                 f"endpoints must be hashable, got {type(endpoint).__name__} {endpoint!r}; "
-                "give URLs, or keys of what the function knows"
+                "use URLs or names"
             ) from None
     twice = [endpoint for endpoint in set(endpoints) if endpoints.count(endpoint) > 1]
     if twice:
-        raise ValueError(f"endpoints must name each once, got {twice[0]!r} more than once")
+        raise ValueError(f"endpoints must differ, got {twice[0]!r} more than once")
     return endpoints
 
 

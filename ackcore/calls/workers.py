@@ -21,17 +21,15 @@ import heapq
 import math
 import random
 import sys
-from asyncio import CancelledError, Future, Task, TimerHandle, sleep
+from asyncio import AbstractEventLoop, CancelledError, Future, Task, TimerHandle, sleep
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ackcore.calls.endpoints import Endpoints
-from ackcore.calls.errors import Retry
-from ackcore.calls.event_loop import CallLoop
-from ackcore.calls.outcomes import CallCounts, Outcome
+from ackcore.calls.limits import TokenBucket
+from ackcore.calls.outcomes import CallCounts, Outcome, Retry
 from ackcore.calls.settings import CallSettings
-from ackcore.calls.token_bucket import TokenBucket
 from ackcore.flow.consumers import Consumer, Lease
 from ackcore.retry import capped_doubling
 
@@ -111,7 +109,7 @@ class Workers:
         self.endpoints = Endpoints(settings, min(most, sys.maxsize), self.now_ns)
         self.running = False
 
-        self._loop: CallLoop
+        self._loop: AbstractEventLoop
         self._workers: list[_Worker] = []
         self._parked: list[_Worker] = []
         self._rousing = False
@@ -138,7 +136,7 @@ class Workers:
         """Return the time of a clock that stops while calls are out and the loop does not run."""
         return self._clock() - self._stood_ns
 
-    def outcomes(self, loop: CallLoop, items: Iterator[Any]) -> Iterator[Outcome[Any]]:
+    def outcomes(self, loop: AbstractEventLoop, items: Iterator[Any]) -> Iterator[Outcome[Any]]:
         """Make the calls of a run, and yield the outcome of each; see `Calls.run`."""
         self._loop, self._items, self._exhausted, self.running = loop, items, False, True
         order = self._order

@@ -171,7 +171,7 @@ def _print(
     console().print(shown)
     if limit and rows == limit:
         many = count_letters(store, wanted, [])
-        console().print(f"these are {limit} of {many:,}; --limit shows more")
+        console().print(f"the newest {limit} of {many:,}; --limit shows more")
 
 
 def _many(n: int, one: str, several: str) -> str:
@@ -196,7 +196,7 @@ def show(
     if found is None:
         if damaged:  # which may have had it
             raise damaged[0]
-        typer.echo(f"ackcore: there is no dead letter {plain(letter)}", err=True)
+        typer.echo(f"ackcore: the checkpoint has no dead letter {plain(letter)}", err=True)
         raise typer.Exit(NO)
     if as_json:
         print_json(_to_json(found))
@@ -261,9 +261,8 @@ def _tell(
     many, often = sum(done.records.values()), sum(done.left_out.values())
     of = ", ".join(f"{n:,} of {plain(name)}" for name, n in done.records.items())
     if often:
-        they = _many(often, "was", "were")
-        rest = "and is left out" if often == 1 else "and are left out"
-        typer.echo(f"{they} sent again {max_replays} times or oftener, {rest}")
+        skipped = _many(often, "is", "are")
+        typer.echo(f"{skipped} skipped: replayed {max_replays} times or more")
     if not many:
         if not often:
             typer.echo(_none_sent(store_of(checkpoint), wanted))
@@ -281,10 +280,10 @@ def _none_sent(store: Letters, wanted: LetterFilter) -> str:
     if not found:
         return plain(none_found(store))
     sent = count_letters(store, replace(wanted, sent=True), [])
-    told = [f"sent already: {sent:,} (--again sends them once more)"] if sent else []
+    told = [f"{sent:,} were sent before (--again sends them once more)"] if sent else []
     if found > sent:
-        told.append(f"of offsets that were not read, without a record: {found - sent:,}")
-    return f"no dead letter is to be sent; of those like that, {', '.join(told)}"
+        told.append(f"{found - sent:,} have no record, because their offsets were not read")
+    return f"no dead letter is sent: of those that match, {', '.join(told)}"
 
 
 @choosing()
@@ -335,7 +334,9 @@ def _filter(
     texts = {"component": component, "error": error, "message": message}
     for name, text in texts.items():
         if text is not None and not text.strip():  # as of a shell's variable that is not set
-            raise typer.BadParameter(f"--{name} must be a text, got {text!r}; leave it out for any")
+            raise typer.BadParameter(
+                f"--{name} must not be blank, got {text!r}; omit it to match all"
+            )
     since_ms, until_ms = (None if text is None else time_in(text) for text in (since, until))
     return LetterFilter(ids, spout, component, error, message, since_ms, until_ms, sent)
 
@@ -343,8 +344,8 @@ def _filter(
 def _refuse_all(wanted: LetterFilter, all_of_them: bool) -> None:
     if wanted == LetterFilter() and not all_of_them:
         raise typer.BadParameter(
-            "say which letters: LETTER ..., as `ackcore dead list` shows them, or options such as "
-            "--component and --error; or --all"
+            "no dead letter was chosen: give names that `ackcore dead list` shows, a filter such "
+            "as --component or --error, or --all"
         )
 
 

@@ -55,14 +55,14 @@ def doctor(
 
     Exits with 1 if a check fails.
     """
-    shown = table("", "", "what", "found", "to mend it")
+    shown = table("", "", "check", "found", "fix")
     well = True
     for finding in _findings(os.getcwd() if checkpoint is None else checkpoint, master):
         well &= finding.ok is not False
         if as_json:
             print_json(finding._asdict())
             continue
-        sign = {True: "ok", False: "MEND", None: "-"}[finding.ok]
+        sign = {True: "ok", False: "FAIL", None: "-"}[finding.ok]
         shown.add_row(sign, finding.what, cell(finding.found), cell(finding.mend))
     if not as_json:
         console().print(shown)
@@ -128,7 +128,7 @@ def _package(module: str, least: tuple[int, ...], mend: str, *, needed: bool = T
             if not found:
                 raise
     except (ImportError, PackageNotFoundError) as error:
-        return Finding(name, False if needed else None, f"not here: {error}", mend)
+        return Finding(name, False if needed else None, f"not installed: {error}", mend)
     numbers = tuple(int(part) for part in found.split(".")[: len(least)] if part.isdigit())
     wanted = ".".join(map(str, least))
     if numbers < least:
@@ -177,12 +177,12 @@ def _libraries(spark: Any) -> str:
     return "; ".join(sorted(row[0] for row in rows))
 
 
-#: File systems of which is known what their locks are worth on several hosts.
+#: File systems that hosts share.
 _SHARED = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p")
 
 
 def _file_system(place: Path) -> Iterator[Finding]:
-    """Check the file system's guarantees for a checkpoint, beside it and not in it."""
+    """Check the file system of a checkpoint with files beside the checkpoint."""
     directory = next(
         each for each in (place.absolute(), *place.absolute().parents) if each.is_dir()
     )
@@ -192,22 +192,24 @@ def _file_system(place: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(directory).free
     shared = kind.startswith(_SHARED) or kind.startswith("fuse")
     promise = (
-        "shared: a lock may pass to another host when this one is cut off, which ackcore notices"
+        "shared: if this host is cut off, another may get its lock, which ackcore detects"
         if shared
-        else "of this host alone: executors elsewhere do not see it"
+        else "local to this host; executors on other hosts cannot see it"
     )
     yield Finding("file system", True, f"{directory}: {kind}, {promise}")
     room = free > 1 << 30
-    yield Finding("space", room, f"{free / 1e9:.1f} GB free", "" if room else "make room there")
+    yield Finding(
+        "space", room, f"{free / 1e9:.1f} GB free", "" if room else "free some space there"
+    )
     try:
         with tempfile.TemporaryDirectory(prefix=".ackcore-doctor-", dir=directory) as scratch:
             _try_files(Path(scratch))
     except OSError as error:
-        mend = "choose a directory that driver and executors may write"
-        yield Finding("checkpoint's needs", False, plain(str(error)), mend)
+        mend = "choose a directory that the driver and the executors can write to"
+        yield Finding("file operations", False, plain(str(error)), mend)
     else:
         found = "rename, link, lock and sync of files and directories work"
-        yield Finding("checkpoint's needs", True, found)
+        yield Finding("file operations", True, found)
 
 
 def _bucket(url: str) -> Iterator[Finding]:
@@ -218,22 +220,22 @@ def _bucket(url: str) -> Iterator[Finding]:
             yield Finding(what, ok, found, "" if ok else _BUCKET_WAY_OUT)
     except Exception as error:
         mend = (
-            "see that the environment of driver and workers has credentials and, where it is not "
-            "the provider's own server, its address (AWS_ENDPOINT_URL, AWS_REGION)"
+            "set credentials in the environment of the driver and the workers, and the address of "
+            "a server other than the provider's (AWS_ENDPOINT_URL, AWS_REGION)"
         )
         yield Finding("bucket", False, plain(str(error)), mend)
 
 
 _BUCKET_WAY_OUT = (
-    "take a server that has it (as S3, Google and Azure promise): without, two drivers could write "
-    "one checkpoint; or a checkpoint on a shared file system"
+    "use a server with this guarantee, such as S3, Google Cloud Storage or Azure, or a shared file "
+    "system: without it, two drivers could write to one checkpoint"
 )
 
 
 def _kind(directory: Path) -> str:
     paths = import_module("ackcore.spark.base.paths") if _has_spark() else None
     found = paths.file_system(os.path.realpath(directory)) if paths is not None else None
-    return found or "a file system of an unknown kind"
+    return found or "unknown file system"
 
 
 def _has_spark() -> bool:
@@ -258,14 +260,14 @@ def _try_files(scratch: Path) -> None:
             except BlockingIOError:
                 pass
             else:
-                raise OSError("a file's lock was given twice: two drivers could run at once")
+                raise OSError("a file was locked twice: two drivers could run at once")
     os.link(one, scratch / "linked")
     try:
         os.link(one, scratch / "linked")
     except FileExistsError:
         pass
     else:
-        raise OSError("a file was linked to a name that is taken")
+        raise OSError("a link replaced an existing file")
     other.write_bytes(b"y")
     os.replace(one, other)
     handle = os.open(scratch, os.O_RDONLY)
@@ -274,4 +276,4 @@ def _try_files(scratch: Path) -> None:
     finally:
         os.close(handle)
     if other.read_bytes() != b"x":
-        raise OSError("a file that was renamed is not what it was")
+        raise OSError("a renamed file has the wrong content")

@@ -13,7 +13,6 @@ COMMANDS = {
     "dead": "spark",
     "explain": "spark",
     "doctor": None,
-    "bench": None,
     "ui": "spark,ui",
 }
 
@@ -56,7 +55,7 @@ def main() -> None:
         sys.meta_path.insert(0, _NoPandas())
     extra = "cli"
     try:
-        app = import_module("ackcore.cli.app")
+        app = import_module("ackcore.cli.reporting")
         extra = ",".join(["cli", *filter(None, [COMMANDS[names[0]]])]) if names else extra
         command = app.app_of(names)
     except ModuleNotFoundError as error:

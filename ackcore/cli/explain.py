@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ackcore.cli.declared_sources import NotKnownHere, Session
 from ackcore.cli.reporting import print_json
-from ackcore.cli.topologies import add_path, check_name, load_topology
+from ackcore.cli.topologies import add_path, check_name, load_topology, takes_session
 from ackcore.topology.builder import Topology
 from ackcore.topology.explain import draw
 
@@ -32,40 +31,26 @@ def explain(
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write an SVG drawing to this file.")
     ] = None,
-    spark: Annotated[
-        bool,
-        typer.Option("--spark", help="Start Spark, if only Spark knows a source's columns."),
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the structure as JSON.")] = False,
 ) -> None:
-    """Show the stages of a topology, and the exchanges between them. Reads and runs nothing."""
+    """Show the stages of a topology, and the exchanges between them. Reads and runs nothing.
+
+    Starts Spark if the function has a parameter, to pass a session.
+    """
     add_path()
-    found = _with_spark(topology) if spark else _declared(topology)
+    if takes_session(topology):
+        quiet_spark = import_module("ackcore.examples.quiet_spark")
+        quiet_spark.check_java()
+        with quiet_spark.spark_session("local[1]") as (spark, _):
+            _show(load_topology(topology, spark), svg, as_json)
+    else:
+        _show(load_topology(topology, None), svg, as_json)
+
+
+def _show(topology: Topology, svg: Path | None, as_json: bool) -> None:
     if svg is not None:
-        svg.write_text(draw(found.structure) + "\n", encoding="utf-8")
+        svg.write_text(draw(topology.structure) + "\n", encoding="utf-8")
     if as_json:
-        print_json({"fingerprint": found.fingerprint, "structure": found.structure})
+        print_json({"fingerprint": topology.fingerprint, "structure": topology.structure})
     elif svg is None:
-        typer.echo(found.explain())
-
-
-def _declared(topology: str) -> Topology:
-    try:
-        return load_topology(topology, Session())
-    except NotKnownHere as error:
-        why = f"only Spark can tell the columns of {error}"
-    except AssertionError as error:
-        # What pyspark's functions raise where no session is.
-        why = (
-            f"it needs Spark ({type(error).__name__}: {error})" if str(error) else "it needs Spark"
-        )
-    raise typer.BadParameter(f"{topology} cannot be explained by itself: {why}; add --spark")
-
-
-def _with_spark(topology: str) -> Topology:
-    quiet_spark = import_module("ackcore.examples.quiet_spark")
-    quiet_spark.check_java()
-    with quiet_spark.spark_session("local[1]") as (spark, _):
-        found = load_topology(topology, spark)
-        assert found.fingerprint
-    return found
+        print(topology.explain())

@@ -1,4 +1,4 @@
-"""Output of commands: text without control characters of records, JSON, and errors."""
+"""The application, and its output: text without control characters, JSON, and errors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,12 +19,45 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
+import ackcore
+
 OK, NO, USAGE, CHECKPOINT, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 EXIT_CODES = (
-    "Exit codes: 0 done; 1 the answer is no (more records died than may, a letter that was "
-    "named is not there, a check failed); 2 wrong usage, or something is not installed; 3 the "
-    "checkpoint cannot be used; 4 the run failed; 130 interrupted."
+    "Exit codes: 0 done; 1 a negative answer (too many dead records, no such dead letter, a failed "
+    "check); 2 wrong usage, or a missing package; 3 the checkpoint cannot be used; 4 the run "
+    "failed; 130 interrupted."
 )
+
+
+def app_of(names: Iterable[str]) -> typer.Typer:
+    """Return the command line with some of its commands, and load their modules."""
+    app = typer.Typer(
+        cls=Commands,
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        epilog=EXIT_CODES,
+    )
+    app.callback()(_options)
+    for name in names:
+        import_module(f"ackcore.cli.{name}").add_to(app)
+    return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ackcore {ackcore.__version__}")
+        raise typer.Exit
+
+
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Run topologies on Spark with per-record delivery guarantees, and look at their status."""
 
 
 class Commands(TyperGroup):
@@ -69,7 +103,7 @@ def _dead_list(found: re.Match[str]) -> str:
     return f"`ackcore dead list {shlex.quote(found[2])} --payload`"
 
 
-#: What messages advise in Python, and what that is on the command line.
+#: Advice in messages: calls in Python, and the same on the command line.
 _COMMANDS = (
     (r"ackcore\.spark\.dead_letters\((['\"])(.*?)\1\)", _dead_list),
     (

@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ackcore.cli.activity import Quiet, described
-from ackcore.cli.reporting import INTERRUPTED, advising_commands, cell, console, print_json
+from ackcore.cli.reporting import INTERRUPTED, advising_commands, cell, console, print_json, span_of
 from ackcore.cli.status import rendered
 from ackcore.cli.topologies import add_path, check_name, find_named, load_topology
 from ackcore.examples.quiet_spark import check_java, spark_session
@@ -38,6 +37,8 @@ from ackcore.topology.builder import Topology
 _LOOK_S = 0.5
 #: How many of the last micro-batches are looked at each time.
 _MANY = 100
+#: Without a terminal, the activity is printed after so many seconds without output.
+QUIET_S = 10.0
 
 
 def add_to(app: typer.Typer) -> None:
@@ -199,7 +200,65 @@ def _attend(
             signal.signal(each, handler)
 
 
-# -- what is shown meanwhile ----------------------------------------------------------------------
+# -- progress -------------------------------------------------------------------------------------
+
+
+def described(activity: Activity | None, tasks: str = "") -> str:
+    """Describe the activity of a run.
+
+    Parameters
+    ----------
+    activity : Activity or None
+        None before its first micro-batch.
+    tasks : str, default ""
+        The number of Spark's tasks that have ended.
+    """
+    if activity is None:
+        return "starting"
+    way = activity.under_way
+    if way is not None:
+        parts = [f"micro-batch {way.number} runs"]
+        if way.decided:
+            parts = [f"micro-batch {way.number} is decided, the sinks write it"]
+        parts.append(span_of(max(0, activity.at_ms - way.planned_ms)))
+        if way.due:
+            parts.append(f"{way.due:,} retries")
+        if way.crashes:
+            parts.append(f"{way.crashes} runs crashed")
+        if tasks and not way.decided:
+            parts.append(tasks)
+        return ", ".join(parts)
+    if not activity.waiting:
+        return "waits for new records"
+    due = activity.next_due_ms
+    if due is None:
+        return f"{activity.waiting:,} replayed records wait for the next micro-batch"
+    when = "" if due <= activity.at_ms else f" in {span_of(due - activity.at_ms)}"
+    return f"{activity.waiting:,} wait for a retry, the next is due{when}"
+
+
+class Quiet:
+    """Detects that nothing was printed for a while.
+
+    Parameters
+    ----------
+    now_s : float
+        The time of a monotonic clock.
+    """
+
+    def __init__(self, now_s: float):
+        self._began = self._last = now_s
+
+    def printed(self, now_s: float) -> None:
+        """Note that something was printed."""
+        self._last = now_s
+
+    def line(self, now_s: float, text: str) -> str | None:
+        """Return the line to print now, if any."""
+        if now_s - self._last < QUIET_S:
+            return None
+        self._last = now_s
+        return f"after {span_of(1000 * (now_s - self._began))}: {text}"
 
 
 @contextmanager

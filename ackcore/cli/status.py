@@ -76,7 +76,7 @@ def rendered(status: Status) -> RenderableType:
         parts += [_batches(status.batches), ""]
     if status.dead.letters:
         parts += [
-            _reasons("dead and not sent again, because of", status.dead.reasons, "first died"),
+            _reasons("dead and not replayed, because of", status.dead.reasons, "first died"),
             "",
         ]
     return Group(*parts[:-1])
@@ -85,31 +85,31 @@ def rendered(status: Status) -> RenderableType:
 def _heading(status: Status) -> Text:
     holder = status.holder
     if holder is None:
-        runs = "nothing was started on it"
+        runs = "never started"
     elif holder.holds is None:
-        runs = f"last held by {holder.name}; whether it runs cannot be told from here"
+        runs = f"last owner {holder.name}; this host cannot tell whether it runs"
     else:
-        runs = f"running, {holder.name}" if holder.holds else f"not running, last {holder.name}"
+        runs = f"{'running' if holder.holds else 'not running'}, owner {holder.name}"
     epoch = f" (epoch {status.epoch})" if status.epoch else ""
     lines = [f"{status.checkpoint}: a {status.kind}, {runs}{epoch}"]
     under_way = status.under_way
     if under_way is not None:
         since = span_of(status.at_ms - under_way.planned_ms)
-        step = "decided, sinks have their turn" if under_way.decided else "runs"
-        again = f", {under_way.due} records again" if under_way.due else ""
+        step = "is decided, the sinks write it" if under_way.decided else "runs"
+        again = f", {under_way.due} retries" if under_way.due else ""
         crashes = f", {under_way.crashes} runs crashed" if under_way.crashes else ""
         lines.append(f"micro-batch {under_way.number} {step}, planned {since} ago{again}{crashes}")
     if status.requests:
-        lines.append(f"replays that wait for their micro-batch: {status.requests}")
+        lines.append(f"replays that wait for a micro-batch: {status.requests}")
     if status.lag:
         lag = ", ".join(f"{spout} {offsets:,}" for spout, offsets in status.lag.items())
         lines.append(f"lag: {lag} offsets")
     dead = status.dead
     if dead.letters:
-        lines.append(f"dead letters: {dead.letters:,}, of which {dead.sent:,} were sent again")
+        lines.append(f"dead letters: {dead.letters:,}, of which {dead.sent:,} were replayed")
     if dead.dropped:
-        lines.append(f"dropped of them before: {dead.dropped:,}")
-    lines += [f"NOT COUNTED of them: {what}" for what in dead.damaged]
+        lines.append(f"dead letters dropped: {dead.dropped:,}")
+    lines += [f"dead letters NOT COUNTED: {what}" for what in dead.damaged]
     return cell_lines(lines)
 
 

@@ -51,8 +51,8 @@ def load_topology(name: str, spark: Any) -> Topology:
     ----------
     name : str
         ``MODULE:NAME``.
-    spark : SparkSession or declared_sources.Session
-        The argument of the function.
+    spark : SparkSession or None
+        The argument of the function, if it has a parameter.
 
     Raises
     ------
@@ -62,13 +62,21 @@ def load_topology(name: str, spark: Any) -> Topology:
     found = find_named(name)
     if callable(found) and not isinstance(found, Topology):
         with raised_by(name):
-            found = found(spark) if inspect.signature(found).parameters else found()
+            found = found(spark) if takes_session(name) else found()
     if not isinstance(found, Topology):
         raise typer.BadParameter(
             f"{name} must be a Topology or a function that returns one, as TopologyBuilder.build() "
             f"does, got {type(found).__name__}"
         )
     return found
+
+
+def takes_session(name: str) -> bool:
+    """Return whether a name is that of a function with a parameter for the session."""
+    found = find_named(name)
+    if isinstance(found, Topology) or not callable(found):
+        return False
+    return bool(inspect.signature(found).parameters)
 
 
 @contextmanager
@@ -96,7 +104,7 @@ def find_named(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # what it imports is missing
-        raise typer.BadParameter(f"there is no module {error.name} in {os.getcwd()}") from None
+        raise typer.BadParameter(f"no module {error.name} was found in {os.getcwd()}") from None
     for part in path.split("."):
         if not hasattr(found, part):
             raise typer.BadParameter(f"{module} has no {path}{_like(path, found)}")

@@ -7,28 +7,24 @@ committed position of a source.
 """
 
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.dispatch.checkpoint import Checkpoint, CheckpointError, Prefix
-from ackcore.dispatch.consumers import Coroutine, Function, Target
-from ackcore.dispatch.dispatcher import DispatchCounts, Dispatcher, FailedInBatch, RecordDead
-from ackcore.dispatch.http import Http, HttpError, Response
+from ackcore.dispatch.checkpoint import Checkpoint, CheckpointError
+from ackcore.dispatch.consumers import Function, Target
+from ackcore.dispatch.dispatcher import DispatchCounts, Dispatcher, RecordDead
+from ackcore.dispatch.http import Http, HttpError
 from ackcore.dispatch.processes import Process, ProcessDied
 
 __all__ = [
     "Checkpoint",
     "CheckpointError",
-    "Coroutine",
     "DispatchCounts",
     "Dispatcher",
-    "FailedInBatch",
     "Function",
     "Http",
     "HttpError",
-    "Prefix",
     "Process",
     "ProcessDied",
     "RecordDead",
     "Reject",
-    "Response",
     "Retry",
     "Target",
     "Unavailable",

@@ -37,7 +37,7 @@ class Prefix:
     """
 
     def __init__(self, start: int = 0) -> None:
-        self._above: set[int] = set()
+        self._above: set[int] = set()  # done, behind one that is not done
         self.committed = start
 
     def done(self, position: int) -> bool:
@@ -49,14 +49,6 @@ class Prefix:
             self._above.remove(self.committed)
             self.committed += 1
         return True
-
-    def __contains__(self, position: int) -> bool:
-        return position < self.committed or position in self._above
-
-    @property
-    def above(self) -> int:
-        """The number of done positions behind one that is not done. A crash repeats them."""
-        return len(self._above)
 
 
 class Checkpoint:
@@ -89,7 +81,8 @@ class Checkpoint:
         except OSError:
             self._lock.close()
             raise CheckpointError(
-                f"another dispatcher has {self._path} open; stop it first, or give each its own"
+                f"the checkpoint {self._path} is open in another dispatcher; stop that one first, "
+                "or give each its own file"
             ) from None
         try:
             self.committed = self._read()
@@ -110,13 +103,13 @@ class Checkpoint:
             version, committed, sound = _VERSION, 0, False
         if version != _VERSION:
             raise CheckpointError(
-                f"{self._path} has version {version}, and this reads {_VERSION}; go on with the "
-                "ackcore that wrote it"
+                f"the checkpoint {self._path} has version {version}, and this ackcore reads "
+                f"version {_VERSION}; use the ackcore that wrote it"
             )
         if not sound or committed < 0:
             raise CheckpointError(
-                f"{self._path} is damaged: {text[:80]!r}; remove it to begin at position 0, or put "
-                "in its place what Checkpoint(another_path).commit(position) writes"
+                f"the checkpoint {self._path} is damaged: {text[:80]!r}; delete it to start at "
+                "position 0, or replace it by a file of Checkpoint(another_path).commit(position)"
             )
         return int(committed)
 
@@ -137,8 +130,8 @@ class Checkpoint:
     def _commit(self, committed: int) -> None:
         if committed < self.committed:
             raise ValueError(
-                f"committed must be at least {self.committed}, as was committed, got {committed}; "
-                "to do records again, use another checkpoint, or remove this one"
+                f"committed must be at least {self.committed}, the committed position, got "
+                f"{committed}; to process records again, use another checkpoint, or delete this one"
             )
         if committed == self.committed and self._path.exists():
             return

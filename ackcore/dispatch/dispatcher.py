@@ -1,9 +1,9 @@
 """One producer and several consumers: each record is tracked to its end, however often it fails.
 
-*Guarantee.* A record is done when a consumer has acked it, or ``dead`` has stored it. The committed
-position, which the checkpoint stores, moves only past done records. So after any crash each record
-is processed at least once. Only three kinds are processed again: those done beyond the committed
-position, those in flight, and those whose consumer answered too late.
+*Guarantee.* A record is done when a consumer has acked it, or ``dead_letters`` has stored it. The
+committed position, which the checkpoint stores, moves only past done records. So after any crash
+each record is processed at least once. Only three kinds are processed again: those done beyond the
+committed position, those in flight, and those whose consumer answered too late.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ import numpy as np
 
 from ackcore._columns import as_count
 from ackcore._records import Int64s
-from ackcore.calls import BreakerState, Reject, Retry, Unavailable
-from ackcore.calls.breaker import Breaker
+from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.calls.limits import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint, Prefix
 from ackcore.dispatch.consumers import Target, as_target
-from ackcore.dispatch.sources import Reader, Record, Source
-from ackcore.dispatch.trees import Trees
-from ackcore.flow import Batch, Chooser, ConsumerState, Fate, FlowController, Lease, Limit
+from ackcore.dispatch.records import Reader, Record, Source, Trees
+from ackcore.flow import Batch, FlowController, Lease, Limit
+from ackcore.flow.choosers import Chooser
+from ackcore.flow.consumers import ConsumerState, Fate
 from ackcore.flow.numbers import nanoseconds, positive
 from ackcore.flow.windows import Windows
 from ackcore.retry import backoff_ms as backoff_of
 from ackcore.retry import capped_doubling, whole_ms
 
-Dead = Callable[[int, Any, BaseException], Any]
+DeadLetters = Callable[[int, Any, BaseException], Any]
 
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 1_000
 #: The number of records read ahead, so that a record whose key waits does not block all others.
@@ -49,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class RecordDead(Exception):
-    """A record failed for the last time, and there is no ``dead`` to store it."""
+    """A record failed for the last time, and there are no ``dead_letters`` to store it."""
 
 
 class DispatchCounts(NamedTuple):
@@ -109,10 +110,10 @@ class Dispatcher:
     acked : callable, optional
         ``acked(position, record)`` is called once for each record that a consumer has done, for a
         source that commits by itself, such as `ackcore.kafka.Consumer`.
-    dead : callable, optional
-        ``dead(position, record, error)``, or a coroutine function, is called with a record that
-        failed for the last time. It must store the record before it returns, because the committed
-        position then moves past it. By default the run ends with `RecordDead`.
+    dead_letters : callable, optional
+        ``dead_letters(position, record, error)``, or a coroutine function, is called with a record
+        that failed for the last time. It must store the record before it returns, because the
+        committed position then moves past it. By default the run ends with `RecordDead`.
     checkpoint : path-like, optional
         The file of the committed position; see `Checkpoint`. By default each run begins at 0.
     checkpoint_s : float, default 1.0
@@ -148,7 +149,7 @@ class Dispatcher:
         breaker_failures: int | None = 10,
         breaker_reset_s: float = 1.0,
         acked: Callable[[int, Any], Any] | None = None,
-        dead: Dead | None = None,
+        dead_letters: DeadLetters | None = None,
         checkpoint: Any = None,
         checkpoint_s: float = 1.0,
         max_ahead: int = 1_000_000,
@@ -156,9 +157,9 @@ class Dispatcher:
     ) -> None:
         if not callable(source) and not isinstance(source, Sequence):
             raise TypeError(
-                "source must be a sequence, or a callable that gives the records from a position "
-                f"on, got {type(source).__name__}; of an iterable that begins anew each time: "
-                "lambda start: itertools.islice(it, start, None)"
+                "source must be a sequence, or a callable that returns the records from a position "
+                f"on, got {type(source).__name__}; for an iterable: "
+                "lambda start: itertools.islice(iterable, start, None)"
             )
         if not isinstance(consumers, Mapping):
             raise TypeError(
@@ -166,16 +167,18 @@ class Dispatcher:
                 f"{{'one': function}}, got {type(consumers).__name__}"
             )
         if not consumers:
-            raise ValueError("consumers must hold one at least, got none")
+            raise ValueError("consumers must have at least one consumer, got none")
         self._source = source
         self._targets: dict[Hashable, Target] = {
             name: as_target(given, name) for name, given in consumers.items()
         }
         self._batch = as_count(batch, "batch", 1)
         if key is not None and self._batch > 1:
-            raise ValueError("key cannot be given with batch > 1: a batch has no one key")
+            raise ValueError(
+                "key cannot be combined with batch > 1: the records of a batch have different keys"
+            )
         if chooser is not None and chooser.keyed and key is None:
-            raise ValueError("key must be given with a chooser that goes by it")
+            raise ValueError("key must be given, because the chooser chooses by key")
         self._key = key
         self._max_attempts = as_count(max_attempts, "max_attempts", 1)
         self._backoff_ms = whole_ms(positive(backoff_s, "backoff_s", _MAX_BACKOFF_S, "seconds"))
@@ -192,7 +195,7 @@ class Dispatcher:
         self._breakers = {name: Breaker(breaker_failures, reset_ns) for name in self._targets}
         self._trials: set[Lease] = set()
         self._acked = acked
-        self._dead = dead
+        self._dead_letters = dead_letters
         self._checkpoint_path = checkpoint
         self._checkpoint_s = positive(checkpoint_s, "checkpoint_s", unit="seconds")
         self._max_ahead = as_count(max_ahead, "max_ahead", 1)
@@ -213,7 +216,7 @@ class Dispatcher:
         self._start = 0
         self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
         self._tasks: dict[Lease, asyncio.Task[None]] = {}
-        self._keeping: set[asyncio.Future[Any]] = set()  # running coroutines of `dead`
+        self._keeping: set[asyncio.Future[Any]] = set()  # running coroutines of `dead_letters`
         self._failures: dict[int, int] = {}  # by position of records that are not done
         self._refusals: dict[Hashable, int] = {}  # by consumer, in a row
         self._asked_ns = dict.fromkeys(self._targets, 0)  # the end of each requested pause
@@ -240,15 +243,17 @@ class Dispatcher:
         Raises
         ------
         RecordDead
-            If a record failed for the last time, and there is no ``dead``. Done records are
-            committed.
+            If a record failed for the last time, and there are no ``dead_letters``. Done records
+            are committed.
         CheckpointError
             If the checkpoint is damaged, or open in another process.
         RuntimeError
             If this dispatcher has run before. Create another one.
         """
         if self._running:
-            raise RuntimeError("a dispatcher runs once; make another, which resumes")
+            raise RuntimeError(
+                "this dispatcher has run before; create another, which resumes at the checkpoint"
+            )
         self._running = True
         checkpoint = None if self._checkpoint_path is None else Checkpoint(self._checkpoint_path)
         try:
@@ -407,7 +412,7 @@ class Dispatcher:
                 failed[:] = False
             else:
                 failed = batch.failed(bitmap)
-                error = FailedInBatch(f"consumer {lease.name!r} failed it and not its whole batch")
+                error = FailedInBatch(f"consumer {lease.name!r} failed this record of a batch")
         except KeyboardInterrupt:
             raise
         except BaseException as raised:  # also SystemExit and a panic of an extension
@@ -424,7 +429,7 @@ class Dispatcher:
                 self._answered(lease, failed, error)
         except KeyboardInterrupt:
             raise
-        except BaseException as raised:  # from `acked` or `dead`
+        except BaseException as raised:  # from `acked` or `dead_letters`
             self._error = self._error or raised
         self._more.set()
 
@@ -527,7 +532,7 @@ class Dispatcher:
         self._trials.discard(lease)
         if self._breakers[lease.name].succeeded(trial):
             self._end_trial(lease.name)
-            _log.info("consumer %r of a Dispatcher takes records again", lease.name)
+            _log.info("consumer %r of a Dispatcher accepts records again", lease.name)
 
     def _breaks(self, lease: Lease, error: BaseException) -> bool:
         """Record that a consumer has failed. Return whether the record's attempt counts."""
@@ -542,9 +547,9 @@ class Dispatcher:
             self._end_trial(lease.name)
         else:
             _log.warning(
-                "consumer %r of a Dispatcher failed again and again, at last of %s: %s; it gets "
-                "one record every %g s until it takes one. A function that cannot take a record "
-                "raises Reject, which does not count",
+                "consumer %r of a Dispatcher failed repeatedly, the last time with %s: %s; it gets "
+                "one record every %g s until it accepts one. Raise Reject for a record that no "
+                "consumer can process: it does not count as a failure of the consumer",
                 *(lease.name, type(error).__name__, error, open_ns / 1e9),
             )
         self._flow.pause(lease.name, open_ns / 1e9, keys_wait=False)
@@ -566,12 +571,13 @@ class Dispatcher:
             self._flow.pause(name, left_ns / 1e9)
 
     def _keep_dead(self, record: Record, error: BaseException) -> None:
-        if self._dead is None:
+        if self._dead_letters is None:
             raise RecordDead(
-                f"record {record.position} failed {self._failures[record.position]} times, at last "
-                f"of {type(error).__name__}: {error}; give dead= something that keeps such records"
+                f"record {record.position} failed {self._failures[record.position]} times, the "
+                f"last time with {type(error).__name__}: {error}; pass dead_letters=, a function "
+                "that stores such records"
             ) from error
-        kept = self._dead(record.position, record.value, error)
+        kept = self._dead_letters(record.position, record.value, error)
         if inspect.isawaitable(kept):
             task = asyncio.ensure_future(kept)
             self._keeping.add(task)

@@ -25,7 +25,7 @@ import pyarrow.dataset as ds
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from ackcore.examples.killed_runs import Kill, run_killed
+from ackcore.examples.killed_runs import run_killed
 from ackcore.examples.quiet_spark import SparkError, spark_session
 from ackcore.kafka import KafkaSpout
 from ackcore.spark import dead_letters, start, to_parquet
@@ -155,21 +155,6 @@ def look(servers: str, topic: str, directory: Path, ids: dict[str, int]) -> Foun
     )
 
 
-def crash(command: Sequence[str], directory: Path, kills: int) -> int:
-    """Run a command in children; kill the first ones, and let the last one end.
-
-    If a child ends before it is killed, that is a failure, too: a run without a kill proves
-    nothing.
-    """
-    # At some point in a micro-batch, for each child in a later one.
-    points = [Kill(1 + kill, 0.3 * (kill + 1)) for kill in range(kills)]
-    status, done = run_killed(command, directory, points, lambda said: print(said, flush=True))
-    if done < kills and not status:
-        print(f"it was done after {done} of {kills} kills: give it more --lines")
-        return 1
-    return status
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -189,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{len(ids)} lines sent to {topic}")
             command = [sys.executable, "-m", "ackcore.examples.kafka_lines", "--topic", topic]
             command += ["--bootstrap-servers", servers, "--directory", place]
-            status = crash(command, Path(place), given.kills)
+            status = run_killed(command, Path(place), given.kills)
             if status:
                 return status
             found = look(servers, topic, Path(place), ids)

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+#: The beginning of the lines of a child that show that its stream runs.
+RUNNING, PROGRESS = "running", "micro-batch"
 
 
-class Kill(NamedTuple):
-    """The time of a kill: a number of lines that the child prints, and a delay after them."""
+def run_killed(command: Sequence[str], directory: Path, kills: int) -> int:
+    """Run a command in children; kill the first ones at random points, and let the last one end.
 
-    lines: int
-    delay_s: float
-
-
-def run_killed(
-    command: Sequence[str],
-    directory: Path,
-    kills: Iterable[Kill],
-    show: Callable[[str], object],
-    counts: Callable[[str], bool] = lambda said: True,
-) -> tuple[int, int]:
-    """Run a command in children; the first ones are killed, and the last one ends by itself.
+    Prints what the children print.
 
     Parameters
     ----------
@@ -33,33 +25,35 @@ def run_killed(
         The command.
     directory : Path
         The directory of its temporary files, which removes the remains of a killed Spark with it.
-    kills : iterable of Kill
-        The time of each kill.
-    show : callable
-        Called with each line that a child prints, and with each kill.
-    counts : callable, optional
-        Returns whether `Kill.lines` counts a line; by default all lines count.
+    kills : int
+        The number of kills.
 
     Returns
     -------
-    (int, int)
-        The exit status of the child that was not killed, and the number of kills.  The latter is
-        smaller than intended if a child ends early; the caller must report that.
+    int
+        The exit status of the child that was not killed; 1 if none was killed, which proves
+        nothing.
     """
+    draw = random.Random(0)
     environment = {**os.environ, "TMPDIR": str(directory)}
-    for done, kill in enumerate((*kills, None)):
-        lines, is_killed = 0, False
+    for done in range(kills + 1):
+        # Some lines after its start, and then within a second.
+        lines_left, delay_s, is_killed = draw.randrange(1, 4), draw.uniform(0, 1), False
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             for said in child.stdout:
-                show(said.rstrip("\n"))
-                lines += counts(said)
-                if kill is not None and lines == kill.lines:
-                    time.sleep(kill.delay_s)
+                print(said, end="", flush=True)
+                lines_left -= said.startswith((RUNNING, PROGRESS))
+                if done < kills and not lines_left:
+                    time.sleep(delay_s)
                     child.kill()
                     is_killed = True
                     break
         if not is_killed or child.returncode != -signal.SIGKILL:
             break
-        show(f"kill -9, number {done + 1}")
-    return child.returncode, done
+        print(f"kill -9, number {done + 1}", flush=True)
+    print(f"killed {done} times" + (f" of {kills}: it ended before" * (done < kills)))
+    if not done and not child.returncode:
+        print("a run that was not killed proves nothing: give it more --lines")
+        return 1
+    return child.returncode

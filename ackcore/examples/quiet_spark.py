@@ -11,12 +11,14 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 import ackcore
@@ -26,6 +28,18 @@ logger = logging.getLogger(__name__)
 
 # By default a JVM leaves performance data in /tmp, whatever its temporary directory is.
 _NO_TRACES = ["-XX:-UsePerfData"]
+_CONF = {
+    "spark.app.name": "ackcore",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.catalogImplementation": "in-memory",
+    # Blobs of ids do not compress, and the disk is local.
+    "spark.shuffle.compress": "false",
+    # Every exchange has an explicit number of partitions.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
 
 
 class SparkError(RuntimeError):
@@ -47,64 +61,15 @@ def check_java() -> str:
         raise SparkError(f"Spark needs Java and {java or 'java'} does not run; {way_out}") from None
     version = re.search(r'^.* version "(\d+).*$', said, re.MULTILINE)
     if version is None or int(version[1]) < 17:
-        what = version[0] if version else "of no version that it tells"
+        what = version[0] if version else "of an unknown version"
         raise SparkError(f"Spark needs Java 17 or newer and {java} is {what}; {way_out}")
     return version[0]
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _said_elsewhere(log: Path) -> Iterator[None]:
-    """Redirect stdout and stderr of this process and of its children to a file."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    saved = [os.dup(1), os.dup(2)]
-    with open(log, "ab") as sink:
-        for stream in (1, 2):
-            os.dup2(sink.fileno(), stream)
-    try:
-        yield
-    finally:
-        for stream, was in zip((1, 2), saved, strict=True):
-            os.dup2(was, stream)
-            os.close(was)
 
 
 def _last_line(log: Path) -> str:
     """Return the last line of a JVM's log."""
     said = log.read_text(errors="replace").strip().splitlines()
-    return said[-1] if said else "it said nothing"
-
-
-def _stop(spark: SparkSession, process: subprocess.Popen[bytes] | None, log: Path) -> None:
-    """Stop a session, even if its JVM has died: its work is done."""
-    try:
-        with warnings.catch_warnings():
-            # PySpark warns that the JVM does not answer, and then raises anyway.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            spark.stop()
-    except (Py4JError, OSError):
-        code = None
-        if process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(timeout=10)  # its sockets close before its end
-        logger.warning(
-            "Spark's JVM ended before its session did (exit status %s): %s", code, _last_line(log)
-        )
-        spark.sparkContext.stop()  # the first call dropped the JVM; this one resets the rest
+    return said[-1] if said else "its log is empty"
 
 
 @contextmanager
@@ -159,36 +124,33 @@ def spark_session(
             # The workers must import this package from the same place.
             before = os.environ.get("PYTHONPATH")
             variables["PYTHONPATH"] = f"{top}{os.pathsep}{before}" if before else str(top)
-        builder = (
-            SparkSession.builder.master(master)
-            .appName("ackcore")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.log.level", "ERROR")
-            .config("spark.local.dir", directory)
-            .config("spark.sql.warehouse.dir", os.path.join(directory, "warehouse"))
-            .config("spark.sql.catalogImplementation", "in-memory")
-            # Blobs of ids do not compress, and the disk is local.
-            .config("spark.shuffle.compress", "false")
-            # Every exchange has an explicit number of partitions.
-            .config("spark.sql.adaptive.enabled", "false")
-            .config("spark.sql.shuffle.partitions", "2")
-        )
-        for key, value in (conf or {}).items():
-            builder = builder.config(key, value)
+        places = {
+            "spark.master": master,
+            "spark.local.dir": directory,
+            "spark.sql.warehouse.dir": os.path.join(directory, "warehouse"),
+        }
         if master.startswith("local"):
             variables["SPARK_LOCAL_IP"] = "127.0.0.1"
-            builder = builder.config("spark.driver.host", "127.0.0.1")
-            builder = builder.config("spark.driver.bindAddress", "127.0.0.1")
+            places |= dict.fromkeys(["spark.driver.host", "spark.driver.bindAddress"], "127.0.0.1")
+        settings = SparkConf(False).setAll([*(_CONF | places | dict(conf or {})).items()])
+        kept = dict(os.environ)
+        os.environ.update(variables)
+        gateway = None
         try:
-            # The JVM keeps the output streams of its start.
-            with _environment(variables), _said_elsewhere(said):
-                spark = builder.getOrCreate()
+            with said.open("ab") as output:
+                gateway = launch_gateway(  # type: ignore[no-untyped-call]
+                    settings, {"stdout": output, "stderr": output}
+                )
+            SparkContext(conf=settings, gateway=gateway)
+            spark = SparkSession.builder.getOrCreate()
         except Exception as error:
+            _end(gateway)
             raise SparkError(
                 f"Spark does not start: {one_line(error)} (of its JVM: {_last_line(said)})"
             ) from error
-        gateway = spark.sparkContext._gateway
+        finally:
+            os.environ.clear()
+            os.environ.update(kept)
         try:
             yield spark, directory
         # A JVM that died between two calls refuses the connection.
@@ -196,15 +158,27 @@ def spark_session(
             # The text is read now, while the JVM runs.
             raise SparkError(one_line(error)) from None
         finally:
-            _stop(spark, None if gateway is None else gateway.proc, said)
-            # Wait for the JVM's end, when it removes its own directories.
-            if gateway is not None:
-                gateway.shutdown()
-                gateway.proc.stdin.close()
-                try:
-                    gateway.proc.wait(timeout=30)
-                except subprocess.TimeoutExpired:
-                    gateway.proc.kill()
-                    gateway.proc.wait()
-                # Reset, so that the next session starts a new JVM.
-                SparkContext._gateway = SparkContext._jvm = None
+            try:
+                with warnings.catch_warnings():
+                    # PySpark warns that the JVM does not answer, and then raises anyway.
+                    warnings.simplefilter("ignore", RuntimeWarning)
+                    spark.stop()
+            except (Py4JError, OSError):
+                logger.warning("Spark's JVM ended before its session did: %s", _last_line(said))
+                spark.sparkContext.stop()  # the first call dropped the JVM; this resets the rest
+            _end(gateway)
+
+
+def _end(gateway: Any) -> None:
+    """Wait for the end of a JVM, when it removes its own directories."""
+    if gateway is None:
+        return
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    try:
+        gateway.proc.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()
+    # Reset, so that the next session starts a new JVM.
+    SparkContext._gateway = SparkContext._jvm = None

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import keyword
 import logging
-import random
 import re
 import shlex
 import signal
@@ -36,7 +35,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from ackcore.examples.killed_runs import Kill, run_killed
+from ackcore.examples.killed_runs import RUNNING, run_killed
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark import dead_letters, start, to_parquet
 from ackcore.spark.base.errors import one_line
@@ -52,10 +51,6 @@ from ackcore.topology import (
 )
 
 MICRO_BATCHES = 8
-#: A child prints this when its stream runs.
-RUNNING = "running"
-#: The beginning of the line about a checkpoint that is kept.
-KEPT = "the checkpoint is kept:"
 
 
 class Split(BatchBolt):
@@ -81,7 +76,7 @@ class Enrich(BasicBolt):
         """Call the service for one word."""
         line, word = tuple.values
         if word == "XXX":
-            raise Reject(f"nobody knows what {word} is")
+            raise Reject(f"unknown word {word}")
         if hash((tuple.stable_id, tuple.attempt)) % 100 == 0:
             raise TimeoutError("the service did not answer")
         collector.emit((line, word, kind_of(word)))
@@ -203,33 +198,13 @@ def run(spark: SparkSession, directory: Path, texts: Sequence[str]) -> list[str]
     return wrong
 
 
-def crash(arguments: Sequence[str], directory: Path, kills: int, seed: int = 0) -> int:
-    """Run the job in children, kill the first ones at random points, and let the last one end."""
-    draw = random.Random(seed)
-    scratch = directory / "tmp"
-    scratch.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "ackcore.examples.word_count", *arguments]
-    status, done = run_killed(
-        [*command, "--directory", str(directory)],
-        scratch,
-        # Some lines after its start, and then within a second.
-        [Kill(draw.randrange(1, 4), draw.uniform(0, 1)) for _ in range(kills)],
-        lambda said: said.startswith(KEPT) or print(said, flush=True),
-        lambda said: said.startswith((RUNNING, "micro-batch")),
-    )
-    print(f"killed {done} times" + (f" of {kills}: it was done then" * (done < kills)))
-    if not done and not status:
-        print("a run that was not killed proves nothing: give it more --lines")
-        return 1
-    return status
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--lines", type=int, default=100_000, help="lines to read")
     parser.add_argument("--kills", type=int, default=0, help="times to kill -9 the driver")
     parser.add_argument("--directory", type=Path, help="keep input, checkpoint and counts here")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.lines < 1:
         parser.error(f"--lines must be at least 1, got {given.lines}")
@@ -239,7 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not (directory / "input").exists():
             stage(texts, directory)
         if given.kills:
-            status = crash(["--lines", str(given.lines)], directory, given.kills)
+            command = [sys.executable, "-m", "ackcore.examples.word_count", "--child"]
+            command += ["--lines", str(given.lines), "--directory", str(directory)]
+            temporary = directory / "tmp"
+            temporary.mkdir(exist_ok=True)
+            status = run_killed(command, temporary, given.kills)
         else:
             try:
                 check_java()
@@ -251,9 +230,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 wrong = [f"the word count failed: {one_line(error)}"]
             print(*wrong, sep="\n", end="\n" * bool(wrong))
             status = int(bool(wrong))
-    if given.directory is not None:
+    if given.directory is not None and not given.child:
         place = shlex.quote(str(directory / "checkpoint"))
-        print(f"{KEPT} ackcore status {place}; ackcore dead list {place}; ackcore ui {place}")
+        print(
+            f"the checkpoint is kept: ackcore status {place}; ackcore dead list {place}; "
+            f"ackcore ui {place}"
+        )
     return status
 
 

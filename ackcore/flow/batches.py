@@ -33,7 +33,7 @@ class Batch(Sequence[Any]):
 
     def __init__(self, records: Sequence[Any], rows: npt.NDArray[np.int64] | None = None) -> None:
         if not len(records):
-            raise ValueError("records must hold one at least, got none: nothing would come back")
+            raise ValueError("records must not be empty")
         self.records = records
         self.rows = np.arange(len(records)) if rows is None else np.asarray(rows, np.int64)
         if self.rows.shape != (len(records),):

@@ -68,7 +68,9 @@ class _ByScore:
             self._scores.append(_CLOSED)
             self._consumers.append(None)
         if self._consumers[consumer.slot] is not None:
-            raise ValueError("this chooser serves a controller already; make one for each")
+            raise ValueError(
+                "this chooser belongs to another controller; create one for each controller"
+            )
         self._consumers[consumer.slot] = consumer
 
     def leave(self, consumer: Consumer) -> None:

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-from ackcore.flow.delay_target import DelayTarget
-from ackcore.flow.limits import Limit, Pressure
+from ackcore.flow.limits import DelayTarget, Limit, Pressure
 
 
 class Fate(enum.Enum):

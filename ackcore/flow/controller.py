@@ -18,6 +18,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import numpy.typing as npt
@@ -26,14 +28,24 @@ from ackcore._columns import as_count
 from ackcore.flow.batches import Batch
 from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.flow.consumers import ConsumerState, Lease, state_of
-from ackcore.flow.delay_target import DelayTarget
-from ackcore.flow.limits import Limit
+from ackcore.flow.limits import DelayTarget, Limit
 from ackcore.flow.numbers import nanoseconds
-from ackcore.flow.waiters import FutureWaiter, ThreadWaiter, Waiter
 from ackcore.flow.windows import Windows
 
 #: The longest and the shortest wait, in seconds, before a waiter checks time-outs again.
 _LONGEST_S, _SHORTEST_S = 1.0, 0.001
+
+
+class _Waiter:
+    """A wait for room, of a thread or a coroutine."""
+
+    __slots__ = ("granted", "item", "key", "lease")
+
+    def __init__(self, item: Any, key: Hashable) -> None:
+        self.item = item
+        self.key = key
+        self.lease: Lease | None = None  # set under the lock
+        self.granted: Future[Lease] = Future()  # set after the lock is released
 
 
 class FlowController:
@@ -85,7 +97,7 @@ class FlowController:
             if given is not None and not callable(given):
                 raise TypeError(
                     f"{argument} must be callable, got {type(given).__name__}; "
-                    "a limit is one consumer's, so what is asked for is what makes them"
+                    "each consumer has its own limit, so pass a function that makes one"
                 )
         if chooser is not None and not hasattr(chooser, "choose"):
             raise TypeError(
@@ -99,7 +111,7 @@ class FlowController:
         self._max_pending = pending
         self._chooser: Chooser = Idlest() if chooser is None else chooser
         self._windows = Windows(self._chooser, pending, timeout_ns, clock)
-        self._waiting: deque[Waiter] = deque()
+        self._waiting: deque[_Waiter] = deque()
         self._guard = threading.Lock()
         # In CPython 3.11 `with` takes three times as long, and each tuple takes the lock twice.
         self._lock, self._unlock = self._guard.acquire, self._guard.release
@@ -238,37 +250,38 @@ class FlowController:
         TypeError
             See `try_acquire`.
         """
-        self._check_key(key)
-        waiter = ThreadWaiter(item, key)
-        if self._lease_or_queue(waiter):
-            return waiter.granted()
+        waiter = self._queue(item, key)
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         try:
-            while not waiter.wait(max(0.0, min(until - time.monotonic(), self._until_due_s()))):
+            while True:
+                with suppress(TimeoutError):
+                    wait_s = min(until - time.monotonic(), self._until_due_s())
+                    return waiter.granted.result(max(0.0, wait_s))
                 if time.monotonic() >= until:
                     raise TimeoutError(f"no consumer had room for a tuple within {timeout_s} s")
                 self.expire()
         except BaseException:
             self._leave_queue(waiter)
             raise
-        return waiter.granted()
 
     async def acquire_async(self, item: Any = None, key: Hashable = None) -> Lease:
         """Wait for room in a coroutine. The arguments are those of `try_acquire`.
 
         It may be cancelled, and used under `asyncio.timeout`: room granted meanwhile is given back.
         """
-        self._check_key(key)
-        waiter = FutureWaiter(item, key, asyncio.get_running_loop())
-        if self._lease_or_queue(waiter):
-            return waiter.granted()
+        waiter = self._queue(item, key)
+        if waiter.granted.done():
+            return waiter.granted.result()
+        granted = asyncio.wrap_future(waiter.granted)
         try:
-            while not await waiter.wait(self._until_due_s()):
-                self.expire()
+            while not granted.done():
+                await asyncio.wait([granted], timeout=self._until_due_s())
+                if not granted.done():
+                    self.expire()
         except BaseException:
             self._leave_queue(waiter)
             raise
-        return waiter.granted()
+        return granted.result()
 
     # Answers.
 
@@ -346,14 +359,6 @@ class FlowController:
         _wake(woken)
         return taken
 
-    def timed_out(self, lease: Lease, *, again: bool = True) -> bool:
-        """Record that the producer waits no longer for a tuple; see `fail`."""
-        with self._guard:
-            taken = self._windows.take_back(lease, True, again, timed_out=True)
-            woken = self._serve_waiting()
-        _wake(woken)
-        return taken
-
     def give_back(self, lease: Lease) -> bool:
         """Return a lease that was not used. The limits do not change.
 
@@ -427,27 +432,14 @@ class FlowController:
         """The number of acks and fails of leases that were answered or timed out before."""
         return self._windows.late
 
-    @property
-    def capacity(self) -> int:
-        """The number of tuples that may be outstanding now."""
-        with self._guard:
-            limits = sum(c.limit.limit for c in self._windows.consumers.values() if c.is_open)
-        return limits if self._max_pending is None else min(limits, self._max_pending)
-
     def state(self) -> list[ConsumerState]:
         """Return the state of each consumer, in the order in which they were added."""
         with self._guard:
             return [state_of(consumer) for consumer in self._windows.consumers.values()]
 
-    def __len__(self) -> int:
-        return len(self._windows.consumers)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._windows.consumers
-
     def __repr__(self) -> str:
         return (
-            f"FlowController({len(self)} consumers, in_flight={self.in_flight}, "
+            f"FlowController({len(self._windows.consumers)} consumers, in_flight={self.in_flight}, "
             f"requeued={self.requeued})"
         )
 
@@ -458,17 +450,18 @@ class FlowController:
         if self._chooser.keyed:
             Windows.check_key(key)
 
-    def _lease_or_queue(self, waiter: Waiter) -> bool:
+    def _queue(self, item: Any, key: Hashable) -> _Waiter:
+        self._check_key(key)
+        waiter = _Waiter(item, key)
         with self._guard:
-            if not self._waiting:
-                waiter.lease = self._lease(waiter.item, waiter.key)
-            if waiter.lease is None:
-                self._waiting.append(waiter)
-        return waiter.lease is not None
+            self._waiting.append(waiter)
+            woken = self._serve_waiting() if len(self._waiting) == 1 else []
+        _wake(woken)
+        return waiter
 
-    def _serve_waiting(self) -> list[Waiter]:
+    def _serve_waiting(self) -> list[_Waiter]:
         """Grant room to waiters, in order. Return those to wake after the lock is released."""
-        woken: list[Waiter] = []
+        woken: list[_Waiter] = []
         passed = []
         while self._waiting:
             waiter = self._waiting.popleft()
@@ -482,7 +475,7 @@ class FlowController:
         self._waiting.extendleft(reversed(passed))
         return woken
 
-    def _leave_queue(self, waiter: Waiter) -> None:
+    def _leave_queue(self, waiter: _Waiter) -> None:
         with self._guard:
             if waiter.lease is None:
                 self._waiting.remove(waiter)
@@ -498,6 +491,7 @@ class FlowController:
         return min(max(due_s, _SHORTEST_S), _LONGEST_S)
 
 
-def _wake(woken: list[Waiter]) -> None:
+def _wake(woken: list[_Waiter]) -> None:
     for waiter in woken:
-        waiter.wake()
+        assert waiter.lease is not None
+        waiter.granted.set_result(waiter.lease)

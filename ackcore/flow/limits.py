@@ -2,7 +2,7 @@
 
 A limit belongs to one consumer. It receives a sample for each answered tuple, and provides the
 number that may be outstanding. All times are nanoseconds; each sample takes constant time and no
-memory. The default, `DelayTarget`, has a module of its own.
+memory. The default is `DelayTarget`.
 
 ==============  =======================================================  =======================
 law             follows                                                  origin
@@ -16,6 +16,8 @@ law             follows                                                  origin
 from __future__ import annotations
 
 import enum
+import time
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from ackcore._columns import as_count
@@ -151,3 +153,156 @@ class Fixed:
 
     def on_sample(self, rtt_ns: int, in_flight: int, dropped: bool) -> None:
         """Do nothing."""
+
+
+class DelayTarget:
+    """The default: a window that keeps a consumer's queue at a delay.
+
+    ``limit = (target + base_rtt) / service``, rounded and within ``2 .. max_limit``: the number of
+    tuples that a consumer serves within the target plus the round trip of an empty queue. So the
+    target is the time that a tuple waits at a fully loaded consumer. With fewer than 2, a consumer
+    slower than the target would idle between an ack and the next tuple.
+
+    ``service`` is the time from one ack to the next, or from send to ack if that is shorter. For a
+    consumer that serves one tuple at a time, ``t_ack - max(t_previous_ack, t_sent)`` is the time of
+    a tuple without its wait in the queue; for one that serves n at once, an n-th of it. The
+    estimate is an exponentially weighted mean, and the plain mean of the first ``1 / alpha``
+    samples. After t seconds in which the consumer was idle, a sample weighs at least ``t / 10``. It
+    does not drift up when several producers queue at a consumer, as estimates from the shortest
+    round trip do.
+
+    10 s and 50 round trips after ``base_rtt`` was last measured, the limit is 1 until a tuple that
+    was outstanding alone is acked, which measures it anew.
+
+    A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times in
+    total; each ack removes one such factor.
+
+    Parameters
+    ----------
+    target_ms : float, default 50.0
+        The target queueing delay, in milliseconds; 20 for lower latency. A consumer that pauses for
+        no longer than that never runs out of tuples.
+    initial : int, default 2
+        The limit before the first sample.
+    max_limit : int, default 1000
+        The largest limit.
+    alpha : float, default 0.05
+        The weight of a new sample.
+    clock : callable, optional
+        The controller's clock: nanoseconds as an int; by default `time.monotonic_ns`.
+
+    Attributes
+    ----------
+    service_ns : float
+        The service time of a tuple in nanoseconds, including the penalty; 0.0 before the first
+        sample.
+    base_rtt_ns : float
+        The round trip of a tuple that meets no queue; 0.0 before the first sample. It is the
+        shortest round trip. It also follows (with ``alpha``) those of tuples that were outstanding
+        alone, so that it can rise again.
+    penalty : float
+        The factor for failures, from 1 to 64.
+
+    Notes
+    -----
+    Bandwidth times delay, as in BBR (Cardwell et al., ACM Queue 14(5), 2016), with a target for the
+    queue as in CoDel (RFC 8289). Measured against the other laws in ``bench/README.md``.
+    """
+
+    __slots__ = (
+        "_alpha",
+        "_clock",
+        "_last_ns",
+        "_max_limit",
+        "_mean_ns",
+        "_probe_ns",
+        "_weight",
+        "base_rtt_ns",
+        "limit",
+        "penalty",
+        "service_ns",
+        "threshold_ns",
+    )
+
+    _FAILURE, _MOST = 1.5, 64.0
+    _STALE_NS, _PROBE_RTTS = 10_000_000_000, 50
+
+    def __init__(
+        self,
+        target_ms: float = 50.0,
+        *,
+        initial: int = 2,
+        max_limit: int = 1000,
+        alpha: float = 0.05,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        #: The target queueing delay, in nanoseconds.
+        self.threshold_ns = milliseconds(target_ms, "target_ms")
+        #: The number of tuples that may be outstanding.
+        self.limit, self._max_limit = limit_bounds(initial, max_limit)
+        self._alpha = positive(alpha, "alpha", 1.0)
+        self._clock = clock
+        self._last_ns = clock()
+        self._mean_ns = 0.0
+        self._weight = 1.0  # of the next sample: 1, 1/2, 1/3, ... down to alpha
+        self.penalty = 1.0
+        self._probe_ns: float = self._last_ns + self._STALE_NS
+        self.service_ns = 0.0
+        self.base_rtt_ns = 0.0
+
+    def on_sample(
+        self, rtt_ns: int, in_flight: int, dropped: bool, now_ns: int | None = None
+    ) -> None:
+        """Add a sample, see `Limit.on_sample`. ``now_ns`` may give its time."""
+        if dropped:
+            if not self._mean_ns:
+                self._mean_ns = float(rtt_ns)  # the only estimate so far
+            self.penalty = min(self.penalty * self._FAILURE, self._MOST)
+            self.service_ns = self._mean_ns * self.penalty
+            self.limit = max(1, self.limit - 1)
+            return
+        now = self._clock() if now_ns is None else now_ns
+        interval = now - self._last_ns
+        self._last_ns = now
+        target = self.threshold_ns
+        mean = self._mean_ns
+        base = self.base_rtt_ns
+        weight = self._weight
+        if weight > self._alpha:
+            self._weight = max(self._alpha, weight / (1 + weight))
+            if weight == 1.0:
+                self.base_rtt_ns = base = float(rtt_ns)
+        if rtt_ns < base:
+            self.base_rtt_ns = base = rtt_ns
+            self._probe_ns = now + self._STALE_NS + self._PROBE_RTTS * base
+        if rtt_ns <= interval:
+            idle = interval - rtt_ns
+            interval = rtt_ns
+            if idle > self._STALE_NS * weight:
+                weight = min(1.0, idle / self._STALE_NS)
+            if in_flight == 1:
+                # The tuple met no queue of this producer.
+                if now >= self._probe_ns and rtt_ns > target:
+                    base = rtt_ns
+                else:
+                    base += (rtt_ns - base) * self._alpha
+                self.base_rtt_ns = base
+                self._probe_ns = now + self._STALE_NS + self._PROBE_RTTS * base
+        mean += (interval - mean) * weight
+        if mean < 1.0:
+            mean = 1.0
+        self._mean_ns = mean
+        least = 2
+        if self.penalty > 1.0:
+            self.penalty = max(1.0, self.penalty / self._FAILURE)
+            mean *= self.penalty
+            least = 1
+        self.service_ns = mean
+        # With a long round trip and few tuples, the target may add less than half a tuple.  Round
+        # up then, so that the window can grow.
+        window = int((target + base) / mean + (1.0 if base > 2 * target else 0.5))
+        if window < least:
+            window = least
+        if now >= self._probe_ns:
+            window = 1
+        self.limit = window if window < self._max_limit else self._max_limit

@@ -14,8 +14,7 @@ from typing import Any
 
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import Consumer, Fate, Lease
-from ackcore.flow.delay_target import DelayTarget
-from ackcore.flow.limits import Limit
+from ackcore.flow.limits import DelayTarget, Limit
 
 _SWEEP_NS = 2_000_000
 #: A consumer counts as faster by this factor for each second without a tuple.
@@ -66,7 +65,7 @@ class Windows:
     def join(self, name: Hashable, limit: Limit) -> None:
         """Add a consumer."""
         if name in self.consumers:
-            raise ValueError(f"there is a consumer {name!r} already; remove it first")
+            raise ValueError(f"consumer {name!r} exists already; remove it first")
         slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
         # With any law, the choice needs the service time.
         service = limit if isinstance(limit, DelayTarget) else DelayTarget(clock=self._clock)
@@ -110,7 +109,9 @@ class Windows:
             return self.consumers[name]
         except KeyError:
             there = ", ".join(map(repr, self.consumers)) or "none"
-            raise KeyError(f"no consumer is called {name!r}; there are {there}") from None
+            raise KeyError(
+                f"no consumer has the name {name!r}; the consumers are {there}"
+            ) from None
 
     def lease(
         self, item: Any, key: Hashable = None, avoid: tuple[Consumer, ...] = (), attempt: int = 0
@@ -154,12 +155,12 @@ class Windows:
     def check_key(key: Hashable) -> None:
         """Raise TypeError for a key that a chooser by key cannot use."""
         if key is None:
-            raise TypeError("key must be given, got None: the chooser goes by it")
+            raise TypeError("key must be given, got None: the chooser chooses by key")
         try:
             hash(key)
         except TypeError:
             raise TypeError(
-                f"key must be hashable, got {type(key).__name__}; a tuple of its parts is"
+                f"key must be hashable, got {type(key).__name__}; use a tuple of its parts"
             ) from None
 
     def lease_again(self) -> Lease | None:

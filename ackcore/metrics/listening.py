@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _WAYS_OUT = {
-    errno.EADDRINUSE: "Name another port, or 0 for any that is free",
-    errno.EACCES: "Name a port from 1024 on, or 0 for any that is free",
+    errno.EADDRINUSE: "Set another port, or 0 for any free one",
+    errno.EACCES: "Set a port from 1024 on, or 0 for any free one",
 }
 _OF_HOSTS = "host must be an address of this machine: '127.0.0.1', or '0.0.0.0' for all"
 
@@ -36,7 +36,7 @@ def listening(what: str, host: str, port: int) -> Iterator[None]:
     if not isinstance(port, int) or isinstance(port, bool):
         raise TypeError(f"port must be an int, got {type(port).__name__}")
     if not 0 <= port <= 65535:
-        raise ValueError(f"port must be from 0, for any that is free, to 65535, got {port}")
+        raise ValueError(f"port must be in 1..65535, or 0 for any free one, got {port}")
     try:
         yield
     except OSError as error:

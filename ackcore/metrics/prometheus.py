@@ -49,7 +49,7 @@ class PrometheusListener(SnapshotListener):
         self._query = query
         self._buckets = [0] * (len(DURATION_BOUNDS) + 1)
         self._seconds = 0.0
-        #: Where they are shown.
+        #: The registry of the metrics.
         self.registry = CollectorRegistry() if registry is None else registry
         self.registry.register(self)
 

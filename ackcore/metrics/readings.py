@@ -19,12 +19,12 @@ Value = tuple[Mapping[str, str], float]
 SYSTEM = "messaging.system"
 DESTINATION = "messaging.destination.name"
 OPERATION = "messaging.operation.name"
-#: Which query: given by whoever makes the listener.
+#: The name of the query, an argument of the listener.
 QUERY = "ackcore.query"
 
 #: The duration of a micro-batch, and the bounds that the conventions advise.
 DURATION = "messaging.process.duration"
-DURATION_ABOUT = "From plan to mark of a micro-batch."
+DURATION_ABOUT = "Duration of a micro-batch, from its plan to its end."
 DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 
 
@@ -127,7 +127,7 @@ def _lag(at: Snapshot) -> Iterable[Value]:
             yield {SYSTEM: "kafka", DESTINATION: spout}, lag
 
 
-#: All but the durations, which are a histogram.
+#: All metrics except the durations, which are a histogram.
 READINGS: tuple[Reading, ...] = (
     Reading(
         "messaging.client.consumed.messages",
@@ -146,11 +146,7 @@ READINGS: tuple[Reading, ...] = (
         _by_spout("retried"),
     ),
     Reading(
-        "ackcore.replayed",
-        "counter",
-        "{record}",
-        "Dead letters sent again.",
-        _by_spout("replayed"),
+        "ackcore.replayed", "counter", "{record}", "Dead letters sent again.", _by_spout("replayed")
     ),
     Reading(
         "ackcore.waiting", "gauge", "{record}", "Records waiting for a retry.", _by_spout("waiting")
@@ -159,22 +155,18 @@ READINGS: tuple[Reading, ...] = (
         "ackcore.waiting.oldest_age",
         "gauge",
         "s",
-        "For how long the oldest of them has been known.",
-        _of_progress(lambda progress: progress.oldest_s),
+        "Age of the oldest record that waits for a retry.",
+        _of_progress(lambda progress: progress.oldest_ms / 1000),
     ),
     Reading(
         "ackcore.latency",
         "gauge",
         "s",
-        "Of records ACKED in the last micro-batch: since they were first taken in.",
+        "Time from reading a record to its ack, in the last micro-batch.",
         _latency,
     ),
     Reading(
-        "ackcore.lag",
-        "gauge",
-        "{message}",
-        "Offsets of Kafka that are not done, by spout.",
-        _lag,
+        "ackcore.lag", "gauge", "{message}", "Offsets of a KafkaSpout that are not done.", _lag
     ),
     Reading(
         "ackcore.batches",
@@ -187,42 +179,42 @@ READINGS: tuple[Reading, ...] = (
         "ackcore.batch.runs",
         "gauge",
         "{run}",
-        "How often the last micro-batch was run; more than 1 if a run died.",
+        "Runs of the last micro-batch; more than 1 if a run crashed.",
         _of_progress(lambda progress: progress.runs),
     ),
     Reading(
         "ackcore.breaker.trips",
         "counter",
         "{trip}",
-        "How often a circuit breaker opened since this start.",
+        "Openings of circuit breakers since this start.",
         lambda at: [({}, at.trips)],
     ),
     Reading(
         "ackcore.uncounted",
         "counter",
         "{execution}",
-        "Failures that were no attempt, since this start.",
+        "Failures that did not count as attempts, since this start.",
         lambda at: [({}, at.uncounted)],
     ),
     Reading(
         "ackcore.start_time",
         "gauge",
         "s",
-        "When the query was started, in seconds since 1970.",
+        "Time of the query's start, in seconds since 1970.",
         lambda at: [({}, at.start_s)] if at.start_s else [],
     ),
     Reading(
         "ackcore.batch.end_time",
         "gauge",
         "s",
-        "When the last micro-batch since the start was done, in seconds since 1970.",
+        "Time at which the last micro-batch since the start was done, in seconds since 1970.",
         lambda at: [({}, at.last_s)] if at.last_s else [],
     ),
     Reading(
         "ackcore.batch.start_time",
         "gauge",
         "s",
-        "When the micro-batch of a stream that runs now was begun, in seconds since 1970.",
+        "Time at which the running micro-batch began, in seconds since 1970.",
         lambda at: [({}, at.began_s)] if at.began_s else [],
     ),
     Reading(

@@ -23,7 +23,8 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 from ackcore._arrow import nullable_within
-from ackcore.flow import Chooser, DelayTarget, Idlest, Limit
+from ackcore.flow import DelayTarget, Limit
+from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.topology.tuples import Identity, Reason, Tuple
 
 #: The default stream.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.calls.errors import MAX_AFTER_S
+from ackcore.calls.outcomes import MAX_AFTER_S
 from ackcore.topology._words import listed, nearest
 from ackcore.topology.tuples import Reason
 

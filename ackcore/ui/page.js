@@ -72,9 +72,9 @@ const damage = (files) => (files.length ? { message: files.join(" ") } : null);
 
 const showHead = (s) => {
   const holder = s.holder;
-  const [text, kind] = !holder ? ["nothing was started on it", ""]
-    : holder.holds === null ? [`last held by ${holder.name}; whether it runs cannot be told from here`, ""]
-    : holder.holds ? [`running (${holder.name})`, "good"] : [`not running (last ${holder.name})`, "bad"];
+  const [text, kind] = !holder ? ["never started", ""]
+    : holder.holds === null ? [`last owner ${holder.name}; this host cannot tell whether it runs`, ""]
+    : holder.holds ? [`running, owner ${holder.name}`, "good"] : [`not running, last owner ${holder.name}`, "bad"];
   byId("runs").textContent = s.epoch ? `${text}, epoch ${s.epoch}` : text;
   byId("runs").className = `state ${kind}`;
   const way = s.under_way;
@@ -89,7 +89,7 @@ const showTiles = (s) => {
   const tiles = [
     ["records", number(sum("records"))], ["acked", number(sum("acked"))],
     ["waiting", number(s.waiting.records)], ["dead", number(sum("dead"))],
-    ["dead letters not sent again", number(s.dead.letters - s.dead.sent)],
+    ["dead letters not replayed", number(s.dead.letters - s.dead.sent)],
     ["records/s", last ? number(last.records_per_s) : "–"],
     ["latency, median", last && last.acked ? span(1000 * last.latency_s.p50) : "–"],
     ["latency, 99th percentile", last && last.acked ? span(1000 * last.latency_s.p99) : "–"],
@@ -270,8 +270,8 @@ const send = async (event) => {
     });
     const many = Object.values(done.records).reduce((all, one) => all + one, 0);
     const often = Object.values(done.left_out).reduce((all, one) => all + one, 0);
-    const sent = many ? `${many} sent again, request ${done.request}` : often ? "none" : "none: they were sent already";
-    told.textContent = often ? `${sent}; ${often} were sent again too often, and are left out` : sent;
+    const sent = many ? `${many} replayed, request ${done.request}` : often ? "none" : "none: they were replayed before";
+    told.textContent = often ? `${sent}; ${often} skipped: replayed too often` : sent;
     await showLetters();
   } catch (error) { told.textContent = error.message; }
 };

@@ -2,28 +2,37 @@
 
 Checkpoints are read at most once in `_EVERY_S`, for any number of viewers, and only while somebody
 views them, so that the query is not slowed down.
+
+Every page in a browser can send requests to a server on localhost and, through a name that is later
+resolved to 127.0.0.1 (DNS rebinding), read the answers. Therefore the Host header must be one of
+the known names, and requests that change something must come from our own page, with a token. An
+address in the Host header cannot be rebound, so a server that listens at all addresses accepts any.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ackcore.metrics.listening import listening
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
@@ -38,7 +47,6 @@ from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint, st
 from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter
 from ackcore.spark.inspect.status import Status, read_status
 from ackcore.topology.explain import draw
-from ackcore.ui.guard import Guard, check_token, token_is
 
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 #: Who listens at one of these does so at each address of this machine.
@@ -49,6 +57,16 @@ _MOST_LETTERS = 500
 #: Of a record that is shown in the list.
 _MOST_CHARS = 20_000
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+#: Nothing but our own files, and none of them in a frame of another page.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 
 
 class Watched:
@@ -145,7 +163,9 @@ def make_app(
 
     async def replayed(request: Request) -> Response:
         if token is None:
-            return JSONResponse({"error": "this server was started without a token"}, 403)
+            return JSONResponse(
+                {"error": "replays are disabled: the server was started without a token"}, 403
+            )
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token_is(given, token):
             return JSONResponse({"error": "the token is wrong"}, 401)
@@ -153,9 +173,11 @@ def make_app(
             body = json.loads(await request.body())
             ids = tuple(LetterId.of(str(each)) for each in body["letters"])
         except (ValueError, TypeError, KeyError) as error:
-            return JSONResponse({"error": f"the letters are not named: {error}"}, 400)
+            return JSONResponse(
+                {"error": f"letters must be a list of names of dead letters: {error}"}, 400
+            )
         if not ids:
-            return JSONResponse({"error": "no letter was named"}, 400)
+            return JSONResponse({"error": "letters must have at least one name"}, 400)
         path, dry_run = asked(request).path, bool(body.get("dry_run", False))
         wanted = LetterFilter(ids)
         done = await run_in_threadpool(lambda: replay(path, where=wanted, dry_run=dry_run))
@@ -167,12 +189,12 @@ def make_app(
         if name == "favicon.ico":
             return Response(status_code=204)
         if name not in ("page.html", "page.css", "page.js"):
-            return JSONResponse({"error": "there is nothing of that name"}, 404)
+            return JSONResponse({"error": "no such file"}, 404)
         text = files("ackcore.ui").joinpath(name).read_text(encoding="utf-8")
         return Response(text, media_type=_TYPES[Path(name).suffix])
 
     async def absent(request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": "there is no checkpoint of that number"}, 404)
+        return JSONResponse({"error": "no checkpoint has this number"}, 404)
 
     async def failed(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error)}, 503)
@@ -314,3 +336,97 @@ class Server:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class Guard:
+    """Refuses requests that do not come from our own pages, and sends isolating headers.
+
+    Parameters
+    ----------
+    app : ASGI application
+        The protected application.
+    hosts : collection of str
+        The server's host names, without the port; IPv6 addresses in brackets.
+    any_address : bool, default False
+        Whether any address is accepted as well.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str], any_address: bool = False):
+        self._app = app
+        self._any_address = any_address
+        self._hosts = frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        wrong = self._problem(scope["method"], Headers(scope=scope))
+        if wrong is None:
+            await self._app(scope, receive, guarded)
+        else:
+            await JSONResponse({"error": wrong}, 403)(scope, receive, guarded)
+
+    def _problem(self, method: str, headers: Headers) -> str | None:
+        host = headers.get("host", "")
+        name = _name_of(host)
+        if name not in self._hosts and not (self._any_address and _is_address(name)):
+            return "the Host header names another server; add the name with --known-as"
+        if method in ("GET", "HEAD"):
+            return None
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != host:
+            return "the request comes from a page of another server"
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return "the request comes from a page of another server"
+        if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            return "the request must be application/json"
+        return None
+
+
+def _name_of(host: str) -> str:
+    """Return a Host header without its port."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdigit() else host).lower()
+
+
+def _is_address(name: str) -> bool:
+    bracketed = name.startswith("[") and name.endswith("]")
+    try:
+        # Of IPv6 it is in brackets, and of IPv4 it is not.
+        return (ip_address(name[1:-1] if bracketed else name).version == 6) == bracketed
+    except ValueError:
+        return False
+
+
+def check_token(token: object) -> None:
+    """Refuse an empty token.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is neither None nor a text, or an empty one.
+    """
+    if token is None:
+        return
+    if not isinstance(token, str):
+        raise TypeError(f"token must be a str or None, got {type(token).__name__}")
+    if not token.strip():
+        raise ValueError(
+            f"token must not be empty, got {token!r}: anybody could replay dead letters; set a "
+            "secret one, or None to disable replays"
+        )
+
+
+def token_is(given: Any, token: str) -> bool:
+    """Whether a token is right, compared in constant time."""
+    text = given if isinstance(given, str) else ""
+    return hmac.compare_digest(text.encode("utf-8", "replace"), token.encode())

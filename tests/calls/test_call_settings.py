@@ -6,24 +6,29 @@ import pickle
 import pytest
 
 from ackcore.calls import Calls, CallSettings
-from ackcore.flow import Fixed, Idlest, RttThreshold
+from ackcore.flow import Fixed, RttThreshold
+from ackcore.flow.choosers import Idlest
 
 
 @pytest.mark.parametrize(
     ("setting", "error", "says"),
     [
         ({"max_concurrency": 0}, ValueError, "max_concurrency must be in 1..1000000, got 0"),
-        ({"max_concurrency": "8"}, TypeError, "max_concurrency must be a number of calls or make"),
-        ({"max_concurrency": Fixed(8)}, TypeError, "a limit is one endpoint's, so give its class"),
+        ({"max_concurrency": "8"}, TypeError, "max_concurrency must be a number of calls, or a"),
+        ({"max_concurrency": Fixed(8)}, TypeError, "its own limit, so pass the class"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be above 0"),
         ({"timeout_s": "1"}, TypeError, "timeout_s must be a number"),
         ({"rate_per_s": math.inf}, ValueError, "rate_per_s must be above 0 and at most 1e"),
-        ({"endpoints": "http://a"}, TypeError, "endpoints must be a list .*put it in brackets"),
-        ({"endpoints": []}, ValueError, "endpoints must name one at least, got none"),
+        ({"endpoints": "http://a"}, TypeError, "endpoints must be a list, .*put it in brackets"),
+        ({"endpoints": []}, ValueError, "endpoints must not be empty"),
         ({"endpoints": [[]]}, TypeError, "endpoints must be hashable, got list"),
-        ({"endpoints": ["a", "b", "a"]}, ValueError, "name each once, got 'a' more than once"),
-        ({"chooser": Idlest()}, TypeError, "chooser must make a Chooser .*give its class"),
-        ({"max_attempts": 0}, ValueError, "max_attempts must be at least 1, got 0"),
+        (
+            {"endpoints": ["a", "b", "a"]},
+            ValueError,
+            "endpoints must differ, got 'a' more than once",
+        ),
+        ({"chooser": Idlest()}, TypeError, "makes a Chooser, .*pass the class"),
+        ({"attempts": 0}, ValueError, "attempts must be at least 1, got 0"),
         ({"retry_on": "TimeoutError"}, TypeError, "retry_on must hold exception classes, got 'Tim"),
         ({"retry_on": 3}, TypeError, "retry_on must be exception classes, got int 3"),
         ({"reject": [int]}, TypeError, "reject must hold exception classes, got <class 'int'>"),

@@ -88,25 +88,6 @@ def test_a_slow_answer_holds_up_no_other_call():
         outcomes.close()
 
 
-def test_finished_calls_do_not_pile_up_behind_a_slow_one():
-    pulled = 0
-
-    def items():
-        nonlocal pulled
-        for item in range(1000):
-            pulled += 1
-            yield item
-
-    async def call(item):
-        await asyncio.sleep(1000 if item == 0 else 0.001)
-
-    with SimCalls(call, CallSettings(max_concurrency=2, max_buffered=5)) as calls:
-        outcomes = calls.run(items())
-        next(outcomes)
-        assert 5 < pulled <= 2 + 5
-        assert len(list(outcomes)) == 999
-
-
 def test_calls_that_do_not_wait_are_made_in_place_by_one_coroutine():
     tasks = set()
 
@@ -254,7 +235,7 @@ def test_items_that_raise_end_the_run_behind_the_outcomes_before():
         assert [next(outcomes).value for _ in range(3)] == [0, 1, 2]
         with pytest.raises(OSError, match="no more of it"):
             next(outcomes)
-        with pytest.raises(RuntimeError, match="closed; make another Calls"):
+        with pytest.raises(RuntimeError, match="closed; create another one"):
             next(calls.run([1]))
 
 
@@ -270,7 +251,7 @@ def test_calls_serve_one_run_after_the_other():
         assert calls.complete(call("between")) == "between"
         first = calls.run(range(7))
         next(first)
-        with pytest.raises(RuntimeError, match="run of these calls is not over"):
+        with pytest.raises(RuntimeError, match="run of this Calls is not over"):
             next(calls.run([1]))
 
 

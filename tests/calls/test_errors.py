@@ -7,7 +7,7 @@ import pytest
 
 import ackcore.dispatch
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.calls.errors import MAX_AFTER_S
+from ackcore.calls.outcomes import MAX_AFTER_S
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checkpoints import with_dead_letters
 from typer.testing import CliRunner
 
-from ackcore.cli.app import app_of
 from ackcore.cli.entry import COMMANDS
+from ackcore.cli.reporting import app_of
 
 NASTY = "\x1b[31m[bold]<b>no</b>\nnext"
 
@@ -51,12 +51,9 @@ def batch(spark):
 def stream(spark):
     return made(spark, spark.readStream.format("rate").load().selectExpr("'a b' as value"))
 
-def table(spark):
-    return made(spark, spark.table("lines"))
-
-def literal(spark):
-    from pyspark.sql import functions as F
-    return made(spark, spark.range(3).withColumn("value", F.lit("a b")))
+def kafka():
+    from ackcore.kafka import KafkaSpout
+    return made(None, KafkaSpout("lines", bootstrap_servers="nowhere:9092", group_id="group"))
 """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from checkpoints import OPEN, died, records, run_one
 
-from ackcore.cli.activity import QUIET_S, Quiet, described
+from ackcore.cli.run import QUIET_S, Quiet, described
 from ackcore.spark.inspect.status import Activity, UnderWay, read_activity
 
 
@@ -32,13 +32,13 @@ def test_what_is_told_of_a_micro_batch_and_of_a_retry():
         return described(Activity(61_000, way, waiting, due), "task 1 of 9")
 
     assert said(7, 0, 12, True, 0) == (
-        "micro-batch 7 is decided, sinks have their turn, 1 min 1 s, 12 records again"
+        "micro-batch 7 is decided, the sinks write it, 1 min 1 s, 12 retries"
     )
     assert said(7, 60_000, 0, False, 2) == (
         "micro-batch 7 runs, 1.0 s, 2 runs crashed, task 1 of 9"
     )
     assert said(waiting=2, due=60_000).endswith("2 wait for a retry, the next is due")
-    assert said(waiting=2).endswith("2 sent again have not had their turn")
+    assert said(waiting=2).endswith("2 replayed records wait for the next micro-batch")
 
 
 def test_without_a_terminal_a_line_comes_where_nothing_was_printed_for_a_while():

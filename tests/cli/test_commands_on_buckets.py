@@ -32,10 +32,10 @@ def unchanged(url):
 
 def test_status(ackcore, lines, url, unchanged):
     said = ackcore("status", url).stdout
-    assert f"{url}: a batch, not running, last pid" in said
+    assert f"{url}: a batch, not running, owner pid" in said
     assert "(epoch 1)" in said
     assert "counts after 2 micro-batches " in said
-    assert "dead letters: 7, of which 0 were sent again" in said
+    assert "dead letters: 7, of which 0 were replayed" in said
     assert "waiting: 3, the next is due now" in said
     (found,) = lines(ackcore("status", url, "--json"))
     assert found["epoch"] == 1
@@ -48,7 +48,7 @@ def test_a_query_that_runs_is_not_disturbed(ackcore, lines, url, caplog):
     with OPEN(url) as state:
         state.write_plan(state.make_plan(2, 10**9))
         said = ackcore("status", url).stdout
-        assert "whether it runs cannot be told from here (epoch 2)" in said
+        assert "this host cannot tell whether it runs (epoch 2)" in said
         assert "micro-batch 2 runs, planned" in said
         assert len(lines(ackcore("dead", "list", url, "--json"))) == 7
         ackcore("dead", "replay", url, "lines/0/0")

@@ -75,7 +75,7 @@ def test_wrong_filters_are_refused(ackcore, checkpoint):
     for option in ("--message", "--error", "--component"):
         for command in (["list"], ["replay", "--dry-run"], ["drop"]):
             said = ackcore("dead", *command, checkpoint, option, " ", code=2).stderr
-            assert f"{option} must be a text, got ' '; leave it out for any" in said
+            assert f"{option} must not be blank, got ' '; omit it to match all" in said
     said = ackcore("dead", "show", checkpoint, "lines/1", code=2).stderr
     assert "SPOUT/MICRO-BATCH/NUMBER" in said
 
@@ -84,7 +84,7 @@ def test_the_table_shows_what_records_say_and_obeys_nothing(ackcore, checkpoint)
     said = ackcore("dead", "list", checkpoint, "--limit", "4", "--payload").stdout
     assert "\\x1b[31m[bold]<b>no</b>\\nnext" in said.replace("\n", "") or "lines/0/3" in said
     assert "\x1b" not in said
-    assert "these are 4 of 7; --limit shows more" in said
+    assert "the newest 4 of 7; --limit shows more" in said
     said = ackcore("dead", "list", checkpoint, "--component", "x").stdout
     assert said == (
         "of 7 dead letters none is like that: there are 5 of enrich with TimeoutError, 2 of split "
@@ -103,7 +103,7 @@ def test_one_letter(ackcore, checkpoint, lines):
     (found,) = lines(ackcore("dead", "show", checkpoint, "lines/0/2", "--json"))
     assert found["error_message"] == "\x1b[31m[bold]<b>no</b>\nnext"
     said = ackcore("dead", "show", checkpoint, "lines/0/4", code=1).stderr
-    assert said == "ackcore: there is no dead letter lines/0/4\n"
+    assert said == "ackcore: the checkpoint has no dead letter lines/0/4\n"
 
 
 def test_letters_are_sent_again_once(ackcore, checkpoint, lines):
@@ -124,7 +124,7 @@ def test_letters_are_sent_again_once(ackcore, checkpoint, lines):
     assert done[0]["records"] == {"lines": 4}
     assert ackcore("dead", "replay", checkpoint, "--all").stdout.startswith("1 dead letter is")
     assert ackcore("dead", "replay", checkpoint, "--all").stdout == (
-        "no dead letter is to be sent; of those like that, sent already: 7 (--again sends them "
+        "no dead letter is sent: of those that match, 7 were sent before (--again sends them "
         "once more)\n"
     )
     (status,) = lines(ackcore("status", checkpoint, "--json"))
@@ -139,9 +139,9 @@ def test_letters_that_came_back_too_often_are_left_out(ackcore, checkpoint, line
     (said,) = lines(ackcore(*again, "--max-replays", 2, "--json", code=1))
     assert (said["records"], said["left_out"]) == ({}, {"lines": 1})
     said = ackcore(*again, "--max-replays", 2, code=1).stdout
-    assert said == "1 dead letter was sent again 2 times or oftener, and is left out\n"
+    assert said == "1 dead letter is skipped: replayed 2 times or more\n"
     said = ackcore("dead", "replay", checkpoint, "--all", "--again", "--max-replays", 2).stdout
-    assert "is left out\n6 dead letters are sent again (6 of lines)" in said
+    assert "2 times or more\n6 dead letters are sent again (6 of lines)" in said
     assert ackcore(*again, "--max-replays", 0).stdout.startswith("1 dead letter is sent")
     (found,) = lines(ackcore("dead", "show", checkpoint, "lines/1/1", "--json"))
     assert (found["replays"], found["sent"]) == (0, 3)
@@ -194,7 +194,7 @@ def test_damage_is_told_of_and_hides_no_other_letters(ackcore, checkpoint, lines
     assert [each["letter"] for each in lines(done)] == [f"lines/0/{n}" for n in (3, 2, 1, 0)]
     assert f"{file} is damaged" in done.stderr
     done = ackcore("dead", "list", checkpoint, "--limit", 3, code=3)
-    assert "these are 3 of 4" in done.stdout
+    assert "the newest 3 of 4" in done.stdout
     assert done.stderr.count("\n") == 1
     assert "id-2" in ackcore("dead", "show", checkpoint, "lines/0/2").stdout
     assert f"{file} is damaged" in ackcore("dead", "show", checkpoint, "lines/1/0", code=3).stderr
@@ -205,7 +205,7 @@ def test_damage_is_told_of_and_hides_no_other_letters(ackcore, checkpoint, lines
     assert (found["dead"]["letters"], found["waiting"]["records"]) == (4, 3)
     assert f"{file} is damaged" in found["dead"]["damaged"][0]
     next(file.parent.glob("batch-0.*.parquet")).unlink()
-    assert "NOT COUNTED of them: " in ackcore("status", checkpoint, code=3).stdout
+    assert "dead letters NOT COUNTED: " in ackcore("status", checkpoint, code=3).stdout
     with pytest.raises(CheckpointCorrupt):
         count_letters(store_of(checkpoint), LetterFilter())
 

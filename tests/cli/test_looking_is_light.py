@@ -77,10 +77,9 @@ def test_commands_on_a_bucket(alone, bucket):
         assert not {*HEAVY} & {*loaded}
 
 
-@pytest.mark.parametrize("name", ["batch", "stream"])
-def test_explain(alone, name):
-    # The module of the topology may import pyspark; this one does not.
-    assert not {*HEAVY} & {*alone("explain", f"jobs:{name}")}
+def test_explain_of_a_function_without_a_session(alone):
+    pytest.importorskip("confluent_kafka")
+    assert not {*HEAVY} & {*alone("explain", "jobs:kafka")}
 
 
 def test_the_page(checkpoint):

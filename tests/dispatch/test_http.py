@@ -217,7 +217,7 @@ def test_a_record_that_the_server_dies_of_comes_to_its_end():
                 range(20),
                 {"a": Http(server.url)},
                 max_attempts=3,
-                dead=lambda position, record, error: dead.append((record, type(error))),
+                dead_letters=lambda position, record, error: dead.append((record, type(error))),
             ).run_async()
 
     counts = asyncio.run(asyncio.wait_for(main(), 30))

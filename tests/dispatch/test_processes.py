@@ -33,7 +33,7 @@ def test_a_record_that_kills_its_process_dies_alone(tmp_path):
         range(80),
         consumers,
         max_attempts=2,
-        dead=lambda position, record, error: dead.append((record, type(error))),
+        dead_letters=lambda position, record, error: dead.append((record, type(error))),
     ).run()
     assert sorted(dead) == [(13, ProcessDied), (57, ProcessDied)]
     assert sorted(effects(tmp_path)) == [n for n in range(80) if n not in (13, 57)]

@@ -1,8 +1,14 @@
 """The contents of a run's checkpoint, and the start of the next run."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from in_processes import effects
 from scripted import failing, one
 
 from ackcore.dispatch import Checkpoint, CheckpointError, Dispatcher, RecordDead
@@ -34,10 +40,40 @@ def test_the_committed_position_stops_at_what_is_open(tmp_path):
     assert max(seen) == 2
 
 
+def test_a_producer_killed_by_kill_9_goes_on_at_its_commit(tmp_path):
+    """Each record is done, and only those beyond the committed position are done twice."""
+    program = f"""
+import os, signal
+from functools import partial
+from ackcore.dispatch import Dispatcher, Function
+from in_processes import write
+
+def kill(position, record):
+    if position == 500:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+consumers = {{n: Function(partial(write, {str(tmp_path)!r})) for n in range(3)}}
+path = {str(tmp_path / "position")!r}
+Dispatcher(range(1000), consumers, acked=kill, checkpoint=path, checkpoint_s=1e-6).run()
+"""
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    killed = subprocess.run([sys.executable, "-c", program], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with Checkpoint(tmp_path / "position") as checkpoint:
+        committed = checkpoint.committed
+    assert 0 < committed <= 500
+    program = program.replace("position == 500", "False")
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    done = sorted(effects(tmp_path))
+    assert set(done) == set(range(1000))
+    assert {n for n in done if done.count(n) > 1} <= set(range(committed, 1000))
+
+
 def test_without_a_place_for_the_dead_a_run_ends_and_the_next_resumes_there(tmp_path):
     done = []
     kept = tmp_path / "rt"
-    with pytest.raises(RecordDead, match=r"record 5 failed 2 times, at last of ValueError"):
+    with pytest.raises(RecordDead, match=r"record 5 failed 2 times, the last time with ValueError"):
         Dispatcher(
             range(50), {"a": failing({5: 9}, done)}, max_attempts=2, checkpoint=kept, limit=one
         ).run()
@@ -63,6 +99,6 @@ def test_a_commit_that_fails_at_the_end_lets_others_open_the_checkpoint(tmp_path
 def test_two_do_not_share_a_checkpoint(tmp_path):
     with (
         Checkpoint(tmp_path / "rt"),
-        pytest.raises(CheckpointError, match=r"another dispatcher has .*rt open; stop it first"),
+        pytest.raises(CheckpointError, match=r"rt is open in another dispatcher; stop that"),
     ):
         Dispatcher([1], {"a": print}, checkpoint=tmp_path / "rt").run()

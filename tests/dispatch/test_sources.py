@@ -108,7 +108,7 @@ def test_an_error_of_the_source_or_of_the_dead_ends_the_run(tmp_path):
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="the disk is full"):
-        Dispatcher(range(3), {"a": bad}, dead=full, checkpoint=tmp_path / "other").run()
+        Dispatcher(range(3), {"a": bad}, dead_letters=full, checkpoint=tmp_path / "other").run()
     with Checkpoint(tmp_path / "other") as checkpoint:
         assert checkpoint.committed == 0
 

@@ -63,7 +63,7 @@ def test_what_timed_out_with_another_is_not_acked_and_dead():
             dead.append(record)
 
         return await Dispatcher(
-            range(2), {"a": call}, clock=clock, timeout_s=0.5, max_attempts=1, dead=keep
+            range(2), {"a": call}, clock=clock, timeout_s=0.5, max_attempts=1, dead_letters=keep
         ).run_async()
 
     counts = asyncio.run(main())
@@ -86,7 +86,7 @@ def test_what_was_given_up_is_not_acked_by_its_late_answer():
             dead.append(record)
 
         return await Dispatcher(
-            [7], {"a": stubborn}, clock=clock, timeout_s=0.5, max_attempts=1, dead=keep
+            [7], {"a": stubborn}, clock=clock, timeout_s=0.5, max_attempts=1, dead_letters=keep
         ).run_async()
 
     counts = asyncio.run(main())
@@ -136,8 +136,8 @@ def test_a_thread_that_hangs_is_replaced_and_what_waits_behind_it_is_no_attempt(
         limit=lambda: Fixed(10),
         timeout_s=0.1,
         max_attempts=2,
-        backoff_s=0.001,
-        dead=lambda position, record, error: dead.setdefault(record, type(error)),
+        backoff_ms=1,
+        dead_letters=lambda position, record, error: dead.setdefault(record, type(error)),
     )
     counts = dispatcher.run()
     forever.set()
@@ -176,7 +176,7 @@ from ackcore.dispatch import Dispatcher
 def hangs(record):
     threading.Event().wait()
 counts = Dispatcher(
-    [1], {"a": hangs}, timeout_s=0.05, max_attempts=1, dead=lambda *what: None
+    [1], {"a": hangs}, timeout_s=0.05, max_attempts=1, dead_letters=lambda *what: None
 ).run()
 print(counts.dead)
 """

@@ -4,8 +4,7 @@ import time
 
 import numpy as np
 
-from ackcore.dispatch.sources import Record
-from ackcore.dispatch.trees import Trees
+from ackcore.dispatch.records import Record, Trees
 from ackcore.flow import Batch
 
 

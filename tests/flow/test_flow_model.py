@@ -12,14 +12,9 @@ from hypothesis.stateful import (
 from round_robin import RoundRobin
 from simulated import MS, S, SimClock
 
-from ackcore.flow import (
-    ByKey,
-    Fate,
-    Fixed,
-    FlowController,
-    Idlest,
-    RttThreshold,
-)
+from ackcore.flow import ByKey, Fixed, FlowController, RttThreshold
+from ackcore.flow.choosers import Idlest
+from ackcore.flow.consumers import Fate
 
 LIMITS = {
     "delay": None,
@@ -127,11 +122,10 @@ class FlowMachine(RuleBasedStateMachine):
         self.came_back(lease, again=False)
 
     @precondition(lambda self: self.out)
-    @rule(data=st.data(), again=st.booleans(), timed_out=st.booleans())
-    def fails(self, data, again, timed_out):
+    @rule(data=st.data(), again=st.booleans())
+    def fails(self, data, again):
         lease = self.drawn(data)
-        call = self.flow.timed_out if timed_out else self.flow.fail
-        assert call(lease, again=again)
+        assert self.flow.fail(lease, again=again)
         self.came_back(lease, again)
 
     @precondition(lambda self: self.out)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import MS, S, SimClock
 
-from ackcore.flow import DelayTarget, Fixed, Limit, Pressure, RttThreshold
+from ackcore.flow import DelayTarget, Fixed, Limit, RttThreshold
+from ackcore.flow.limits import Pressure
 
 MAKERS = {
     "delay": lambda clock: DelayTarget(clock=clock),

@@ -9,7 +9,8 @@ import pytest
 from round_robin import RoundRobin
 from simulated import World, blind, controllers, ideal, run
 
-from ackcore.flow import Idlest, RttThreshold
+from ackcore.flow import RttThreshold
+from ackcore.flow.choosers import Idlest
 
 SEEDS = (1, 2)
 TARGET_MS = 50

@@ -677,7 +677,7 @@ def test_a_dispatcher_reads_from_it(counts):
             lambda start: consumer,
             {"one": one, "two": one},
             acked=lambda position, record: consumer.ack(record),
-            dead=lambda position, record, error: consumer.fail(record, Reject(str(error))),
+            dead_letters=lambda position, record, error: consumer.fail(record, Reject(str(error))),
         )
 
         async def run():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 
 import pytest
@@ -28,23 +27,6 @@ def test_lines_of_kafka_add_up(kafka_broker, spark, monkeypatch, tmp_path, capsy
     first, second = [message for message, n in ids.items() if n in (1, 97)]
     ids[first], ids[second] = ids[second], ids[first]
     assert kafka_lines.look(servers, topic, tmp_path, ids).wrong
-
-
-@pytest.mark.parametrize(("said", "kills", "status"), [(0, 0, 0), (0, 1, 1), (1, 2, 1), (2, 2, 0)])
-def test_a_run_that_nobody_could_kill_proves_nothing(tmp_path, capfd, said, kills, status):
-    """Each child says so many lines and ends, but for those that wait for their kill."""
-    child = (
-        "import pathlib, sys, time\n"
-        f"place = pathlib.Path({str(tmp_path)!r})\n"
-        "n = len(list(place.iterdir()))\n"
-        "(place / str(n)).touch()\n"
-        f"if n < {said}:\n"
-        "    print('a line\\n' * (1 + n), flush=True)\n"
-        "    time.sleep(300)\n"
-    )
-    assert kafka_lines.crash([sys.executable, "-c", child], tmp_path, kills) == status
-    said = capfd.readouterr().out
-    assert ("kills: give it more --lines" in said) == bool(status)
 
 
 def test_lines_that_are_not_sent_in_time_are_an_error(kafka_broker, monkeypatch):

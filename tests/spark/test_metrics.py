@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import http.server
 import json
 import os
@@ -276,48 +275,6 @@ def promtool(*arguments):
 def test_promtool_accepts_the_rules_and_their_cases_hold():
     promtool("check", "rules", "alerts.yml")
     promtool("test", "rules", "alerts_test.yml")
-
-
-def test_the_dashboard_is_what_grafana_takes(filled):
-    """Grafana itself was not at hand: its model, as its documentation and its SDK have it."""
-    board = json.loads((MONITORING / "dashboard.json").read_text())
-    variables = {each["name"]: each for each in board["templating"]["list"]}
-    assert variables["datasource"]["query"] == "prometheus"
-    assert variables["query"]["query"]["query"] == "label_values(ackcore_active, ackcore_query)"
-    assert board["uid"]
-    assert isinstance(board["schemaVersion"], int)
-    assert "id" not in board  # that of one Grafana's database
-    listener, ran = filled
-    listener.on_progress(dataclasses.replace(ran.progress[0], lag={"lines": 3}), ran.counts)
-    families = text_string_to_metric_families(generate_latest(listener.registry).decode())
-    labels: dict[str, set[str]] = {}
-    for family in families:
-        for sample in family.samples:
-            labels.setdefault(sample.name, set()).update(sample.labels)
-    source = {"type": "prometheus", "uid": "${datasource}"}
-    taken: set[tuple[int, int]] = set()
-    for panel in board["panels"]:
-        at = panel["gridPos"]
-        columns, rows = (range(at[one], at[one] + at[size]) for one, size in ("xw", "yh"))
-        cells = {(x, y) for x in columns for y in rows}
-        assert at["x"] >= 0
-        assert at["x"] + at["w"] <= 24
-        assert not cells & taken, panel["title"]
-        taken |= cells
-        assert panel["type"] == "timeseries"
-        assert panel["datasource"] == source
-        assert panel["fieldConfig"]["defaults"]["unit"] in {"ops", "short", "s"}
-        assert panel["fieldConfig"]["overrides"] == []
-        references = [target["refId"] for target in panel["targets"]]
-        assert references == sorted(set(references))
-        for target in panel["targets"]:
-            (name,) = re.findall(r"\b((?:ackcore|messaging)_\w+)\{", target["expr"])
-            shown = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
-            assert {"ackcore_query", *shown} <= labels[name], (panel["title"], name)
-            used = set(re.findall(r"\$(\w+)", target["expr"]))
-            assert used <= {*variables, "__rate_interval"}
-    ids = [panel["id"] for panel in board["panels"]]
-    assert len(set(ids)) == len(ids)
 
 
 def test_prometheus_understands_the_dashboards_queries(tmp_path):

@@ -11,18 +11,15 @@ import pyarrow as pa
 import pytest
 
 from ackcore.spark.settle import packing, wire
-from ackcore.spark.settle.event_batches import read_events
-from ackcore.spark.settle.worker_functions import entries_packer, events_packer, settle_blobs
-
-SCHEMA = pa.schema(
-    [
-        ("root_id", pa.int64()),
-        ("val", pa.int64()),
-        ("task", pa.int32()),
-        ("ts_ms", pa.int64()),
-        ("reason", pa.string()),
-    ]
+from ackcore.spark.settle.worker_functions import (
+    EVENT_TYPES,
+    entries_packer,
+    events_packer,
+    read_events,
+    settle_blobs,
 )
+
+SCHEMA = pa.schema(list(EVENT_TYPES.items()))
 
 
 @pytest.fixture
@@ -219,15 +216,15 @@ def test_blobs_with_and_without_times_do_not_mix(random_events):
     timed = list(events_packer(1, seed=1, timed=True)(iter([events])))
     untimed = list(events_packer(1, seed=1)(iter([events])))
     for blobs in (timed + untimed, untimed + timed):
-        with pytest.raises(ValueError, match="must have times throughout or nowhere"):
+        with pytest.raises(ValueError, match="must all have times, or none"):
             list(settle_blobs(seed=1)(iter(blobs)))
-    with pytest.raises(ValueError, match="timeout_s was given and the events have no times"):
+    with pytest.raises(ValueError, match="timeout_ms was given, but the events have no times"):
         list(settle_blobs(seed=1, now_ms=1, timeout_ms=1)(iter(untimed)))
     rows = list(settle_blobs(seed=1)(iter(untimed)))
     with pytest.raises(ValueError, match="open_before has none"):
         list(entries_packer(1, seed=1, timed=True, name="open_before")(iter(rows)))
     rows = list(settle_blobs(seed=1)(iter(timed)))
-    with pytest.raises(ValueError, match="and events has none"):
+    with pytest.raises(ValueError, match="events has none"):
         list(entries_packer(1, seed=1, timed=False)(iter(rows)))
 
 

@@ -11,8 +11,8 @@ from pyspark.sql import functions as sql
 from pyspark.sql.functions import col
 
 from ackcore.spark import combine, settle, settle_parquet
-from ackcore.spark.base.sources import has_fixed_order, has_fixed_rows
-from ackcore.spark.settle import events
+from ackcore.spark.base import determinism
+from ackcore.spark.settle.dataframes import default_shards
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -189,18 +189,20 @@ def test_arguments(table, arguments, error, match):
 
 
 def test_a_time_out_needs_times(table, frame):
-    with pytest.raises(ValueError, match=r"timeout_s was given and events has no times; .* ts_ms"):
-        settle(table.drop("ts_ms"), timeout_s=0.005)
+    with pytest.raises(
+        ValueError, match=r"timeout_ms was given, but events has no times; .* ts_ms"
+    ):
+        settle(table.drop("ts_ms"), timeout_ms=5)
     # Rows that were combined tell only when they are read.
     combined = combine(frame([(1, 5, 0)]))
     with pytest.raises(
-        Exception, match="ValueError: timeout_s was given and the events have no times"
+        Exception, match="ValueError: timeout_ms was given, but the events have no times"
     ):
         settle(combined, timeout_s=0.005).collect()
 
 
 def test_combined_rows_are_not_combined_again(table):
-    with pytest.raises(ValueError, match="events were combined before"):
+    with pytest.raises(ValueError, match="result of combine"):
         combine(combine(table))
 
 
@@ -220,9 +222,13 @@ def test_open_rows_that_no_ledger_left(frame):
     with pytest.raises(Exception, match="ValueError: open_before: inits must be 0, 1, or 2"):
         settle(frame([], 5), open_before=changed).collect()
     timeless = settle(frame([(1, 5, 0)]))
-    with pytest.raises(Exception, match=r"ValueError: what is settled .* open_before has none"):
+    with pytest.raises(
+        Exception, match=r"ValueError: tables that are settled .* open_before has none"
+    ):
         settle(frame([], 5), open_before=timeless).collect()
-    with pytest.raises(Exception, match=r"ValueError: what is settled together .* events has none"):
+    with pytest.raises(
+        Exception, match=r"ValueError: tables that are settled together .* events has none"
+    ):
         settle(frame([]), open_before=left).collect()
 
 
@@ -230,15 +236,15 @@ def test_how_many_shards(spark):
     cores = spark.sparkContext.defaultParallelism
     mib = 1 << 20
     assert cores == 2
-    assert events.default_shards(spark, None) == 4
-    assert [events.default_shards(spark, size) for size in (0, 1, mib, 2 * mib, 63 * mib)] == [
+    assert default_shards(spark, None) == 4
+    assert [default_shards(spark, size) for size in (0, 1, mib, 2 * mib, 63 * mib)] == [
         1,
         1,
         1,
         2,
         2,
     ]
-    assert [events.default_shards(spark, n * mib) for n in (64, 65, 400)] == [2, 4, 14]
+    assert [default_shards(spark, n * mib) for n in (64, 65, 400)] == [2, 4, 14]
 
 
 def test_whose_rows_have_a_fixed_order(spark, tmp_path):

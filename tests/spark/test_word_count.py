@@ -9,112 +9,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ackcore.examples import quiet_spark, word_count
-from ackcore.examples.word_count import Count, Enrich, Split, differences, stage
-from ackcore.topology import Reject
+from ackcore.examples.killed_runs import run_killed
+from ackcore.examples.word_count import differences, stage
 
 ROOT = Path(word_count.__file__).parents[2]
-
-
-# The source and the bolts, without Spark.
-
-
-def test_lines_are_staged_in_files_of_one_size(tmp_path):
-    stage([str(n) for n in range(20)], tmp_path)
-    tables = [pa.parquet.read_table(path) for path in sorted((tmp_path / "input").iterdir())]
-    assert [len(table) for table in tables] == [3] * 6 + [2]
-    rows = pa.concat_tables(tables).to_pylist()
-    assert rows == [{"line": n, "text": str(n)} for n in range(20)]
-
-
-def test_a_library_is_read_again_and_again(monkeypatch, tmp_path):
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    with pytest.raises(RuntimeError, match="has no sources of Python's library"):
-        word_count.library_lines(3)
-    tmp_path.joinpath("one.py").write_bytes(b"a\nb\xff")
-    assert word_count.library_lines(5) == ["a", "b\ufffd", "a", "b\ufffd", "a"]
-
-
-class Out:
-    """Takes what a bolt emits."""
-
-    def __init__(self):
-        self.columns, self.parents = [], None
-
-    def emit(self, columns, *, parents):
-        self.columns, self.parents = [list(map(_plain, column)) for column in columns], parents
-
-
-def _plain(value):
-    return value.as_py()
-
-
-TEXTS = st.text(st.sampled_from("aZ9_ \t.é\u2028\n"), max_size=30)
-
-
-@given(st.lists(TEXTS, min_size=1, max_size=5))
-def test_words_are_those_of_plain_python(texts):
-    out = Out()
-    batch = pa.RecordBatch.from_pydict({"line": range(len(texts)), "text": texts})
-    Split().process(batch, out)
-    expected = [
-        (line, word)
-        for line, text in enumerate(texts)
-        for word in re.findall(r"[0-9A-Za-z_]+", text)
-    ]
-    assert list(zip(*out.columns, strict=True)) == expected
-    assert out.parents.to_pylist() == [line for line, _ in expected]
-
-
-def test_equal_words_of_a_line_are_added_up():
-    words = [(1, "a"), (2, "a"), (1, "b"), (1, "a")]
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "line": [line for line, _ in words],
-            "word": [word for _, word in words],
-            "kind": ["name"] * 4,
-        }
-    )
-    out = Out()
-    Count().process(batch, out)
-    assert list(zip(*out.columns, strict=True)) == [
-        (1, "a", "name", 2),
-        (2, "a", "name", 1),
-        (1, "b", "name", 1),
-    ]
-    assert out.parents.to_pylist() == [[0, 3], [1], [2]]
-
-
-class Word:
-    """A stand-in for the part of a tuple that `Enrich` reads."""
-
-    def __init__(self, word, stable_id=0, attempt=0):
-        self.values, self.stable_id, self.attempt = (1, word), stable_id, attempt
-
-
-class Emitted(list):
-    emit = list.append
-
-
-def test_the_service_has_its_moments():
-    with pytest.raises(Reject, match="nobody knows what XXX is"):
-        Enrich().execute(Word("XXX"), Emitted())
-    raised, emitted = Counter(), Emitted()
-    for stable_id in range(10_000):
-        for attempt in range(2):
-            try:
-                Enrich().execute(Word("good", stable_id, attempt), emitted)
-            except TimeoutError:
-                raised[attempt] += 1
-    assert emitted[0] == (1, "good", "name")
-    assert [50 < raised[attempt] < 200 for attempt in range(2)] == [True, True]
-    assert [word_count.kind_of(word) for word in ("if", "7", "x7")] == ["keyword", "number", "name"]
 
 
 def test_every_difference_is_told():
@@ -141,7 +42,7 @@ def test_all_adds_up(spark, tmp_path, capsys):
     assert "micro-batch 7: " in said
     assert re.search(r"top words of acked lines\n to +name +4\n", said)
     assert re.search(r"lines\n acked +6\n dead +2\n all +8\n executed again +0\n", said)
-    assert re.search(r"dead because of\n Reject: nobody knows what XXX is +2\n", said)
+    assert re.search(r"dead because of\n Reject: unknown word XXX +2\n", said)
     assert "the counts balance: 6 acked + 2 dead = 8 lines" in said
     # It ended, and has nothing to do when it is run again; what differs is told.
     assert word_count.run(spark, tmp_path, [*texts[:-1], "to thar"]) == [
@@ -174,7 +75,7 @@ def fake_java(tmp_path, monkeypatch):
     [
         ("exit 3", "does not run; install a JDK of version 17 or 21"),
         ("echo 'openjdk version \"1.8.0_1\"' >&2", 'is openjdk version "1.8.0_1"; install'),
-        ("echo 'no idea' >&2", "is of no version that it tells; install"),
+        ("echo 'no idea' >&2", "is of an unknown version; install"),
     ],
 )
 def test_a_java_that_will_not_do_is_told(fake_java, capsys, script, message):
@@ -247,15 +148,25 @@ def test_the_command_says_little_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ended", "status"), [((0, 0), 1), ((0, 2), 0), ((0, 1), 0), ((3, 2), 3), ((3, 0), 3)]
+    ("waiting", "kills", "status"), [(0, 0, 1), (0, 1, 1), (1, 2, 0), (2, 2, 0)]
 )
-def test_a_run_that_nobody_killed_proves_nothing(tmp_path, monkeypatch, capsys, ended, status):
-    monkeypatch.setattr(word_count, "run_killed", lambda *_: ended)
-    assert word_count.crash([], tmp_path, 2) == status
-    said = capsys.readouterr().out
-    assert f"killed {ended[1]} times" in said
-    assert ("of 2: it was done then" in said) == (ended[1] < 2)
-    assert ("give it more --lines" in said) == (ended == (0, 0))
+def test_a_run_that_was_not_killed_proves_nothing(tmp_path, capfd, waiting, kills, status):
+    """Some children wait for their kill; the next one ends."""
+    child = (
+        "import pathlib, time\n"
+        f"place = pathlib.Path({str(tmp_path)!r})\n"
+        "n = len(list(place.iterdir()))\n"
+        "(place / str(n)).touch()\n"
+        f"if n < {waiting}:\n"
+        "    print('micro-batch 0\\n' * 3, flush=True)\n"
+        "    time.sleep(300)\n"
+    )
+    assert run_killed([sys.executable, "-c", child], tmp_path, kills) == status
+    said = capfd.readouterr().out
+    assert f"killed {waiting} times" in said
+    assert (f"of {kills}: it ended before" in said) == (waiting < kills)
+    assert ("give it more --lines" in said) == bool(status)
+    assert run_killed([sys.executable, "-c", "exit(3)"], tmp_path, 1) == 3
 
 
 @pytest.mark.faults

@@ -18,8 +18,8 @@ from checkpoints import OPEN, Topology, died, run_one, with_dead_letters
 from typer.testing import CliRunner
 
 from ackcore.cli import ui
-from ackcore.cli.app import app_of
 from ackcore.cli.entry import COMMANDS
+from ackcore.cli.reporting import app_of
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.query import Query
 from ackcore.topology.tuples import Reason
@@ -264,13 +264,15 @@ def test_where_it_cannot_listen_is_told_and_ends_nothing(checkpoint, serve):
     query = Query(None, checkpoint)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        says = rf"cannot be served at 127\.0\.0\.1:{port}: .*in use.* or 0 for any that is free"
+        says = rf"cannot be served at 127\.0\.0\.1:{port}: .*in use.* or 0 for any free one"
         with pytest.raises(OSError, match=says):
             getattr(query, serve)(port)
     says = r"cannot be served at 192\.0\.2\.1:0: .*'127\.0\.0\.1', or '0\.0\.0\.0' for all"
     with pytest.raises(OSError, match=says):
         getattr(query, serve)(0, host="192.0.2.1")
-    with pytest.raises(ValueError, match=r"port must be from 0, .* 65535, got 70000"):
+    with pytest.raises(
+        ValueError, match=r"port must be in 1\.\.65535, or 0 for any free one, got 70000"
+    ):
         getattr(query, serve)(70000)
     with pytest.raises(TypeError, match="port must be an int, got str"):
         getattr(query, serve)("8440")

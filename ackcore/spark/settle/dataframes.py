@@ -11,32 +11,42 @@ otherwise that call computes this one again.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore import _columns
 from ackcore._arguments import MAX_SHARDS
-from ackcore.spark.base.sources import has_fixed_order
+from ackcore.spark.base.determinism import has_fixed_order
+from ackcore.spark.base.session import is_connect, refuse_frame, refuse_mixed, task_slots
 from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.base.workers import check_workers
-from ackcore.spark.settle.events import (
-    check_events,
-    check_open_before,
-    default_shards,
-    estimated_bytes,
-)
-from ackcore.spark.settle.settled import Narrow
 from ackcore.spark.settle.wire import BLOB_DDL
 from ackcore.spark.settle.worker_functions import (
     COMBINED_DDL,
+    Narrow,
     combine_events,
     entries_packer,
     events_packer,
     settle_blobs,
 )
+
+_EVENT = {"root_id": "bigint", "val": "bigint", "task": "int"}
+_EVENT_OPTIONS = {"ts_ms": "bigint", "reason": "string"}
+_ENTRY = dict(column.split() for column in COMBINED_DDL.split(", "))
+_ENTRY_OPTIONS = {"status": "string", "reason_ms": _ENTRY.pop("reason_ms")}
+
+#: The maximum bytes of events per shard, if Spark has an estimate: a ledger of some 500 000 roots,
+#: which is settled in half a second.
+_SHARD_BYTES = 32 << 20
+#: The minimum bytes that are worth another task.
+_TASK_BYTES = 1 << 20
+#: Larger estimates are not real: without statistics Spark returns 8 EiB, or products of that.
+_UNKNOWN_BYTES = 1 << 50
 
 
 def combine(events: DataFrame) -> DataFrame:
@@ -61,7 +71,7 @@ def combine(events: DataFrame) -> DataFrame:
     """
     columns = check_events(events)
     if columns.folded:
-        raise ValueError("events were combined before; settle() takes them as they are")
+        raise ValueError("events are the result of combine(); pass them to settle() directly")
     check_workers(events.sparkSession)
     fold = combine_events(
         seed=secrets.randbits(64), timed=bool(columns.timed), reasons=columns.reasons
@@ -178,12 +188,14 @@ class Settling:
         self._timed = timed
         self._open_before = open_before
         self._open_names = [] if open_before is None else check_open_before(open_before, spark)
-        self.timeout_ms = _columns.timeout_ms(timeout_s)
-        if self.timeout_ms is not None and timed is False:
-            raise ValueError(
-                "timeout_s was given and events has no times; add a column ts_ms bigint "
-                "(milliseconds), or leave timeout_s out"
-            )
+        self.timeout_ms = None
+        if timeout_ms is not None:
+            self.timeout_ms = _columns.as_count(timeout_ms, "timeout_ms", 0)
+            if timed is False:
+                raise ValueError(
+                    "timeout_ms was given, but events has no times; add a column ts_ms bigint "
+                    "(milliseconds), or omit timeout_ms"
+                )
         # Fixed here, so that each action on the result makes the same decisions.
         now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         self.now_ms = _columns.as_ms(now, "now_ms")
@@ -210,3 +222,108 @@ class Settling:
         # Partition n has shard n; if Spark coalesces small partitions, they stay whole.
         shards = repartition_by_id(blobs, self.shards, "dest")
         return self.narrow.widen(shards.mapInArrow(settle_shard, self.narrow.ddl))
+
+
+class Columns(NamedTuple):
+    """The optional columns of a table of events, and all columns to read."""
+
+    #: None if it depends on the rows, as for those from `combine`.
+    timed: bool | None
+    reasons: bool
+    #: Whether `combine` has folded the rows.
+    folded: bool
+    #: The columns to read.
+    names: list[str]
+
+
+def refuse_stream(frame: DataFrame, name: str) -> None:
+    """Raise if an argument is a stream."""
+    if frame.isStreaming:
+        raise ValueError(
+            f"{name} is a streaming DataFrame, and settling ends; settle each micro-batch: "
+            f"{name}.writeStream.foreachBatch(lambda batch, batch_id: ... settle(batch, ...))"
+        )
+
+
+def check_events(events: Any, name: str = "events") -> Columns:
+    """Return the columns of a table of events, or of rows from `combine`; refuse other tables."""
+    refuse_frame(events, name)
+    refuse_stream(events, name)
+    found = _types(events, name)
+    if "inits" in found and "flags" in found:
+        names = _check_types(found, name, _ENTRY, _ENTRY_OPTIONS)
+        return Columns(timed=None, reasons=True, folded=True, names=names)
+    names = _check_types(found, name, _EVENT, _EVENT_OPTIONS)
+    return Columns("ts_ms" in found, "reason" in found, folded=False, names=names)
+
+
+def check_open_before(open_before: Any, spark: SparkSession) -> list[str]:
+    """Return the columns of a table of open rows; refuse any other, and one of another session."""
+    refuse_frame(open_before, "open_before")
+    refuse_mixed(open_before, "open_before", spark, "events")
+    refuse_stream(open_before, "open_before")
+    found = _types(open_before, "open_before")
+    return _check_types(found, "open_before", _ENTRY, _ENTRY_OPTIONS)
+
+
+def _types(frame: DataFrame, name: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for field in frame.schema.fields:
+        if field.name in found:
+            raise ValueError(f"{name} has two columns {field.name}; drop or rename one")
+        found[field.name] = field.dataType.simpleString()
+    return found
+
+
+def _check_types(
+    found: dict[str, str],
+    name: str,
+    required: Mapping[str, str],
+    optional: Mapping[str, str],
+) -> list[str]:
+    known: dict[str, str] = {**required, **optional}
+    for column, expected in known.items():
+        if column not in found:
+            if column in required:
+                raise ValueError(
+                    f"{name} must have a column {column} {expected}, "
+                    f"got {', '.join(found) or 'no columns'}"
+                )
+        elif found[column] != expected:
+            cast = f'cast it first: .withColumn("{column}", col("{column}").cast("{{}}"))'
+            if column == "ts_ms" and found[column].startswith("timestamp"):
+                # A cast would return seconds without an error.
+                cast = 'make it milliseconds first: .withColumn("ts_ms", unix_millis("ts_ms"))'
+            raise TypeError(
+                f"{name}: {column} must be {expected}, got {found[column]}; {cast.format(expected)}"
+            )
+    unknown = [column for column in found if column not in known]
+    if unknown:
+        raise ValueError(
+            f"{name} must have no columns but {', '.join(known)}, got {', '.join(unknown)}; "
+            f"drop them first: .drop({', '.join(map(repr, unknown))})"
+        )
+    return [column for column in known if column in found]
+
+
+def estimated_bytes(frame: DataFrame) -> int | None:
+    """Return Spark's estimate of a table's size in bytes, or None without an estimate."""
+    if is_connect(frame):
+        return None
+    size = int(frame._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())
+    return None if size >= _UNKNOWN_BYTES else size
+
+
+def default_shards(spark: SparkSession, size: int | None) -> int:
+    """Return the default number of shards for events of ``size`` bytes.
+
+    It is one shard per core if each gets at least 1 MiB, and fewer for less data.  If shards would
+    exceed 32 MiB, it is a multiple of the cores, so that all cores have the same number.  If the
+    size is unknown, it is two per core.
+    """
+    cores = task_slots(spark)
+    if size is None:
+        return 2 * cores
+    if size < cores * _SHARD_BYTES:
+        return max(1, min(cores, math.ceil(size / _TASK_BYTES)))
+    return cores * math.ceil(size / (cores * _SHARD_BYTES))

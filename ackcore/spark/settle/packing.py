@@ -10,6 +10,7 @@ because a table's own order depends on the processor.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -105,6 +106,13 @@ class Packer:
             self._reason_rows = len(self._reasons[0])
             if self._reason_rows >= CHUNK_ROWS // 2:  # depends on the order, as beyond HELD_ROOTS
                 yield from self._ship_reasons()
+
+    def pack(self, events: Iterable[tuple[Events, pa.Table | None]]) -> Batches:
+        """Yield all batches of blobs for messages and the reasons among them."""
+        for some, reasons in events:
+            yield from self.add(some)
+            yield from self.add_reasons(reasons)
+        yield from self.finish()
 
     def finish(self) -> Batches:
         """Yield the remaining batches."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.fs
@@ -21,6 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._arguments import MAX_SHARDS
+from ackcore._arrow import is_text
 from ackcore._backend import Ledger
 from ackcore._records import Int64s
 from ackcore._shuffle import split_by_shard, take_shard
@@ -28,12 +31,9 @@ from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import earliest
 from ackcore.spark.base.session import refuse_session, task_slots
 from ackcore.spark.settle.dataframes import Settling
-from ackcore.spark.settle.event_batches import read_events
 from ackcore.spark.settle.packing import HELD_ROOTS, CardinalityEstimate, Packer, new_ledger
-from ackcore.spark.settle.parquet_files import EventFile, ListedFile, common_columns, read_footers
-from ackcore.spark.settle.settled import Narrow
 from ackcore.spark.settle.wire import BLOB_DDL, Events
-from ackcore.spark.settle.worker_functions import results
+from ackcore.spark.settle.worker_functions import EVENT_TYPES, Narrow, read_events, results
 
 #: The approximate maximum of compressed bytes that a task reads.  The more it reads, the more rows
 #: are folded with others of their root and need not be sent.
@@ -51,6 +51,30 @@ SHARE_ROWS = 1 << 24
 _READINGS = 64
 #: The bytes of one event in memory, for `default_shards`.
 _EVENT_BYTES, _TIME_BYTES = 20, 8
+#: The number of footers that the driver reads at a time; it mostly waits for storage.
+_LISTING_THREADS = 16
+
+
+_WILD = re.compile(r"[*?\[]")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+
+
+class ListedFile(NamedTuple):
+    """A file with its size and time of change when it was listed."""
+
+    path: str
+    size: int
+    mtime_ns: int | None
+    filesystem: pa.fs.FileSystem
+
+
+class EventFile(NamedTuple):
+    """The columns and row groups of a file, from its footer."""
+
+    source: ListedFile
+    columns: list[str]
+    group_rows: list[int]
+    group_bytes: list[int]
 
 
 class _Piece(NamedTuple):
@@ -216,10 +240,7 @@ def _pack_pieces(tasks: list[list[_Piece]], names: list[str], shards: int, seed:
         ]
         rows = sum(piece.rows for piece in mine)
         packer = Packer(shards, seed=seed, timed=timed, fixed_order=True, rows=rows)
-        for events, found in _events_of(mine, names):
-            yield from packer.add(events)
-            yield from packer.add_reasons(found)
-        yield from packer.finish()
+        yield from packer.pack(_events_of(mine, names))
 
     return pack
 
@@ -235,11 +256,13 @@ def _read(piece: _Piece, names: list[str]) -> Batches:
     path, size, mtime_ns, filesystem = piece.source
     info = filesystem.get_file_info(path)
     if info.type != pa.fs.FileType.File:
-        raise FileNotFoundError(f"{path} is gone; it was there when settle_parquet listed it")
+        raise FileNotFoundError(
+            f"{path} was deleted after settle_parquet listed it; call settle_parquet again"
+        )
     if (info.size, info.mtime_ns) != (size, mtime_ns):
         raise ValueError(
-            f"{path} has changed since settle_parquet listed it, and its rows may no longer go "
-            "with those already read; call settle_parquet again"
+            f"{path} has changed since settle_parquet listed it, and other row groups may have "
+            "been read before the change; call settle_parquet again"
         )
     with filesystem.open_input_file(path) as file, pq.ParquetFile(file) as parquet:
         groups = list(range(piece.first, piece.end))
@@ -264,3 +287,182 @@ def _deal_out(files: list[EventFile], cores: int) -> list[list[_Piece]]:
             else:
                 task.append(_Piece(file.source, group, group + 1, rows))
     return [task for task in tasks if task]
+
+
+def read_footers(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[EventFile]:
+    """Return the files at some paths, with the data in their footers.
+
+    Raises
+    ------
+    FileNotFoundError, TypeError, ValueError
+        As `ackcore.spark.settle_parquet`.
+    """
+    sources = _list_files(paths, filesystem)
+    with ThreadPoolExecutor(min(_LISTING_THREADS, len(sources))) as pool:
+        return list(pool.map(_read_footer, sources))
+
+
+def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]:
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    elif isinstance(paths, bytes) or not isinstance(paths, Iterable):
+        raise TypeError(f"paths must be a path or a sequence of paths, got {type(paths).__name__}")
+    found: dict[tuple[str, str], ListedFile] = {}
+    for given in paths:
+        if not isinstance(given, (str, os.PathLike)):
+            raise TypeError(f"paths must be paths, got {type(given).__name__}")
+        for source in _expand(os.fspath(given), filesystem):
+            key = (source.filesystem.type_name, source.path)
+            if key in found:
+                raise ValueError(
+                    f"paths name {source.path} twice, and its events would be counted twice"
+                )
+            found[key] = source
+    if not found:
+        raise ValueError("paths must name at least one file, got none")
+    return [found[key] for key in sorted(found)]
+
+
+def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]:
+    """Return the files of a path, a directory or a pattern."""
+    wild = _WILD.search(given)
+    files, base, info = _look_at(given, filesystem)
+    if info is not None and info.type == pa.fs.FileType.File:
+        return [_source(info, files)]
+    if info is not None and info.type == pa.fs.FileType.Directory:
+        pattern = re.compile(".*")
+    elif wild is None:
+        raise FileNotFoundError(f"paths: {given} does not exist")
+    else:
+        start = given.rfind("/", 0, wild.start()) + 1
+        files, base = _resolve(given[:start] or ".", filesystem)
+        pattern = re.compile(_translate(given[start:].rstrip("/")))
+    below = pa.fs.FileSelector(base, recursive=True, allow_not_found=True)
+    found = []
+    for info in files.get_file_info(below):
+        parts = info.path[len(base) :].strip("/").split("/")
+        shown = not any(part.startswith(("_", ".")) for part in parts)
+        # If a pattern matches a directory, all files below it are included.
+        heads = ("/".join(parts[:n]) for n in range(len(parts), 0, -1))
+        if info.type == pa.fs.FileType.File and shown and any(map(pattern.fullmatch, heads)):
+            found.append(_source(info, files))
+    if not found:
+        raise FileNotFoundError(f"paths: {given} has no files")
+    return found
+
+
+def _look_at(
+    given: str, filesystem: pa.fs.FileSystem | None
+) -> tuple[pa.fs.FileSystem, str, pa.fs.FileInfo | None]:
+    """Look a path up literally first, because a name may contain brackets."""
+    try:
+        files, path = _resolve(given, filesystem)
+    except pa.ArrowInvalid:
+        if _WILD.search(given) is None:
+            raise
+        return filesystem, given, None  # a URI has no brackets, so this is a pattern
+    return files, path, files.get_file_info(path)
+
+
+def _resolve(path: str, filesystem: pa.fs.FileSystem | None) -> tuple[pa.fs.FileSystem, str]:
+    """Return the file system of a path or URI, and the path within it."""
+    if filesystem is not None:
+        return filesystem, path.rstrip("/")
+    if _URI.match(path):
+        found, inner = pa.fs.FileSystem.from_uri(path)
+        return found, inner.rstrip("/")
+    return pa.fs.LocalFileSystem(), os.path.abspath(path)
+
+
+def _translate(pattern: str) -> str:
+    """Return a regular expression for a shell pattern; ``*`` and ``?`` do not match ``/``."""
+    out = ""
+    while pattern:
+        bracket = re.match(r"\[(!?)([^\]]+)\]", pattern)
+        if pattern.startswith("**/"):
+            out, pattern = out + "(?:.*/)?", pattern[3:]
+        elif bracket:
+            members = re.sub(r"([\[\\^&~|])", r"\\\1", bracket[2])
+            out += f"[{'^' if bracket[1] else ''}{members}]"
+            pattern = pattern[bracket.end() :]
+        else:
+            out += {"*": "[^/]*", "?": "[^/]"}.get(pattern[0]) or re.escape(pattern[0])
+            pattern = pattern[1:]
+    return out
+
+
+def _source(info: pa.fs.FileInfo, filesystem: pa.fs.FileSystem) -> ListedFile:
+    return ListedFile(info.path, info.size, info.mtime_ns, filesystem)
+
+
+def _read_footer(source: ListedFile) -> EventFile:
+    """Read a file's footer, and refuse a file that does not have events."""
+    path = source.path
+    for part in path.split("/"):
+        name = part.partition("=")[0]
+        if "=" in part and name in EVENT_TYPES:
+            raise ValueError(
+                f"{path}: column {name} is in a directory name (Hive partitioning), and "
+                "settle_parquet reads only columns in files; use settle(spark.read.parquet(...))"
+            )
+    try:
+        with source.filesystem.open_input_file(path) as file, pq.ParquetFile(file) as parquet:
+            schema, metadata = parquet.schema_arrow, parquet.metadata
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a Parquet file: {error}") from None
+    found = _check_schema(path, schema)
+    # Columns are numbered by leaves, which differ from the schema's fields if one is nested.
+    numbers = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}
+    group_rows, group_bytes = [], []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        size = 0
+        for name in found:
+            column = group.column(numbers[name])
+            size += column.total_compressed_size
+            statistics = column.statistics
+            nulls = statistics.null_count if statistics and statistics.has_null_count else 0
+            if nulls and name != "reason":
+                raise ValueError(
+                    f"{path}: {name} must not hold nulls, got {nulls} of {group.num_rows} rows in "
+                    f"row group {number}; drop these rows or give them a value first"
+                )
+        group_rows.append(group.num_rows)
+        group_bytes.append(size)
+    return EventFile(source, found, group_rows, group_bytes)
+
+
+def _check_schema(path: str, schema: pa.Schema) -> list[str]:
+    """Return the event columns of a file; refuse columns of other types."""
+    found = []
+    for name, expected in EVENT_TYPES.items():
+        fields = [field for field in schema if field.name == name]
+        if len(fields) > 1:
+            raise ValueError(f"{path} has {len(fields)} columns {name}; it must have one")
+        if not fields:
+            if name not in ("ts_ms", "reason"):
+                raise ValueError(
+                    f"{path} must have a column {name} ({expected}), got {', '.join(schema.names)}"
+                )
+            continue
+        got = fields[0].type
+        if not (is_text(got) if name == "reason" else got == expected):
+            raise TypeError(
+                f"{path}: {name} must be {expected}, got {got}; cast it when the file is written, "
+                "or use settle(spark.read.parquet(...).withColumn(...))"
+            )
+        found.append(name)
+    return found
+
+
+def common_columns(files: list[EventFile]) -> list[str]:
+    """Return the columns of all files; refuse files with different columns."""
+    first, *others = files
+    for other in others:
+        for name in set(first.columns) ^ set(other.columns):
+            has, lacks = (first, other) if name in first.columns else (other, first)
+            raise ValueError(
+                f"{has.source.path} has a column {name} and {lacks.source.path} has none; all "
+                "files that are settled together must have it, or none"
+            )
+    return first.columns

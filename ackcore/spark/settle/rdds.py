@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -11,9 +12,8 @@ from ackcore import _columns
 from ackcore._backend import Ledger
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.reasons import earliest
-from ackcore.spark.settle.event_batches import read_events
 from ackcore.spark.settle.packing import fold, new_ledger
-from ackcore.spark.settle.worker_functions import results
+from ackcore.spark.settle.worker_functions import EVENT_TYPES, read_events, results
 
 #: The number of rows that are processed together.
 TUPLE_ROWS = 1 << 16
@@ -73,25 +73,9 @@ def settle_partitions(
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-_TUPLE_SCHEMA = pa.schema(
-    [
-        ("root_id", pa.int64()),
-        ("val", pa.int64()),
-        ("task", pa.int32()),
-        ("ts_ms", pa.int64()),
-        ("reason", pa.string()),
-    ]
-)
-
-
 def _tuple_batches(rows: Iterable[Any]) -> Batches:
-    chunk: list[Any] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == TUPLE_ROWS:
-            yield _tuple_batch(chunk)
-            chunk = []
-    if chunk:
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, TUPLE_ROWS)):
         yield _tuple_batch(chunk)
 
 
@@ -107,13 +91,13 @@ def _tuple_batch(rows: list[Any]) -> pa.RecordBatch:
             "rows must be tuples (root_id, val, task[, ts_ms[, reason]]) of one length, "
             f"got lengths {sorted(widths)}"
         )
-    columns = []
-    for field, values in zip(_TUPLE_SCHEMA, zip(*rows, strict=True), strict=False):
+    columns = {}
+    for (name, kind), values in zip(EVENT_TYPES.items(), zip(*rows, strict=True), strict=False):
         try:
-            columns.append(pa.array(values, field.type))
+            columns[name] = pa.array(values, kind)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise TypeError(f"rows: {field.name} must be {field.type}: {error}") from None
-    return pa.RecordBatch.from_arrays(columns, _TUPLE_SCHEMA.names[: len(columns)])
+            raise TypeError(f"rows: {name} must be {kind}: {error}") from None
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _has_times(batch: pa.RecordBatch) -> bool:

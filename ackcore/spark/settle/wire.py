@@ -186,8 +186,8 @@ def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | pa.Table:
     version, kind, task_bytes, timed, rows = _HEADER.unpack_from(blob.data)
     if version != VERSION or kind not in (EVENTS, ENTRIES, REASONS):
         raise ValueError(
-            f"a blob of version {version}, kind {kind} was met, and this ackcore reads version "
-            f"{VERSION}; driver and workers must run the same one"
+            f"a blob has version {version}, kind {kind}, and this ackcore reads version {VERSION}; "
+            "install the same ackcore on driver and workers"
         )
     place = _HEADER.size
 

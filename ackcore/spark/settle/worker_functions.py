@@ -12,20 +12,30 @@ You may union any number of packed tables before the shuffle, if they have equal
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
 
-from ackcore._arrow import entries_from_batch, entries_to_batch, settled_to_batch
+from ackcore import _columns
+from ackcore._arrow import (
+    STATUS_NAMES,
+    entries_from_batch,
+    entries_to_batch,
+    integers,
+    settled_to_batch,
+)
 from ackcore._backend import Ledger
-from ackcore._records import OPEN, Entries, Int64s, Settled
+from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
 from ackcore._shuffle import sort_by_shard
 from ackcore.spark.base.batches import Batches, MapInArrow
-from ackcore.spark.base.reasons import SHOWN_BEFORE, earliest, look_up, reasons_of
+from ackcore.spark.base.reasons import NO_TIME, SHOWN_BEFORE, earliest, look_up, reasons_of
 from ackcore.spark.settle import wire
-from ackcore.spark.settle.event_batches import column_of, read_events
 from ackcore.spark.settle.packing import Packer, fold, new_ledger
-from ackcore.spark.settle.settled import Narrow
 from ackcore.spark.settle.wire import Events
 
 #: The columns of the results of settling and combining.
@@ -37,10 +47,148 @@ COMBINED_DDL = (
     "root_id bigint, val bigint, task int, inits tinyint, flags tinyint, "
     "first_ms bigint, last_ms bigint, reason string, reason_ms bigint"
 )
+#: The columns of events; the first three are required.
+EVENT_TYPES = {
+    "root_id": pa.int64(),
+    "val": pa.int64(),
+    "task": pa.int32(),
+    "ts_ms": pa.int64(),
+    "reason": pa.string(),
+}
 _SETTLED_NAMES = [column.split()[0] for column in SETTLED_DDL.split(", ")]
 
 #: The number of rows in one batch of results.
 RESULT_ROWS = 1 << 17
+
+
+# For columns declared not null the JVM checks no rows.
+_ALWAYS, _TIMES = ("root_id", "marks", "val"), ("first_ms", "last_ms")
+
+# marks: task | flags | inits | status; the task is in the upper bits because it may be -1.
+_INITS, _FLAGS, _TASK = 4, 8, 12
+
+#: Statuses by decreasing frequency, the order in which the SQL expression compares them.
+_STATUSES = ("ACKED", "OPEN", "FAILED", "EXPIRED", "ORPHAN", "ANOMALY")
+
+
+class Narrow(NamedTuple):
+    """The form in which settled rows are transferred."""
+
+    #: Whether there may be times, and reasons; otherwise their columns are not transferred.
+    times: bool
+    reasons: bool
+
+    @property
+    def ddl(self) -> str:
+        """The schema for ``mapInArrow``."""
+        ddl = [f"{name} bigint not null" for name in _ALWAYS]
+        if self.times:
+            ddl += [f"{name} bigint" for name in _TIMES]
+        if self.reasons:
+            ddl.append("reason string")
+        return ", ".join(ddl)
+
+    @property
+    def _schema(self) -> pa.Schema:
+        fields = [pa.field(name, pa.int64(), nullable=False) for name in _ALWAYS]
+        if self.times:
+            fields += [pa.field(name, pa.int64()) for name in _TIMES]
+        if self.reasons:
+            fields.append(pa.field("reason", pa.string()))
+        return pa.schema(fields)
+
+    def batch(self, settled: Settled, texts: pa.Array) -> pa.RecordBatch:
+        """Return settled rows with their reasons as a batch of `ddl`."""
+        n = len(settled)
+        marks = settled.tasks.astype(np.int64)
+        marks <<= _TASK - _FLAGS
+        marks |= settled.flags
+        marks <<= _FLAGS - _INITS
+        marks |= settled.inits
+        marks <<= _INITS
+        marks |= settled.statuses
+        arrays = [pa.array(column) for column in (settled.root_ids, marks, settled.vals)]
+        if self.times:
+            for times in (settled.first_ms, settled.last_ms):
+                arrays.append(pa.nulls(n, pa.int64()) if times is None else pa.array(times))
+        if self.reasons:
+            arrays.append(texts)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def widen(self, rows: DataFrame) -> DataFrame:
+        """Return the documented columns of transferred rows, all of them declared nullable."""
+        statuses = " ".join(f"when {STATUS_NAMES.index(name)} then '{name}'" for name in _STATUSES)
+        columns = {
+            "root_id": "root_id",
+            "status": f"case marks & 15 {statuses} end",
+            "task": f"cast(shiftright(marks, {_TASK}) as int)",
+            "val": "val",
+            "inits": f"cast(shiftright(marks, {_INITS}) & 15 as tinyint)",
+            "flags": f"cast(shiftright(marks, {_FLAGS}) & 15 as tinyint)",
+            "first_ms": "first_ms" if self.times else "cast(null as bigint)",
+            "last_ms": "last_ms" if self.times else "cast(null as bigint)",
+            "reason": "reason" if self.reasons else "cast(null as string)",
+        }
+        # The null makes each column nullable, so that the schema is always the same.  Spark's
+        # optimizer removes it.  As text, because Column objects would take some 500 JVM calls.
+        return rows.selectExpr(
+            *(f"if(false, null, {value}) as {name}" for name, value in columns.items())
+        )
+
+
+def read_events(
+    batches: Batches, timed: bool, reasons: bool, source: str = "events", first_row: int = 0
+) -> Iterator[tuple[Events, pa.Table | None]]:
+    """Yield each batch's events and the reasons among them.
+
+    Parameters
+    ----------
+    batches : iterator of pyarrow.RecordBatch
+        Batches with ``root_id``, ``val``, ``task``, in any order.
+    timed, reasons : bool
+        Whether there are columns ``ts_ms`` and ``reason``.
+    source : str, default "events"
+        The table's name in messages.
+    first_row : int, default 0
+        The row number of the first batch, for messages.
+
+    Raises
+    ------
+    ValueError
+        If a column has nulls, or a task stands for no message; the error names the row.
+    """
+    row = first_row
+    for batch in batches:
+        try:
+            events = _events(batch, timed)
+        except ValueError as error:
+            raise ValueError(
+                f"{source}: {error} (counted from row {row} of partition {_partition()})"
+            ) from None
+        found = None
+        if reasons:
+            times: Int64s | int = NO_TIME if events.times_ms is None else events.times_ms
+            found = reasons_of(events.root_ids, times, column_of(batch, "reason"))
+        yield events, found
+        row += len(batch)
+
+
+def _events(batch: pa.RecordBatch, timed: bool) -> Events:
+    names = ("root_id", "val", "task", *(["ts_ms"] if timed else ()))
+    events = Events(*(integers(column_of(batch, name), name, EVENT_TYPES[name]) for name in names))
+    if len(events.tasks) and events.tasks.min() < RESET:
+        _columns.check_kinds(events.tasks)
+    return events
+
+
+def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """Return a column by its name."""
+    return batch.column(batch.schema.names.index(name))
+
+
+def _partition() -> int:
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
 
 
 def events_packer(
@@ -69,10 +217,7 @@ def events_packer(
 
     def pack(batches: Batches) -> Batches:
         packer = Packer(shards, seed=seed, timed=timed, fixed_order=fixed_order)
-        for events, found in read_events(batches, timed, reasons):
-            yield from packer.add(events)
-            yield from packer.add_reasons(found)
-        yield from packer.finish()
+        yield from packer.pack(read_events(batches, timed, reasons))
 
     return pack
 
@@ -138,7 +283,7 @@ def settle_blobs(
         The seed that was passed to `events_packer`.
     now_ms, timeout_ms : int, optional
         As for `ackcore.Ledger.settle`.
-    narrow : ackcore.spark.settle.settled.Narrow, optional
+    narrow : Narrow, optional
         The form of the results; by default `SETTLED_DDL`.
 
     Returns
@@ -180,8 +325,8 @@ def _roots_in(rows: Events | Entries | pa.Table) -> int:
 
 
 _UNLIKE_TIMES = (
-    "what is settled together must have times throughout or nowhere, and {} has none; give all "
-    "events of a stream ts_ms, or none"
+    "tables that are settled together must all have times, or none: {} has none; add ts_ms to all "
+    "events, or to none"
 )
 
 
@@ -243,7 +388,7 @@ def results(
     """
     if timeout_ms is not None and not timed:
         raise ValueError(
-            "timeout_s was given and the events have no times; give them ts_ms, or leave it out"
+            "timeout_ms was given, but the events have no times; add ts_ms, or omit timeout_ms"
         )
     decided = ledger.settle(now_ms, timeout_ms)
     still_open = ledger.entries()
