@@ -11,7 +11,6 @@ import pytest
 from checkpoints import OPEN, TOPOLOGY, Topology, decision, ids, records, roots, run_one
 from s3_server import DENIED, ERROR_AFTER, LOST
 
-from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.errors import (
     CheckpointCorrupt,
     CheckpointForeign,
@@ -19,7 +18,7 @@ from ackcore.spark.base.errors import (
     CheckpointReadOnly,
 )
 from ackcore.spark.base.paths import local_path
-from ackcore.spark.checkpoint import head as heads
+from ackcore.spark.checkpoint import records as heads
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.requests import POINTER
 from ackcore.spark.dead_letters.store import DeadLetters
@@ -270,10 +269,7 @@ def test_every_record_bears_the_epoch_of_its_driver(bucket, checkpoint):
                 assert state._records.read("batches/0.done")["epoch"] == 1
                 elsewhere = f"{place}-dead/{number}"
                 DeadLetters.open(place, state.deployment_key, elsewhere, None, state.records)
-                if place == bucket:
-                    pointer = state._records.read(POINTER)
-                else:
-                    pointer = read_record(place / "ackcore" / POINTER, POINTER)
+                pointer = state._records.read(POINTER)
                 assert (pointer["epoch"], pointer["path"]) == (number + 1, elsewhere)
     assert head_of(bucket)["open"] is False
 

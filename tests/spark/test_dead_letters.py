@@ -131,7 +131,7 @@ def pending_nothing(checkpoint):
 
 def test_a_path_that_is_neither_is_told(spark, tmp_path):
     for ask in (lambda: dead_letters(tmp_path, spark), lambda: replay(tmp_path)):
-        with pytest.raises(FileNotFoundError, match=r"has no ackcore/meta.json|is not there"):
+        with pytest.raises(FileNotFoundError, match=r"has no ackcore/head.json|is not there"):
             ask()
 
 

@@ -121,14 +121,6 @@ def holder_of(path: Path) -> Holder | None:
     return Holder(name, (pid, str(inode)) in held)
 
 
-def epoch_of(path: Path) -> int:
-    """Return the number of times that a lock was held, or 0 if the file cannot be read."""
-    try:
-        return _epoch(path.read_bytes())
-    except OSError:
-        return 0
-
-
 def process_name() -> str:
     """Return the name of this process in lock files."""
     return f"pid {os.getpid()} on {os.uname().nodename}"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.atomic import fenced, make_directory, remove_temporaries
 from ackcore.spark.base.errors import StateError
-from ackcore.spark.checkpoint.bucket_runs import BucketRuns
-from ackcore.spark.checkpoint.head import HeadMoved, HeadRecords
-from ackcore.spark.checkpoint.records import RecordFiles, Records
+from ackcore.spark.base.lock import Lock
+from ackcore.spark.checkpoint.records import HEAD, HeadMoved, Records
 from ackcore.spark.checkpoint.requests import POINTER, Requests
-from ackcore.spark.checkpoint.run_directories import RunDirectories
+from ackcore.spark.checkpoint.run_places import RunPlaces
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import open_store
@@ -37,50 +36,48 @@ class Place(NamedTuple):
     requests: Requests
     records: Records
     tables: TableCache
-    runs: RunDirectories | BucketRuns
+    runs: RunPlaces
 
 
-def opened_directory(checkpoint: Path, use: Callable[[Place], Opened]) -> Opened:
-    """Lock a checkpoint on a file system, and return the result of ``use``."""
-    root = checkpoint / "ackcore"
-    records = RecordFiles.open(root)
-    try:
-        with fenced(records.check_owner):
-            records.remove_temporaries()
-            runs = RunDirectories(root / "work", records.check_owner)
-            tables = TableCache(LocalStore(root), records.epoch)
-            requests = Requests(partial(letters_url, records, str(checkpoint)), records)
-            return use(Place(str(checkpoint), requests, records, tables, runs))
-    except BaseException:
-        records.close()
-        raise
+def opened(url: str, use: Callable[[Place], Opened]) -> Opened:
+    """Call ``use`` for a checkpoint, then take it over, and return the result of ``use``.
 
-
-def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
-    """Call ``use`` for a checkpoint in a bucket, then take it over, and return the result of
-    ``use``.
+    On a file system the checkpoint is locked first.
     """
     store = open_store(f"{url}/ackcore", "checkpoint")
+    lock = Lock(make_directory(store.root) / "lock") if isinstance(store, LocalStore) else None
     for tried in range(_TAKE_OVERS):
-        records = HeadRecords(store)
-        tables = TableCache(store, records.epoch)
+        records: Records | None = None
         try:
-            requests = Requests(partial(letters_url, records, url), records)
-            runs = BucketRuns(store, records.check_owner)
-            found = use(Place(url, requests, records, tables, runs))
-            records.take_over()
+            with fenced(lock.check) if lock is not None else contextlib.nullcontext():
+                records = Records(store, lock)
+                if isinstance(store, LocalStore):
+                    for name in (HEAD, "records", "state"):
+                        remove_temporaries(store.root / name)
+                tables = TableCache(store, records.epoch)
+                requests = Requests(partial(letters_url, records, url), records)
+                runs = RunPlaces(store, records.check_owner)
+                found = use(Place(url, requests, records, tables, runs))
+                records.take_over()
         except StateError as error:
             # Records that are read while the other driver writes may be inconsistent.
-            moved = isinstance(error, HeadMoved) or records.has_moved()
-            records.close()
+            moved = isinstance(error, HeadMoved) or (records is not None and records.has_moved())
             if not moved or tried == _TAKE_OVERS - 1:
+                _given_up(records, lock)
                 raise
         except BaseException:
-            records.close()
+            _given_up(records, lock)
             raise
         else:
             return found
     raise AssertionError("unreachable")
+
+
+def _given_up(records: Records | None, lock: Lock | None) -> None:
+    if records is not None:
+        records.close()
+    elif lock is not None:
+        lock.close()
 
 
 def letters_url(records: Records, url: str) -> str:

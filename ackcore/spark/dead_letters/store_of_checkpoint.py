@@ -18,10 +18,10 @@ def what_is_at(given: Path) -> str:
     """Return a message that a path is no checkpoint, with any checkpoint nearby."""
     if not given.exists():
         return f"{given} is not there"
-    lacks = f"{given} has no ackcore/meta.json in it"
-    if (given / "meta.json").is_file():
+    lacks = f"{given} has no ackcore/head.json in it"
+    if (given / "head.json").exists():
         return f"{lacks}: it is within a checkpoint, {given.parent}"
-    below = sorted(each.parents[1] for each in given.glob("*/ackcore/meta.json"))
+    below = sorted(each.parents[1] for each in given.glob("*/ackcore/head.json"))
     if below:
         names = ", ".join(str(each) for each in below[:3])
         return f"{lacks}: below it there is {names}{', …' if len(below) > 3 else ''}"
