@@ -15,9 +15,8 @@ from ackcore.spark.base.schemas import REASON, REASON_TYPE, TRACKING
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.waiting import Waiting
-from ackcore.spark.dead_letters.checkpoints import checkpoint_at
+from ackcore.spark.dead_letters.checkpoints import checkpoint_at, checkpoint_of, store_of
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of, store_of
 from ackcore.spark.engine.progress import Account, Counts
 from ackcore.topology.tuples import Reason
 

@@ -11,8 +11,8 @@ from checkpoints import OPEN, Killed, Killer, ask, decision, died, ids, records,
 from ackcore.spark.base.checksummed import write_batches
 from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.checkpoint.dead import Dead
+from ackcore.spark.dead_letters.checkpoints import store_of
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 
 
 def wrote(directory, name, table):

@@ -19,11 +19,6 @@ class Lock:
     It uses ``flock``, so that a second opening in the same process is refused, too.  A file system
     may give the lock to another host if it loses contact with the holder.  Therefore the file also
     contains a random token of its holder, for `check`.
-
-    Attributes
-    ----------
-    epoch : int
-        The number of times that the lock was held, this time included.
     """
 
     def __init__(self, path: Path, wait: bool = False):
@@ -33,9 +28,7 @@ class Lock:
         try:
             with writing(path):
                 self._file.lock(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                self.epoch = _epoch(self._file.read(1000)) + 1
-                lines = (process_name(), secrets.token_hex(16), f"epoch {self.epoch}")
-                self._held = "".join(f"{line}\n" for line in lines).encode()
+                self._held = f"{process_name()}\n{secrets.token_hex(16)}\n".encode()
                 self._file.write(self._held, alone=True)
         except BaseException as error:
             told = _holder(self._file.read(1000))
@@ -124,12 +117,6 @@ def holder_of(path: Path) -> Holder | None:
 def process_name() -> str:
     """Return the name of this process in lock files."""
     return f"pid {os.getpid()} on {os.uname().nodename}"
-
-
-def _epoch(found: bytes) -> int:
-    """Return the epoch in a lock file; 0 for files of older versions, which have none."""
-    last = found.decode("utf-8", "replace").partition("epoch ")[2].strip()
-    return int(last) if last.isdecimal() else 0
 
 
 def _holder(found: bytes) -> str:

@@ -43,10 +43,9 @@ from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility, history, replays
 from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
-from ackcore.spark.checkpoint.places import Place, opened
+from ackcore.spark.checkpoint.places import Parts, RunPlaces, opened
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
-from ackcore.spark.checkpoint.run_places import RunPlaces
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.stores.opening import place_of
@@ -65,8 +64,8 @@ class State:
         The rows that sinks refused; completed by `close_refusals`.
     """
 
-    def __init__(self, place: Place, meta: dict[str, Any], sources: Mapping[str, pa.Schema]):
-        self.url, self._requests, self._records, self._cache, self._runs = place
+    def __init__(self, parts: Parts, meta: dict[str, Any], sources: Mapping[str, pa.Schema]):
+        self.url, self._requests, self._records, self._cache, self._runs = parts
         self._sources = sources
         self.deployment_key = int(meta["deployment_key"], 16)
         self._meta = meta
@@ -131,11 +130,11 @@ class State:
                 os.path.join(path, "offsets") if offsets is None else offsets, "offsets"
             )
 
-        def use(place: Place) -> State:
+        def use(parts: Parts) -> State:
             meta = compatibility.claim(
-                place.records, topology, kind, log, accept_changes, clock_ms, new_key
+                parts.records, topology, kind, log, accept_changes, clock_ms, new_key
             )
-            state = cls(place, meta, sources)
+            state = cls(parts, meta, sources)
             state._check_all(topology, log)
             return state
 
