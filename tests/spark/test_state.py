@@ -21,12 +21,13 @@ from ackcore.spark.base.errors import (
     CheckpointInUse,
 )
 from ackcore.spark.base.schemas import TRACKING, SinkFile
+from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 
 # -- what is written is read ------------------------------------------------------------------
 
 
-def test_a_micro_batch_goes_from_plan_to_mark(checkpoint):
-    with OPEN(checkpoint) as state:
+def test_a_micro_batch_goes_from_plan_to_mark(place):
+    with OPEN(place) as state:
         assert (state.last_plan, state.last_done) == (None, None)
         assert state.plan(0) is None
         plan = state.make_plan(0, 5000)
@@ -49,10 +50,13 @@ def test_a_micro_batch_goes_from_plan_to_mark(checkpoint):
         )
         told = state.write_decision(given)
         assert not state.is_done(0)
+        state.refusals.add(0, 0, Refusal("out", True, pa.Table.from_pylist([], schema=REFUSED)))
+        state.close_refusals(told, {"lines": records(9, 1)}, {"acked": 8}, {})
         state.write_done(0)
         state.write_done(0)
         assert state.is_done(0)
-    with OPEN(checkpoint) as state:
+        key = state.deployment_key
+    with OPEN(place) as state:
         assert (state.last_plan, state.last_done) == (0, 0)
         read = state.decision(0)
         for found in (told, read):
@@ -60,10 +64,13 @@ def test_a_micro_batch_goes_from_plan_to_mark(checkpoint):
             assert dict(found.dead) == {"clicks": records(7, 1)}
             assert found.nonacked["root_id"].to_pylist() == [-5, 2**63 - 1]
             assert found.files == given.files
-            assert (found.counts, found.totals) == (given.counts, given.totals)
             waiting = found.waiting
             assert (waiting.rows(), waiting.next_due_ms, waiting.oldest_ms) == (3, 1000, 0)
             assert found.now_ms == 5000
+        assert (told.counts, told.totals) == (given.counts, given.totals)
+        assert (read.counts, ids(read.refused["lines"])) == ({"acked": 8}, ["id-9"])
+        assert [each.sink for each in state.refusals.of(0)] == ["out"]
+        assert (state.deployment_key, state.url) == (key, str(place))
         assert state.waiting(0)["lines"].equals(records(0, 3))
         assert repr(state.waiting(0)) == "Waiting(lines: 3 rows)"
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from checkpoints import OPEN, Killed, Killer, decision, roots
+from checkpoints import OPEN, Killed, Killer, decision
 from worlds import anywhere, fails
 
 from ackcore.spark.base import atomic
@@ -279,21 +279,6 @@ def test_cut_off_in_a_sink_it_takes_nothing_away(tmp_path, pauser, monkeypatch, 
         for number, words in enumerate([["a", "b"], ["c"]]):
             (part,) = (tmp_path / str(left) / f"batch_id={number}").iterdir()
             assert pq.ParquetFile(part).read()["word"].to_pylist() == words, left
-
-
-def test_a_record_that_is_written_once_is_never_replaced(checkpoint, monkeypatch):
-    """Whoever looked when: the second one to decide finds that it was second."""
-    with OPEN(checkpoint) as first:
-        first.write_plan(first.make_plan(0, 0))
-        (checkpoint / "ackcore/lock").unlink()
-        with OPEN(checkpoint) as second:
-            second.write_decision(decision(0, nonacked=roots(1)))
-            monkeypatch.setattr(first, "decision", lambda number: None)  # so it was a moment ago
-            with pytest.raises(CheckpointInUse, match="was taken over from this driver"):
-                first.write_decision(decision(0, nonacked=roots(2)))
-            assert second.decision(0).nonacked["root_id"].to_pylist() == [1]
-    with OPEN(checkpoint) as state:
-        assert state.decision(0).nonacked["root_id"].to_pylist() == [1]
 
 
 def test_a_decision_is_not_recorded_once_another_driver_took_over(checkpoint, monkeypatch):
