@@ -257,7 +257,7 @@ def test_the_order_of_the_protocol_is_insisted_on(checkpoint):
         with pytest.raises(ValueError, match="micro-batch 0 is decided already, or has no plan"):
             state.write_decision(decision(0))
         run_one(state, 0)
-        with pytest.raises(ValueError, match="micro-batch 0 is decided, its plan stays"):
+        with pytest.raises(ValueError, match="micro-batch 0 has a decision, so its plan"):
             state.write_plan(replace(state.plan(0), crashes=1))
         with pytest.raises(ValueError, match="micro-batch 0 is decided already"):
             state.write_decision(decision(0))
@@ -320,7 +320,7 @@ def test_a_second_query_is_refused_and_told_of_the_first(checkpoint):
     state = OPEN(checkpoint)
     with pytest.raises(CheckpointInUse, match=f"pid {os.getpid()} on ") as caught:
         OPEN(checkpoint)
-    assert "stop that one" in str(caught.value)
+    assert "Stop that query" in str(caught.value)
     state.close()
     state.close()
     OPEN(checkpoint).close()

@@ -36,12 +36,12 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _DENIED:
             raise CheckpointReadOnly(
-                f"{path} cannot be written ({error.strerror}), and the driver must be able to. "
-                "Nothing was lost; make it so and start again"
+                f"{path} cannot be written ({error.strerror}). Nothing was lost: give the driver "
+                "write access and start again"
             ) from error
         raise StateError(
-            f"{path} could not be written: {error.strerror or error}. What was recorded before "
-            "stands; remove the cause and start again"
+            f"{path} could not be written: {error.strerror or error}. The records that were "
+            "written before are valid; remove the cause and start again"
         ) from error
 
 

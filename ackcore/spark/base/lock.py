@@ -36,8 +36,7 @@ class Lock:
             if isinstance(error.__cause__, BlockingIOError):
                 raise CheckpointInUse(
                     f"{path.parent.parent} is in use by another query ({told}), which "
-                    f"holds {path}. Two on one checkpoint would each undo the other: stop that "
-                    "one, or give this one a checkpoint of its own"
+                    f"holds {path}. Stop that query, or run this one on another checkpoint"
                 ) from None
             raise
 
@@ -55,15 +54,15 @@ class Lock:
         try:
             found = self.path.read_bytes()
         except FileNotFoundError:
-            found = b"nobody yet: the file was removed"
+            found = b"unknown: the file was removed"
         except OSError as error:
             raise StateError(f"{self.path} cannot be read: {error.strerror or error}") from error
         if found != self._held:
             raise CheckpointInUse(
-                f"{self.path.parent.parent} was taken over from this driver, whose host was cut "
-                f"off or stood still: {self.path} is held by another ({_holder(found)}). What this "
-                "one recorded before then stands, and it writes nothing more; let the other one "
-                "go on, or stop it and start again"
+                f"{self.path.parent.parent} was taken over from this driver, whose host was "
+                f"suspended or disconnected: {self.path} is held by another ({_holder(found)}). "
+                "The records that this driver wrote are valid; it writes no more. Let the other "
+                "driver run, or stop it and start this query again"
             )
 
     def close(self) -> None:

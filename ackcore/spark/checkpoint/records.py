@@ -145,9 +145,8 @@ class Records:
             self._version = self._store.replace(HEAD, data, version)
         except StoreConflict:
             raise HeadMoved(
-                f"{self.place('')} is written to by another query again and again. Two on one "
-                "checkpoint would each undo the other: stop that one, or give this one a "
-                "checkpoint of its own"
+                f"{self.place('')} could not be taken over, because another query writes to it at "
+                "the same time. Stop that query, or run this one on another checkpoint"
             ) from None
         self._owned = True
         self._has_put(records)
@@ -183,12 +182,12 @@ class Records:
         found = self._store.get(HEAD)
         head = {} if found is None else self._parsed(found.data)
         if found is None or head["token"] != self._token:
-            by = "nobody yet: its head was removed" if found is None else head["holder"]
+            by = "unknown: its head was removed" if found is None else head["holder"]
             raise CheckpointInUse(
                 f"{self.place('')} was taken over from this driver (epoch {self.epoch}) by another "
-                f"({by}, epoch {head.get('epoch', 'none')}). What this one recorded before then "
-                "stands, and it writes nothing more; let the other one go on, or stop it and start "
-                "again"
+                f"({by}, epoch {head.get('epoch', 'none')}). The records that this driver wrote "
+                "are valid; it writes no more. Let the other driver run, or stop it and start this "
+                "query again"
             )
         return found.version, head["records"]
 
@@ -314,7 +313,7 @@ class Records:
             if found is None:
                 raise corrupt(self.place(key), "is missing, though the head names it")
             if len(found.data) != body["bytes"] or _digest(found.data) != body["blake2b"]:
-                raise corrupt(self.place(key), "is not as the head has it")
+                raise corrupt(self.place(key), "differs from its length or checksum in the head")
             self._large[key] = json.loads(found.data)
         return self._large[key]
 
@@ -443,7 +442,6 @@ def of_deployment(
 def written_by_another(path: str | os.PathLike[str]) -> CheckpointInUse:
     """Return the error for a record that another driver wrote before this one could."""
     return CheckpointInUse(
-        f"{os.fspath(path)} was written by another driver, while this one was about to. Two at "
-        "once are one too many: let the other one go on, or stop it and start again, and it goes "
-        "on from that record"
+        f"{os.fspath(path)} was written by another driver before this one could write it. Let the "
+        "other driver run, or stop it and start this query again: it continues from that record"
     )

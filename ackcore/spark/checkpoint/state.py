@@ -349,7 +349,7 @@ class State:
             If the micro-batch has a decision.
         """
         if self.is_done(plan.number) or self.decision(plan.number) is not None:
-            raise ValueError(f"micro-batch {plan.number} is decided, its plan stays as it is")
+            raise ValueError(f"micro-batch {plan.number} has a decision, so its plan cannot change")
         first = plan.number != self.last_plan
         self._records.write(f"batches/{plan.number}.plan", plan.body(), once=first)
         taken = self._history.taken | frozenset(plan.replays)

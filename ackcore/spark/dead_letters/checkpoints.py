@@ -56,7 +56,7 @@ class Checkpoint:
             If the checkpoint has been deleted.
         """
         if self.meta() is None:
-            raise StateError(f"{self._records.place(META)} is not there any more")
+            raise StateError(f"{self._records.place(META)} was deleted")
         return self._records
 
     def meta(self) -> dict[str, Any] | None:
@@ -110,7 +110,7 @@ def checkpoint_at(url: str) -> Checkpoint | None:
 def what_is_at(given: Path) -> str:
     """Return a message that a path is no checkpoint, with any checkpoint nearby."""
     if not given.exists():
-        return f"{given} is not there"
+        return f"{given} does not exist"
     lacks = f"{given} has no ackcore/head.json in it"
     if (given / "head.json").exists():
         return f"{lacks}: it is within a checkpoint, {given.parent}"
@@ -193,7 +193,7 @@ def checkpoint_of(store: Letters) -> Checkpoint:
     if found is None or meta is None:
         raise FileNotFoundError(
             f"the dead letters in {store.url} belong to the checkpoint {owner['checkpoint']}, "
-            "which is not there any more; read them by dead_letters() and send them to the source "
+            "which was deleted; read them by dead_letters() and send them to the source "
             "again"
         )
     if owner["deployment_key"] not in (None, meta["deployment_key"]):
