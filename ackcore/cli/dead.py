@@ -15,6 +15,7 @@ import typer
 
 from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, plain, print_json, table, time_of
 from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import (
@@ -26,7 +27,6 @@ from ackcore.spark.dead_letters.listing import (
     none_found,
 )
 from ackcore.spark.dead_letters.replay import Replay, replay
-from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
 Place = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint, or its store of dead letters.")

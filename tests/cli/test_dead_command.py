@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from ackcore._arrow.shown import text_of
 from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.dead_letters.checkpoints import store_of
 from ackcore.spark.dead_letters.letter_store import files_of
 from ackcore.spark.dead_letters.letters import reading_letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.topology.tuples import Reason
 
 

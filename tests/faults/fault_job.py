@@ -66,6 +66,7 @@ def lines(n, seed=0):
 
 # ------------------------------------------------------------------- what runs in Spark's workers
 
+from counts import numbers, records  # noqa: E402
 from pyspark import TaskContext  # noqa: E402
 
 import ackcore.spark.engine.action  # noqa: E402
@@ -475,10 +476,10 @@ def checkpoint_of(config):
 
 def clock_of(config):
     """The system's clock; or one that is an hour back from the first micro-batch that is done."""
-    done = f"{checkpoint_of(config)}/ackcore/batches/*.done"
+    root = Path(checkpoint_of(config), "ackcore")
 
     def clock():
-        back = config.get("clock_back_ms", 0) if glob(done) else 0
+        back = config.get("clock_back_ms", 0) if numbers(records(root), "done") else 0
         return time.time_ns() // 1_000_000 - back
 
     return clock

@@ -131,7 +131,7 @@ def pending_nothing(checkpoint):
 
 def test_a_path_that_is_neither_is_told(spark, tmp_path):
     for ask in (lambda: dead_letters(tmp_path, spark), lambda: replay(tmp_path)):
-        with pytest.raises(FileNotFoundError, match=r"has no ackcore/meta.json|is not there"):
+        with pytest.raises(FileNotFoundError, match=r"has no ackcore/head.json|does not exist"):
             ask()
 
 
@@ -371,7 +371,7 @@ def test_a_store_whose_checkpoint_is_gone_or_another_is_told(checkpoint, tmp_pat
         letters = DeadLetters.open(checkpoint, state.deployment_key, tmp_path / "dead")
         letters.write(0, {"lines": died(0, 1)})
     shutil.rmtree(checkpoint)
-    with pytest.raises(FileNotFoundError, match="which is not there any more"):
+    with pytest.raises(FileNotFoundError, match="which was deleted"):
         replay(tmp_path / "dead")
     OPEN(checkpoint).close()
     with pytest.raises(CheckpointForeign, match=r"belong to deployment .* is now that of"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -13,6 +12,7 @@ import time
 import mock_broker
 import pyarrow as pa
 import pytest
+from checkpoints import recorded
 from pyspark import cloudpickle
 from streams import Folder, until
 
@@ -101,12 +101,12 @@ class Lines(BasicBolt):
 
 
 def plans(checkpoint):
-    """By micro-batch, what is on record of what it takes."""
-    found = {}
-    for path in checkpoint.glob("ackcore/batches/*.plan"):
-        body = json.loads(path.read_text().split("\n")[0])
-        found[int(path.stem)] = body["offsets"]["lines"]["tasks"]
-    return found
+    """By micro-batch, the tasks of its plan."""
+    found = recorded(checkpoint)
+    return {
+        number: found.read(f"batches/{number}.plan")["offsets"]["lines"]["tasks"]
+        for number in found.numbers("batches", ".plan")
+    }
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from letter_homes import Home, asked, contents, every, files_there, listed, name
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.dead_letters import compaction
+from ackcore.spark.dead_letters.checkpoints import checkpoint_of, store_of
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.listing import LetterFilter, count_letters, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of, store_of
 from ackcore.spark.inspect.reasons import DeadCounter
 
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Topology, died, run_one, with_dead_letters
+from checkpoints import OPEN, Topology, damage_head, died, run_one, with_dead_letters
 from typer.testing import CliRunner
 
 from ackcore.cli import ui
@@ -210,10 +210,10 @@ def test_several_checkpoints_and_none(tmp_path, checkpoint):
 
 def test_a_checkpoint_that_is_damaged_is_told_of(checkpoint):
     with Server([checkpoint]) as server:
-        (checkpoint / "ackcore/batches/1.decision").write_text("{}")
+        damage_head(checkpoint, lambda data: b"{}")
         status, found = asked(server.url, "api/0/status")
         assert status == 503
-        assert "1.decision is damaged" in found["error"]
+        assert "head.json is damaged" in found["error"]
 
 
 def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):

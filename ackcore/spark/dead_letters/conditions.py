@@ -11,9 +11,8 @@ from pyspark.sql import types as T
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import JOB_ERRORS
-from ackcore.spark.dead_letters.files import Kind
+from ackcore.spark.dead_letters.files import Kind, ObjectFile
 from ackcore.spark.dead_letters.notes import Note
-from ackcore.spark.dead_letters.objects import ObjectFile
 from ackcore.spark.dead_letters.reading import conformed, letters_of, payload_of, session_of
 
 

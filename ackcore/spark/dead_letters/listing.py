@@ -20,7 +20,7 @@ from ackcore._arrow.shown import shown_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letters import LETTER, TIME
-from ackcore.spark.dead_letters.files import Kind, LetterFile
+from ackcore.spark.dead_letters.files import Kind, LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.letters import (
     Bools,
@@ -29,7 +29,6 @@ from ackcore.spark.dead_letters.letters import (
     reading_letters,
 )
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_rows
-from ackcore.spark.dead_letters.objects import ObjectFile
 
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
 #: The columns that a filter compares.

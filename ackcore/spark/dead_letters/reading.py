@@ -23,7 +23,8 @@ from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.letters import LETTER
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.dead_letters.files import Kind, LetterFile
+from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
+from ackcore.spark.dead_letters.files import Kind, LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,
@@ -32,8 +33,6 @@ from ackcore.spark.dead_letters.letters import (
     read_schema,
 )
 from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
-from ackcore.spark.dead_letters.objects import ObjectFile
-from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
 _FILE, _ROW = "_ackcore_file", "_ackcore_row"
 #: The value of ``replayed`` that marks a dropped letter.

@@ -26,8 +26,14 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.letters import as_tracked
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
-from ackcore.spark.dead_letters.checkpoints import Checkpoint
-from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.checkpoints import (
+    Checkpoint,
+    check_spout,
+    checkpoint_of,
+    fields_of,
+    store_of,
+)
+from ackcore.spark.dead_letters.files import LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     Bools,
@@ -49,13 +55,6 @@ from ackcore.spark.dead_letters.notes import (
     notes_of,
     places_of,
     sent_rows,
-)
-from ackcore.spark.dead_letters.objects import ObjectFile
-from ackcore.spark.dead_letters.store_of_checkpoint import (
-    check_spout,
-    checkpoint_of,
-    fields_of,
-    store_of,
 )
 
 if TYPE_CHECKING:

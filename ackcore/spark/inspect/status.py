@@ -20,8 +20,7 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.tables import TableCache
-from ackcore.spark.dead_letters.checkpoints import Checkpoint, checkpoint_at
-from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint
+from ackcore.spark.dead_letters.checkpoints import Checkpoint, checkpoint_at, opened_checkpoint
 from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting
 from ackcore.spark.stores.opening import place_of

@@ -188,7 +188,7 @@ class ObjectJournal:
         try:
             self.sync()
         except StateError as error:
-            _log.warning("%s; calls whose answers are not there are made again", error)
+            _log.warning("%s; calls whose answers were not stored are made again", error)
 
     # -- segments -----------------------------------------------------------------------------
 
