@@ -179,8 +179,8 @@ class DelayTarget:
 
     Parameters
     ----------
-    target_ms : float, default 50.0
-        The target queueing delay, in milliseconds; 20 for lower latency. A consumer that pauses for
+    target_s : float, default 0.05
+        The target queueing delay, in seconds; 0.02 for lower latency. A consumer that pauses for
         no longer than that never runs out of tuples.
     initial : int, default 2
         The limit before the first sample.
@@ -229,7 +229,7 @@ class DelayTarget:
 
     def __init__(
         self,
-        target_ms: float = 50.0,
+        target_s: float = 0.05,
         *,
         initial: int = 2,
         max_limit: int = 1000,
@@ -237,7 +237,7 @@ class DelayTarget:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         #: The target queueing delay, in nanoseconds.
-        self.threshold_ns = milliseconds(target_ms, "target_ms")
+        self.threshold_ns = nanoseconds(target_s, "target_s")
         #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)
         self._alpha = positive(alpha, "alpha", 1.0)

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.functions import col
 
 from ackcore.spark import combine, settle, settle_parquet
-from ackcore.spark.base import determinism
+from ackcore.spark.base.sources import has_fixed_order, has_fixed_rows
 from ackcore.spark.settle.dataframes import default_shards
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

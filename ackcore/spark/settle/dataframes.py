@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore import _columns
 from ackcore._arguments import MAX_SHARDS
-from ackcore.spark.base.determinism import has_fixed_order
 from ackcore.spark.base.session import is_connect, refuse_frame, refuse_mixed, task_slots
+from ackcore.spark.base.sources import has_fixed_order
 from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.settle.wire import BLOB_DDL
@@ -188,14 +188,12 @@ class Settling:
         self._timed = timed
         self._open_before = open_before
         self._open_names = [] if open_before is None else check_open_before(open_before, spark)
-        self.timeout_ms = None
-        if timeout_ms is not None:
-            self.timeout_ms = _columns.as_count(timeout_ms, "timeout_ms", 0)
-            if timed is False:
-                raise ValueError(
-                    "timeout_ms was given, but events has no times; add a column ts_ms bigint "
-                    "(milliseconds), or omit timeout_ms"
-                )
+        self.timeout_ms = _columns.timeout_ms(timeout_s)
+        if self.timeout_ms is not None and timed is False:
+            raise ValueError(
+                "timeout_s was given, but events has no times; add a column ts_ms bigint "
+                "(milliseconds), or omit timeout_s"
+            )
         # Fixed here, so that each action on the result makes the same decisions.
         now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         self.now_ms = _columns.as_ms(now, "now_ms")
