@@ -39,7 +39,7 @@ from ackcore.spark.engine.types import InputFrame
 from ackcore.spark.inspect.pending import PendingTree, read_pending
 from ackcore.spark.kafka import kafka_sources
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.sinks.interface import claim_sink, release_sinks
+from ackcore.spark.sinks.sink import as_sink, release_sinks
 from ackcore.spark.stores.opening import is_bucket, place_of
 from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
@@ -377,7 +377,7 @@ def _writers(topology: Topology, state: State) -> tuple[dict[str, Any], str]:
 def _claim_sinks(topology: Topology, state: State) -> None:
     writers, deployment = _writers(topology, state)
     for name, writer in writers.items():
-        claim_sink(name, writer, deployment, state.url)
+        as_sink(writer).claim(name, deployment, state.url)
 
 
 def _schemas(topology: Topology) -> dict[str, pa.Schema]:

@@ -48,7 +48,7 @@ from ackcore.spark.kafka import frame_groups, kafka_sources
 from ackcore.spark.kafka.watch import Watch
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
-from ackcore.spark.sinks.interface import release_sinks
+from ackcore.spark.sinks.sink import release_sinks
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")

@@ -32,7 +32,7 @@ from ackcore.topology.components import (
 )
 from ackcore.topology.exception_classes import contradictions, exception_classes
 from ackcore.topology.groupings import Fields, PartialKey
-from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
+from ackcore.topology.parts import BoltSpec, Input, SinkSpec, Spout
 from ackcore.topology.settings import MAX_PARALLELISM
 
 #: The prefix of ackcore's own columns.
@@ -85,7 +85,7 @@ _SHAPES = (
 def problems(
     spouts: Sequence[Spout],
     bolts: Sequence[BoltSpec],
-    sinks: Sequence[Sink],
+    sinks: Sequence[SinkSpec],
     broken: set[str],
     reject: Sequence[type[Exception]] = (),
 ) -> Iterator[str]:
@@ -137,7 +137,7 @@ class _Stream:
 
 
 def _names(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[Sink]
+    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[SinkSpec]
 ) -> Iterator[str]:
     if not spouts:
         yield "the topology has no spout; declare one with .spout(name, source)"
@@ -470,7 +470,7 @@ def _wanted(bolt: BoltSpec, each: Input, found: _Stream) -> Iterator[str]:
 
 
 def _unread(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[Sink]
+    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[SinkSpec]
 ) -> Iterator[str]:
     read = {each.component for bolt in bolts for each in bolt.inputs}
     read |= {sink.component for sink in sinks}

@@ -16,6 +16,7 @@ from pyspark import cloudpickle
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointInUse
+from ackcore.spark.sinks import sink
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -32,17 +33,17 @@ class Split(BasicBolt):
             collector.emit((word,))
 
 
-def word_count(spark, sink, *more):
+def word_count(spark, writer, *more):
     lines = [(line,) for line in ("a b", "a", "c no", *more)]
     builder = TopologyBuilder()
     builder.spout("lines", spark.createDataFrame(lines, "line string"))
     builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", sink)
+    builder.sink("split", writer)
     return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
 
 
 @contextmanager
-def cut_off_in_its_transaction(monkeypatch, module, write, take_over):
+def cut_off_in_its_transaction(monkeypatch, write, take_over):
     """A driver stands still as it writes, within its transaction, until another has taken over.
 
     That one ends its connection.  Within, it writes once more, as it does when it is woken.
@@ -58,7 +59,7 @@ def cut_off_in_its_transaction(monkeypatch, module, write, take_over):
             reached.append(point)
             Context().run(take_over)
 
-    monkeypatch.setattr(module, "failpoint", stand_still)
+    monkeypatch.setattr(sink, "failpoint", stand_still)
     with fenced(fence):
         with pytest.raises(SinkUnavailable, match="terminating connection"):
             write()

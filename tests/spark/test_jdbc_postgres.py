@@ -27,7 +27,7 @@ from test_postgres_values import REFUSES, TEXTS, shows_no_value
 
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import SinkUnavailable
-from ackcore.spark.sinks import jdbc_transaction
+from ackcore.spark.sinks import sink as sink_module
 from ackcore.spark.sinks.jdbc_connection import JdbcError
 
 cloudpickle.register_pickle_by_value(test_jdbc_sink)
@@ -109,7 +109,7 @@ def test_names_may_have_anything_in_them(on_postgres, tmp_path, keyed):
     sink = on_postgres.sink('"s?s"."w % x"', keys=keys, marker='"do?ne"')
     sink.claim("it's ?", "abc", "/cp")
     for _ in range(2):
-        sink.write_accepted(on_postgres.accepted([file], sink="it's ?"))
+        sink.write(on_postgres.accepted([file], sink="it's ?"))
     assert on_postgres.rows("*", '"s?s"."w % x"') == [("", 2), ("a", 1)]
 
 
@@ -124,10 +124,10 @@ def test_what_is_no_rows_fault_refuses_none(on_postgres, files, tmp_path):
     on_postgres.execute(BARE, RAISES.format(-1), RAISED)
     sink = on_postgres.sink()
     with pytest.raises(SinkUnavailable, match="too much"):
-        sink.write_accepted(on_postgres.accepted(files))
+        sink.write(on_postgres.accepted(files))
     on_postgres.execute("DROP TRIGGER t ON words", "ALTER TABLE words ADD shop INT NOT NULL")
     with pytest.raises(JdbcError, match="shop"):
-        sink.write_accepted(on_postgres.accepted(files))
+        sink.write(on_postgres.accepted(files))
     assert on_postgres.rows() == []
 
 
@@ -137,7 +137,7 @@ def test_no_error_shows_a_value(on_postgres, tmp_path, of):
     on_postgres.execute(*statements)
     file = row_file(tmp_path, [("k3y", "s3cret ($", None)], schema=TEXTS)
     sink = on_postgres.sink(max_refused=0)
-    shows_no_value(lambda: sink.write_accepted(on_postgres.accepted([file])), says)
+    shows_no_value(lambda: sink.write(on_postgres.accepted([file])), says)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
@@ -154,12 +154,12 @@ def test_a_connection_that_is_lost_writes_nothing(on_postgres, files, monkeypatc
         )
 
     with monkeypatch.context() as patch:
-        patch.setattr(jdbc_transaction, "failpoint", end_connections)
+        patch.setattr(sink_module, "failpoint", end_connections)
         with pytest.raises(SinkUnavailable, match="sink 'count', table words: jdbc:postgresql:"):
-            sink.write_accepted(on_postgres.accepted(files))
+            sink.write(on_postgres.accepted(files))
     assert on_postgres.rows() == []
     for _ in range(2):
-        sink.write_accepted(on_postgres.accepted(files))
+        sink.write(on_postgres.accepted(files))
     assert len(on_postgres.rows()) == 4
 
 
@@ -172,4 +172,4 @@ def test_a_statement_that_takes_longer_than_it_may_is_given_up(on_postgres, file
     )
     properties = {**on_postgres.properties, "queryTimeout": "1"}
     with pytest.raises(SinkUnavailable, match="canceling statement"):
-        on_postgres.sink(properties=properties).write_accepted(on_postgres.accepted(files))
+        on_postgres.sink(properties=properties).write(on_postgres.accepted(files))

@@ -16,12 +16,13 @@ from ackcore.spark.checkpoint.refusals import Refusal
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.insist import Calls, Failed, Pause
 from ackcore.spark.engine.refusals import blames_a_row, isolate, refused_rows, without_refused
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile, write_sink
 from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects
+from ackcore.spark.sinks.sink import as_sink
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.parts import Sink
+from ackcore.topology.parts import SinkSpec
 from ackcore.topology.settings import Settings
 
 #: Writes the dead records of a micro-batch, given its number and the records by spout; repeatable.
@@ -38,7 +39,7 @@ def ask_sinks(
 ) -> None:
     """Write the accepted rows to the sinks, and record which rows they refuse.
 
-    ``age_ms`` is the age of a decision that another driver made; see `Accepted`.
+    ``age_ms`` is the age of a decision that another driver made; see `SinkBatch`.
 
     Raises
     ------
@@ -73,14 +74,14 @@ def ask_sinks(
         ]
         if not files:
             continue
-        accepted = Accepted(
+        accepted = SinkBatch(
             spark=spark,  # type: ignore[arg-type] # None if no sink needs one
             sink=sink.name,
             deployment=f"{state.deployment_key:016x}",
             checkpoint=state.url,
             batch_id=number,
             files=tuple(
-                AcceptedFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
+                BatchFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
                 for file in files
             ),
             nonacked=nonacked["root_id"].to_numpy(),
@@ -120,13 +121,15 @@ def park_dead(
 class _Asked:
     """One sink and the micro-batch that it is given, until it takes the rows or refuses some."""
 
-    def __init__(self, sink: Sink, accepted: Accepted, calls: Calls, settings: Settings) -> None:
+    def __init__(
+        self, sink: SinkSpec, accepted: SinkBatch, calls: Calls, settings: Settings
+    ) -> None:
         self._sink = sink
         self._accepted = accepted
         self._calls = calls
         self._settings = settings
         self._what = f"sink {sink.name!r}"
-        self._looks_at_fence: bool = getattr(sink.writer, "looks_at_fence", False)
+        self._writer = as_sink(sink.writer)
 
     def without(self, said: Sequence[Refusal]) -> Refusal | None:
         """Write the rows that the sink has not refused; return its new refusal, or None."""
@@ -144,12 +147,12 @@ class _Asked:
             self._settings,
             bisect if self._sink.isolate else None,
             _way_out(self._sink),
-            fenced=self._looks_at_fence,
+            fenced=self._writer.checks_fence,
         )
 
-    def _write(self, accepted: Accepted) -> Refusal | None:
+    def _write(self, accepted: SinkBatch) -> Refusal | None:
         try:
-            rejects = write_sink(self._sink.writer, accepted)
+            rejects = self._writer.write(accepted)
         except SinkRejects as raised:
             refusal = self._refusal(raised, accepted, written=False)
             if not len(refusal.rows):
@@ -161,30 +164,30 @@ class _Asked:
         failpoint("in-sink", accepted.batch_id)
         return self._refusal(rejects, accepted, written=True) if rejects else None
 
-    def _refusal(self, rejects: SinkRejects, accepted: Accepted, written: bool) -> Refusal:
+    def _refusal(self, rejects: SinkRejects, accepted: SinkBatch, written: bool) -> Refusal:
         return Refusal(self._sink.name, written, refused_rows(rejects, accepted))
 
-    def _probe(self, part: Accepted) -> BaseException | None:
+    def _probe(self, part: SinkBatch) -> BaseException | None:
         try:
             self._calls.once(
                 self._what,
-                lambda: write_sink(self._sink.writer, part),
-                fenced=self._looks_at_fence,
+                lambda: self._writer.write(part),
+                fenced=self._writer.checks_fence,
             )
         except Failed as failed:
             return failed.error
         return None
 
 
-def _way_out(sink: Sink) -> str:
+def _way_out(sink: SinkSpec) -> str:
     """Return the hint for a sink that fails because of rows: how it can name them."""
     if sink.isolate:
         return (
             ". Bisected, as isolate asks for, the batch has no row that fails by itself while "
             "others are written"
         )
-    if hasattr(sink.writer, "write_accepted") and not getattr(sink.writer, "replaces", False):
-        return ""  # not a user's function, and parts of a batch cannot be rewritten
+    if not as_sink(sink.writer).replaces:
+        return ""  # parts of a batch cannot be rewritten
     return (
         ". Where rows are at fault, have it return or raise SinkRejects, which names them, or "
         "declare it with isolate=True, by which the batch is bisected to them: their records go to "
@@ -209,7 +212,7 @@ def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
         )
 
 
-def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
+def _refuse_damaged(accepted: SinkBatch, error: Exception) -> None:
     """Raise `CheckpointCorrupt` if a failed sink's files differ from what the run wrote."""
     damage = damage_in(error)
     if damage is None:

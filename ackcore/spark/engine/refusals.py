@@ -15,9 +15,9 @@ from ackcore._arrow.shown import shown_rows
 from ackcore._records import Int32s, Int64s
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
-from ackcore.spark.sinks.interface import Accepted, read_with_roots
 from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_refused
-from ackcore.topology.parts import Sink
+from ackcore.spark.sinks.sink_batch import SinkBatch, read_with_roots
+from ackcore.topology.parts import SinkSpec
 from ackcore.topology.tuples import Reason
 
 #: The number of consecutive failed calls after which a sink counts as down.
@@ -26,7 +26,7 @@ _HOPELESS = 64
 _TRIED_AGAIN = 2
 
 
-def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted:
+def without_refused(accepted: SinkBatch, refusals: Sequence[Refusal]) -> SinkBatch:
     """Return a micro-batch's rows for a sink, without those that it has refused."""
     if not refusals:
         return accepted
@@ -41,7 +41,7 @@ def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted
     )
 
 
-def refused_rows(rejects: SinkRejects, accepted: Accepted) -> pa.Table:
+def refused_rows(rejects: SinkRejects, accepted: SinkBatch) -> pa.Table:
     """Find the rows that a sink refuses among those that it was given.
 
     Returns
@@ -65,7 +65,7 @@ def _reason(sink: str, said: str | BaseException) -> str:
     return (reason if isinstance(said, BaseException) else reason._replace(type="Refused")).encode()
 
 
-def _by_places(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
+def _by_places(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int64s]:
     """Return the refused rows, and for each its index in ``rejects``."""
     assert rejects.places is not None
     files, places = rejects.places
@@ -83,12 +83,12 @@ def _by_places(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int6
     if lost:
         raise InvalidRejects(
             f"it refuses {lost} rows that it was not given: there are no such places in "
-            "Accepted.files, or read_with_places does not yield them"
+            "SinkBatch.files, or read_with_places does not yield them"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
 
 
-def _by_values(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
+def _by_values(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int64s]:
     assert rejects.values is not None
     names, schema = rejects.values.column_names, accepted.schema()
     if not names or len(set(names)) != len(names) or not set(names) <= set(schema.names):
@@ -176,10 +176,10 @@ def unanchored(refusals: Sequence[Refusal]) -> int:
 # ------------------------------------------------------------------------------------- isolation
 
 #: Calls a sink; returns its error, or None.  May raise an error that ends the query.
-Probe = Callable[[Accepted], BaseException | None]
+Probe = Callable[[SinkBatch], BaseException | None]
 
 
-def blames_a_row(sink: Sink, error: BaseException) -> bool:
+def blames_a_row(sink: SinkSpec, error: BaseException) -> bool:
     """Return whether the sink's batch is bisected after this error, raised here or in a worker."""
     if isinstance(error, sink.isolate):
         return True
@@ -187,15 +187,15 @@ def blames_a_row(sink: Sink, error: BaseException) -> bool:
 
 
 def isolate(
-    sink: Sink, accepted: Accepted, error: BaseException, probe: Probe
+    sink: SinkSpec, accepted: SinkBatch, error: BaseException, probe: Probe
 ) -> SinkRejects | None:
     """Bisect a batch for which a sink raises, down to the single rows for which it raises.
 
     Parameters
     ----------
-    sink : Sink
+    sink : SinkSpec
         The sink, with the errors that a row may cause.
-    accepted : Accepted
+    accepted : SinkBatch
         The batch.
     error : BaseException
         The error that the sink raised for the whole batch.
@@ -281,7 +281,7 @@ def isolate(
     return SinkRejects.at(files[rows], places[rows], errors)
 
 
-def _all_places(accepted: Accepted) -> tuple[Int32s, Int64s]:
+def _all_places(accepted: SinkBatch) -> tuple[Int32s, Int64s]:
     """Return the file and the place of each row that counts, without values: 12 bytes per row."""
     files, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     for i, file in enumerate(accepted.files):
@@ -291,7 +291,7 @@ def _all_places(accepted: Accepted) -> tuple[Int32s, Int64s]:
     return np.concatenate(files), np.concatenate(places)
 
 
-def _part(accepted: Accepted, files: Int32s, places: Int64s, low: int, high: int) -> Accepted:
+def _part(accepted: SinkBatch, files: Int32s, places: Int64s, low: int, high: int) -> SinkBatch:
     """Return the rows from number ``low`` to ``high`` of all, as one range of places per file.
 
     The ranges take few bytes for any number of rows: they are sent with every call, to tasks, too.

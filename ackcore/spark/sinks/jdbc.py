@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from ackcore.spark.base.versions import active_context, from_arrow_schema
 from ackcore.spark.sinks.columns import check_keys, named_keys, spark_schema
-from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError, Server
 from ackcore.spark.sinks.jdbc_transaction import (
     JdbcTransaction,
@@ -18,6 +17,8 @@ from ackcore.spark.sinks.jdbc_transaction import (
     find_columns,
     table_names,
 )
+from ackcore.spark.sinks.sink import TransactionalSink, Written
+from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import unavailable
 from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
 
@@ -101,7 +102,7 @@ def to_jdbc(
     )
 
 
-class JdbcSink:
+class JdbcSink(TransactionalSink[JdbcTransaction]):
     """The sink that `to_jdbc` returns."""
 
     #: `JdbcConnection` uses Spark's JVM, which Spark Connect does not offer.
@@ -138,7 +139,7 @@ class JdbcSink:
     def __repr__(self) -> str:
         return f"to_jdbc({self._server.shown()!r}, {self.table!r})"
 
-    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+    def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if the table could not hold the stream's columns.
 
         Raises
@@ -146,12 +147,12 @@ class JdbcSink:
         SinkUnavailable
             If the database cannot be reached.
         """
-        what = f"sink {name!r}"
+        what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
         spark_schema(what, schema)
         if active_context() is None:
             return  # without a JVM there is no connection, and nothing runs
-        with self._named(name), JdbcConnection(self._server, self.table) as connection:
+        with self._named(sink), JdbcConnection(self._server, self.table) as connection:
             columns = self._columns(connection, what)
             find_columns(what, self.table, schema.names, list(columns))
             for field, found in zip(schema, from_arrow_schema(schema), strict=True):
@@ -220,29 +221,57 @@ class JdbcSink:
                 ) from error
             connection.rollback()
 
-    def write_accepted(self, accepted: Accepted) -> None:
-        """Write the rows of a micro-batch from the files of its run.
+    @contextlib.contextmanager
+    def begin(self, batch: SinkBatch) -> Iterator[JdbcTransaction]:
+        """Connect to the database.
+
+        Raises
+        ------
+        SinkUnavailable, JdbcError
+            If the database fails, or the table is gone or lacks a column.
+        """
+        with self._named(batch.sink), JdbcConnection(self._server, self.table) as connection:
+            transaction = JdbcTransaction(
+                connection, self._names, self.keys, batch, self.max_refused
+            )
+            try:
+                yield transaction
+                connection.rollback()
+            finally:
+                transaction.end()
+
+    def read_number(self, transaction: JdbcTransaction, batch: SinkBatch) -> Written:
+        """Return the sink's last micro-batch, and lock its row."""
+        return transaction.read_number()
+
+    def write_rows(self, transaction: JdbcTransaction, batch: SinkBatch) -> None:
+        """Write the rows through a staging table.
 
         Raises
         ------
         SinkRejects
-            If rows violate a constraint; nothing is written then.
-        SinkUnavailable, JdbcError
-            If the database fails, or the table is gone or lacks a column.  Nothing is written then,
-            except that all rows may be written if the connection was lost during the commit: the
-            next call checks.
+            If rows violate a constraint or do not fit; nothing is written then.
         TooManyRefused
-            If more than `max_refused` rows violate a constraint; nothing is written then.
-        CheckpointForeign
-            If this micro-batch was written with other rows, or a later one was written.
-        CheckpointInUse
-            If another driver has taken over.
+            If there are more than `max_refused` such rows; nothing is written then.
         """
-        with (
-            self._named(accepted.sink),
-            JdbcConnection(self._server, self.table) as connection,
-        ):
-            JdbcTransaction(connection, self._names, self.keys, accepted, self.max_refused).write()
+        transaction.write_rows()
+
+    def record(self, transaction: JdbcTransaction, batch: SinkBatch, written: Written) -> None:
+        """Update the sink's row."""
+        transaction.record(written)
+
+    def commit(self, transaction: JdbcTransaction) -> None:
+        """Commit the transaction."""
+        transaction.commit()
+
+    def advice(self, batch: SinkBatch, last: int) -> str:
+        """Return the statement that deletes the sink's number."""
+        deployment, sink = (one.replace("'", "''") for one in (batch.deployment, batch.sink))
+        return (
+            f"or have micro-batches from {batch.batch_id} to {last} written again, in addition to "
+            f"their rows that are in the table: DELETE FROM {self._names.marker} WHERE deployment "
+            f"= '{deployment}' AND sink = '{sink[:128]}', and start again"
+        )
 
     @contextlib.contextmanager
     def _named(self, sink: str) -> Iterator[None]:

@@ -15,6 +15,7 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
+from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.stores.interface import StoreConflict
 from ackcore.spark.stores.opening import is_bucket, open_store
 
@@ -110,7 +111,7 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
         )
 
 
-class ParquetDirectory:
+class ParquetDirectory(Sink):
     """A place of Parquet files, with one directory or prefix for each micro-batch.
 
     Parameters
@@ -132,9 +133,9 @@ class ParquetDirectory:
     def __repr__(self) -> str:
         return f"to_parquet({self.path!r})"
 
-    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+    def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """See `check_columns`."""
-        check_columns(name, schema, case_sensitive)
+        check_columns(sink, schema, case_sensitive)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Record one sink of one checkpoint as the owner. A repeated call has no effect.

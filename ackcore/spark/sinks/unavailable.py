@@ -47,6 +47,20 @@ def unavailable(sink: str, where: str, said: str, way_out: str) -> SinkUnavailab
     return SinkUnavailable(f"sink {sink!r}, {where}: {said}. {way_out}")
 
 
+def unavailable_by(
+    sink: str, where: str, error: Exception, secrets: Iterable[object], way_out: str
+) -> SinkUnavailable:
+    """Return the error for a library's error, whose text may contain secrets.
+
+    The library's error is its ``__cause__``, unless that shows a secret.
+    """
+    text = f"{type(error).__name__}: {error}"
+    said = redacted(text, secrets)
+    found = unavailable(sink, where, said, way_out)
+    found.__cause__ = error if said == text else None
+    return found
+
+
 def redacted(text: str, secrets: Iterable[object]) -> str:
     """Return a text without the given secrets, and without logins, parameters and signatures.
 
