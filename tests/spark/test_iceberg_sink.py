@@ -85,7 +85,7 @@ def test_tables_are_refused_before_anything_runs(lake):
         check_sink("count", to_iceberg("shop.words", lake), more)
     less = pa.schema([("word", pa.string())])
     check_sink("count", to_iceberg("shop.words", lake), less)
-    with pytest.raises(ValueError, match="has the column 'n', which the stream has not"):
+    with pytest.raises(ValueError, match="has column 'n', which the stream lacks"):
         check_sink("count", to_iceberg("shop.words", lake, keys="word"), less)
     with pytest.raises(SinkUnavailable, match=r"sink 'count', Iceberg table shop.none of catalog"):
         check_sink("count", to_iceberg("shop.none", lake), WORDS)
@@ -150,7 +150,7 @@ def test_a_catalog_that_is_away_is_named_without_secrets(lake, files, tmp_path):
             with pytest.raises(SinkUnavailable, match=what) as told:
                 call()
             assert "sink 'count', Iceberg table shop.words of catalog" in str(told.value)
-            assert "See that the catalog and the table's storage can be" in str(told.value)
+            assert "Check that the catalog and the table's storage can be" in str(told.value)
             assert "hunter" not in "".join(traceback.format_exception(told.value))
 
 

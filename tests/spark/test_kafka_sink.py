@@ -111,7 +111,7 @@ def test_a_callback_that_cannot_travel_to_tasks_is_refused_at_the_start(mock_kaf
 def test_brokers_that_are_away_are_named_at_the_start(transactional, monkeypatch):
     monkeypatch.setattr(producing, "_REACH_S", 0.2)
     sink = to_kafka("t", "localhost:1", transactional=transactional, options=QUICK)
-    says = r"sink 'count', topic 't' at localhost:1: no broker answers .*See that the brokers run"
+    says = r"sink 'count', topic 't' at localhost:1: no broker answers .*Check that the brokers run"
     with pytest.raises(SinkUnavailable, match=says):
         sink.claim("count", "abc", "/cp")
 

@@ -73,7 +73,7 @@ def sink():
     ("arguments", "error", "says"),
     [
         ({"dsn": 3}, TypeError, "dsn must be a str, got int"),
-        ({"dsn": "passwrd=hunter2"}, ValueError, r"dsn must be what libpq connects by"),
+        ({"dsn": "passwrd=hunter2"}, ValueError, r"dsn must be a connection string of libpq"),
         ({"table": ""}, ValueError, "table must be the name of a table, got ''"),
         ({"keys": [3]}, TypeError, r"keys must be names of columns, got \[3\]"),
         ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
@@ -93,7 +93,7 @@ def test_a_password_is_not_shown():
 @pytest.mark.parametrize(
     ("table", "arguments", "says"),
     [
-        ("words", {}, r"sink 'count': there is no table words in database 'db\d+' for user"),
+        ("words", {}, r"sink 'count': table words does not exist in database 'db\d+' for user"),
         (
             "lacking",
             {},
@@ -142,12 +142,12 @@ def test_who_may_not_make_the_marker_is_told_what_to_run(postgres, postgres_serv
     )
     as_reader = postgres.replace("user=ackcore", "user=reader")
     with pytest.raises(
-        ValueError, match=r"may not make it .permission denied.*CREATE TABLE"
+        ValueError, match=r"may not create it .permission denied.*CREATE TABLE"
     ) as told:
         to_postgres(as_reader, "words").claim("count", "abc", "/cp")
     execute(
         postgres,
-        str(told.value).partition("write it: ")[2],
+        str(told.value).partition("the table: ")[2],
         "GRANT ALL ON ackcore_batches TO reader",
     )
     to_postgres(as_reader, "words").claim("count", "abc", "/cp")
@@ -332,12 +332,12 @@ def test_a_table_that_went_away_fails_the_sink_until_it_is_back(postgres, sink, 
     execute(postgres, TABLE)
     one = sink(postgres, keys="word")
     execute(postgres, "ALTER TABLE words RENAME TO gone")
-    with pytest.raises(ValueError, match="there is no table words"):
+    with pytest.raises(ValueError, match="table words does not exist"):
         one.write(accepted(files))
     execute(postgres, "ALTER TABLE gone RENAME TO words")
     one.write(accepted(files))
     execute(postgres, "DROP TABLE words")
-    with pytest.raises(SinkUnavailable, match=r'relation "public.words" does not .*Make or mend'):
+    with pytest.raises(SinkUnavailable, match=r'"public.words" does not .*Create or change'):
         one.write(accepted(files, 1))
     execute(postgres, "CREATE TABLE words (word text UNIQUE)")
     with pytest.raises(SinkUnavailable, match='UndefinedColumn: column "n" does not exist'):

@@ -383,7 +383,7 @@ def test_rows_that_fail_are_looked_for_up_to_a_number(tmp_path, isolate, good):
     world = Raising(tmp_path, bad=bad, isolate=isolate, max_refused=20)
     says = (
         "sink 'upper' refuses more than 20 rows of micro-batch 0, the first by ValueError: no "
-        f"{bad[0]}. What is written .* else allow more by max_refused, which takes some calls"
+        f"{bad[0]}. What is written .* allow more by max_refused, which takes some calls"
     )
     with pytest.raises(TooManyRefused, match=says):
         world.process(0, lines)

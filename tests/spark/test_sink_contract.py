@@ -93,7 +93,7 @@ def test_other_rows_replace_those_of_the_same_number(target, files):
     for some in (files, files, files[1:]):
         sink.write(target.batch(some))
     assert sorted(target.rows()) == SECOND
-    with pytest.raises(CheckpointForeign, match="is a directory of sink 'count' of the checkpoint"):
+    with pytest.raises(CheckpointForeign, match="is the directory of sink 'count' of the check"):
         sink.claim("count", "def", "/other")
 
 

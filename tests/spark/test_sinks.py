@@ -210,32 +210,25 @@ def test_nothing_is_seen_until_it_is_whole(spark, files, tmp_path, by, monkeypat
     assert words(tmp_path / "out" / "batch_id=0") == list("abcdef")
 
 
-def test_any_dataframe_can_be_written_as_a_micro_batch(spark, tmp_path):
-    sink = to_parquet((tmp_path / "out").as_uri(), compression="zstd")
-    sink.write(spark.createDataFrame([("x", 1), ("y", 2)], "word string, n long"), 3)
-    assert words(tmp_path / "out" / "batch_id=3") == ["x", "y"]
-    assert repr(sink) == f"to_parquet({str(tmp_path / 'out')!r})"
-
-
 @pytest.mark.parametrize(
     ("found", "checkpoint", "whose"),
     [
         (
             {"deployment": "abc", "sink": "n", "checkpoint": "{here}/cp"},
             "{here}/2",
-            "of sink 'n' of the checkpoint {here}/cp (deployment abc): ",
+            "sink 'n' of the checkpoint {here}/cp (deployment abc), ",
         ),
         (
             {"deployment": "abc", "sink": "n", "checkpoint": "{here}/gone"},
             "{here}/2",
-            "of sink 'n' of the checkpoint {here}/gone, which is not there any more (deployment ab",
+            "sink 'n' of the checkpoint {here}/gone, which does not exist any more (deploym",
         ),
         (
             {"deployment": "abc", "sink": "n", "checkpoint": "{here}/2"},
             "{here}/2",
-            "of sink 'n' of a checkpoint that was in {here}/2 before this one (deployment abc): ",
+            "sink 'n' of an earlier checkpoint in {here}/2, which this one has replaced (deploy",
         ),
-        ([], "{here}/2", "of another checkpoint or another sink: "),
+        ([], "{here}/2", "another checkpoint or another sink, "),
     ],
 )
 def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkpoint, whose):
@@ -246,14 +239,14 @@ def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkp
     note.write_text(json.dumps(found).replace("{here}", here))
     sink = to_parquet(out)
     claim = "n", "def", checkpoint.replace("{here}", here)
-    told = re.escape(f"{out} is a directory {whose.replace('{here}', here)}")
+    told = re.escape(f"{out} is the directory of {whose.replace('{here}', here)}")
     with pytest.raises(CheckpointForeign, match=told) as refused:
         sink.claim(*claim)
-    released = f"if no query goes on with what it is of, remove {note} to release it"
+    released = f"if no query uses that checkpoint any more, delete {note}"
     assert str(refused.value).endswith(released)
     (out / "batch_id=0").mkdir()
     (out / "batch_id=0/part.parquet").touch()
-    with pytest.raises(CheckpointForeign, match=told + ".* with all the rows that are in it$"):
+    with pytest.raises(CheckpointForeign, match=told + ".* delete it first, with all rows in it$"):
         sink.claim(*claim)
     # The way out of one without rows.
     shutil.rmtree(out / "batch_id=0")
@@ -292,7 +285,7 @@ def test_a_directory_of_somebody_else_is_not_written_to(spark, files, tmp_path, 
     (tmp_path / "out" / "batch_id=0").mkdir(parents=True)
     if note is not None:
         (tmp_path / "out" / "_ackcore.json").write_text(note)
-    with pytest.raises(CheckpointForeign, match="a directory of its own"):
+    with pytest.raises(CheckpointForeign, match="its own directory"):
         to_parquet(tmp_path / "out").write(accepted(spark, files))
 
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _WAY_OUT = (
-    "See that its storage can be reached and written from the driver, by what storage_options say, "
-    "and has room; and that the table is where it was"
+    "Check that the driver can reach and write the storage with these storage_options, that the "
+    "storage has free space, and that the table was not moved or deleted"
 )
 
 #: Beginnings of deltalake's errors about rows, which have no class; values of rows follow.
@@ -93,7 +93,7 @@ def to_delta(
     ImportError
         If deltalake is not installed: it comes with ``ackcore[delta]``.
     """
-    return DeltaSink(path, keys=keys, storage_options=storage_options)
+    return DeltaSink(path, keys, storage_options)
 
 
 def _deltalake() -> ModuleType:
@@ -135,9 +135,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        *,
-        keys: str | Sequence[str] | None = None,
-        storage_options: Mapping[str, str] | None = None,
+        keys: str | Sequence[str] | None,
+        storage_options: Mapping[str, str] | None,
     ) -> None:
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"path must be a path or a URI, got {type(path).__name__}")

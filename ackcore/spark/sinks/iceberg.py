@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
 
 _WAY_OUT = (
-    "See that the catalog and the table's storage can be reached from the driver, that the table "
-    "is there, and that this user may write it"
+    "Check that the catalog and the table's storage can be reached from the driver, that the table "
+    "exists, and that this user may write it"
 )
 #: The properties of a catalog that have no secrets.
 _SHOWN = {"type", "uri", "warehouse", "py-io-impl", "py-catalog-impl"}
@@ -79,7 +79,7 @@ def to_iceberg(
     If another writer commits between the sink's look at the table and its own commit, the sink
     fails and is called again.
     """
-    return IcebergSink(table, catalog, keys=keys)
+    return IcebergSink(table, catalog, keys)
 
 
 def _catalogs() -> ModuleType:
@@ -96,11 +96,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
     """The sink that `to_iceberg` returns."""
 
     def __init__(
-        self,
-        table: str,
-        catalog: str | Mapping[str, str],
-        *,
-        keys: str | Sequence[str] | None = None,
+        self, table: str, catalog: str | Mapping[str, str], keys: str | Sequence[str] | None
     ) -> None:
         if not isinstance(table, str):
             raise TypeError(f"table must be a str, got {type(table).__name__}")
@@ -137,8 +133,9 @@ class IcebergSink(TransactionalSink["Transaction"]):
         others = [column for column in has if column not in schema.names]
         if self.keys and others:
             raise ValueError(
-                f"{what}: table {self.table} has the column {others[0]!r}, which the stream has "
-                "not, and by keys whole rows are replaced; have the bolt emit it, or leave keys out"
+                f"{what}: table {self.table} has column {others[0]!r}, which the stream "
+                "lacks, and with keys whole rows are replaced; have the bolt emit the column, or "
+                "leave keys out"
             )
 
     @contextlib.contextmanager

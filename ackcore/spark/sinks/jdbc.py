@@ -23,10 +23,10 @@ from ackcore.spark.sinks.unavailable import unavailable
 from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
 
 _WAY_OUT = (
-    "See that the server runs and can be reached from the driver and the workers, that Spark has "
-    "its driver (spark.jars, and its class as the property 'driver'), that database and table are "
-    "there, that its disk has room, and that the user may log in, write the table, and make tables "
-    "beside it"
+    "Check that the server runs and can be reached from the driver and the workers, that Spark has "
+    "the JDBC driver (spark.jars, with the driver's class as the property 'driver'), that database "
+    "and table exist, that the server's disk has free space, and that the user may log in, write "
+    "the table, and create tables in its schema"
 )
 
 _MARKER = """CREATE TABLE {marker} (
@@ -97,9 +97,7 @@ def to_jdbc(
     record becomes a dead letter with the database's error, and the other rows are written.  The
     user must be able to create and drop tables in the schema of `table`.
     """
-    return JdbcSink(
-        url, table, keys=keys, properties=properties, marker=marker, max_refused=max_refused
-    )
+    return JdbcSink(url, table, keys, properties, marker, max_refused)
 
 
 class JdbcSink(TransactionalSink[JdbcTransaction]):
@@ -112,11 +110,10 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         self,
         url: str,
         table: str,
-        *,
-        keys: str | Sequence[str] | None = None,
-        properties: Mapping[str, str] | None = None,
-        marker: str = "ackcore_jdbc_batches",
-        max_refused: int = MAX_REFUSED,
+        keys: str | Sequence[str] | None,
+        properties: Mapping[str, str] | None,
+        marker: str,
+        max_refused: int,
     ) -> None:
         for argument, value in (("url", url), ("table", table), ("marker", marker)):
             if not isinstance(value, str):
@@ -167,8 +164,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
             return connection.columns(self.table)
         except JdbcError as error:
             raise ValueError(
-                f"{what}: table {self.table} cannot be read; make it first, or name its schema, as "
-                f"in shop.orders ({error})"
+                f"{what}: table {self.table} cannot be read ({error}). Create it, or give its "
+                "schema, as in shop.orders"
             ) from error
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
@@ -215,9 +212,10 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
                 connection.columns(self._names.marker)  # another driver created it
             except JdbcError:
                 raise ValueError(
-                    f"{what}: the table of micro-batches, {self._names.marker}, cannot be read or "
-                    f"made ({error}). Have this run by one who may, and let this user read and "
-                    f"write it: {' '.join(create.split())}"
+                    f"{what}: the table of micro-batches, {self._names.marker}, can be neither "
+                    f"read nor created ({error}). Have a user with the right to create tables run "
+                    "this statement, and grant this user SELECT, INSERT and UPDATE on the table: "
+                    f"{' '.join(create.split())}"
                 ) from error
             connection.rollback()
 
@@ -262,7 +260,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
 
     def commit(self, transaction: JdbcTransaction) -> None:
         """Commit the transaction."""
-        transaction.commit()
+        transaction.connection.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
         """Return the statement that deletes the sink's number."""

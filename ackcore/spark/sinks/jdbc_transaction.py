@@ -91,7 +91,7 @@ def find_columns(
 class JdbcTransaction:
     """The transaction that writes one micro-batch over one connection.
 
-    Call `read_number`, `write_rows`, `record`, `commit` and, in any case, `end`.
+    Call `read_number`, `write_rows`, `record` and, in any case, `end`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class JdbcTransaction:
         batch: SinkBatch,
         max_refused: int,
     ) -> None:
-        self._connection, self._names, self._keys = connection, names, keys
+        self.connection, self._names, self._keys = connection, names, keys
         self._batch = batch
         self._of = (batch.deployment, batch.sink[:128], names.table[:128])
         said = blake2b(repr(self._of).encode(), digest_size=5).hexdigest()
@@ -132,10 +132,6 @@ class JdbcTransaction:
         """Update the sink's row."""
         self._mark("batch_id = ?, content = ?", written.number, written.content)
 
-    def commit(self) -> None:
-        """Commit the transaction."""
-        self._connection.commit()
-
     def end(self) -> None:
         """Drop the staging table. If that fails, the next micro-batch drops it."""
         if self._is_staging:
@@ -143,7 +139,7 @@ class JdbcTransaction:
 
     def _find_columns(self) -> dict[str, str]:
         """Return the table's name for each of the stream's columns."""
-        columns = self._connection.columns(self._names.table)
+        columns = self.connection.columns(self._names.table)
         what = f"sink {self._batch.sink!r}"
         own = find_columns(what, self._names.table, self._batch.schema().names, list(columns))
         self._others = {
@@ -154,14 +150,14 @@ class JdbcTransaction:
     def _begin(self) -> None:
         """Record the name of the new staging table, and drop the one recorded before."""
         self._mark("staging = ?", self._bare)
-        self._connection.commit()
+        self.connection.commit()
         self._is_staging = True
         if self._before is not None:
-            self._drop(self._names.schema + self._connection.quoted(self._before))
+            self._drop(self._names.schema + self.connection.quoted(self._before))
 
     def _locked(self) -> tuple[int, str, str | None]:
         self._mark("sink = sink")
-        found = self._connection.row(
+        found = self.connection.row(
             f"SELECT batch_id, content, staging FROM {self._names.marker}"
             " WHERE deployment = ? AND sink = ? AND target = ?",
             *self._of,
@@ -171,7 +167,7 @@ class JdbcTransaction:
         return int(found[0] or 0), found[1] or "", found[2]
 
     def _mark(self, sets: str, *values: str | int) -> None:
-        self._connection.execute(
+        self.connection.execute(
             f"UPDATE {self._names.marker} SET {sets}"
             " WHERE deployment = ? AND sink = ? AND target = ?",
             *values,
@@ -185,7 +181,7 @@ class JdbcTransaction:
         """
         columns = [field.with_nullable(True) for field in self._batch.schema()]
         refuse_misfits(self._batch, pa.schema(columns), lambda kind: False)
-        wanted = {name: self._connection.quoted(column) for name, column in own.items()}
+        wanted = {name: self.connection.quoted(column) for name, column in own.items()}
         self._make_staging(list(wanted.values()))
         rows = self._batch.frame(_ROW).toDF(*own.values(), _ROW)
         error = self._not_filled(rows)
@@ -196,7 +192,7 @@ class JdbcTransaction:
     def _not_filled(self, rows: DataFrame) -> JdbcError | None:
         """Fill the staging table; return the error if a value of a row does not fit its column."""
         try:
-            self._connection.fill(self._staging, rows)
+            self.connection.fill(self._staging, rows)
         except JdbcError as error:
             if not error.sqlstate.startswith(_UNFIT):
                 raise
@@ -218,8 +214,8 @@ class JdbcTransaction:
                 continue
             middle = (low + high) // 2
             for start, stop in ((middle, high), (low, middle)):
-                self._connection.execute(f"DELETE FROM {self._staging}")
-                self._connection.commit()
+                self.connection.execute(f"DELETE FROM {self._staging}")
+                self.connection.commit()
                 within = sql.col(_ROW).between(*numbers[[start, stop - 1]].tolist())
                 found = self._not_filled(rows.where(within))
                 if found is not None:
@@ -232,7 +228,7 @@ class JdbcTransaction:
         raise self._batch.refuse(list(refused), list(refused.values()))
 
     def _make_staging(self, columns: list[str]) -> None:
-        connection, row = self._connection, self._connection.quoted(_ROW)
+        connection, row = self.connection, self.connection.quoted(_ROW)
         connection.rollback()
         for number, copy in enumerate(_COPIES):
             try:
@@ -268,23 +264,23 @@ class JdbcTransaction:
             self._move_all(wanted, keys, *found)
 
     def _index(self, keys: Sequence[str]) -> None:
-        row = self._connection.quoted(_ROW)
-        index = self._connection.quoted(f"{self._bare[:-1]}k")
+        row = self.connection.quoted(_ROW)
+        index = self.connection.quoted(f"{self._bare[:-1]}k")
         # Only for speed: not all types can be indexed.
         try:
-            self._connection.execute(
+            self.connection.execute(
                 f"CREATE INDEX {index} ON {self._staging} ({', '.join([*keys, row])})"
             )
-            self._connection.commit()
+            self.connection.commit()
         except JdbcError:
-            self._connection.rollback()
+            self.connection.rollback()
 
     def _drop_earlier(self, keys: Sequence[str]) -> None:
         """Delete all staged rows except the last of each key."""
-        row = self._connection.quoted(_ROW)
+        row = self.connection.quoted(_ROW)
         same = " AND ".join(f"b.{key} = a.{key}" for key in keys)
         # DISTINCT: otherwise MySQL merges the subquery into the DELETE and refuses the result.
-        self._connection.execute(
+        self.connection.execute(
             f"DELETE FROM {self._staging} WHERE {row} IN (SELECT d.{row} FROM (SELECT DISTINCT"
             f" a.{row} FROM {self._staging} a, {self._staging} b WHERE {same}"
             f" AND b.{row} > a.{row}) d)"
@@ -292,8 +288,8 @@ class JdbcTransaction:
 
     def _bounds(self, start: int, stop: int) -> tuple[int, int] | None:
         """Return the lowest and highest row number in a range; None if the range has no row."""
-        row = self._connection.quoted(_ROW)
-        found = self._connection.row(
+        row = self.connection.quoted(_ROW)
+        found = self.connection.row(
             f"SELECT MIN({row}), MAX({row}) FROM {self._staging} WHERE {row} >= ? AND {row} <= ?",
             start,
             stop,
@@ -328,26 +324,26 @@ class JdbcTransaction:
             return
         if not taken and any(self._others.values()):
             raise error  # perhaps a column that the stream does not have: no row is at fault
-        self._connection.rollback()
+        self.connection.rollback()
         raise self._batch.refuse(list(refused), list(refused.values()))
 
     def _is_taken(
         self, wanted: dict[str, str], keys: list[str], first: int, last: int
     ) -> JdbcError | None:
         """Move a range of rows; if the database refuses one, move none and return the error."""
-        saved = self._connection.save() if self._connection.can_save else None
+        saved = self.connection.save() if self.connection.can_save else None
         try:
             self._move_some(list(wanted.values()), keys, first, last)
         except JdbcError as error:
             if saved is None or not error.sqlstate.startswith(REFUSALS):
                 raise
-            self._connection.rollback(saved)
+            self.connection.rollback(saved)
             return error
         return None
 
     def _move_some(self, columns: list[str], keys: list[str], first: int, last: int) -> None:
         table, stage = self._names.table, self._staging
-        row = self._connection.quoted(_ROW)
+        row = self.connection.quoted(_ROW)
         within = f"s.{row} >= ? AND s.{row} <= ?"
         missing = ""
         if keys:
@@ -358,14 +354,14 @@ class JdbcTransaction:
                 if column not in keys
             ]
             if sets:
-                self._connection.execute(
+                self.connection.execute(
                     f"UPDATE {table} SET {', '.join(sets)}"
                     f" WHERE EXISTS (SELECT 1 FROM {stage} s WHERE {same} AND {within})",
                     first,
                     last,
                 )
             missing = f" AND NOT EXISTS (SELECT 1 FROM {table} WHERE {same})"
-        self._connection.execute(
+        self.connection.execute(
             f"INSERT INTO {table} ({', '.join(columns)}) SELECT"
             f" {', '.join(f's.{column}' for column in columns)} FROM {stage} s"
             f" WHERE {within}{missing}",
@@ -374,7 +370,7 @@ class JdbcTransaction:
         )
 
     def _drop(self, table: str) -> None:
-        connection = self._connection
+        connection = self.connection
         try:
             connection.execute(f"DROP TABLE {table}")
             connection.commit()
@@ -390,14 +386,14 @@ class JdbcTransaction:
     def _drop_own(self) -> None:
         """Drop the staging table; if that fails, the next micro-batch drops it."""
         try:
-            self._connection.rollback()
+            self.connection.rollback()
             self._drop(self._staging)
-            self._connection.execute(
+            self.connection.execute(
                 f"UPDATE {self._names.marker} SET staging = NULL"
                 " WHERE deployment = ? AND sink = ? AND target = ? AND staging = ?",
                 *self._of,
                 self._bare,
             )
-            self._connection.commit()
+            self.connection.commit()
         except JdbcError as error:
             _log.warning("staging table %s could not be dropped: %s", self._staging, error)

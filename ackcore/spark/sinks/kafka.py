@@ -45,8 +45,8 @@ _REMEMBERED_MS = 86_400_000
 _ANSWER = pa.schema([("file", pa.int32()), ("place", pa.int64()), ("said", pa.string())])
 
 _WAY_OUT = (
-    "See that the brokers run and can be reached from the driver and the workers, that options "
-    "have what they ask for by way of security, and that this client may write to the topic"
+    "Check that the brokers run and can be reached from the driver and the workers, that options "
+    "have their security settings, and that this client may write to the topic"
 )
 
 

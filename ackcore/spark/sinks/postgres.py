@@ -77,4 +77,4 @@ def to_postgres(
         raise ImportError(
             "to_postgres() needs psycopg, which is not installed: pip install 'ackcore[postgres]'"
         ) from error
-    return PostgresSink(dsn, table, keys=keys, marker=marker, max_refused=max_refused)
+    return PostgresSink(dsn, table, keys, marker, max_refused)

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.sinks.copy_format import as_csv
-from ackcore.spark.sinks.postgres_catalog import asking
-from ackcore.spark.sinks.postgres_table import nulls_differ, quoted, way_into
+from ackcore.spark.sinks.postgres_catalog import asking, nulls_differ, quoted, way_into
 from ackcore.spark.sinks.rejects import RefusalCount
 from ackcore.spark.sinks.sink_batch import SinkBatch, read_with_places
 

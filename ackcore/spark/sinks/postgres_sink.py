@@ -22,29 +22,27 @@ from ackcore.spark.sinks.columns import check_keys, named_keys
 from ackcore.spark.sinks.connections import Connections
 from ackcore.spark.sinks.copy_format import refuse_unfit
 from ackcore.spark.sinks.postgres_catalog import (
+    DURABLE,
     Target,
     asking,
     check,
+    columns_of,
     connect,
+    end_others,
     make_marker,
     marker_name,
     named,
+    quoted,
     resolve,
+    session_name,
     where,
 )
 from ackcore.spark.sinks.postgres_rows import Into, PostgresRows, numbered, placed
-from ackcore.spark.sinks.postgres_table import (
-    DURABLE,
-    columns_of,
-    end_others,
-    quoted,
-    session_name,
-    shown_message,
-)
 from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
 from ackcore.spark.sinks.sink import TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
-from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
+from ackcore.spark.sinks.unavailable import shown_message
+from ackcore.topology.max_refused import check_max_refused
 
 #: The maximum length of the recorded reason for a refused row.
 _LONGEST = 500
@@ -101,10 +99,9 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         self,
         dsn: str,
         table: str,
-        *,
-        keys: str | Sequence[str] | None = None,
-        marker: str = "ackcore_batches",
-        max_refused: int = MAX_REFUSED,
+        keys: str | Sequence[str] | None,
+        marker: str,
+        max_refused: int,
     ) -> None:
         for argument, value in (("dsn", dsn), ("table", table), ("marker", marker)):
             if not isinstance(value, str):

@@ -48,9 +48,9 @@ def too_many_refused(
     """
     return TooManyRefused(
         f"{where} refuses more than {limit} rows of micro-batch {batch_id}, the first by "
-        f"{type(first).__name__}: {one_line(first)}. {left}. Where what is written into, and no "
-        f"record, is at fault, mend it; else allow more by max_refused, {costs}. Then start again "
-        "on the same checkpoint: the sink is given the same rows"
+        f"{type(first).__name__}: {one_line(first)}. {left}. If the table is the cause, change it; "
+        f"if the rows are, allow more by max_refused, {costs}. Then start again on the same "
+        "checkpoint: the sink gets the same rows"
     )
 
 
