@@ -11,7 +11,7 @@ import pytest
 from accepted_rows import WORDS, accepted
 
 from ackcore.examples.mongo_sink import MongoSink
-from ackcore.spark import to_delta, to_iceberg, to_jdbc, to_parquet, to_postgres
+from ackcore.spark import SinkUnavailable, to_delta, to_iceberg, to_jdbc, to_parquet, to_postgres
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, Server
 from ackcore.spark.sinks.sink import check_sink
 
@@ -26,6 +26,8 @@ class Target:
     has_keys = True
     #: An n that the table refuses, row by row.
     too_large = None
+    #: The error of a driver whose commit meets that of another one, and of a table that is away.
+    conflict, away = None, SinkUnavailable
     spark = None
 
     def sink(self, keys=None, name="count", schema=WORDS):
@@ -44,6 +46,8 @@ class Target:
 
 class Delta(Target):
     """A Delta table."""
+
+    conflict = "CommitFailedError"
 
     def __init__(self, request, path):
         self._lake = pytest.importorskip("deltalake")
@@ -82,6 +86,8 @@ class Delta(Target):
 
 class Iceberg(Target):
     """A table of a catalog in SQLite."""
+
+    conflict = "CommitFailedException"
 
     def __init__(self, request, path):
         pytest.importorskip("pyiceberg")
@@ -125,6 +131,7 @@ class Postgres(Target):
     """A table of a real PostgreSQL."""
 
     too_large = 100
+    conflict = "SinkUnavailable"  # the new driver ends the connection of the old one
 
     def __init__(self, request, path):
         self._psycopg = pytest.importorskip("psycopg")
@@ -165,62 +172,106 @@ class Postgres(Target):
         self._execute(f"UPDATE ackcore_batches SET batch_id = {number}{content}")
 
 
-class Derby(Target):
-    """A table of Derby, which comes with Spark."""
+class Database:
+    """A database of a test's own."""
 
-    too_large = 100
-    url = "jdbc:derby:memory:contract"
+    def __init__(self, session, url, **properties):
+        self.session, self.url, self.properties = session, url, properties
 
-    def __init__(self, request, path):
-        self.spark = request.getfixturevalue("spark")
-        with JdbcConnection(Server(f"{self.url};create=true", {}), "words") as connection:
-            tables = connection._connection.getMetaData().getTables(None, None, "%", None)
-            names = []
-            while tables.next():
-                if tables.getString("TABLE_TYPE") == "TABLE":
-                    names.append(tables.getString("TABLE_NAME"))
-        for name in names:
-            self._execute(f'DROP TABLE "{name}"')
-
-    def _execute(self, statement):
-        with JdbcConnection(Server(self.url, {}), "words") as connection:
-            connection.execute(statement)
+    def execute(self, *statements):
+        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
+            for statement in statements:
+                connection.execute(statement)
             connection.commit()
 
+    def rows(self, columns="word, n", table="words"):
+        frame = self.session.read.jdbc(self.url, table, properties=self.properties)
+        return sorted(tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect())
+
+    def tables(self):
+        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
+            about = connection._connection.getMetaData()
+            found, names = about.getTables(None, None, "%", None), []
+            while found.next():
+                if found.getString("TABLE_TYPE") == "TABLE":
+                    names.append(found.getString("TABLE_NAME"))
+        return names
+
+    def has_staging(self):
+        """Whether one was left behind; none is, but by who was cut off."""
+        names = [name.lower() for name in self.tables()]
+        return any(name.startswith("ackcore") and "batches" not in name for name in names)
+
+    def sink(self, table="words", **arguments):
+        arguments = {"properties": self.properties, **arguments}
+        sink = to_jdbc(self.url, table, **arguments)
+        sink.claim("count", "abc", "/cp")
+        return sink
+
+    def accepted(self, *of, **changes):
+        return accepted(*of, spark=self.session, **changes)
+
+
+DERBY = "jdbc:derby:memory:words"
+
+
+def derby_database(spark):
+    """Return a database without tables: one for all tests, as another takes a second to make."""
+    Database(spark, f"{DERBY};create=true").execute()  # as long as this JVM lives
+    database = Database(spark, DERBY, user="etl", password="hunter2")
+    database.execute(*(f'DROP TABLE "{name}"' for name in database.tables()))
+    return database
+
+
+class Jdbc(Target):
+    """A table of a `Database`."""
+
+    too_large = 100
+    rename = "ALTER TABLE {} RENAME TO {}"
+
+    def __init__(self, database):
+        self.database, self.spark = database, database.session
+
     def make(self, keys):
-        with JdbcConnection(Server(self.url, {}), "words") as connection:
-            try:
-                connection.columns("words")
-            except Exception:
-                key = "NOT NULL PRIMARY KEY" if keys else ""
-                connection.rollback()
-                connection.execute(
-                    f'CREATE TABLE words (word VARCHAR(9) {key}, "n" BIGINT CHECK ("n" < 100))'
-                )
-                connection.commit()
+        if "words" not in map(str.lower, self.database.tables()):
+            key = "NOT NULL PRIMARY KEY" if keys else ""
+            self.database.execute(
+                f'CREATE TABLE words (word VARCHAR(9) {key}, "n" BIGINT CHECK ("n" < 100))'
+            )
 
     def writer(self, **arguments):
-        return to_jdbc(self.url, "words", **arguments)
+        return to_jdbc(self.database.url, "words", properties=self.database.properties, **arguments)
 
     def rows(self):
-        return [tuple(row) for row in self.spark.read.jdbc(self.url, "words").collect()]
+        assert not self.database.has_staging()
+        return self.database.rows()
 
     @contextmanager
     def hide(self):
-        self._execute("RENAME TABLE words TO gone")
+        self.database.execute(self.rename.format("words", "gone"))
         yield
-        self._execute("RENAME TABLE gone TO words")
+        self.database.execute(self.rename.format("gone", "words"))
 
     def forget(self, number, accept):
         content = ", content = 'any'" if accept else ""
         number = number if accept else number - 1
-        self._execute(f"UPDATE ackcore_jdbc_batches SET batch_id = {number}{content}")
+        self.database.execute(f"UPDATE ackcore_jdbc_batches SET batch_id = {number}{content}")
+
+
+class Derby(Jdbc):
+    """A table of Derby, which comes with Spark."""
+
+    rename = "RENAME TABLE {} TO {}"
+
+    def __init__(self, request, path):
+        super().__init__(derby_database(request.getfixturevalue("spark")))
 
 
 class Mongo(Target):
     """The sink of the example, on a `FakeMongo`: no package registry has a mongod."""
 
     has_keys = False
+    conflict, away = "RuntimeError", ConnectionError
 
     def __init__(self, request, path):
         self.server = FakeMongo()

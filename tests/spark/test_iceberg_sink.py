@@ -112,6 +112,9 @@ def test_later_rows_replace_earlier_ones(lake, tmp_path):
         some = [(word, 10 * number + at, None) for at, word in enumerate("abca"[: 2 + number])]
         sink.write(accepted([row_file(tmp_path, some)], number))
     assert rows(lake) == [("a", 23), ("b", 21), ("c", 22)]
+    # The sink switches off repeated commits in memory alone.
+    ((mark, said),) = table(lake).properties.items()
+    assert (mark, said.partition(" ")[0]) == ("ackcore.abc.count", "2")
 
 
 def test_a_key_that_is_null_equals_none(lake, tmp_path):

@@ -12,17 +12,12 @@ pytest.importorskip("psycopg")
 
 import psycopg
 import test_jdbc_sink
+import test_sink_contract
 from accepted_rows import row_file
 from jdbc_postgres import forwarded, jars_of_postgres
 from pyspark import cloudpickle
-from test_jdbc_sink import (
-    BARE,
-    Database,
-    refused_one_by_one,
-    taken_over_while,
-    written_once,
-    written_once_wherever_the_driver_fails,
-)
+from sink_targets import Database, Jdbc
+from test_jdbc_sink import BARE, taken_over_while
 from test_postgres_values import REFUSES, TEXTS, shows_no_value
 
 from ackcore.examples.quiet_spark import spark_session
@@ -76,17 +71,23 @@ def on_postgres(postgres, postgres_server, postgres_spark):
         yield Postgres(postgres, postgres_spark, url, password="hunter2", **about)
 
 
+@pytest.fixture
+def target(on_postgres):
+    return Jdbc(on_postgres)
+
+
 # -- what any other database shows, too ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
-def test_a_micro_batch_is_written_once(on_postgres, files, keys):
-    written_once(on_postgres, files, keys)
+def test_a_micro_batch_is_written_once(target, files, keys):
+    test_sink_contract.test_a_micro_batch_is_written_once(target, files, keys)
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
-def test_rows_are_refused_one_by_one(on_postgres, tmp_path, keys):
-    refused_one_by_one(on_postgres, tmp_path, keys)
+def test_rows_are_refused_one_by_one(target, tmp_path, keys):
+    contract = test_sink_contract.test_rows_that_violate_a_constraint_are_refused_by_themselves
+    contract(target, tmp_path, keys)
 
 
 @pytest.mark.parametrize("step", ["_fill", "_move"])
@@ -94,8 +95,11 @@ def test_one_that_was_taken_over_writes_nothing(on_postgres, files, monkeypatch,
     taken_over_while(on_postgres, files, monkeypatch, step)
 
 
-def test_wherever_the_driver_fails_each_row_is_there_once(on_postgres, checkpoint, monkeypatch):
-    written_once_wherever_the_driver_fails(on_postgres, checkpoint, monkeypatch)
+def test_wherever_the_driver_fails_each_row_is_there_once(target, checkpoint, monkeypatch):
+    contract = test_sink_contract.test_wherever_the_driver_fails_each_row_is_written_once
+    contract(target.spark, target, checkpoint, monkeypatch)
+    for file in checkpoint.rglob("*"):
+        assert not file.is_file() or b"hunter2" not in file.read_bytes()
 
 
 @pytest.mark.parametrize("keyed", [False, True])

@@ -8,28 +8,25 @@ from __future__ import annotations
 import shutil
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from accepted_rows import WORDS, accepted, row_file, two_files
-from one_sink import word_count
+from accepted_rows import WORDS, row_file, two_files
 from pyspark import cloudpickle
+from sink_targets import DERBY, Database, derby_database
 from small_disk import SmallDisk
 
 from ackcore.spark import (
-    SinkError,
     SinkRejects,
     SinkUnavailable,
     TooManyRefused,
     dead_letters,
     guard,
-    run_batch,
     to_jdbc,
 )
 from ackcore.spark.base import failpoints
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import jdbc_transaction
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
@@ -38,53 +35,9 @@ from ackcore.spark.sinks.sink import check_sink
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-class Database:
-    """A database of a test's own."""
-
-    def __init__(self, session, url, **properties):
-        self.session, self.url, self.properties = session, url, properties
-
-    def execute(self, *statements):
-        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
-            for statement in statements:
-                connection.execute(statement)
-            connection.commit()
-
-    def rows(self, columns="word, n", table="words"):
-        frame = self.session.read.jdbc(self.url, table, properties=self.properties)
-        return sorted(tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect())
-
-    def tables(self):
-        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
-            about = connection._connection.getMetaData()
-            found, names = about.getTables(None, None, "%", None), []
-            while found.next():
-                if found.getString("TABLE_TYPE") == "TABLE":
-                    names.append(found.getString("TABLE_NAME"))
-        return names
-
-    def has_staging(self):
-        """Whether one was left behind; none is, but by who was cut off."""
-        names = [name.lower() for name in self.tables()]
-        return any(name.startswith("ackcore") and "batches" not in name for name in names)
-
-    def sink(self, table="words", **arguments):
-        arguments = {"properties": self.properties, **arguments}
-        sink = to_jdbc(self.url, table, **arguments)
-        sink.claim("count", "abc", "/cp")
-        return sink
-
-    def accepted(self, *of, **changes):
-        return accepted(*of, spark=self.session, **changes)
-
-
 @pytest.fixture
 def derby(spark):
-    """A database without tables: one for all tests, as another takes a second to make."""
-    Database(spark, f"{DERBY};create=true").execute()  # as long as this JVM lives
-    database = Database(spark, DERBY, user="etl", password="hunter2")
-    database.execute(*(f'DROP TABLE "{name}"' for name in database.tables()))
-    return database
+    return derby_database(spark)
 
 
 @pytest.fixture
@@ -92,7 +45,6 @@ def files(tmp_path):
     return two_files(tmp_path)
 
 
-DERBY = "jdbc:derby:memory:words"
 TABLE = 'CREATE TABLE words (word VARCHAR(5) NOT NULL PRIMARY KEY, "n" BIGINT CHECK ("n" < 100))'
 BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
 
@@ -163,26 +115,6 @@ def test_tables_are_refused_before_anything_runs(derby):
 # -- what is written -------------------------------------------------------------------------------
 
 
-def written_once(database, files, keys):
-    database.execute(TABLE if keys else BARE)
-    sink = database.sink(keys=keys)
-    for _ in range(2):
-        sink.write(database.accepted(files))
-    sink.write(database.accepted(files[1:], 3))
-    first, second = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
-    assert database.rows() == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(first + second))
-    assert not database.has_staging()
-    # A checkpoint that is older than the table.
-    for number, nonacked in ((2, (11,)), (3, (10, 11))):
-        with pytest.raises(CheckpointForeign, match=r"words'\) has micro-batch 3 .*DELETE FROM"):
-            sink.write(database.accepted(files[1:], number, nonacked))
-    # Another sink's numbers, another checkpoint's.
-    other = database.sink(keys=keys)
-    other.claim("other", "abc", "/cp")
-    other.write(database.accepted(files[1:], sink="other"))
-    assert len(database.rows()) == (3 if keys else 8)
-
-
 def test_columns_that_the_stream_does_not_have_stay(derby, files):
     """And a column that the table gained while the query ran gets its default."""
     derby.execute(TABLE, "INSERT INTO words VALUES ('a', 0), ('z', 9)")
@@ -195,23 +127,6 @@ def test_columns_that_the_stream_does_not_have_stay(derby, files):
 
 
 # -- rows that are refused -------------------------------------------------------------------------
-
-
-def refused_one_by_one(database, directory, keys):
-    database.execute(TABLE)
-    first = row_file(directory, [("y", 1, 11), ("z", 1, 12)])
-    second = row_file(directory, [("a", 1, 10), ("b", 100, 10), ("c", 3, 10), ("d", 200, 10)], 1)
-    sink = database.sink(keys=keys)
-    with pytest.raises(SinkRejects) as raised:
-        sink.write(database.accepted([first, second]))
-    files, places = raised.value.places
-    assert sorted(zip(files.tolist(), places.tolist(), strict=True)) == [(1, 1), (1, 3)]
-    assert all(error.sqlstate.startswith("23") for error in raised.value.reasons)
-    assert database.rows() == []
-    again = database.accepted([first, second._replace(refused=np.array([1, 3]))])
-    for _ in range(2):
-        sink.write(again)
-    assert database.rows() == [("a", 1), ("c", 3), ("z", 1)]
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
@@ -381,29 +296,3 @@ def test_a_task_that_commits_twice_fails_the_micro_batch(derby, files, monkeypat
         with pytest.raises(JdbcError):
             sink.write(derby.accepted(files))
     assert derby.rows() == []
-
-
-# -- in a topology ---------------------------------------------------------------------------------
-
-
-STEPS = ["in-transaction", "in-sink", "acted"]
-
-
-def written_once_wherever_the_driver_fails(database, checkpoint, monkeypatch):
-    spark = database.session
-    database.execute("CREATE TABLE words (word VARCHAR(5) CHECK (word <> 'x'))")
-
-    def sink():
-        return to_jdbc(database.url, "words", properties=database.properties)
-
-    for step in STEPS:
-        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
-        with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
-            run_batch(word_count(spark, sink(), "x"), spark, checkpoint)
-    monkeypatch.setattr(failpoints, "_POINTS", {})
-    run_batch(word_count(spark, sink(), "x"), spark, checkpoint, max_dead_ratio=None)
-    assert database.rows("word") == [("a",), ("a",), ("b",)]
-    assert not database.has_staging()
-    assert dead_letters(checkpoint, spark).count() == 2
-    for file in Path(checkpoint).rglob("*"):
-        assert not file.is_file() or b"hunter2" not in file.read_bytes()
