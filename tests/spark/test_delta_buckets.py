@@ -10,9 +10,11 @@ import pytest
 pytest.importorskip("deltalake")
 
 from accepted_rows import WORDS, accepted, two_files
-from test_delta_sink import cut_off, rows, started
+from deltalake.exceptions import CommitFailedError
+from test_delta_sink import rows, started
 
 from ackcore.spark import SinkUnavailable, to_delta
+from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks.sink import check_sink
 from ackcore.spark.sinks.unavailable import bare, redacted
@@ -51,7 +53,16 @@ def test_a_table_in_a_bucket_has_each_micro_batch_once(lake, files, keys):
 
 def test_of_two_drivers_one_commits_to_a_table_in_a_bucket(lake, files):
     path, options = lake
-    first = cut_off(path, files, storage_options=options)
+    first, second = (started(path, storage_options=options) for _ in range(2))
+    fences = []
+
+    def take_over():
+        if not fences:
+            fences.append(None)
+            second.write(accepted(files))
+
+    with fenced(take_over), pytest.raises(CommitFailedError):
+        first.write(accepted(files))
     first.write(accepted(files))
     assert len(rows(path, options)) == 4
 
