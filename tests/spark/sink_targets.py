@@ -227,7 +227,6 @@ class Jdbc(Target):
     """A table of a `Database`."""
 
     too_large = 100
-    rename = "ALTER TABLE {} RENAME TO {}"
 
     def __init__(self, database):
         self.database, self.spark = database, database.session
@@ -246,12 +245,6 @@ class Jdbc(Target):
         assert not self.database.has_staging()
         return self.database.rows()
 
-    @contextmanager
-    def hide(self):
-        self.database.execute(self.rename.format("words", "gone"))
-        yield
-        self.database.execute(self.rename.format("gone", "words"))
-
     def forget(self, number, accept):
         content = ", content = 'any'" if accept else ""
         number = number if accept else number - 1
@@ -260,8 +253,6 @@ class Jdbc(Target):
 
 class Derby(Jdbc):
     """A table of Derby, which comes with Spark."""
-
-    rename = "RENAME TABLE {} TO {}"
 
     def __init__(self, request, path):
         super().__init__(derby_database(request.getfixturevalue("spark")))
@@ -302,11 +293,12 @@ class FakeMongo:
     """An in-memory server with the semantics of MongoDB's transactions that the example relies on.
 
     A transaction reads a snapshot, and its writes are seen after its commit alone.  A write of a
-    document that another transaction has committed since the snapshot fails (WriteConflict).
+    document fails (WriteConflict) if another transaction has written it and is open, or has
+    committed it since the snapshot.
     """
 
     def __init__(self):
-        self.documents, self.versions, self.is_up = {}, {}, True
+        self.documents, self.versions, self.writers, self.is_up = {}, {}, {}, True
 
 
 class FakeClient:
@@ -340,7 +332,12 @@ class FakeSession:
         return self
 
     def __exit__(self, *error):
+        self._end()
+
+    def _end(self):
         self.snapshot, self.writes = None, []
+        writers = self.client.server.writers
+        self.client.server.writers = {key: one for key, one in writers.items() if one is not self}
 
     def start_transaction(self):
         assert self.snapshot is None
@@ -358,7 +355,7 @@ class FakeSession:
                 kept[:] = [one for one in kept if one.get("_id") != document["_id"]]
                 server.versions[document["_id"]] = server.versions.get(document["_id"], 0) + 1
             kept.append(document)
-        self.snapshot, self.writes = None, []
+        self._end()
 
 
 class FakeCollection:
@@ -380,8 +377,9 @@ class FakeCollection:
     def replace_one(self, key, document, upsert, session):
         assert session.snapshot is not None
         assert upsert
-        here, before = self.client.server.versions, session.snapshot[1]
-        if here.get(key["_id"]) != before.get(key["_id"]):
+        server, name = self.client.server, key["_id"]
+        is_changed = server.versions.get(name) != session.snapshot[1].get(name)
+        if is_changed or server.writers.setdefault(name, session) is not session:
             raise RuntimeError("WriteConflict")  # pymongo.errors.OperationFailure
         session.writes.append((self.name, {**key, **document}))
 

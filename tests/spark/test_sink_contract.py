@@ -8,7 +8,6 @@ test_jdbc_sink.py and test_kafka_sink.py; drivers that are killed are in test_ki
 from __future__ import annotations
 
 import pickle
-from contextvars import Context
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +22,7 @@ from ackcore.spark.base import failpoints
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.sinks import sink
 
 FIRST, SECOND = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
 MERGED = [("a", 5), ("c", 3), ("d", 4)]
@@ -50,10 +50,10 @@ def each(*, keys=False, but=(), of=TRANSACTIONAL):
     return pytest.mark.parametrize("target", names, indirect=True)
 
 
-def refusals(sink, batch):
+def refusals(made, batch):
     """Write; return the reasons of refused rows by file and place, having written the others."""
     try:
-        found = sink.write(batch)
+        found = made.write(batch)
     except SinkRejects as raised:
         found = raised
     if found is None:
@@ -64,7 +64,7 @@ def refusals(sink, batch):
     ]
     again = replace(batch, files=tuple(known))
     for _ in range(2):
-        assert sink.write(again) is None
+        assert made.write(again) is None
     said = [str(found.reasons[number]) for number in found.reason_of]
     return dict(zip(zip(of.tolist(), at.tolist(), strict=True), said, strict=True))
 
@@ -72,36 +72,36 @@ def refusals(sink, batch):
 @each(keys=True)
 def test_a_micro_batch_is_written_once(target, files, keys):
     """By another sink object, too; other sinks and checkpoints have numbers of their own."""
-    sink = target.sink(keys)
+    made = target.sink(keys)
     for _ in range(2):
-        assert sink.write(target.batch(files)) is None
-    sink = target.sink(keys)
-    sink.write(target.batch(files))
+        assert made.write(target.batch(files)) is None
+    made = target.sink(keys)
+    made.write(target.batch(files))
     for _ in range(2):
-        sink.write(target.batch(files[1:], 3))
+        made.write(target.batch(files[1:], 3))
     assert sorted(target.rows()) == (MERGED if keys else sorted(FIRST + SECOND))
     for about in ({"sink": "other"}, {"deployment": "def"}):
-        sink.claim(about.get("sink", "count"), about.get("deployment", "abc"), "/cp")
+        made.claim(about.get("sink", "count"), about.get("deployment", "abc"), "/cp")
         for _ in range(2):
-            sink.write(target.batch(files[1:], **about))
+            made.write(target.batch(files[1:], **about))
     assert len(target.rows()) == (3 if keys else 10)
 
 
 @each(of=ALL, but=TRANSACTIONAL)
 def test_other_rows_replace_those_of_the_same_number(target, files):
-    sink = target.sink()
+    made = target.sink()
     for some in (files, files, files[1:]):
-        sink.write(target.batch(some))
+        made.write(target.batch(some))
     assert sorted(target.rows()) == SECOND
     with pytest.raises(CheckpointForeign, match="is the directory of sink 'count' of the check"):
-        sink.claim("count", "def", "/other")
+        made.claim("count", "def", "/other")
 
 
 @each(keys=True)
 def test_a_number_that_is_written_with_other_rows_is_refused(target, files, keys):
     """A restored checkpoint; then the advice of the error is followed."""
-    sink = target.sink(keys)
-    sink.write(target.batch(files, 4))
+    made = target.sink(keys)
+    made.write(target.batch(files, 4))
     found = sorted(target.rows())
     for number, some, nonacked in ((3, files, (11,)), (4, files[1:], (11,)), (4, files, (10, 11))):
         says = (
@@ -110,68 +110,100 @@ def test_a_number_that_is_written_with_other_rows_is_refused(target, files, keys
         if number == 4:
             says += " with other rows: it is older"
         with pytest.raises(CheckpointForeign, match=says) as told:
-            sink.write(target.batch(some, number, nonacked=nonacked))
-        assert repr(sink) in str(told.value)
+            made.write(target.batch(some, number, nonacked=nonacked))
+        assert repr(made) in str(told.value)
         assert "hunter2" not in str(told.value)
         assert sorted(target.rows()) == found
     target.forget(4, accept=True)
-    sink.write(target.batch(files[1:], 4))
+    made.write(target.batch(files[1:], 4))
     assert sorted(target.rows()) == found
     target.forget(4, accept=False)
     for _ in range(2):
-        sink.write(target.batch(files[1:], 4))
+        made.write(target.batch(files[1:], 4))
     assert sorted(target.rows()) == (MERGED if keys else sorted(FIRST + SECOND))
 
 
 @each(of=ALL)
 def test_a_driver_that_was_taken_over_writes_nothing(target, files):
-    sink = target.sink()
+    made = target.sink()
 
     def fence():
         raise CheckpointInUse("was taken over")
 
     with fenced(fence), pytest.raises(CheckpointInUse):
-        sink.write(target.batch(files))
+        made.write(target.batch(files))
     assert target.rows() == []
-    sink.write(target.batch(files))
+    made.write(target.batch(files))
     assert sorted(target.rows()) == FIRST
 
 
-@each(keys=True, but=["derby"])  # where the second driver waits for the lock of the first
-def test_a_driver_that_stood_still_commits_nothing_that_another_has(target, files, keys):
+#: Derby's second driver would wait for the lock of the first.
+@each(keys=True, but=["derby", "mongo"])
+def test_a_driver_that_stood_still_commits_nothing_that_another_has(
+    target, files, monkeypatch, keys
+):
     """Between its look at the number and its commit another driver writes the micro-batch."""
     first, second = target.sink(keys), target.sink(keys)
-    fences = []
+    reached = []
 
-    def take_over():
-        if not fences:
-            fences.append(None)
-            Context().run(second.write, target.batch(files))
+    def take_over(*point):
+        reached.append(point)
+        if len(reached) == 1:
+            second.write(target.batch(files))
 
-    with fenced(take_over), pytest.raises(Exception, match=r".") as told:
+    monkeypatch.setattr(sink, "failpoint", take_over)
+    with pytest.raises(Exception, match=r".") as told:
         first.write(target.batch(files))
     assert told.type.__name__ == target.conflict
+    assert reached == 2 * [("in-transaction", 0)]
     expected = MERGED if keys else FIRST
     assert sorted(target.rows()) == expected
     first.write(target.batch(files))
     assert sorted(target.rows()) == expected
 
 
-@each()
+@each(of={"mongo": TRANSACTIONAL["mongo"]})
+def test_of_two_transactions_of_the_example_one_commits(target, files, monkeypatch):
+    """Whichever writes the number first."""
+    first, second = target.sink(), target.sink()
+    fences = []
+
+    def take_over():
+        fences.append(None)
+        if len(fences) == 1:
+            second.write(target.batch(files))
+
+    with fenced(take_over), pytest.raises(RuntimeError, match="WriteConflict"):
+        first.write(target.batch(files))
+    assert sorted(target.rows()) == FIRST
+
+    def is_open(*point):
+        with pytest.raises(RuntimeError, match="WriteConflict"):
+            second.write(target.batch(files, 1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sink, "failpoint", is_open)
+        first.write(target.batch(files, 1))
+    for one in (first, second):
+        one.write(target.batch(files, 1))
+    assert sorted(target.rows()) == sorted(2 * FIRST)
+
+
+@each(but=["derby"])  # see test_jdbc_sink.py
 def test_a_table_that_went_away_fails_the_sink_until_it_is_back(target, files):
-    sink = target.sink()
-    sink.write(target.batch(files[1:]))
+    made = target.sink()
+    made.write(target.batch(files[1:]))
     with target.hide(), pytest.raises(target.away):
-        sink.write(target.batch(files, 1))
+        made.write(target.batch(files, 1))
     for _ in range(2):
-        sink.write(target.batch(files, 1))
+        made.write(target.batch(files, 1))
     assert sorted(target.rows()) == sorted(FIRST + SECOND)
 
 
 @each(keys=True, but=["mongo"])
 def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(target, tmp_path, keys):
-    sink = target.sink(keys)
-    said = refusals(sink, target.batch([latin_file(tmp_path)]))
+    made = target.sink(keys)
+    said = refusals(made, target.batch([latin_file(tmp_path)]))
     assert list(said) == [(0, 2)]
     assert sorted(target.rows()) == [("a", 1), ("d", 4)]
 
@@ -180,8 +212,8 @@ def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(target, tmp_path, key
 def test_rows_that_violate_a_constraint_are_refused_by_themselves(target, tmp_path, keys):
     first = row_file(tmp_path, [("y", 1, 11), ("z", 1, 12)])
     rows = [("a", 1, 10), ("b", target.too_large, 10), ("c", 3, 10), ("d", 200, 10)]
-    sink = target.sink(keys)
-    said = refusals(sink, target.batch([first, row_file(tmp_path, rows, 1)]))
+    made = target.sink(keys)
+    said = refusals(made, target.batch([first, row_file(tmp_path, rows, 1)]))
     assert list(said) == [(1, 1), (1, 3)]
     assert sorted(target.rows()) == [("a", 1), ("c", 3), ("z", 1)]
 
@@ -189,9 +221,9 @@ def test_rows_that_violate_a_constraint_are_refused_by_themselves(target, tmp_pa
 @each(of=ALL)
 def test_a_sink_can_be_pickled_after_it_has_written(target, files):
     """What is connected stays here."""
-    sink = target.sink()
-    sink.write(target.batch(files))
-    copy = pickle.loads(cloudpickle.dumps(sink))
+    made = target.sink()
+    made.write(target.batch(files))
+    copy = pickle.loads(cloudpickle.dumps(made))
     copy.write(target.batch(files))
     copy.release("count", "abc")
     assert sorted(target.rows()) == FIRST
