@@ -8,7 +8,6 @@ import math
 import sys
 import threading
 from contextlib import closing
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,6 @@ import psycopg
 from accepted_rows import WORDS, accepted, row_file, two_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from one_sink import cut_off_in_its_transaction
 from small_disk import SmallDisk
 
 from ackcore.spark import SinkUnavailable, to_postgres
@@ -344,21 +342,6 @@ def test_a_table_that_went_away_fails_the_sink_until_it_is_back(postgres, sink, 
         one.write(accepted(files, 1))
     execute(postgres, "ALTER TABLE words ADD n int")
     one.write(accepted(files, 1))
-    assert words(postgres) == {"a": 5, "c": 3, "d": 4}
-
-
-@pytest.mark.parametrize("name", ["count", "zähle"])
-def test_one_that_was_cut_off_in_its_transaction_holds_nobody_up(
-    postgres, sink, files, monkeypatch, name
-):
-    """Its host stands still with its locks; who takes over ends its connection."""
-    execute(postgres, TABLE)
-    impatient = f"{postgres} options='-c lock_timeout=10s'"
-    first, second = (
-        partial(sink(impatient, keys="word").write, accepted(files, sink=name)) for _ in range(2)
-    )
-    with cut_off_in_its_transaction(monkeypatch, first, second):
-        pass
     assert words(postgres) == {"a": 5, "c": 3, "d": 4}
 
 

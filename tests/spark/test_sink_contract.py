@@ -143,22 +143,23 @@ def test_a_driver_that_stood_still_commits_nothing_that_another_has(
     target, files, monkeypatch, keys
 ):
     """Between its look at the number and its commit another driver writes the micro-batch."""
-    first, second = target.sink(keys), target.sink(keys)
+    first, second = (target.sink(keys, name="zähle") for _ in range(2))
+    batch = target.batch(files, sink="zähle")
     reached = []
 
     def take_over(*point):
         reached.append(point)
         if len(reached) == 1:
-            second.write(target.batch(files))
+            second.write(batch)
 
     monkeypatch.setattr(sink, "failpoint", take_over)
     with pytest.raises(Exception, match=r".") as told:
-        first.write(target.batch(files))
+        first.write(batch)
     assert told.type.__name__ == target.conflict
     assert reached == 2 * [("in-transaction", 0)]
     expected = MERGED if keys else FIRST
     assert sorted(target.rows()) == expected
-    first.write(target.batch(files))
+    first.write(batch)
     assert sorted(target.rows()) == expected
 
 

@@ -109,24 +109,12 @@ def _deltalake() -> ModuleType:
 
 @dataclass
 class DeltaCommit:
-    """A commit to a Delta table, as it is prepared.
-
-    Attributes
-    ----------
-    table : DeltaTable
-        The version of the table that was read. The commit fails if another one has the number.
-    batch : SinkBatch
-        The micro-batch.
-    columns : pyarrow.Schema
-        The columns to write.
-    properties : deltalake.CommitProperties
-        The properties of the commit, with the micro-batch's number.
-    """
+    """A prepared commit of a micro-batch to the version of the table that was read."""
 
     table: DeltaTable
     batch: SinkBatch
-    columns: Any = None
-    properties: Any = None
+    columns: Any = None  # the columns to write
+    properties: Any = None  # the properties of the commit, with the number
 
 
 class DeltaSink(TransactionalSink[DeltaCommit]):

@@ -133,17 +133,7 @@ def to_kafka(
 
 
 class KafkaTransaction(NamedTuple):
-    """A transaction for one micro-batch.
-
-    Attributes
-    ----------
-    live : Transactions
-        The producer.
-    messages : Messages
-        Makes messages of the rows.
-    suspects : Suspects
-        The messages that the broker may have refused.
-    """
+    """The producer, messages of a micro-batch, and those that the broker may have refused."""
 
     live: Transactions
     messages: Messages
