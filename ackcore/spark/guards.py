@@ -29,8 +29,8 @@ from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.tasks.attempts import FUNCTION, SOURCE
 from ackcore.topology.builder import TopologyBuilder
 from ackcore.topology.components import Component
-from ackcore.topology.exception_classes import exception_classes
-from ackcore.topology.function_bolts import BatchFunction, RowFunction
+from ackcore.topology.failure_reasons import exception_classes
+from ackcore.topology.function_calls import BatchFunction, RowFunction
 from ackcore.topology.functions import Function, Kind, kind_of
 
 
@@ -88,7 +88,7 @@ def guard(
         in the checkpoint.
     journal : bool, default False
         Whether the result of each call is kept until the micro-batch is done, so that no finished
-        call is made again after a crash; see `ackcore.topology.Component`. Not for a function of
+        call is made again after a crash; see `ackcore.topology.Bolt`. Not for a function of
         batches.
     trigger : str or mapping, optional
         The trigger of a stream; see `start`.

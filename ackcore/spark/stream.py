@@ -32,10 +32,9 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.act import DeadLetterWriter
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.causes import StreamLimit
-from ackcore.spark.engine.given_up import RunFailed
-from ackcore.spark.engine.insist import Stopped
+from ackcore.spark.engine.insist import RunFailed, Stopped
 from ackcore.spark.engine.progress import Progress
-from ackcore.spark.engine.types import InputFrame
+from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.heartbeat import (
     Beats,
     Pacemaker,

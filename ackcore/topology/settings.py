@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ackcore.topology._words import near_miss, numbered
-from ackcore.topology.exception_classes import exception_classes
+from ackcore.topology.failure_reasons import exception_classes
 
 _PREFIX = "ACKCORE_"
 #: Variables with that prefix that the package reads elsewhere.

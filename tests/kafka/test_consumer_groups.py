@@ -24,8 +24,8 @@ from servers import TIMEOUT_S, wait_until
 
 from ackcore import OffsetTracker
 from ackcore.kafka import ConsumerError
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster
-from ackcore.kafka.settings import ClientSettings
 from ackcore.offsets import KAFKA_LIMIT, decode_metadata, encode_metadata
 
 PROTOCOLS = ["cooperative", "eager", "consumer"]

@@ -24,8 +24,7 @@ from ackcore.spark.base.schemas import (
 )
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.action import run
-from ackcore.spark.engine.setup import setup_on_spark
-from ackcore.spark.engine.types import InputFrame, RunPlan
+from ackcore.spark.engine.setup import InputFrame, RunPlan, setup_on_spark
 from ackcore.spark.sinks.sink_batch import BatchFile, read_sink_file
 from ackcore.spark.tasks.row_files import (
     ROOT_ID,

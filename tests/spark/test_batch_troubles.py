@@ -13,8 +13,7 @@ from worlds import World, fails
 
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.engine import insist, progress
-from ackcore.spark.engine.given_up import RunFailed
-from ackcore.spark.engine.insist import SinkError
+from ackcore.spark.engine.insist import RunFailed, SinkError
 from ackcore.topology.tuples import Raised
 
 

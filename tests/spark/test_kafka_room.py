@@ -18,9 +18,9 @@ from streams import until
 from test_kafka_spout import Kept, source
 
 from ackcore.kafka.ranges import OffsetRange
-from ackcore.spark.kafka import sources
+from ackcore.spark.kafka import kafka_spouts
+from ackcore.spark.kafka.kafka_spouts import KafkaSources
 from ackcore.spark.kafka.plans import OffsetPlan
-from ackcore.spark.kafka.sources import KafkaSources
 from ackcore.topology import BasicBolt, TopologyBuilder, Unavailable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -130,7 +130,7 @@ def test_each_spout_has_a_share_of_the_room_in_turn(monkeypatch, room, there, ta
         group = SimpleNamespace(group_id=None)
         return SimpleNamespace(plan=plan, spout=group, has_new=lambda: n > 0, has_commit_due=False)
 
-    monkeypatch.setattr(sources, "task_slots", lambda spark: 2)
+    monkeypatch.setattr(kafka_spouts, "task_slots", lambda spark: 2)
     spark = SimpleNamespace(createDataFrame=lambda *_: None)
     spouts = {str(i): spout(n) for i, n in enumerate(there)}
     it = KafkaSources(spouts, spark, False, 10)

@@ -25,9 +25,9 @@ from ackcore.offsets import decode_metadata
 from ackcore.spark import CheckpointForeign, RunFailed, dead_letters, replay, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch, decide, runs
-from ackcore.spark.kafka import reading
-from ackcore.spark.kafka.offsets import OffsetsRefused
-from ackcore.spark.kafka.reading import ReadOffsets
+from ackcore.spark.kafka import offset_reading
+from ackcore.spark.kafka.offset_reading import ReadOffsets
+from ackcore.spark.kafka.spout_offsets import OffsetsRefused
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -433,7 +433,7 @@ def test_only_what_failed_is_read_again(
         return asked[-1]
 
     monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
-    monkeypatch.setattr(reading, "_NEAR", 3)
+    monkeypatch.setattr(offset_reading, "_NEAR", 3)
     monkeypatch.setattr(ReadOffsets, "pieces", noted)
     mock_kafka.create_topic("t", 2)
     for partition in (0, 1):

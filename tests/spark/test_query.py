@@ -18,8 +18,7 @@ from ackcore.spark import query
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.engine.given_up import RunFailed
-from ackcore.spark.engine.insist import SinkError
+from ackcore.spark.engine.insist import RunFailed, SinkError
 from ackcore.spark.query import run_batch, start
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder

@@ -15,8 +15,7 @@ from sessions import on_both_sessions
 from ackcore.retry import Policy
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.action import run
-from ackcore.spark.engine.setup import setup_on_spark
-from ackcore.spark.engine.types import InputFrame, RunPlan
+from ackcore.spark.engine.setup import InputFrame, RunPlan, setup_on_spark
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.row_files import PLACE
 from ackcore.topology import TopologyBuilder

@@ -12,8 +12,7 @@ from streams import word_count
 from ackcore import testing
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.traces import RecordTrace, Step
-from ackcore.spark.engine.outcomes import with_outcomes
-from ackcore.spark.engine.progress import Progress
+from ackcore.spark.engine.progress import Progress, with_outcomes
 from ackcore.spark.inspect.pending import read_pending
 from ackcore.spark.tasks.tracing import Tracer
 from ackcore.spark.tasks.tracking import Chunks

@@ -18,9 +18,9 @@ from ackcore.spark.base.reasons import FAILED, Reasons
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, MESSAGE_ID, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine import act
+from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.batch import Engine
-from ackcore.spark.engine.jobs import Jobs
-from ackcore.spark.engine.types import RunResult
+from ackcore.spark.engine.setup import RunResult
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.sinks.sink_batch import read_sink_file
 from ackcore.spark.stores.files import making_in, read_file

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore.spark.base.traces import RecordTrace
+from ackcore.topology.tuples import Reason
 
 if TYPE_CHECKING:
-    from ackcore.spark.engine.types import RunResult
+    from ackcore.spark.engine.setup import RunResult
 
 _log = logging.getLogger("ackcore")
 
@@ -337,3 +340,37 @@ def warn_of_failures(number: int, ran: RunResult) -> None:
             "s" * (some.rows != 1),
             f", mostly {some.types.most_common(1)[0][0]}" if some.rows else "",
         )
+
+
+#: The most traces kept for one micro-batch; those of failures first.
+_MOST = 200
+ACKED = "ACKED"
+
+
+def with_outcomes(
+    traces: Sequence[tuple[int, RecordTrace]], failed: pa.Table
+) -> tuple[RecordTrace, ...]:
+    """Return traces with the outcomes of their records, failures first, 200 at most.
+
+    Parameters
+    ----------
+    traces : sequence of (int, RecordTrace)
+        Pairs of a root and its trace.
+    failed : pyarrow.Table
+        ``root_id, spout, reason`` of all records that are not ACKED.
+    """
+    if not traces:
+        return ()
+    # Keep only the traced ones of the failures, which may be a million.
+    roots = pa.array([root for root, _ in traces], pa.int64())
+    failed = failed.filter(pc.is_in(failed["root_id"], value_set=roots))
+    reasons = dict(zip(failed["root_id"].to_pylist(), failed["reason"].to_pylist(), strict=True))
+    acked, others = [], []
+    for root, trace in traces:
+        if root in reasons:
+            reason = Reason.decode(reasons[root])
+            outcome = f"failed in {reason.component} with {reason.type}: {reason.message}"
+            others.append(trace._replace(outcome=outcome))
+        else:
+            acked.append(trace._replace(outcome=ACKED))
+    return (*others, *acked)[:_MOST]

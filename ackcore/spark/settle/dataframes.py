@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore import _columns
-from ackcore._row_arguments import MAX_SHARDS
+from ackcore._arguments import MAX_SHARDS
 from ackcore.spark.base.determinism import has_fixed_order
 from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.base.workers import check_workers

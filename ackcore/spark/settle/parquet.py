@@ -20,9 +20,9 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from ackcore._arguments import MAX_SHARDS
 from ackcore._backend import Ledger
 from ackcore._records import Int64s
-from ackcore._row_arguments import MAX_SHARDS
 from ackcore._shuffle import split_by_shard, take_shard
 from ackcore.spark.base.batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import earliest

@@ -20,7 +20,7 @@ from ackcore.spark.sinks.jdbc_transaction import (
 from ackcore.spark.sinks.sink import TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import unavailable
-from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
+from ackcore.topology.parts import MAX_REFUSED, check_max_refused
 
 _WAY_OUT = (
     "Check that the server runs and can be reached from the driver and the workers, that Spark has "

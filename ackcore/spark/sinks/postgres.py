@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ackcore.topology.max_refused import MAX_REFUSED
+from ackcore.topology.parts import MAX_REFUSED
 
 if TYPE_CHECKING:
     from ackcore.spark.sinks.postgres_sink import PostgresSink

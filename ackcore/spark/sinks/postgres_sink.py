@@ -42,7 +42,7 @@ from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
 from ackcore.spark.sinks.sink import TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import shown_message
-from ackcore.topology.max_refused import check_max_refused
+from ackcore.topology.parts import check_max_refused
 
 #: The maximum length of the recorded reason for a refused row.
 _LONGEST = 500

@@ -11,7 +11,7 @@ from ackcore.spark.tasks.exchange_format import SETTLE
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.topology.components import Component
 from ackcore.topology.executors import Executor, executor_for
-from ackcore.topology.groupings import Global
+from ackcore.topology.parts import Global
 from ackcore.topology.stage_layout import Layout, Subscription
 
 #: The most bytes of rows that are read or passed on at a time.
