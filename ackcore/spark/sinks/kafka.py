@@ -14,7 +14,6 @@ from ackcore.spark.base.message_headers import BATCH
 from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
-from ackcore.spark.sinks.connections import Connections
 from ackcore.spark.sinks.kafka_messages import (
     Messages,
     Refused,
@@ -24,7 +23,7 @@ from ackcore.spark.sinks.kafka_messages import (
     producing,
 )
 from ackcore.spark.sinks.rejects import SinkRejects
-from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
+from ackcore.spark.sinks.sink import ANY_CONTENT, Connections, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import unavailable
 

@@ -19,7 +19,6 @@ from psycopg import errors, sql
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.sinks.columns import check_keys, named_keys
-from ackcore.spark.sinks.connections import Connections
 from ackcore.spark.sinks.copy_format import refuse_unfit
 from ackcore.spark.sinks.postgres_catalog import (
     DURABLE,
@@ -39,7 +38,7 @@ from ackcore.spark.sinks.postgres_catalog import (
 )
 from ackcore.spark.sinks.postgres_rows import Into, PostgresRows, numbered, placed
 from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
-from ackcore.spark.sinks.sink import TransactionalSink, Written
+from ackcore.spark.sinks.sink import Connections, TransactionalSink, Written
 from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import shown_message
 from ackcore.topology.parts import check_max_refused

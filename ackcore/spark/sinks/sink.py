@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -25,6 +26,13 @@ from ackcore.spark.sinks.sink_batch import SinkBatch
 _log = logging.getLogger("ackcore")
 
 T = TypeVar("T")
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closes)
 
 
 class Sink(ABC):
@@ -240,6 +248,48 @@ class TransactionalSink(Sink, Generic[T]):
             failpoint("in-transaction", number)
             self.commit(transaction)
         return refused
+
+
+class Connections(Generic[C]):
+    """The open connections of one writer, by deployment and sink.
+
+    A pickled copy is empty, so that a writer can be sent to workers or copied.  Several threads may
+    use it, but only one at a time for the same deployment and sink.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], C] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Connections[C]], tuple[()]]:
+        return type(self), ()
+
+    def __len__(self) -> int:
+        """Return the number of open connections."""
+        return len(self._open)
+
+    def get(self, sink: str, deployment: str) -> C | None:
+        """Return a sink's open connection, or None."""
+        with self._lock:
+            return self._open.get((deployment, sink))
+
+    def put(self, sink: str, deployment: str, connection: C) -> C:
+        """Store a sink's open connection, and return it."""
+        with self._lock:
+            self._open[deployment, sink] = connection
+        return connection
+
+    def release(self, sink: str, deployment: str) -> None:
+        """Close a sink's connection, if one is open."""
+        with self._lock:
+            found = self._open.pop((deployment, sink), None)
+        if found is not None:
+            found.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for deployment, sink in list(self._open):
+            self.release(sink, deployment)
 
 
 class FunctionSink(Sink):
