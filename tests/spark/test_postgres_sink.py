@@ -415,6 +415,3 @@ def test_a_disk_that_is_full_refuses_no_row(own_postgres_server, sink, tmp_path,
     finally:
         own_postgres_server.kill()
         disk.remove()
-
-
-# -- in a topology ---------------------------------------------------------------------------------

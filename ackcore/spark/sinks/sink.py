@@ -125,7 +125,7 @@ class Sink(ABC):
         CheckpointForeign, CheckpointInUse, TooManyRefused
             If a repeated call would fail, too. The error ends the query.
         Exception
-            Any other error is retried ``sink_attempts`` times, then it ends the query.
+            Any other error is retried up to ``max_sink_attempts`` times, then it ends the query.
         """
 
     def release(self, sink: str, deployment: str) -> None:  # noqa: B027
