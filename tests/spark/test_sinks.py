@@ -276,7 +276,7 @@ def test_row_groups_are_put_together_from_small_batches(spark, files, tmp_path, 
 def test_a_directory_belongs_to_one_sink_of_one_checkpoint(spark, files, tmp_path, other):
     sink = to_parquet(tmp_path / "out")
     sink.write(accepted(spark, files))
-    with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
+    with pytest.raises(CheckpointForeign, match="whose micro-batches have the same numbers"):
         sink.write(accepted(spark, files, **other))
 
 

@@ -190,7 +190,7 @@ def owned_by_another(place: str, found: Any, checkpoint: str, has_rows: bool) ->
     owner = "another checkpoint or another sink"
     if isinstance(found, dict):
         there = found.get("checkpoint")
-        of = f"the checkpoint {there}"
+        of = f"the checkpoint {there}" if there else "another checkpoint"
         if there == checkpoint:
             of = f"an earlier checkpoint in {there}, which this one has replaced"
         elif there and not is_bucket(there) and not os.path.isdir(there):
