@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg", "deltalake", "pyiceberg", "obstore"}),
     ({"testing"}, {"pyarrow", "pyspark"}),
     ({"ui"}, {"pyarrow", "pyspark", "py4j", "starlette", "uvicorn"}),
-    ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka"}),
+    ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka", "pymongo"}),
     ({"cli"}, {"pyarrow", "pyspark", "py4j", "rich", "typer"}),
 )
 

@@ -18,7 +18,7 @@ from ackcore.spark.base.sources import emitted_schema, reads_kafka, source_schem
 from ackcore.spark.base.versions import lost_in_arrow, to_arrow_schema
 from ackcore.spark.base.workers import check_workers, refuse_unpicklable
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place
-from ackcore.spark.sinks.interface import check_sink
+from ackcore.spark.sinks.sink import as_sink, check_sink
 from ackcore.spark.stores.opening import place_of
 from ackcore.topology.builder import Topology
 from ackcore.topology.parts import BoltSpec, Input, Spout
@@ -167,7 +167,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
                 _check_input(bolt, each, schemas[each.component])
         refuse_unpicklable(f"bolt {name!r}", bolt.component, "prepare()")
     for sink in topology.sinks.values():
-        if getattr(sink.writer, "needs_jvm", False):
+        if as_sink(sink.writer).needs_jvm:
             refuse_connect(
                 spark,
                 f"sink {sink.name!r}, {sink.writer!r}, needs the JVM of a classic session",
@@ -176,7 +176,9 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         found = schemas.get(sink.component)
         if found is None:
             found = topology.bolts[sink.component].schemas[sink.stream]
-        check_sink(sink.name, sink.writer, found, is_case_sensitive(spark))
+        check_sink(
+            sink.name, sink.writer, found, is_case_sensitive(spark), isolated=bool(sink.isolate)
+        )
     check_workers(spark)
 
 

@@ -201,9 +201,9 @@ def guard(
         here. An exception fails the record, which is retried after a back-off.
     outputs : str, StructType or pyarrow.Schema
         As for `attempt`.
-    sink : callable or object with a ``write``
+    sink : Sink or callable
         The sink of the rows that succeeded, each written once, with the frame's columns and the
-        outputs: `to_parquet`, or a function of (DataFrame, batch id).
+        outputs: a `Sink` such as `to_parquet`, or a function of (DataFrame, batch id).
     checkpoint : path
         See `run_batch` and `start`.
     message_id : str or sequence of str, optional

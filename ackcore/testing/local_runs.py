@@ -36,7 +36,8 @@ from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, RunSetup, SpoutRows
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.query import run_to_end
-from ackcore.spark.sinks.interface import Accepted, read_accepted
+from ackcore.spark.sinks.sink import Sink
+from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, SETTLE
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
@@ -52,7 +53,7 @@ from ackcore.testing.task_kills import Kills, TaskKilled
 from ackcore.topology.batch_collector import conform
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.parts import Sink, Spout
+from ackcore.topology.parts import SinkSpec, Spout
 from ackcore.topology.row_conversion import RowSchema
 from ackcore.topology.stage_layout import Layout
 
@@ -96,18 +97,17 @@ def run_in_process(
         return runs.run(Path(directory))
 
 
-class _Recorder:
+class _Recorder(Sink):
     """A sink that keeps its rows in memory."""
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
 
-    def write_accepted(self, accepted: Accepted) -> None:
+    def write(self, batch: SinkBatch) -> None:
         """Keep the rows of a micro-batch."""
-        for file in accepted.files:
-            for batch in read_accepted(file, accepted.nonacked):
-                # Copied, because the file is deleted with the checkpoint.
-                self.batches.append(pa.concat_batches([batch]))
+        for rows in batch.record_batches():
+            # Copied, because the file is deleted with the checkpoint.
+            self.batches.append(pa.concat_batches([rows]))
 
 
 class _Copies(Mapping[str, Any]):
@@ -158,7 +158,7 @@ class LocalRuns:
         self._topology = replace(
             topology,
             sinks={
-                name: Sink(name, sink.component, sink.stream, self._sinks[name])
+                name: SinkSpec(name, sink.component, sink.stream, self._sinks[name])
                 for name, sink in topology.sinks.items()
             },
         )

@@ -14,7 +14,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.parts import BoltSpec, Parts, Sink, Spout
+from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
 
@@ -310,11 +310,11 @@ def _stays(sub: Subscription) -> str:
     return "" if sub.spreads else ", partition by partition"
 
 
-def _sinks(parts: Parts, component: str, stream: str) -> list[Sink]:
+def _sinks(parts: Parts, component: str, stream: str) -> list[SinkSpec]:
     return [s for s in parts.sinks.values() if (s.component, s.stream) == (component, stream)]
 
 
-def _sink(sink: Sink) -> str:
+def _sink(sink: SinkSpec) -> str:
     return f"──▶ sink {sink.name}: {_writer(sink.writer)}"
 
 

@@ -30,7 +30,7 @@ from ackcore.topology.components import (
     Component,
 )
 from ackcore.topology.failure_reasons import contradictions, exception_classes
-from ackcore.topology.parts import BoltSpec, Fields, Input, PartialKey, Sink, Spout
+from ackcore.topology.parts import BoltSpec, Fields, Input, PartialKey, SinkSpec, Spout
 from ackcore.topology.settings import MAX_PARALLELISM
 
 #: The prefix of ackcore's own columns.
@@ -83,7 +83,7 @@ _SHAPES = (
 def problems(
     spouts: Sequence[Spout],
     bolts: Sequence[BoltSpec],
-    sinks: Sequence[Sink],
+    sinks: Sequence[SinkSpec],
     broken: set[str],
     reject: Sequence[type[Exception]] = (),
 ) -> Iterator[str]:
@@ -135,7 +135,7 @@ class _Stream:
 
 
 def _names(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[Sink]
+    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[SinkSpec]
 ) -> Iterator[str]:
     if not spouts:
         yield "the topology has no spout; declare one with .spout(name, source)"
@@ -474,7 +474,7 @@ def _wanted(bolt: BoltSpec, each: Input, found: _Stream) -> Iterator[str]:
 
 
 def _unread(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[Sink]
+    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[SinkSpec]
 ) -> Iterator[str]:
     read = {each.component for bolt in bolts for each in bolt.inputs}
     read |= {sink.component for sink in sinks}

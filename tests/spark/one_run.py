@@ -25,7 +25,7 @@ from ackcore.spark.base.schemas import (
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.action import run
 from ackcore.spark.engine.setup import InputFrame, RunPlan, setup_on_spark
-from ackcore.spark.sinks.interface import AcceptedFile, read_accepted
+from ackcore.spark.sinks.sink_batch import BatchFile, read_sink_file
 from ackcore.spark.tasks.row_files import (
     ROOT_ID,
     RowFile,
@@ -138,7 +138,7 @@ def executing_in(directory):
         bad = np.sort(done.failed["root_id"].to_numpy())
         rows = collections.defaultdict(collections.Counter)
         for file in done.files:
-            for batch in read_accepted(AcceptedFile(str(work / file.path), file.rows), bad):
+            for batch in read_sink_file(BatchFile(str(work / file.path), file.rows), bad):
                 columns = [map(hashable, column.to_pylist()) for column in batch.columns]
                 rows[file.component, file.stream].update(zip(*columns, strict=True))
         return Result(done, failed, rows)

@@ -154,14 +154,14 @@ class MuteError(Exception):
     "kind", [KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit, StopIteration, MuteError]
 )
 def test_whatever_a_sink_raises_its_rows_come_once(world, kind):
-    good, world.behaves = world.write_accepted, fails("b")
+    good, world.behaves = world.write, fails("b")
 
     def write(accepted):
         world.written[accepted.batch_id] = ["half of it"]
-        world.write_accepted = good
+        world.write = good
         raise kind
 
-    world.write_accepted = write
+    world.write = write
     if kind is KeyboardInterrupt:
         with pytest.raises(kind):
             world.process(0, ["a", "b"])
@@ -292,7 +292,7 @@ def test_a_sink_that_tells_nothing_of_the_damage_it_met(world, monkeypatch):
         flip(Path(accepted.files[0].path))
         raise ConnectionError("the sink is down")
 
-    monkeypatch.setattr(world, "write_accepted", silent)
+    monkeypatch.setattr(world, "write", silent)
     with pytest.raises(CheckpointCorrupt, match=r"\.arrow is damaged"):
         world.process(0, ["a"])
     assert world.paused == []

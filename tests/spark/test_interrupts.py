@@ -190,10 +190,10 @@ def test_an_interrupt_of_a_sink_is_no_failure_of_it(world, behaves):
     def write(accepted):
         behaves(None, 0)
 
-    world.write_accepted, good = write, world.write_accepted
+    world.write, good = write, world.write
     with pytest.raises((KeyboardInterrupt, RunCancelled)):
         world.process(0, ["a"])
-    world.write_accepted, world.sink_fails = good, 0
+    world.write, world.sink_fails = good, 0
     _, counts = world.process(0, ["a"])
     assert (world.paused, world.rows, counts.acked) == ([], ["A"], 1)
 

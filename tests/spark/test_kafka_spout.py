@@ -53,7 +53,7 @@ class Kept:
     def __init__(self):
         self.rows = {}
 
-    def write(self, frame, number):
+    def __call__(self, frame, number):
         self.rows[number] = sorted(tuple(row) for row in frame.collect())
 
     @property

@@ -26,8 +26,8 @@ from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine import act, batch, runs
 from ackcore.spark.sinks import parquet as sinks
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile
 from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
 from ackcore.spark.stores import local
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology.tuples import Reason
@@ -238,8 +238,8 @@ def accepted(directory, number, *words):
     file = RowFileWriter(str(directory), schema, 0, number)
     file.write(pa.record_batch([list(words), list(range(len(words)))], schema=schema))
     name, rows, _ = file.finish()
-    files = (AcceptedFile(str(directory / name), rows),)
-    return Accepted(None, "count", "abc", "/cp", number, files, np.empty(0, np.int64))
+    files = (BatchFile(str(directory / name), rows),)
+    return SinkBatch(None, "count", "abc", "/cp", number, files, np.empty(0, np.int64))
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies after one write"])
@@ -257,7 +257,7 @@ def test_cut_off_in_a_sink_it_takes_nothing_away(tmp_path, pauser, monkeypatch, 
     def take_over():
         taken.append(True)
         for each in rows:
-            Context().run(sink.write_accepted, each)
+            Context().run(sink.write, each)
 
     def write(name, left):
         sink = to_parquet(tmp_path / name)
@@ -265,7 +265,7 @@ def test_cut_off_in_a_sink_it_takes_nothing_away(tmp_path, pauser, monkeypatch, 
         taken.clear()
         pauser.arm(left)
         with fenced(fence), suppress(Killed, CheckpointInUse, OSError):
-            sink.write_accepted(rows[0])
+            sink.write(rows[0])
         pauser.disarm()
 
     pauser.then = take_over
@@ -376,7 +376,7 @@ def test_two_that_claim_a_sinks_directory_at_once(tmp_path, monkeypatch):
         write_file(path, write, **more)
 
     monkeypatch.setattr(local, "write_file", late)
-    with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
+    with pytest.raises(CheckpointForeign, match="is the directory of sink .count. of"):
         one.claim("count", "one", "/cp")
     assert [path.name for path in out.iterdir()] == ["_ackcore.json"]
 
