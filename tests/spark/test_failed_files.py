@@ -94,7 +94,7 @@ def topology(spark, away, exchange=False, **settings):
 def run_through(spark, tmp_path, inline_bytes, monkeypatch, in_run=False, **settings):
     """Run all to its end by a clock of its own; return what can be told of it."""
     monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
-    monkeypatch.setattr(reread, "_READ_HERE", 10_000 if inline_bytes else 0)
+    monkeypatch.setattr(reread, "_READ_HERE", 1 << 25 if inline_bytes else 0)
     if not in_run:
         monkeypatch.setattr(runs.Runs, "_rules_in_run", lambda self, plan: None)
     now = [1_700_000_000_000]

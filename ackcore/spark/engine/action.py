@@ -155,6 +155,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
     spilled: dict[str, list[RowFile]] = {
         name: [] for name, source in setup.sources.items() if source.spills
     }
+    kept: dict[str, list[RowFile]] = defaultdict(list)
     raised: dict[str, Raised] = defaultdict(Raised)
     emitted: dict[str, Counter[str]] = defaultdict(Counter)
     for report in reports:
@@ -165,8 +166,10 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         for name, some in report["raised"].items():
             raised[name] += Raised.from_json(some)
         files += [SinkFile(*one) for one in report["files"]]
-        for spout, path, rows in report.get("spilled", ()):
-            spilled[spout].append(RowFile(path, rows))
+        for spout, *file in report.get("spilled", ()):
+            spilled[spout].append(RowFile(*file))
+        for spout, *file in report["kept"]:
+            kept[spout].append(RowFile(*file))
     return RunResult(
         records=records,
         retried=retried,
@@ -175,6 +178,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         problems=(),
         untracked_failures=sum(report["untracked_failures"] for report in reports),
         spilled={name: tuple(sorted(paths)) for name, paths in spilled.items()},
+        kept={name: tuple(paths) for name, paths in kept.items()},
         content={one["partition"]: one["content"] for one in reports if "read" in one},
         read={one["partition"]: one["read"] for one in reports if "read" in one},
         raised=dict(raised),

@@ -132,6 +132,9 @@ class RunResult:
     spilled : mapping from str to tuple of RowFile
         By spout with rows that cannot be read again by position: the files with the rows, relative
         to the run's directory.
+    kept : mapping from str to tuple of RowFile
+        By spout, files like those in ``spilled``, of tasks with few rows of sources that can be
+        read again.  Only this driver uses them, and only before the decision: they are not synced.
     content : mapping from int to mapping from str to int
         By partition of the spout stage and spout: the fingerprint of the rows that were read
         (`spout_stage.sampled`).
@@ -156,6 +159,7 @@ class RunResult:
     problems: tuple[str, ...]
     untracked_failures: int
     spilled: Mapping[str, tuple[RowFile, ...]]
+    kept: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)
     breaker_trips: int = 0
@@ -168,8 +172,7 @@ class RunResult:
         """Return the JSON fields for reading the run's records again; `of_decided` reads them."""
         return {
             "spilled": {
-                spout: [[file.path, file.rows] for file in some]
-                for spout, some in self.spilled.items()
+                spout: [list(file) for file in some] for spout, some in self.spilled.items()
             },
             "content": [[partition, dict(some)] for partition, some in self.content.items()],
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.reasons import BEHIND, killed_worker, null_message_id
+from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SpoutSpec
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.spark.tasks.source_records import SourceRecords
@@ -23,6 +25,10 @@ from ackcore.spark.tasks.tracing import Tracer
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.tuples import Reason
+
+#: The most bytes of new rows that a task keeps in files for the driver. It reads failed records
+#: there, which takes milliseconds; a job that reads the source again takes a third of a second.
+KEPT_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class SpoutStage:
     def _run(self, task: Task, records: Iterator[SourceRecords], retried: bool = False) -> Batches:
         read = Counter[str]()
         content: dict[str, int] = {}
+        small = _SmallInput()
         for some in records:
             source = some.source
             read[source.name] += len(some.batch)
@@ -70,19 +77,24 @@ class SpoutStage:
                 content[source.name] = sampled(some.batch, content.get(source.name, 0))
             if source.spills and not retried:
                 _spill(task, source, some.batch)
+            elif source.tracked and not retried:
+                small.add(source, some.batch)
             self._take_in(task, some)
             yield from task.outbox.taken()
         files = task.finish()
-        kept = []
+        spilled = []
         for name, file in sorted(task.spilled.items()):
             path, rows, of_file = file.finish()
             task.add_to_fingerprint(of_file)
-            kept.append((name, f"source/{name}/{path}", rows))
+            spilled.append((name, f"source/{name}/{path}", rows, file.nbytes))
+        # Without a settle stage the task has all failures, and has judged most of them.
+        if self.spec.layout.settles or task.ledger_rows.failed:
+            small.write(task)
         report = {
             "retried" if retried else "read": read,
             "content": content,
             "files": files,
-            "spilled": kept,
+            "spilled": spilled,
         }
         yield from task.end(report)
 
@@ -222,7 +234,43 @@ def _spill(task: Task, source: SpoutSpec, batch: pa.RecordBatch) -> None:
     """Append rows to the spilled input of a source that cannot be read again by position."""
     file = task.spilled.get(source.name)
     if file is None:
-        directory = f"{task.spec.directory}/source/{source.name}"
-        file = RowFileWriter(directory, source.schema, task.attempt.partition, task.attempt.id)
-        task.spilled[source.name] = file
+        file = task.spilled[source.name] = _file_of(task, source)
     file.write(batch)
+
+
+def _file_of(task: Task, source: SpoutSpec, *, synced: bool = True) -> RowFileWriter:
+    directory = f"{task.spec.directory}/source/{source.name}"
+    attempt = task.attempt
+    return RowFileWriter(directory, source.schema, attempt.partition, attempt.id, synced=synced)
+
+
+class _SmallInput:
+    """Copies of the new rows of a task, until they exceed `KEPT_BYTES`."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+        self._rows: dict[str, tuple[SpoutSpec, list[pa.Buffer]]] = {}
+
+    def add(self, source: SpoutSpec, batch: pa.RecordBatch) -> None:
+        """Copy rows, or drop all copies if the rows have become too many."""
+        self._nbytes += batch.nbytes
+        if self._nbytes > KEPT_BYTES:
+            self._rows.clear()
+        else:
+            self._rows.setdefault(source.name, (source, []))[1].append(batch.serialize())
+
+    def write(self, task: Task) -> None:
+        """Write the rows to a file for each spout, unless the run's files are in a bucket.
+
+        The files save a job, and no record depends on them: a disk error is ignored.
+        """
+        for name, (source, copies) in self._rows.items():
+            if is_bucket(task.spec.directory):
+                return
+            with contextlib.suppress(OSError):
+                file = _file_of(task, source, synced=False)
+                with contextlib.closing(file):
+                    for data in copies:
+                        file.write(pa.ipc.read_record_batch(data, source.schema))
+                    path, rows, _ = file.finish()
+                task.kept.append((name, f"source/{name}/{path}", rows, file.nbytes))
