@@ -145,7 +145,7 @@ class Letter:
     ----------
     id : LetterId
         The id of the letter.
-    message_id, attempts, error_type, error_message, component : str, int, str, str, str
+    message_id, attempts, component, error_type, error_message : str, int, str, str, str
         The columns of the same names in `dead_letters`.
     first_ms, last_ms : int
         The times of the record's first intake and of its death, in milliseconds since 1970.
@@ -163,9 +163,9 @@ class Letter:
     id: LetterId
     message_id: str
     attempts: int
+    component: str
     error_type: str
     error_message: str
-    component: str
     first_ms: int
     last_ms: int
     replays: int
@@ -329,7 +329,7 @@ def _values(path: ObjectFile, rows: Int64s, payload: bool) -> Iterator[tuple[int
 
 
 def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
-    for name in ("first_ms", "last_ms"):
+    for name in (field.name for field in LETTER if field.type == TIME):
         at = table.column_names.index(name)
         table = table.set_column(at, name, table[name].cast(TIME).cast(pa.int64()))
     if "payload" not in table.column_names:
