@@ -190,7 +190,7 @@ def _replay(
     if isinstance(where, LetterFilter):
         chosen = wanted_rows(kinds, notes, where)
     elif where is not None:
-        matching = import_module("ackcore.spark.dead_letters.conditions").matching_rows
+        matching = import_module("ackcore.spark.dead_letters.reading").matching_rows
         chosen = matching(spark, kinds, notes, where)
     counting = [note for note in notes if note.dropped or not again]
     rows: dict[str, dict[str, list[list[int]]]] = {}

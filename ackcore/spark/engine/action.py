@@ -52,10 +52,9 @@ from ackcore.spark.tasks.results import (
     from_stream,
     results_in,
 )
-from ackcore.spark.tasks.retry_stage import RetryStage
 from ackcore.spark.tasks.row_files import RowFile
 from ackcore.spark.tasks.settle_stage import SettleStage
-from ackcore.spark.tasks.spout_stage import SpoutStage
+from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised, Reason

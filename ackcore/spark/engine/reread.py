@@ -41,9 +41,15 @@ from ackcore.spark.engine.setup import RunSetup
 from ackcore.spark.engine.types import RunResult
 from ackcore.spark.stores.files import making_in
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.pieces import DealtPieces
-from ackcore.spark.tasks.record_ids import SpoutSpec
-from ackcore.spark.tasks.reread_stage import JudgedPicks, Picks, Reader, RereadStage, pick_keyed
+from ackcore.spark.tasks.record_ids import SpoutSpec, positions_of
+from ackcore.spark.tasks.reread_stage import (
+    DealtPieces,
+    JudgedPicks,
+    Picks,
+    Reader,
+    RereadStage,
+    pick_keyed,
+)
 from ackcore.spark.tasks.results import (
     INLINE_BYTES,
     RESULT_TYPE,
@@ -51,11 +57,9 @@ from ackcore.spark.tasks.results import (
     from_stream,
     results_in,
 )
-from ackcore.spark.tasks.retry_stage import Slice, records_in
-from ackcore.spark.tasks.root_positions import positions_of
 from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, partition_in, read_whole
 from ackcore.spark.tasks.source_records import SourceRecords, pick
-from ackcore.spark.tasks.spout_stage import SpoutStage
+from ackcore.spark.tasks.spout_stage import Slice, SpoutStage, records_in
 
 #: The most bytes of files that the driver searches for records itself, without a slower job.
 _READ_HERE = 1 << 25

@@ -17,9 +17,9 @@ from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.engine.types import InputFrame, RunPlan
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.record_ids import Refused, SpoutSpec, Tried
-from ackcore.spark.tasks.retry_stage import Slice
 from ackcore.spark.tasks.row_files import read_whole
 from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.spout_stage import Slice
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Spout

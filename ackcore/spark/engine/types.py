@@ -16,8 +16,8 @@ from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.pieces import PieceReader
 from ackcore.spark.tasks.record_ids import Refused, Tried
+from ackcore.spark.tasks.reread_stage import PieceReader
 from ackcore.spark.tasks.row_files import RowFile
 from ackcore.topology.tuples import Raised
 
