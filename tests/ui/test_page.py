@@ -140,7 +140,7 @@ def test_a_search_that_finds_nothing_says_what_there_is(chromium, server):
     )
     chromium.until("document.querySelectorAll('#letters tbody tr').length === 0")
     assert chromium.run("document.querySelector('#found').textContent") == (
-        "of 7 dead letters none is like that: there are 5 of enrich with TimeoutError, 2 of split "
+        "no dead letter of 7 matches: the store has 5 of enrich with TimeoutError, 2 of split "
         "with ValueError"
     )
     assert chromium.run("document.documentElement.scrollWidth") <= 400

@@ -62,8 +62,8 @@ class LetterId:
         found = _ID.fullmatch(text)
         if found is None:
             raise ValueError(
-                f"a dead letter is named by SPOUT/MICRO-BATCH/NUMBER, as they are listed, got "
-                f"{text!r}"
+                f"a dead letter's id must be SPOUT/MICRO-BATCH/NUMBER, as in the list of letters, "
+                f"got {text!r}"
             )
         return cls(found[1], int(found[2]), int(found[3]))
 
@@ -257,11 +257,7 @@ def none_found(store: Letters) -> str:
     ]
     others = len(counted) - len(told)
     rest = f", and {others} other reasons" if others else ""
-    many = counted.total()
-    return (
-        f"of {many:,} dead letter{'' if many == 1 else 's'} none is like that: there are "
-        f"{', '.join(told)}{rest}"
-    )
+    return f"no dead letter of {counted.total():,} matches: the store has {', '.join(told)}{rest}"
 
 
 def _count_reasons(store: Letters) -> Counter[tuple[str, str]]:

@@ -286,9 +286,9 @@ def matching_rows(
             columns = ", ".join(whole.columns[:-2])
             raise ValueError(
                 f"where must be a condition, as text or Column, over {columns} (a source's column "
-                f"as payload.<name>), got {where!r}, which the letters of spout {kind.spout!r} in "
-                f"{kind.files[0].path.name} and {len(kind.files) - 1} more files do not have an "
-                f"answer to: {one_line(error)}"
+                f"as payload.<name>), got {where!r}. Spark cannot evaluate it for the letters of "
+                f"spout {kind.spout!r} ({kind.files[0].path.name} and {len(kind.files) - 1} more "
+                f"files): {one_line(error)}"
             ) from error
     return {path: np.array(rows, np.int64) for path, rows in found.items()}
 

@@ -216,8 +216,8 @@ def _replay(
         store.send(name, note._asdict(), tables)
     if left_out:
         _log.warning(
-            "%d dead letters in %s were sent again %d times or oftener, and are left out; "
-            "max_replays says how often they may be",
+            "%d dead letters in %s were sent again %d times or oftener, and are left out. "
+            "To send them, give a larger max_replays",
             left_out.total(),
             store.url,
             bound,
@@ -314,7 +314,7 @@ def _fitting(
         what = f"{mask.sum()} dead letters of spout {spout!r} in {store.url}"
         if fields is None:
             raise CheckpointForeign(
-                f"{what} are of no spout that the topology has now. {_WAY_OUT}."
+                f"{what} cannot be sent: the topology has no such spout now. {_WAY_OUT}."
             )
         done = 0
         for letters in read_parts(file.path, mask):
