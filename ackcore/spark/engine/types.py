@@ -132,9 +132,6 @@ class RunResult:
     spilled : mapping from str to tuple of RowFile
         By spout with rows that cannot be read again by position: the files with the rows, relative
         to the run's directory.
-    kept : mapping from str to tuple of RowFile
-        By spout, files like those in ``spilled``, of tasks with few rows of sources that can be
-        read again.  Only this driver uses them, and only before the decision: they are not synced.
     content : mapping from int to mapping from str to int
         By partition of the spout stage and spout: the fingerprint of the rows that were read
         (`spout_stage.sampled`).
@@ -150,6 +147,9 @@ class RunResult:
         By partition of the spout stage and spout: the number of new records; empty if unknown.
     judged : FailedRows
         The records that are not ACKED and that their tasks have judged.
+    kept : mapping from str to tuple of RowFile
+        By spout, files like those in ``spilled``, of tasks with few rows of sources that can be
+        read again.  Only this driver uses them, and only before the decision: they are not synced.
     """
 
     records: Mapping[str, int]
@@ -159,7 +159,6 @@ class RunResult:
     problems: tuple[str, ...]
     untracked_failures: int
     spilled: Mapping[str, tuple[RowFile, ...]]
-    kept: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)
     breaker_trips: int = 0
@@ -167,6 +166,7 @@ class RunResult:
     traces: tuple[tuple[int, RecordTrace], ...] = ()
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     judged: FailedRows = field(default_factory=FailedRows)
+    kept: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
 
     def to_reread(self) -> dict[str, Any]:
         """Return the JSON fields for reading the run's records again; `of_decided` reads them."""
