@@ -26,6 +26,7 @@ from ackcore.spark.dead_letters.letters import (
     Bools,
     batch_rows,
     position_of,
+    read_letters,
     reading_letters,
 )
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_rows
@@ -287,8 +288,7 @@ def wanted_rows(
 
 
 def _column(path: ObjectFile, name: str) -> pa.ChunkedArray:
-    with reading_letters(path) as file:
-        return file.read([name])[name]
+    return read_letters(path, [name])[name]
 
 
 def _letters(

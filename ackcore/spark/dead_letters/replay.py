@@ -34,7 +34,6 @@ from ackcore.spark.dead_letters.letters import (
     batch_rows,
     read_letters,
     read_parts,
-    read_replays,
     read_schema,
 )
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
@@ -270,7 +269,7 @@ def _choose(
     bound : int
         The number of earlier replays from which a letter is left out.
     """
-    letters = read_letters(file.path, ["batch_id", "component", "error_type"])
+    letters = read_letters(file.path, ["batch_id", "component", "error_type", "replays"])
     rows = batch_rows(file.path, letters["batch_id"].to_numpy())
     wanted = np.ones(len(rows), np.bool_)
     if chosen is not None:
@@ -285,7 +284,8 @@ def _choose(
     wanted &= ~unread.fill_null(False).to_numpy()
     if not wanted.any():
         return _Chosen(file, wanted, np.empty(0, np.int64), {}), 0
-    times = read_replays(file.path) + sent_rows(rows, spout, notes)[0]
+    replays = letters["replays"].fill_null(0).to_numpy()  # null in emptied rows
+    times = replays + sent_rows(rows, spout, notes)[0]
     often = wanted & (times >= bound)
     wanted &= ~often
     places = places_of(np.flatnonzero(wanted), rows)
