@@ -163,7 +163,7 @@ class Entries(_Table[Entry]):
     """Pending roots as columns, the form in which a ledger is saved, loaded and merged.
 
     ``root_ids`` and ``vals`` int64; ``tasks`` int32 (-1 until the init); ``inits`` uint8
-    (0, 1, or 2 for more); ``flags`` uint8 (``FLAG_FAILED``, ``FLAG_TASKS_DIFFER``);
+    (0, 1, or 2 for more); ``flags`` uint8 (bit 0: failed; bit 1: INITs of different tasks);
     ``ages`` uint8: turns since the entry was last put in the newest bucket; ``first_ms``
     and ``last_ms`` int64: times of the first and last message, None without a clock.
     Iterating gives `Entry` rows.

@@ -34,9 +34,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from ackcore._arguments import component_key
 from ackcore._backend import implementation
 from ackcore._columns import as_count, as_id
-from ackcore._id_arguments import component_key
 
 if TYPE_CHECKING:
     from ackcore._reference import (

@@ -24,9 +24,9 @@ from zlib import crc32
 
 import numpy as np
 
+from ackcore._arguments import check_state, tracker_key
 from ackcore._backend import OffsetTracker
 from ackcore._columns import as_count, as_id, signed
-from ackcore._offset_arguments import check_state, tracker_key
 from ackcore._records import Int64s, OffsetState
 from ackcore._rice import (
     ALL_ZERO,

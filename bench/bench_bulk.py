@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from ackcore import ACKED
+from ackcore._records import ACKED
 from bench.streams import CALL, ledger_class
 
 Report = Callable[..., None]

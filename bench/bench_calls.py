@@ -32,10 +32,11 @@ from ackcore.dispatch import Http
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import run_batch, to_parquet
 from ackcore.spark.tasks.attempts import Attempts
-from ackcore.topology import Identity, TopologyBuilder
-from ackcore.topology.answers import Answers
+from ackcore.topology import TopologyBuilder
 from ackcore.topology.executors import executor_for
 from ackcore.topology.functions import Kind
+from ackcore.topology.journaled_executor import Answers
+from ackcore.topology.tuples import Identity
 from bench.call_bolts import NUMBERS, BareLoop, Call, NoWait, no_wait
 
 TASKS = 2
@@ -88,7 +89,7 @@ class Calling:
         builder.spout("numbers", self._rows())
         builder.bolt("call", Call(self.service.url, run, concurrency)).shuffle("numbers")
         builder.sink("call", to_parquet(self.folder / run / "out"))
-        topology = builder.build(max_attempts=60, backoff_ms=1)
+        topology = builder.build(max_attempts=60, backoff_s=0.001)
         began = time.perf_counter()
         counts = run_batch(topology, self.spark, self.folder / run / "checkpoint")
         took = time.perf_counter() - began

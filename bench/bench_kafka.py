@@ -25,12 +25,12 @@ import pyarrow as pa
 import pytest
 
 from ackcore.kafka import Consumer, KafkaSpout
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster
-from ackcore.kafka.settings import ClientSettings
 from ackcore.offsets import KAFKA_LIMIT
 from ackcore.spark.base.schemas import ATTEMPT, REPLAYED
-from ackcore.spark.kafka.offsets import SpoutOffsets
 from ackcore.spark.kafka.plans import OffsetPlan, Position
+from ackcore.spark.kafka.spout_offsets import SpoutOffsets
 from bench.compiled import Unavailable
 from bench.kafka_topic import connector_jars, fill, running_broker
 from bench.processes import cpu_s

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.range_reader import RangeReader
 from ackcore.kafka.ranges import OffsetRange
-from ackcore.kafka.reading import RangeReader
-from ackcore.kafka.settings import ClientSettings
 
 _END = "end"
 #: As Spark wants it, without what it cannot say.

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ackcore import ACKED, Outcomes
+from ackcore import Outcomes
+from ackcore._records import ACKED
 from bench.compiled import Unavailable, address, library
 
 CALL = 8192  # rows of one `apply`

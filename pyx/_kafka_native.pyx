@@ -8,7 +8,7 @@ cimport numpy as cnp
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uintptr_t
 
-from ackcore import _columns, _records, _row_arguments
+from ackcore import _arguments, _columns, _records
 
 cnp.import_array()
 

@@ -36,7 +36,7 @@ import os
 
 import numpy as np
 
-from ackcore import _columns, _id_arguments, _records, _row_arguments
+from ackcore import _arguments, _columns, _records
 
 cnp.import_array()
 

@@ -12,7 +12,7 @@ cdef uint64_t component_key(object component) except? 0:
     """Return the component's part of edge ids: the hash of its name, or the given 64 bits."""
     if PyUnicode_CheckExact(component):
         return <uint64_t><int64_t>hash_name(component)
-    return <uint64_t><int64_t>_id_arguments.component_key(component)
+    return <uint64_t><int64_t>_arguments.component_key(component)
 
 
 cdef inline bint is_one_for_all(object value):
@@ -39,7 +39,7 @@ cdef int check_part(cnp.ndarray column, str name, int bits) except -1:
             for i in range(n):
                 seen |= wide[i]
     if seen >> bits:
-        _id_arguments.refuse_part(column, name, bits)
+        _arguments.refuse_part(column, name, bits)
     return 0
 
 
@@ -56,7 +56,7 @@ cdef int same_length(
     return 0
 
 
-cdef object hash_name = _id_arguments.hash_name
+cdef object hash_name = _arguments.hash_name
 
 
 def root_id(key, partition, offset, attempt):
@@ -263,7 +263,7 @@ def edge_ids(key, root_ids, component, parent_edges, ordinals):
     names = ("root_ids", "parent_edges", "ordinals")
     same_length(n, names, root_column, parent_column, ordinal_column)
     if ordinal_column is not None:
-        check_part(ordinal_column, "ordinals", _id_arguments.ORDINAL_BITS)
+        check_part(ordinal_column, "ordinals", _arguments.ORDINAL_BITS)
 
     ids = new_column(n, cnp.NPY_INT64)
     out = <uint64_t *>cnp.PyArray_DATA(ids)
@@ -337,7 +337,7 @@ def xor_by_parent(parents, edges, n):
             out[parent] ^= edge_rows[i]
             i += 1
     if i < m:
-        _id_arguments.refuse_parent(i, <int64_t>parent, of_rows)
+        _arguments.refuse_parent(i, <int64_t>parent, of_rows)
     return xors
 
 

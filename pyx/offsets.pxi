@@ -9,7 +9,6 @@ from offsets cimport (
     offsets_fail, offsets_free, offsets_pass, offsets_t, segment_t,
 )
 
-from ackcore import _offset_arguments
 
 ctypedef int64_t (*message_t)(offsets_t *t, const int64_t *offsets, size_t n) noexcept nogil
 
@@ -27,7 +26,7 @@ cdef int64_t as_offset(object value, str name) except? -1:
         offset = PyLong_AsLongLongAndOverflow(value, &overflow)
         if overflow == 0 and 0 <= offset < INT64_MAX:
             return offset
-    return _offset_arguments.as_offset(value, name)
+    return _arguments.as_offset(value, name)
 
 
 cdef cnp.ndarray offset_column(object offsets):
@@ -39,7 +38,7 @@ cdef cnp.ndarray offset_column(object offsets):
     with nogil:
         good = are_offsets(items, n)
     if not good:
-        _offset_arguments.refuse_offsets(offsets, column)
+        _arguments.refuse_offsets(offsets, column)
     return column
 
 
@@ -108,7 +107,7 @@ cdef class OffsetTracker:
         # Not __init__: this runs once, even for OffsetTracker.__new__(OffsetTracker, ...).
         if lock_init(&self.lock) != 0:
             raise MemoryError("no memory for a lock")
-        self.key = _offset_arguments.tracker_key(topic, partition, generation, base)
+        self.key = _arguments.tracker_key(topic, partition, generation, base)
         self._generation = self.key.generation
         self.t.base = self.t.committable = self.t.position = self.t.done_end = self.key.base
 
@@ -208,7 +207,7 @@ cdef class OffsetTracker:
         generation : int, optional
             As for `emitted`.
         """
-        cdef int64_t to = _offset_arguments.as_position(position, "position")
+        cdef int64_t to = _arguments.as_position(position, "position")
         cdef bint stale = is_stale(self, generation)
         lock_acquire_gil(&self.lock)
         if stale:
@@ -423,7 +422,7 @@ cdef class OffsetTracker:
             If no tracker can have this state.
         """
         cdef OffsetTracker tracker
-        checked = _offset_arguments.check_state(state)
+        checked = _arguments.check_state(state)
         tracker = cls(topic, partition, generation, checked.committable)
         load_offsets(tracker, checked, checked.committable)
         return tracker

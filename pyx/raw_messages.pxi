@@ -66,7 +66,7 @@ cdef class RawMessages:
     cdef Py_ssize_t n, room
 
     def __cinit__(self, functions, queue):
-        addresses = _row_arguments.addresses(functions, queue)
+        addresses = _arguments.addresses(functions, queue)
         self.consume_batch = <consume_t><uintptr_t>addresses[0]
         self.destroy = <destroy_t><uintptr_t>addresses[1]
         self.timestamp_of = <timestamp_t><uintptr_t>addresses[2]

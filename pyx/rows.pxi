@@ -11,7 +11,7 @@ cdef cnp.ndarray as_bytes(object data, str name):
     if cnp.PyArray_CheckExact(data) and cnp.PyArray_NDIM(data) == 1:
         if cnp.PyArray_ISCARRAY_RO(data) and cnp.PyArray_TYPE(data) == cnp.NPY_UINT8:
             return data
-    return _row_arguments.bytes_of(data, name)
+    return _arguments.bytes_of(data, name)
 
 
 cdef inline const uint8_t *bytes_at(cnp.ndarray column) noexcept:
@@ -45,15 +45,15 @@ def hash_fixed(hashes, data, width, valid=None):
         If ``hashes`` is read-only or a column is not one-dimensional and C-contiguous, if the
         lengths differ, or if ``width`` is another number.
     """
-    cdef cnp.ndarray hash_rows = _row_arguments.in_place(hashes, "hashes")
+    cdef cnp.ndarray hash_rows = _arguments.in_place(hashes, "hashes")
     cdef int64_t w = as_count(width, "width", 1, INT64_MAX)
-    if w not in _row_arguments.WIDTHS:
-        _row_arguments.refuse_width(w)
+    if w not in _arguments.WIDTHS:
+        _arguments.refuse_width(w)
     cdef cnp.ndarray memory = as_bytes(data, "data")
     cdef size_t n = rows(hash_rows)
     if <size_t>rows(memory) != n * <size_t>w:
-        _row_arguments.refuse_size(rows(memory), n, w)
-    cdef cnp.ndarray valid_rows = _row_arguments.valid_column(valid, n)
+        _arguments.refuse_size(rows(memory), n, w)
+    cdef cnp.ndarray valid_rows = _arguments.valid_column(valid, n)
     cdef const uint8_t *ok = bytes_at(valid_rows)
     cdef const uint8_t *at = bytes_at(memory)
     cdef uint64_t *h = <uint64_t *>cnp.PyArray_DATA(hash_rows)
@@ -84,12 +84,12 @@ def hash_binary(hashes, offsets, data, valid=None):
         If ``hashes`` is read-only or a column is not one-dimensional and C-contiguous, if the
         lengths differ, or if offsets descend or are outside the data: the message names the row.
     """
-    cdef cnp.ndarray hash_rows = _row_arguments.in_place(hashes, "hashes")
+    cdef cnp.ndarray hash_rows = _arguments.in_place(hashes, "hashes")
     cdef size_t n = rows(hash_rows), bad
-    cdef cnp.ndarray starts = _row_arguments.offset_column(offsets, n)
+    cdef cnp.ndarray starts = _arguments.byte_offset_column(offsets, n)
     cdef cnp.ndarray memory = as_bytes(data, "data")
     cdef size_t size = rows(memory)
-    cdef cnp.ndarray valid_rows = _row_arguments.valid_column(valid, n)
+    cdef cnp.ndarray valid_rows = _arguments.valid_column(valid, n)
     cdef const uint8_t *ok = bytes_at(valid_rows)
     cdef const uint8_t *at = bytes_at(memory)
     cdef uint64_t *h = <uint64_t *>cnp.PyArray_DATA(hash_rows)
@@ -100,7 +100,7 @@ def hash_binary(hashes, offsets, data, valid=None):
         if bad == n:
             fold_bytes(h, start, wide, at, size, n, ok)
     if bad < n:
-        _row_arguments.refuse_offsets(starts, bad, size)
+        _arguments.refuse_byte_offsets(starts, bad, size)
 
 
 def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=None, ordinals=None):
@@ -160,7 +160,7 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
     cdef uint64_t parent = 0
     cdef size_t m = rows(owner_column), groups = rows(root_column)
     if m > <size_t>INT32_MAX:
-        _row_arguments.refuse_rows(m)
+        _arguments.refuse_rows(m)
     if is_one_for_all(parent_edges):
         parent = as_id(parent_edges, "parent_edges")
     else:
@@ -176,12 +176,12 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
     else:
         # Copy, because these are indexes into memory: use the values that were checked.
         count_column = np.array(id_column(counts, "counts"), np.int64)
-        _row_arguments.check_counts(count_column, m)
+        _arguments.check_counts(count_column, m)
     if ordinals is not None:
-        ordinal_column = _row_arguments.in_place(ordinals, "ordinals")
+        ordinal_column = _arguments.in_place(ordinals, "ordinals")
         if <size_t>rows(ordinal_column) != groups:
             _columns.same_length(roots=root_column, ordinals=ordinal_column)
-        check_part(ordinal_column, "ordinals", _row_arguments.START_BITS)
+        check_part(ordinal_column, "ordinals", _arguments.START_BITS)
 
     cdef size_t destinations = rows(count_column)
     cdef cnp.ndarray totals = np.zeros(groups, np.int64)
@@ -226,11 +226,11 @@ def pack_runs(key, component, owners, roots, parent_edges, order=None, counts=No
             for i in range(m):
                 distinct_rows += came_up[i]
     if done < m:
-        _row_arguments.refuse_owner(done, <int64_t>bad_owner, groups)
+        _arguments.refuse_owner(done, <int64_t>bad_owner, groups)
     if bad_place < m:
-        _row_arguments.refuse_order(bad_place, <int64_t>places[bad_place], m)
+        _arguments.refuse_order(bad_place, <int64_t>places[bad_place], m)
     if distinct_rows < m:
-        _row_arguments.refuse_order(rows=m)
+        _arguments.refuse_order(rows=m)
     if ordinal_column is not None:
         np.copyto(ordinal_column, next_ordinals)
     return (
@@ -271,7 +271,7 @@ def gather_binary(offsets, data, order):
         data, if ``order`` has a number that is not a row's, or if the bytes are too many for the
         offsets' type: the message names the row.
     """
-    cdef cnp.ndarray starts = _row_arguments.offset_column(offsets)
+    cdef cnp.ndarray starts = _arguments.byte_offset_column(offsets)
     cdef cnp.ndarray memory = as_bytes(data, "data")
     cdef cnp.ndarray order_column = id_column(order, "order")
     cdef size_t n = rows(starts) - 1, m = rows(order_column), bad, bad_place = 0
@@ -288,11 +288,11 @@ def gather_binary(offsets, data, order):
         if bad == n:
             bad_place = place_gathered(start, wide, n, places, m, end, most, &total)
     if bad < n:
-        _row_arguments.refuse_offsets(starts, bad, size)
+        _arguments.refuse_byte_offsets(starts, bad, size)
     if bad_place < m:
-        _row_arguments.refuse_taken(bad_place, <int64_t>places[bad_place], n)
+        _arguments.refuse_taken(bad_place, <int64_t>places[bad_place], n)
     if total > most:
-        _row_arguments.refuse_gathered()
+        _arguments.refuse_gathered()
 
     cdef int64_t room = (total + AT_ONCE + 63) // 64 * 64
     cdef cnp.ndarray gathered = new_column(room, cnp.NPY_UINT8)

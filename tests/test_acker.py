@@ -6,17 +6,9 @@ import numpy as np
 import pytest
 from ledger_scripts import Clock, int32s, int64s
 
-from ackcore import (
-    ACK,
-    ACKED,
-    FAIL,
-    FAILED,
-    RESET,
-    RESET_TIMEOUT,
-    Acker,
-    Outcomes,
-    acker_task,
-)
+from ackcore import ACK, FAIL, RESET, Acker, Outcomes
+from ackcore._records import ACKED, FAILED, RESET_TIMEOUT
+from ackcore.ids import acker_task
 
 T = 30_000  # milliseconds: the default time-out, and so the default period
 

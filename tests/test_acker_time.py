@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_scripts import Clock, int32s, int64s
 
-from ackcore import ACK, ACKED, FAIL, RESET, RESET_TIMEOUT, Acker, Entries
+from ackcore import ACK, FAIL, RESET, Acker, Entries
+from ackcore._records import ACKED, RESET_TIMEOUT
 
 T = 30_000  # milliseconds: the default time-out, and so the default period
 

@@ -25,9 +25,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
         {
             "_records",
             "_columns",
-            "_id_arguments",
-            "_offset_arguments",
-            "_row_arguments",
+            "_arguments",
             "_files",
             "_rice",
         },

@@ -6,7 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
-from ackcore import OffsetState, OffsetStats
+from ackcore import OffsetState
+from ackcore._records import OffsetStats
 
 NONE = np.empty(0, np.int64)
 HUGE = 10**9

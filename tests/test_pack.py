@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ackcore import _reference, acker_task
+from ackcore import _reference
+from ackcore.ids import acker_task
 
 RNG = np.random.default_rng(3)
 PATTERNS = {

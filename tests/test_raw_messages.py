@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_record_buffers import row_of, rows_of
 
 from ackcore import _reference
-from ackcore._reference import raw_messages as signatures
-from ackcore._reference.raw_messages import _Message
+from ackcore._reference import record_buffers as signatures
+from ackcore._reference.record_buffers import _Message
 
 
 class Record:

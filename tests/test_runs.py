@@ -9,7 +9,7 @@ from definitions import ANY_BITS, int64s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore import _reference, _row_arguments, edge_id, edge_ids, xor_by_parent
+from ackcore import _arguments, _reference, edge_id, edge_ids, xor_by_parent
 
 
 def packed_by_hand(key, component, owners, roots, parents, order, counts, ordinals):
@@ -170,7 +170,7 @@ def test_a_run_s_length_fits(backend, monkeypatch):
     with pytest.raises(ValueError, match="owners must be C-contiguous"):
         backend.pack_runs(1, "b", huge, np.zeros(1, np.int64), 0)
     with pytest.raises(ValueError, match="at most 2147483647 rows, got 2147483648; cut the batch"):
-        _row_arguments.refuse_rows(2**31)
+        _arguments.refuse_rows(2**31)
 
 
 OWNERS_THAT_CHANGE = """

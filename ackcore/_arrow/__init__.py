@@ -4,13 +4,19 @@ A ledger reads Arrow arrays itself; this package adds functions for batches of t
 
 - `tables`: columns by name, errors for nulls with their row, entries and decisions as batches;
 - `hashing`: hashes of rows, so that equal rows go to the same task;
-- `batches`: rows taken in another order, batches cut by rows and bytes;
-- `lossless`: conversion of values and columns to a declared type without loss, or an error;
-- `buffers`: Arrow's buffers as numpy arrays.
+- `batches`: rows taken in another order, batches cut by rows and bytes, buffers as numpy arrays;
+- `lossless`: conversion of values and columns to a declared type without loss, or an error.
 """
 
-from ackcore._arrow.batches import bytes_before, end_within, one_batch, rebatched, take_rows
-from ackcore._arrow.buffers import is_text, offsets_of
+from ackcore._arrow.batches import (
+    bytes_before,
+    end_within,
+    is_text,
+    offsets_of,
+    one_batch,
+    rebatched,
+    take_rows,
+)
 from ackcore._arrow.hashing import hash_columns
 from ackcore._arrow.lossless import array_of, as_mapping, cast, short_repr
 from ackcore._arrow.tables import (

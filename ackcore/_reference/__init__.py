@@ -15,15 +15,16 @@ from ackcore._reference.ids import (
 )
 from ackcore._reference.ledger import Ledger
 from ackcore._reference.offsets import OffsetTracker
-from ackcore._reference.pack import sort_by_shard, split_by_shard, take_shard
-from ackcore._reference.raw_messages import RawMessages
-from ackcore._reference.record_buffers import RecordBuffers
+from ackcore._reference.record_buffers import RawMessages, RecordBuffers
 from ackcore._reference.rows import (
     fingerprint,
     gather_binary,
     hash_binary,
     hash_fixed,
     pack_runs,
+    sort_by_shard,
+    split_by_shard,
+    take_shard,
 )
 
 __all__ = [

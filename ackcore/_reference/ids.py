@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from ackcore import _id_arguments
+from ackcore import _arguments
 from ackcore._columns import as_count, as_id, id_column, same_length, signed, task_column
 from ackcore._records import Int32s, Int64s
 from ackcore._reference.mix import ALL_BITS, GOLDEN, mix, subkey
@@ -51,7 +51,7 @@ def _same_length(**given: Part) -> None:
 
 def _part(value: Any, name: str, bits: int, as_column: Callable[[Any, str], Any]) -> Part:
     """Return one checked integer for all rows, or a column whose items are not checked yet."""
-    if _id_arguments.is_one_for_all(value):
+    if _arguments.is_one_for_all(value):
         return as_count(value, name, 0, 2**bits - 1)
     column: npt.NDArray[Any] = as_column(value, name)
     return column
@@ -61,7 +61,7 @@ def _rows(part: Part, name: str, bits: int) -> Iterable[int]:
     if isinstance(part, int):
         return itertools.repeat(part)
     if ((part < 0) | (part >= 2**bits)).any():
-        _id_arguments.refuse_part(part, name, bits)
+        _arguments.refuse_part(part, name, bits)
     items: list[int] = part.tolist()
     return items
 
@@ -70,22 +70,22 @@ def root_id(key: int, partition: int, offset: int, attempt: int) -> int:
     """Return the root id of one attempt at one record; see `ackcore.ids.root_id`."""
     return _root(
         as_id(key, "key"),
-        as_count(partition, "partition", 0, 2**_id_arguments.PARTITION_BITS - 1),
-        as_count(offset, "offset", 0, 2**_id_arguments.OFFSET_BITS - 1),
-        as_count(attempt, "attempt", 0, 2**_id_arguments.ATTEMPT_BITS - 1),
+        as_count(partition, "partition", 0, 2**_arguments.PARTITION_BITS - 1),
+        as_count(offset, "offset", 0, 2**_arguments.OFFSET_BITS - 1),
+        as_count(attempt, "attempt", 0, 2**_arguments.ATTEMPT_BITS - 1),
     )
 
 
 def root_ids(key: int, partitions: Any, offsets: Any, attempts: Any) -> Int64s:
     """Return the root ids of a column of records; see `ackcore.ids.root_ids`."""
     key = as_id(key, "key")
-    partitions = _part(partitions, "partitions", _id_arguments.PARTITION_BITS, task_column)
+    partitions = _part(partitions, "partitions", _arguments.PARTITION_BITS, task_column)
     offsets = id_column(offsets, "offsets")
-    attempts = _part(attempts, "attempts", _id_arguments.ATTEMPT_BITS, task_column)
+    attempts = _part(attempts, "attempts", _arguments.ATTEMPT_BITS, task_column)
     _same_length(partitions=partitions, offsets=offsets, attempts=attempts)
-    partition_rows = _rows(partitions, "partitions", _id_arguments.PARTITION_BITS)
-    offset_rows = _rows(offsets, "offsets", _id_arguments.OFFSET_BITS)
-    attempt_rows = _rows(attempts, "attempts", _id_arguments.ATTEMPT_BITS)
+    partition_rows = _rows(partitions, "partitions", _arguments.PARTITION_BITS)
+    offset_rows = _rows(offsets, "offsets", _arguments.OFFSET_BITS)
+    attempt_rows = _rows(attempts, "attempts", _arguments.ATTEMPT_BITS)
     rows = zip(partition_rows, offset_rows, attempt_rows, strict=False)
     return np.array([_root(key, *row) for row in rows], np.int64)
 
@@ -95,9 +95,9 @@ def edge_id(key: int, root_id: int, component: str | int, parent_edge: int, ordi
     return _edge(
         as_id(key, "key"),
         as_id(root_id, "root_id"),
-        _id_arguments.component_key(component),
+        _arguments.component_key(component),
         as_id(parent_edge, "parent_edge"),
-        as_count(ordinal, "ordinal", 0, 2**_id_arguments.ORDINAL_BITS - 1),
+        as_count(ordinal, "ordinal", 0, 2**_arguments.ORDINAL_BITS - 1),
     )
 
 
@@ -107,16 +107,16 @@ def edge_ids(
     """Return the ids of a column of deliveries; see `ackcore.ids.edge_ids`."""
     key = as_id(key, "key")
     roots = id_column(root_ids, "root_ids")
-    component = _id_arguments.component_key(component)
+    component = _arguments.component_key(component)
     parents: Part
-    if _id_arguments.is_one_for_all(parent_edges):
+    if _arguments.is_one_for_all(parent_edges):
         parents = as_id(parent_edges, "parent_edges")
     else:
         parents = id_column(parent_edges, "parent_edges")
-    ordinals = _part(ordinals, "ordinals", _id_arguments.ORDINAL_BITS, id_column)
+    ordinals = _part(ordinals, "ordinals", _arguments.ORDINAL_BITS, id_column)
     _same_length(root_ids=roots, parent_edges=parents, ordinals=ordinals)
     parent_rows = itertools.repeat(parents) if isinstance(parents, int) else parents.tolist()
-    ordinal_rows = _rows(ordinals, "ordinals", _id_arguments.ORDINAL_BITS)
+    ordinal_rows = _rows(ordinals, "ordinals", _arguments.ORDINAL_BITS)
     rows = zip(roots.tolist(), parent_rows, ordinal_rows, strict=False)
     edges = [_edge(key, root, component, parent, ordinal) for root, parent, ordinal in rows]
     return np.array(edges, np.int64)
@@ -131,7 +131,7 @@ def xor_by_parent(parents: Any, edges: Any, n: int) -> Int64s:
     xors = np.zeros(n, np.int64)
     for row, (parent, edge) in enumerate(zip(parents.tolist(), edges.tolist(), strict=True)):
         if not 0 <= parent < n:
-            _id_arguments.refuse_parent(row, parent, n)
+            _arguments.refuse_parent(row, parent, n)
         xors[parent] ^= edge
     return xors
 
@@ -142,7 +142,7 @@ def acker_task(root_ids: int, n: int) -> int: ...
 def acker_task(root_ids: Any, n: int) -> Int32s: ...
 def acker_task(root_ids: Any, n: int) -> int | Int32s:
     """Return the acker task of a root, or of each; see `ackcore.ids.acker_task`."""
-    if _id_arguments.is_one_for_all(root_ids):
+    if _arguments.is_one_for_all(root_ids):
         root = as_id(root_ids, "root_ids")
         return _task(root, as_count(n, "n", 1, 2**31 - 1))
     roots = id_column(root_ids, "root_ids")

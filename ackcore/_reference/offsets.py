@@ -16,16 +16,16 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from ackcore._columns import MAX_TASK, as_count
-from ackcore._id_arguments import is_one_for_all
-from ackcore._offset_arguments import (
+from ackcore._arguments import (
     as_generation,
     as_offset,
     as_position,
     check_state,
+    is_one_for_all,
     offset_column,
     tracker_key,
 )
+from ackcore._columns import MAX_TASK, as_count
 from ackcore._records import Int64s, OffsetState, OffsetStats
 
 Run = tuple[int, int]

@@ -1,10 +1,15 @@
-"""The processing of rows that a stage emits, in numpy: the twin of pyx/rows.h.
+"""The rows that a stage emits, and the shards of a shuffle, in numpy: as pyx/rows.h, pack.h.
 
 SplitMix64's finaliser hashes values word by word, and a multiplier folds columns into a row's hash
 (pyx/rows.h shows the formula). A fingerprint is a sum of mixed words, each offset by its position.
 No bit of a result may ever change, because checkpoints contain fingerprints, and every task and
-version must send a value to the same destination. pyx/rows.pxi documents arguments, results and
-errors.
+version must send a value to the same destination. pyx/rows.pxi and pack.pxi document arguments,
+results and errors.
+
+The hash of a root is Jon Maiga's xmxmx with the multiplier of Boost.ContainerHash's ``hash_mix``.
+Its shard is the upper half of the hash, scaled to the number of shards (Lemire, "Fast random
+integer generation in an interval", 2019). It may never change: one job may read shards that another
+wrote.
 """
 
 from __future__ import annotations
@@ -14,10 +19,58 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ackcore import _id_arguments, _row_arguments
-from ackcore._columns import as_count, as_id, id_column, same_length, signed
+from ackcore import _arguments
+from ackcore._arguments import MAX_SHARDS
+from ackcore._columns import as_count, as_id, id_column, same_length, signed, task_column
 from ackcore._records import Int32s, Int64s, UInt8s
-from ackcore._reference.mix import ALL_BITS, GOLDEN, mix, mix_many, subkey
+from ackcore._reference.mix import ALL_BITS, GOLDEN, UInt64s, mix, mix_many, subkey
+
+_SPREAD = np.uint64(0x0E9846AF9B1A615D)
+
+
+def split_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
+    """Sort row numbers by the shard of their root."""
+    _, of_row, counts = _shards(root_ids, n)
+    return np.argsort(of_row, kind="stable").astype(np.int64, copy=False), counts
+
+
+def _shards(root_ids: Any, n: Any) -> tuple[UInt64s, Int64s, Int64s]:
+    """Return the hash and the shard of each row, and the number of rows of each shard."""
+    roots = id_column(root_ids, "root_ids").view(np.uint64)
+    shards = as_count(n, "n", 1, MAX_SHARDS)
+    mixed = roots ^ (roots >> np.uint64(32))
+    mixed *= _SPREAD
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= _SPREAD
+    mixed ^= mixed >> np.uint64(28)
+    of_row = (((mixed >> np.uint64(32)) * np.uint64(shards)) >> np.uint64(32)).astype(np.int64)
+    return mixed, of_row, np.bincount(of_row, minlength=shards).astype(np.int64, copy=False)
+
+
+def sort_by_shard(root_ids: Any, n: Any) -> tuple[Int64s, Int64s]:
+    """Sort row numbers by the shard of their root, and by a hash of the root within a shard."""
+    mixed, _, counts = _shards(root_ids, n)
+    return np.argsort(mixed, kind="stable").astype(np.int64, copy=False), counts
+
+
+def take_shard(
+    root_ids: Any, vals: Any, tasks: Any, times_ms: Any, shard: Any, n: Any
+) -> tuple[Int64s, Int64s, Int32s, Int64s | None]:
+    """Copy the messages of one shard's roots, in their order."""
+    roots, xors = id_column(root_ids, "root_ids"), id_column(vals, "vals")
+    kinds = task_column(tasks, "tasks")
+    shards = as_count(n, "n", 1, MAX_SHARDS)
+    wanted = as_count(shard, "shard", 0, shards - 1)
+    times = None if times_ms is None else id_column(times_ms, "times_ms")
+    same_length(root_ids=roots, vals=xors, tasks=kinds)
+    if times is not None:
+        same_length(root_ids=roots, times_ms=times)
+    order, counts = split_by_shard(roots, shards)
+    start = int(counts[:wanted].sum())
+    mine = order[start : start + int(counts[wanted])]
+    found = None if times is None else times[mine].view(np.int64)
+    return roots[mine].view(np.int64), xors[mine].view(np.int64), kinds[mine], found
+
 
 _U64 = np.uint64
 
@@ -45,14 +98,14 @@ def fold_values(hashes: Int64s, value_hashes: npt.NDArray[Any], valid: Any = Non
 
 def hash_fixed(hashes: Any, data: Any, width: int, valid: Any = None) -> None:
     """Mix a column of numbers into a running hash per row, in place."""
-    hashes = _row_arguments.in_place(hashes, "hashes")
+    hashes = _arguments.in_place(hashes, "hashes")
     width = as_count(width, "width", 1, 2**63 - 1)
-    if width not in _row_arguments.WIDTHS:
-        _row_arguments.refuse_width(width)
-    memory = _row_arguments.bytes_of(data, "data")
+    if width not in _arguments.WIDTHS:
+        _arguments.refuse_width(width)
+    memory = _arguments.bytes_of(data, "data")
     if len(memory) != len(hashes) * width:
-        _row_arguments.refuse_size(len(memory), len(hashes), width)
-    valid = _row_arguments.valid_column(valid, len(hashes))
+        _arguments.refuse_size(len(memory), len(hashes), width)
+    valid = _arguments.valid_column(valid, len(hashes))
     if width <= 8:
         # Copy, because the bytes may start at any address.
         numbers = memory.view(f"i{width}").astype(np.int64).reshape(-1, 1)
@@ -66,10 +119,10 @@ def hash_fixed(hashes: Any, data: Any, width: int, valid: Any = None) -> None:
 
 def hash_binary(hashes: Any, offsets: Any, data: Any, valid: Any = None) -> None:
     """Mix a column of strings or bytes into a running hash per row, in place."""
-    hashes = _row_arguments.in_place(hashes, "hashes")
-    offsets = _row_arguments.offset_column(offsets, len(hashes))
-    memory = _row_arguments.bytes_of(data, "data")
-    valid = _row_arguments.valid_column(valid, len(hashes))
+    hashes = _arguments.in_place(hashes, "hashes")
+    offsets = _arguments.byte_offset_column(offsets, len(hashes))
+    memory = _arguments.bytes_of(data, "data")
+    valid = _arguments.valid_column(valid, len(hashes))
     _check_offsets(offsets, len(memory))
 
     starts = offsets[:-1].astype(np.int64)
@@ -102,13 +155,13 @@ def pack_runs(
 ) -> tuple[Int64s, Int64s, Int64s, Int32s, Int64s]:
     """Number the edges of emitted rows, and cut the rows for each destination into runs."""
     key = as_id(key, "key")
-    component = _id_arguments.component_key(component)
+    component = _arguments.component_key(component)
     owners = id_column(owners, "owners")
     roots = id_column(roots, "roots")
     rows, groups = len(owners), len(roots)
-    if rows > _row_arguments.MAX_ROWS:
-        _row_arguments.refuse_rows(rows)
-    if _id_arguments.is_one_for_all(parent_edges):
+    if rows > _arguments.MAX_ROWS:
+        _arguments.refuse_rows(rows)
+    if _arguments.is_one_for_all(parent_edges):
         parent_edges = np.full(groups, as_id(parent_edges, "parent_edges"), np.int64)
     else:
         parent_edges = id_column(parent_edges, "parent_edges")
@@ -117,24 +170,24 @@ def pack_runs(
         order = id_column(order, "order")
         same_length(owners=owners, order=order)
     counts = np.array([rows] if counts is None else id_column(counts, "counts"), np.int64)
-    _row_arguments.check_counts(counts, rows)
+    _arguments.check_counts(counts, rows)
     if ordinals is not None:
-        ordinals = _row_arguments.in_place(ordinals, "ordinals")
+        ordinals = _arguments.in_place(ordinals, "ordinals")
         same_length(roots=roots, ordinals=ordinals)
-        if ((ordinals < 0) | (ordinals >= 2**_row_arguments.START_BITS)).any():
-            _id_arguments.refuse_part(ordinals, "ordinals", _row_arguments.START_BITS)
+        if ((ordinals < 0) | (ordinals >= 2**_arguments.START_BITS)).any():
+            _arguments.refuse_part(ordinals, "ordinals", _arguments.START_BITS)
     wrong = (owners < 0) | (owners >= groups)
     if wrong.any():
         row = int(np.argmax(wrong))
-        _row_arguments.refuse_owner(row, int(owners[row]), groups)
+        _arguments.refuse_owner(row, int(owners[row]), groups)
     if order is None:
         order = np.arange(rows)
     wrong = (order < 0) | (order >= rows)
     if wrong.any():
         place = int(np.argmax(wrong))
-        _row_arguments.refuse_order(place, int(order[place]), rows)
+        _arguments.refuse_order(place, int(order[place]), rows)
     if (np.bincount(order, minlength=rows) != 1).any():
-        _row_arguments.refuse_order(rows=rows)
+        _arguments.refuse_order(rows=rows)
 
     # A row's ordinal in its group: its index among all rows sorted by group, less the index at
     # which its group begins.
@@ -166,7 +219,7 @@ def pack_runs(
 def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:
     wrong = (offsets[:-1] < 0) | (offsets[1:] < offsets[:-1]) | (offsets[1:] > size)
     if wrong.any():
-        _row_arguments.refuse_offsets(offsets, int(np.argmax(wrong)), size)
+        _arguments.refuse_byte_offsets(offsets, int(np.argmax(wrong)), size)
 
 
 def _edges(
@@ -183,22 +236,22 @@ def _edges(
 
 def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any], UInt8s]:
     """Reorder the strings or bytes of a column."""
-    offsets = _row_arguments.offset_column(offsets)
-    memory = _row_arguments.bytes_of(data, "data")
+    offsets = _arguments.byte_offset_column(offsets)
+    memory = _arguments.bytes_of(data, "data")
     order = id_column(order, "order")
     _check_offsets(offsets, len(memory))
     rows = len(offsets) - 1
     wrong = (order < 0) | (order >= rows)
     if wrong.any():
         place = int(np.argmax(wrong))
-        _row_arguments.refuse_taken(place, int(order[place]), rows)
+        _arguments.refuse_taken(place, int(order[place]), rows)
     starts = offsets[:-1][order].astype(np.int64)
     lengths = offsets[1:][order] - starts
     ends = np.zeros(len(order) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     total = int(ends[-1])
     if total > np.iinfo(offsets.dtype).max:
-        _row_arguments.refuse_gathered()
+        _arguments.refuse_gathered()
     # Zeros after the bytes, as in the compiled twin.
     gathered = np.zeros((total + 16 + 63) // 64 * 64, np.uint8)
     shifts = starts - ends[:-1]  # from the new to the old index of a row's bytes
@@ -208,7 +261,7 @@ def gather_binary(offsets: Any, data: Any, order: Any) -> tuple[npt.NDArray[Any]
 
 def fingerprint(data: Any, seed: int = 0) -> int:
     """Return a 64-bit fingerprint of bytes, with which a later change of them is detected."""
-    memory = _row_arguments.bytes_of(data, "data")
+    memory = _arguments.bytes_of(data, "data")
     seed = as_id(seed, "seed")
     size = len(memory)
     key = mix((seed ^ _FINGERPRINT) & ALL_BITS)

@@ -12,7 +12,7 @@ from ackcore.cli.declared_sources import NotKnownHere, Session
 from ackcore.cli.reporting import print_json
 from ackcore.cli.topologies import add_path, check_name, load_topology
 from ackcore.topology.builder import Topology
-from ackcore.topology.drawing import draw
+from ackcore.topology.explain import draw
 
 
 def add_to(app: typer.Typer) -> None:

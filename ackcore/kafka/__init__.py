@@ -18,20 +18,24 @@ except ModuleNotFoundError as error:
 
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.dead_limit import TooManyDead
-from ackcore.kafka.client import ConsumerError, OffsetsOutOfRange
 from ackcore.kafka.cluster import (
     ClusterFailed,
     TopicPartition,
     UnknownTopics,
 )
-from ackcore.kafka.consumer import Consumer, ConsumerStats
-from ackcore.kafka.dead_letters import DeadLetterLoop
-from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
-from ackcore.kafka.group import KafkaGroup
-from ackcore.kafka.letter_replay import SentBack, replay_letters
+from ackcore.kafka.consumer.consumer import Consumer, ConsumerStats
+from ackcore.kafka.consumer.consumer_client import ConsumerError, OffsetsOutOfRange
+from ackcore.kafka.consumer.consumer_letters import DeadLetterLoop
+from ackcore.kafka.consumer.consumer_records import (
+    ConsumerCounts,
+    Failure,
+    KafkaRecord,
+    PartitionStats,
+)
+from ackcore.kafka.consumer.letter_replay import SentBack, replay_letters
+from ackcore.kafka.kafka_errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
 from ackcore.kafka.producing import DeliveryError
-from ackcore.kafka.records import ConsumerCounts, Failure, KafkaRecord, PartitionStats
-from ackcore.kafka.spout import KafkaSpout
+from ackcore.kafka.spout import KafkaGroup, KafkaSpout
 
 __all__ = [
     "ClusterFailed",

@@ -26,10 +26,9 @@ from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from ackcore.flow.numbers import positive
-from ackcore.kafka.commit_requests import commit_requests
-from ackcore.kafka.committer import DEFAULTS, CommitAnswer, Committer
-from ackcore.kafka.errors import error_text, exception_text
-from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.committer import DEFAULTS, CommitAnswer, Committer, commit_requests
+from ackcore.kafka.kafka_errors import error_text, exception_text
 from ackcore.retry import capped_doubling
 
 Answer = TypeVar("Answer")
@@ -92,7 +91,7 @@ class Committed(NamedTuple):
     metadata: str
 
 
-class Failure(NamedTuple):
+class PartitionFailure(NamedTuple):
     """The reason why a partition has no answer."""
 
     code: str  # librdkafka's name, for example ``UNKNOWN_MEMBER_ID``
@@ -100,11 +99,11 @@ class Failure(NamedTuple):
     retriable: bool  # whether a retry may succeed
 
 
-class Answers(NamedTuple, Generic[Answer]):
+class PartitionAnswers(NamedTuple, Generic[Answer]):
     """The answers by partition, and the failures. A partition in neither has no answer."""
 
     found: dict[TopicPartition, Answer]
-    failed: dict[TopicPartition, Failure]
+    failed: dict[TopicPartition, PartitionFailure]
 
 
 class UnknownTopics(RuntimeError):
@@ -221,7 +220,7 @@ class Cluster:
         fits = re.compile(pattern).fullmatch
         return sorted(name for name in topics if fits(name) and not name.startswith("__"))
 
-    def watermarks(self, partitions: Iterable[tuple[str, int]]) -> Answers[Watermarks]:
+    def watermarks(self, partitions: Iterable[tuple[str, int]]) -> PartitionAnswers[Watermarks]:
         """Return the first and last offsets of partitions; for ``read_committed`` the last
         stable one."""
         keys = _keys(partitions)
@@ -233,7 +232,7 @@ class Cluster:
         }
         for key, marks in found.items():
             marks.epoch = highs.found[key][1]
-        return Answers(found, {**lows.failed, **highs.failed})
+        return PartitionAnswers(found, {**lows.failed, **highs.failed})
 
     def bounds_of(self, topic: str) -> dict[TopicPartition, Watermarks]:
         """Return the first and last offsets of each partition of a topic, in order.
@@ -256,7 +255,7 @@ class Cluster:
 
     def offsets_for_time(
         self, partitions: Iterable[tuple[str, int]], timestamp_ms: int
-    ) -> Answers[int]:
+    ) -> PartitionAnswers[int]:
         """Return the first offsets whose records have a time, in ms since 1970, or a later one.
 
         For a partition without such a record, it is the end.
@@ -269,14 +268,14 @@ class Cluster:
         none = answers.found.keys() - some.keys()
         found = {key: end for key, (end, _) in ends.found.items() if key in none}
         failed = {key: why for key, why in ends.failed.items() if key in none}
-        return Answers({**some, **found}, {**answers.failed, **failed})
+        return PartitionAnswers({**some, **found}, {**answers.failed, **failed})
 
     def _offsets(
         self, keys: Sequence[TopicPartition], spec: OffsetSpec
-    ) -> Answers[tuple[int, int | None]]:
+    ) -> PartitionAnswers[tuple[int, int | None]]:
         """Return offsets with their leaders' epochs."""
         if not keys:
-            return Answers({}, {})
+            return PartitionAnswers({}, {})
         asked = self._admin.list_offsets(
             {ClientPartition(*key): spec for key in keys},
             isolation_level=self._isolation,
@@ -289,13 +288,15 @@ class Cluster:
                 found[key] = int(answer.offset), answer.leader_epoch
             else:
                 failed[key] = failure
-        return Answers(found, failed)
+        return PartitionAnswers(found, failed)
 
-    def committed(self, group: str, partitions: Iterable[tuple[str, int]]) -> Answers[Committed]:
+    def committed(
+        self, group: str, partitions: Iterable[tuple[str, int]]
+    ) -> PartitionAnswers[Committed]:
         """Return the offsets that a group has committed. Partitions without one are left out."""
         keys = _keys(partitions)
         if not keys:
-            return Answers({}, {})
+            return PartitionAnswers({}, {})
         own: dict[str, Any] = {"group.id": group, "enable.auto.commit": False}
         consumer = Consumer(self._settings.client(own, DEFAULTS))
         try:
@@ -303,12 +304,14 @@ class Cluster:
         finally:
             consumer.close()
 
-    def _committed(self, consumer: Consumer, keys: Sequence[TopicPartition]) -> Answers[Committed]:
+    def _committed(
+        self, consumer: Consumer, keys: Sequence[TopicPartition]
+    ) -> PartitionAnswers[Committed]:
         try:
             answered = consumer.committed([ClientPartition(*key) for key in keys], self._timeout_s)
         except KafkaException as error:
             failure = self._failure(error.args[0] if error.args else None)
-            return Answers({}, dict.fromkeys(keys, failure))
+            return PartitionAnswers({}, dict.fromkeys(keys, failure))
         return self._by_partition(answered, lambda one: Committed(one.offset, one.metadata or ""))
 
     def commit(
@@ -317,7 +320,7 @@ class Cluster:
         offsets: Mapping[tuple[str, int], tuple[int, str]],
         *,
         patience_s: float = _MOVES_S,
-    ) -> Answers[Committed]:
+    ) -> PartitionAnswers[Committed]:
         """Commit offsets of a group without members, in one request if they fit into it.
 
         Parameters
@@ -332,15 +335,15 @@ class Cluster:
 
         Returns
         -------
-        Answers
+        PartitionAnswers
             The committed partitions, and the failed ones. Errors of brokers and the network do not
             raise.
         """
         wanted = {TopicPartition(*key): Committed(*value) for key, value in offsets.items()}
         found: dict[TopicPartition, Committed] = {}
 
-        def commit() -> Answers[Committed]:
-            failed: dict[TopicPartition, Failure] = {}
+        def commit() -> PartitionAnswers[Committed]:
+            failed: dict[TopicPartition, PartitionFailure] = {}
             metadata = {key: one.metadata for key, one in wanted.items() if key not in found}
             requests = list(commit_requests(group, metadata))
             for keys, (error, answered) in zip(
@@ -359,7 +362,7 @@ class Cluster:
                 found.update({key: wanted[key] for key in keys if there.get(key) == wanted[key]})
                 failure = self._failure(error)
                 failed.update({key: failure for key in keys if key not in found})
-            return Answers(found, failed)
+            return PartitionAnswers(found, failed)
 
         return self._until_it_stays(commit, patience_s)
 
@@ -382,8 +385,8 @@ class Cluster:
         return answers
 
     def _until_it_stays(
-        self, ask: Callable[[], Answers[Committed]], patience_s: float = _MOVES_S
-    ) -> Answers[Committed]:
+        self, ask: Callable[[], PartitionAnswers[Committed]], patience_s: float = _MOVES_S
+    ) -> PartitionAnswers[Committed]:
         """Send a request about a group, again for ``patience_s`` while its coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
@@ -396,7 +399,7 @@ class Cluster:
 
     def _by_partition(
         self, answered: Iterable[ClientPartition], take: Callable[[ClientPartition], Committed]
-    ) -> Answers[Committed]:
+    ) -> PartitionAnswers[Committed]:
         found, failed = {}, {}
         for one in answered:
             key = TopicPartition(one.topic, one.partition)
@@ -404,11 +407,13 @@ class Cluster:
                 failed[key] = self._failure(one.error)
             elif one.offset >= 0:
                 found[key] = take(one)
-        return Answers(found, failed)
+        return PartitionAnswers(found, failed)
 
-    def _results(self, futures: Mapping[Any, Future[Any]]) -> dict[Any, tuple[Any, Failure | None]]:
+    def _results(
+        self, futures: Mapping[Any, Future[Any]]
+    ) -> dict[Any, tuple[Any, PartitionFailure | None]]:
         """Return the result of each future: an answer, or the failure."""
-        results: dict[Any, tuple[Any, Failure | None]] = {}
+        results: dict[Any, tuple[Any, PartitionFailure | None]] = {}
         for key, future in futures.items():
             try:
                 # The client's own time-out is shorter.
@@ -417,7 +422,7 @@ class Cluster:
                 results[key] = None, self._failure(error.args[0] if error.args else None)
             except TimeoutError:
                 text = f"no answer within {self._timeout_s:g} s"
-                results[key] = None, Failure("_TIMED_OUT", text, True)
+                results[key] = None, PartitionFailure("_TIMED_OUT", text, True)
         cause = self._cause()
         return {
             key: (answer, failure and self._with_cause(failure, cause))
@@ -430,7 +435,7 @@ class Cluster:
             pass
         return self._causes.pop() if self._causes else ""
 
-    def _with_cause(self, failure: Failure, cause: str) -> Failure:
+    def _with_cause(self, failure: PartitionFailure, cause: str) -> PartitionFailure:
         """Return a failure, with the cause and the remedy in its text if no broker has answered."""
         if failure.code not in _UNREACHED:
             return failure
@@ -441,11 +446,11 @@ class Cluster:
         )
         return failure._replace(text=self._settings.redacted(f"{text}; {way_out}"))
 
-    def _failure(self, error: Any) -> Failure:
+    def _failure(self, error: Any) -> PartitionFailure:
         if not isinstance(error, KafkaError):
-            return Failure("UNKNOWN", self._settings.redacted(str(error)), False)
+            return PartitionFailure("UNKNOWN", self._settings.redacted(str(error)), False)
         retriable = error.retriable() or error.code() in _RETRIABLE
-        return Failure(error.name(), self._settings.redacted(error_text(error)), retriable)
+        return PartitionFailure(error.name(), self._settings.redacted(error_text(error)), retriable)
 
     def close(self) -> None:
         """Close the connections."""

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.client_settings import ClientSettings
+
+_Key = TypeVar("_Key", bound=tuple[str, int])
 
 #: Settings of every client that sends requests to a cluster.
 DEFAULTS: dict[str, Any] = {
@@ -28,8 +31,27 @@ DEFAULTS: dict[str, Any] = {
 }
 #: Short, because a poll continues to wait after it has handled an answer.
 _POLL_S = 0.005
+#: A broker writes a request as one batch of records into its offsets topic.  By default that takes
+#: at most 1 MiB; a larger batch fails with an unknown error.
+_REQUEST_BYTES = 512 << 10
+_RECORD_BYTES = 100  # besides the names and the metadata
 #: The error of a whole request, and its partitions with their errors.
 CommitAnswer = tuple[KafkaError | None, list[ClientPartition]]
+
+
+def commit_requests(group: str, metadata: Mapping[_Key, str]) -> Iterator[list[_Key]]:
+    """Yield the partitions of each request, given the metadata of each partition."""
+    keys: list[_Key] = []
+    size = 0
+    for key, text in metadata.items():
+        bytes_ = _RECORD_BYTES + len((group + key[0] + text).encode())
+        if keys and size + bytes_ > _REQUEST_BYTES:
+            yield keys
+            keys, size = [], 0
+        keys.append(key)
+        size += bytes_
+    if keys:
+        yield keys
 
 
 class Committer:

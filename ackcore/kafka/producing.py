@@ -21,8 +21,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from ackcore.kafka.errors import error_text
-from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.kafka_errors import error_text
 
 #: Settings that a guaranteed delivery requires.
 _OURS = {

@@ -1,4 +1,4 @@
-"""`KafkaSpout`: a Kafka source for a topology on Spark."""
+"""Kafka as a source of a topology on Spark: its own spout, and a group for Spark's source."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ackcore._arrow import nullable_within, short_repr
 from ackcore._columns import as_count
 from ackcore.calls.threads import is_async
 from ackcore.flow.numbers import positive
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.ranges import RECORD_SCHEMA
-from ackcore.kafka.settings import ClientSettings
-from ackcore.kafka.starts import Start, as_start
+from ackcore.kafka.start_positions import Start, as_start
 
 #: The values of `KafkaSpout.start` besides a time and offsets.
 STARTS = ("group", "earliest", "latest")
@@ -159,6 +159,43 @@ class KafkaSpout:
     def __repr__(self) -> str:
         what = f"pattern={self.pattern!r}" if self.topics is None else f"{list(self.topics)}"
         return f"KafkaSpout({what}, bootstrap_servers={self.client.bootstrap_servers!r})"
+
+
+class KafkaGroup:
+    """A consumer group for Spark's own Kafka source: ``TopologyBuilder.spout(commit_group=)``.
+
+    After each micro-batch the group's committed offsets advance to the first record that waits,
+    with the records done above it in the metadata, as with a `KafkaSpout`, so that lag monitors are
+    right. Only the checkpoint decides where the query continues.
+
+    Parameters
+    ----------
+    group_id : str
+        The name of the group. It must have no other consumer meanwhile.
+    bootstrap_servers : str
+        ``host:port`` of the brokers that the source reads, separated by commas.
+    options : mapping, optional
+        Further librdkafka settings, security above all; the source's own settings are Java's.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong; it names the argument.
+    """
+
+    #: The kind of this group for `TopologyBuilder.spout`.
+    commits_to: ClassVar[str] = "kafka"
+
+    def __init__(
+        self, group_id: str, bootstrap_servers: str, options: Mapping[str, Any] | None = None
+    ) -> None:
+        if not isinstance(group_id, str) or not group_id:
+            raise TypeError(f"group_id must be the name of a group, got {group_id!r}")
+        self.group_id = group_id
+        self.client = ClientSettings(bootstrap_servers, options)
+
+    def __repr__(self) -> str:
+        return f"KafkaGroup({self.group_id!r}, {self.client.bootstrap_servers!r})"
 
 
 def value_context(

@@ -11,7 +11,7 @@ import time
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from ackcore.kafka.settings import ClientSettings, Value
+from ackcore.kafka.client_settings import ClientSettings, Value
 
 _OWN: dict[str, Value] = {
     "group.id": "ackcore",

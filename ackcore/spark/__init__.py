@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from ackcore.spark.dead_letters.reading import dead_letters
     from ackcore.spark.dead_letters.replay import replay
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
-    from ackcore.spark.engine.given_up import RunFailed
-    from ackcore.spark.engine.insist import SinkError
+    from ackcore.spark.engine.insist import RunFailed, SinkError
     from ackcore.spark.engine.progress import Counts, Progress
     from ackcore.spark.guards import guard
     from ackcore.spark.inspect.pending import PendingTree
@@ -140,7 +139,7 @@ _MODULES = {
     "Reject": "ackcore.calls",
     "Retry": "ackcore.calls",
     "RunCancelled": ".base.interrupts",
-    "RunFailed": ".engine.given_up",
+    "RunFailed": ".engine.insist",
     "SinkError": ".engine.insist",
     "SinkRejects": ".sinks.rejects",
     "SinkUnavailable": ".sinks.unavailable",

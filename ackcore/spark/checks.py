@@ -26,7 +26,7 @@ from ackcore.topology.builder import Topology
 from ackcore.topology.parts import BoltSpec, Input, Spout
 
 if TYPE_CHECKING:
-    from ackcore.kafka.settings import ClientSettings
+    from ackcore.kafka.client_settings import ClientSettings
 
 TRIGGERS = (
     'a processing time such as "1 second", {"processingTime": "1 second"}, {"availableNow": True}, '

@@ -29,8 +29,8 @@ from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.tasks.attempts import FUNCTION, SOURCE
 from ackcore.topology.builder import TopologyBuilder
 from ackcore.topology.components import Component
-from ackcore.topology.exception_classes import exception_classes
-from ackcore.topology.function_bolts import BatchFunction, RowFunction
+from ackcore.topology.failure_reasons import exception_classes
+from ackcore.topology.function_calls import BatchFunction, RowFunction
 from ackcore.topology.functions import Function, Kind, kind_of
 
 
@@ -79,7 +79,9 @@ def guard(
     message_id : str or sequence of str, optional
         See `TopologyBuilder.spout`.
     retry_on : list of exception classes or of their names, optional
-        The exceptions that are retried; by default all but `ackcore.topology.Reject`.
+        The exceptions after which a record is retried, with a back-off; all others are final. By
+        default all but `ackcore.topology.Reject` are retried. (`attempt` retries within the task,
+        and by default none.)
     reject : list of exception classes or of their names, default ()
         The exceptions that make a record a dead letter at once.
     max_concurrency, rate_per_s, timeout_s, wait_in_task_s
@@ -88,7 +90,7 @@ def guard(
         in the checkpoint.
     journal : bool, default False
         Whether the result of each call is kept until the micro-batch is done, so that no finished
-        call is made again after a crash; see `ackcore.topology.Component`. Not for a function of
+        call is made again after a crash; see `ackcore.topology.Bolt`. Not for a function of
         batches.
     trigger : str or mapping, optional
         The trigger of a stream; see `start`.

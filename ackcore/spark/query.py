@@ -35,7 +35,7 @@ from ackcore.spark.engine.act import DeadLetterWriter
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.causes import close_run
 from ackcore.spark.engine.progress import Counts, Progress
-from ackcore.spark.engine.types import InputFrame
+from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.inspect.pending import PendingTree, read_pending
 from ackcore.spark.kafka import kafka_sources
 from ackcore.spark.listeners import Listeners

@@ -30,12 +30,10 @@ from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.engine.action import read_results
+from ackcore.spark.engine.action import Jobs, read_results
 from ackcore.spark.engine.batch import Engine
-from ackcore.spark.engine.jobs import Jobs
 from ackcore.spark.engine.progress import Counts, Progress
-from ackcore.spark.engine.setup import RunSetup, SpoutRows
-from ackcore.spark.engine.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, RunSetup, SpoutRows
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.query import run_to_end
 from ackcore.spark.sinks.interface import Accepted, read_accepted
@@ -234,7 +232,7 @@ class LocalRuns:
             executions=dict(self._kills.taken),
             progress=self._progress,
             untracked_failures=self._untracked_failures,
-            elapsed_ms=self._now_ms - _BEGIN_MS,
+            elapsed_s=(self._now_ms - _BEGIN_MS) / 1000,
             kills=self._kills.count,
         )
 

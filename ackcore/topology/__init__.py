@@ -14,7 +14,7 @@ Nothing in this package runs anything; `ackcore.spark` does.
 """
 
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.topology.builder import BoltDeclarer, Topology, TopologyBuilder, TopologyError
+from ackcore.topology.builder import Topology, TopologyBuilder, TopologyError
 from ackcore.topology.components import (
     AsyncBolt,
     AsyncCollector,
@@ -24,7 +24,6 @@ from ackcore.topology.components import (
     BatchOutput,
     Bolt,
     Collector,
-    Component,
     Context,
 )
 from ackcore.topology.settings import Settings
@@ -38,9 +37,7 @@ __all__ = [
     "BatchBolt",
     "BatchOutput",
     "Bolt",
-    "BoltDeclarer",
     "Collector",
-    "Component",
     "Context",
     "Identity",
     "Reason",

@@ -19,11 +19,11 @@ from ackcore.topology.batch_collector import BatchCollector, Piece
 from ackcore.topology.bolt_calls import (
     cleaned_up,
     failures_of,
+    joined,
     overrides_flush,
     refuse_returned,
 )
 from ackcore.topology.components import BatchBolt, Context, output_streams
-from ackcore.topology.emissions import joined
 from ackcore.topology.failure_reasons import Reasons, missing_column
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Reason, Results
 

@@ -1,15 +1,136 @@
-"""Calls of a bolt's methods, for all shapes of bolts, and the reasons of their failures."""
+"""The common parts of the executors: call settings, returned values, joined emissions, failures.
+
+Small emissions are joined into few large ones, because later steps work by the batch.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from ackcore.topology.components import AsyncBolt, BasicBolt, Component
-from ackcore.topology.tuples import Failure, Reason
+from ackcore._arrow import offsets_of
+from ackcore._columns import as_count
+from ackcore.calls import CallSettings
+from ackcore.calls.settings import MAX_THREADS
+from ackcore.flow.numbers import positive
+from ackcore.topology._words import near_miss
+from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Component
+from ackcore.topology.failure_reasons import exception_classes
+from ackcore.topology.tuples import Anchors, Emission, Failure, Reason
+
+#: The maximum number of joined bytes: an Arrow array of text holds up to 2 GiB.
+JOIN_BYTES = 1 << 30
+
+
+def joined(stream: str, pieces: Sequence[tuple[pa.RecordBatch, Anchors]]) -> list[Emission]:
+    """Join the emissions to one stream, in order, into as few as possible."""
+    emissions: list[Emission] = []
+    starts, room = [0], JOIN_BYTES
+    for index, (batch, _) in enumerate(pieces):
+        if batch.nbytes > room and index > starts[-1]:
+            starts.append(index)
+            room = JOIN_BYTES
+        room -= batch.nbytes
+    for start, stop in pairwise([*starts, len(pieces)]):
+        group = pieces[start:stop]
+        if len(group) > 1:
+            try:
+                batch = pa.concat_batches([batch for batch, _ in group])
+            except pa.ArrowException:  # dictionaries that do not fit into one
+                emissions += [Emission(stream, *piece) for piece in group]
+                continue
+            group = [(batch, join_anchors([anchors for _, anchors in group]))]
+        emissions += [Emission(stream, *piece) for piece in group]
+    return emissions
+
+
+def join_anchors(parts: Sequence[Anchors]) -> Anchors:
+    """Join the anchors of several emissions into those of one."""
+    handles = np.concatenate([part.handles for part in parts])
+    if all(part.offsets is None for part in parts):
+        return Anchors(handles, None)
+    counts = [
+        np.ones(len(part.handles), np.int64) if part.offsets is None else np.diff(part.offsets)
+        for part in parts
+    ]
+    return Anchors(handles, offsets_of(np.concatenate(counts)))
+
+
+def no_stream(component: str, stream: object, declared: Collection[str]) -> ValueError:
+    """Return the error for a stream that a bolt does not declare."""
+    if not declared:
+        return ValueError(
+            f"{component} declares no outputs, so that it cannot emit; set "
+            "outputs = pa.schema([...]) on the bolt"
+        )
+    return ValueError(
+        f"stream must be one of {component}'s outputs, got {stream!r}; "
+        + near_miss(str(stream), tuple(declared), "streams")
+    )
+
+
+_NAMES = (
+    "max_concurrency",
+    "timeout_s",
+    "endpoints",
+    "chooser",
+    "wait_in_task_s",
+    "breaker_failures",
+    "breaker_reset_s",
+)
+
+
+def call_settings(
+    bolt: Component, tasks: int = 1, reject: Iterable[type[Exception] | str] = ()
+) -> CallSettings | None:
+    """Return the settings of a bolt's calls in one task; None for a bolt with one call at a time.
+
+    Parameters
+    ----------
+    bolt : Component
+        The bolt.
+    tasks : int, default 1
+        The number of tasks that share the bolt's rate.
+    reject : iterable of exception class or str
+        The exceptions that are final, in addition to the bolt's own `reject`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an option has another type or is out of range.
+    """
+    if isinstance(bolt, Bolt | BasicBolt):
+        threads = as_count(bolt.threads, "threads", 1, MAX_THREADS)
+        if threads == 1:
+            return None
+        # Threads treat all exceptions alike: waiting and retrying happen elsewhere.
+        return CallSettings(max_concurrency=threads, breaker_failures=None, wait_in_task_s=0)
+    if not isinstance(bolt, AsyncBolt):
+        return None
+    given = {name: _plain(bolt, name) for name in _NAMES}
+    if bolt.rate_per_s is not None:
+        given["rate_per_s"] = positive(bolt.rate_per_s, "rate_per_s", 1e9) / tasks
+    return CallSettings(
+        retry_on=exception_classes(bolt.retry_on or (), "retry_on"),
+        reject=exception_classes((*reject, *bolt.reject), "reject"),
+        **given,
+    )
+
+
+def _plain(bolt: AsyncBolt, name: str) -> Any:
+    """Return an attribute of a bolt; a function without parameters, such as a lambda, unbound."""
+    value = getattr(bolt, name)
+    if inspect.ismethod(value) and not inspect.signature(value.__func__).parameters:
+        return value.__func__
+    return value
+
 
 log = logging.getLogger("ackcore")
 

@@ -18,19 +18,25 @@ from ackcore.topology.components import (
     output_streams,
     refuse_unrunnable,
 )
-from ackcore.topology.exception_classes import exception_classes
 from ackcore.topology.explain import explain
-from ackcore.topology.groupings import (
+from ackcore.topology.failure_reasons import exception_classes
+from ackcore.topology.parts import (
+    MAX_REFUSED,
     All,
+    BoltSpec,
     Fields,
     Global,
     Grouping,
+    Input,
     LocalOrShuffle,
     PartialKey,
+    Parts,
     Shuffle,
+    Sink,
+    Spout,
+    check_max_refused,
+    kind_of,
 )
-from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
-from ackcore.topology.parts import BoltSpec, Input, Parts, Sink, Spout, kind_of
 from ackcore.topology.settings import Settings, check_keywords
 
 #: The columns that identify a Kafka record, and all columns of Spark's Kafka source.

@@ -11,11 +11,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ackcore.topology.answers import Answers
 from ackcore.topology.batch_executor import BatchExecutor
-from ackcore.topology.bolt_calls import journaled
+from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.call_executor import CallExecutor
-from ackcore.topology.call_settings import call_settings
 from ackcore.topology.components import (
     AsyncBolt,
     BasicBolt,
@@ -26,7 +24,7 @@ from ackcore.topology.components import (
     refuse_unrunnable,
 )
 from ackcore.topology.failure_reasons import Reasons
-from ackcore.topology.journaled_executor import JournaledCallExecutor, JournaledExecutor
+from ackcore.topology.journaled_executor import Answers, JournaledCallExecutor, JournaledExecutor
 from ackcore.topology.row_executor import RowExecutor
 from ackcore.topology.tuples import Identity, Results
 

@@ -1,25 +1,198 @@
-"""A text drawing of a topology: stages from top to bottom, and the streams between them.
+"""Drawings of a topology: a text of its stages, and an SVG of its components.
 
-A single line is a stream within a task, a double line a stream that is shuffled.
+In the text, stages follow from top to bottom; a single line is a stream within a task, a double
+line a stream that is shuffled. The SVG has components from left to right. It is made from
+`Topology.structure`, which a checkpoint has as well, so no topology need be built. Its colours
+follow the viewer's light or dark scheme, and all names are escaped.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
 
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import BoltSpec, Parts, Sink, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
 
+_HIGH, _GAP_Y, _GAP_X, _MARGIN = 44, 26, 150, 14
+_CHAR, _SMALL_CHAR = 8.2, 6.6
+#: Longer names are cut; the tooltip has the full name.
+_LONGEST = 26
+
+_STYLE = """
+.ackcore-topology { color-scheme: light dark; font: 13px system-ui, sans-serif; }
+.ackcore-topology { --ink: #1c2430; --line: #7b8794; --spout: #dbe9fb; --bolt: #eef0f3;
+  --sink: #dcf3e4; --back: #fff; }
+@media (prefers-color-scheme: dark) { .ackcore-topology { --ink: #e6e9ee; --line: #8d99a8;
+  --spout: #1d3a5f; --bolt: #2b323c; --sink: #1c4530; --back: #1d232a; } }
+.ackcore-topology rect { stroke: var(--line); }
+.ackcore-topology .spout rect { fill: var(--spout); } .ackcore-topology .bolt rect { fill:
+  var(--bolt); } .ackcore-topology .sink rect { fill: var(--sink); }
+.ackcore-topology text { fill: var(--ink); } .ackcore-topology .small { font-size: 11px;
+  fill-opacity: .8; }
+.ackcore-topology .label text { paint-order: stroke; stroke: var(--back); stroke-width: 3;
+  stroke-linejoin: round; }
+.ackcore-topology path { fill: none; stroke: var(--line); stroke-width: 1.5; }
+.ackcore-topology marker path { fill: var(--line); stroke: none; }
+.ackcore-topology .shuffled { stroke-width: 3; }
+"""
+
+
+class _Edge(NamedTuple):
+    source: str
+    stream: str
+    target: str
+    label: str
+    shuffled: bool
+
+
+class _Box(NamedTuple):
+    kind: str
+    name: str
+    x: float
+    y: float
+    width: float
+
+
+def draw(
+    structure: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]] | None = None
+) -> str:
+    """Return an SVG of a topology.
+
+    Parameters
+    ----------
+    structure : mapping
+        `Topology.structure`, possibly read from JSON.
+    counts : mapping, optional
+        The number of emitted tuples, by component and stream, shown on the edges.
+
+    Returns
+    -------
+    str
+        One ``svg`` element with its own style, for a page or a file.
+    """
+    edges = list(_edges(structure))
+    columns = _columns(structure, edges)
+    boxes = _boxes(structure, columns)
+    width = max((box.x + box.width for box in boxes.values()), default=0) + _MARGIN
+    height = max((box.y + _HIGH for box in boxes.values()), default=0) + _MARGIN
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ackcore-topology" role="img" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}">',
+        f"<title>topology</title><style>{_STYLE}</style>",
+        '<defs><marker id="ackcore-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" '
+        'markerHeight="8" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z"/>'
+        "</marker></defs>",
+    ]
+    arrows = [_arrow(edge, boxes, counts or {}) for edge in edges]
+    parts += [arrow for arrow, _ in arrows]
+    parts += [label for _, label in arrows]  # after the arrows, so that none crosses a label
+    parts += [_node(box) for box in boxes.values()]
+    return "".join([*parts, "</svg>"])
+
+
+def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
+    found = []
+    for name, bolt in structure["bolts"].items():
+        for source, stream, grouping, *keys in bolt["inputs"]:
+            label = f"{grouping}({', '.join(keys)})" if keys else str(grouping)
+            local = str(grouping).startswith("local")
+            found.append(_Edge(source, stream, name, label, not local))
+    for name, (source, stream) in structure.get("sinks", {}).items():
+        found.append(_Edge(source, stream, f"sink {name}", "", False))
+    return found
+
+
+def _columns(structure: Mapping[str, Any], edges: list[_Edge]) -> dict[str, int]:
+    """Return the column of each component, which is to the right of all components it reads."""
+    column = dict.fromkeys([*structure["spouts"], *structure["bolts"]], 0)
+    column |= {edge.target: 0 for edge in edges}
+    for _ in range(len(column)):  # a topology has no cycle
+        for edge in edges:
+            column[edge.target] = max(column[edge.target], column.get(edge.source, 0) + 1)
+    return column
+
+
+def _boxes(structure: Mapping[str, Any], columns: Mapping[str, int]) -> dict[str, _Box]:
+    boxes: dict[str, _Box] = {}
+    x = float(_MARGIN)
+    for column in range(max(columns.values(), default=-1) + 1):
+        names = [name for name, at in columns.items() if at == column]
+        width = max((_CHAR * len(_cut(_shown(name))) + 28 for name in names), default=0)
+        for row, name in enumerate(names):
+            kind = "spout" if name in structure["spouts"] else "bolt"
+            if name.startswith("sink ") and name not in structure["bolts"]:
+                kind = "sink"
+            boxes[name] = _Box(kind, name, x, _MARGIN + row * (_HIGH + _GAP_Y), width)
+        x += width + _GAP_X
+    return boxes
+
+
+def _shown(name: str) -> str:
+    return name.removeprefix("sink ")
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+def _node(box: _Box) -> str:
+    middle = box.x + box.width / 2
+    name = escape(_cut(_shown(box.name)))
+    return (
+        f'<g class="{box.kind}"><title>{box.kind} {escape(_shown(box.name))}</title>'
+        f'<rect x="{box.x:.0f}" y="{box.y:.0f}" width="{box.width:.0f}" height="{_HIGH}" rx="6"/>'
+        f'<text x="{middle:.0f}" y="{box.y + 20:.0f}" text-anchor="middle">{name}</text>'
+        f'<text x="{middle:.0f}" y="{box.y + 35:.0f}" text-anchor="middle" class="small">'
+        f"{box.kind}</text></g>"
+    )
+
+
+def _arrow(
+    edge: _Edge, boxes: Mapping[str, _Box], counts: Mapping[str, Mapping[str, int]]
+) -> tuple[str, str]:
+    """Return the line of an edge, and its label."""
+    start, end = boxes[edge.source], boxes[edge.target]
+    x1, y1 = start.x + start.width, start.y + _HIGH / 2
+    x2, y2 = end.x - 2, end.y + _HIGH / 2
+    bend = max(40.0, (x2 - x1) / 2)
+    kind = ' class="shuffled"' if edge.shuffled else ""
+    label = edge.label
+    if edge.stream != DEFAULT_STREAM:
+        label = f"{edge.stream}: {label}" if label else edge.stream
+    many = counts.get(edge.source, {}).get(edge.stream)
+    # On the curve: in its middle, or, where it passes other columns, before them.
+    t = 0.5 if x2 - x1 <= _GAP_X else 0.25
+    near, far = (1 - t) ** 3 + 3 * (1 - t) ** 2 * t, t**3 + 3 * (1 - t) * t**2
+    x = near * x1 + far * x2 + 3 * (1 - t) * t * bend * (1 - 2 * t)
+    y = near * y1 + far * y2
+    text = "".join(
+        f'<text x="{x:.0f}" y="{y + below:.0f}" text-anchor="middle" class="small">{shown}</text>'
+        for below, shown in (
+            (-6, escape(_cut(label))),
+            (13, "" if many is None else f"{many:,}"),
+        )
+        if shown
+    )
+    told = f"{escape(edge.source)} to {escape(_shown(edge.target))}: {escape(label)}"
+    return (
+        f"<g><title>{told}</title>"
+        f'<path{kind} d="M{x1:.0f} {y1:.0f}C{x1 + bend:.0f} {y1:.0f} {x2 - bend:.0f} {y2:.0f} '
+        f'{x2:.0f} {y2:.0f}" marker-end="url(#ackcore-arrow)"/></g>',
+        f'<g class="label"><title>{told}</title>{text}</g>' if text else "",
+    )
+
+
 _WIDTH = 100
 _RULE = 78
 #: The maximum number of characters of a writer's repr.
 _WRITER = 72
 #: Shown even if they have their defaults: readers of failures need them first.
-_ALWAYS = ("max_attempts", "backoff_ms", "max_backoff_ms")
+_ALWAYS = ("max_attempts", "backoff_s", "max_backoff_s")
 
 
 def explain(parts: Parts, fingerprint: str, settings: Settings) -> str:

@@ -1,19 +1,247 @@
-"""Executors of bolts whose calls are made once: one call at a time, or many at once."""
+"""Executors of bolts whose calls are made once, and the answers to these calls.
+
+A bolt with ``journal = True`` calls an outside service once per input. The result of a call is the
+rows emitted for the input, or the reason of its failure. It is written to a journal when the call
+returns. If the same input comes again, because Spark runs a task twice or repeats a run, its answer
+is read from the journal and no call is made.
+
+An input is identified by its stable id, attempt, component, stream and values. If a source delivers
+other rows in a later run, these are other inputs, and never get the answer of an earlier one.
+
+All emissions of the bolt are read from the journal, the first time too. They are therefore the same
+to the byte, whichever of two tasks made the call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import struct
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import chain
+from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
+from ackcore._files.journal import MOST_BYTES, Answered
+from ackcore._files.journal_format import KEY_BYTES
 from ackcore.calls import CallSettings
-from ackcore.topology.answers import Answers
+from ackcore.topology.bolt_calls import joined
 from ackcore.topology.call_executor import CallExecutor, CallInput
 from ackcore.topology.components import AsyncBolt, BasicBolt, Context
 from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.row_conversion import Row, RowSchema
 from ackcore.topology.row_executor import RowExecutor
-from ackcore.topology.tuples import ACKED, OPEN, Identity, Origin, Reason, Results, Tuple
+from ackcore.topology.tuples import (
+    ACKED,
+    OPEN,
+    Anchors,
+    Emission,
+    Identity,
+    Origin,
+    Reason,
+    Results,
+    Tuple,
+)
+
+_EMITTED, _FAILED = 0, 1
+_HEAD = struct.Struct("<BxxxI")  # the kind of answer, the number of streams
+_STREAM = struct.Struct("<II")  # the stream's index, the number of bytes of its rows
+
+
+class Answer(NamedTuple):
+    """The result of a call: a batch for each stream that the call emitted to, or a reason."""
+
+    batches: Mapping[str, pa.RecordBatch]
+    reason: Reason | None
+
+
+class _Seen:
+    """A set of 64-bit integers that takes little more than 8 bytes for each.
+
+    A Python set takes 70 to 80 bytes, and there is one integer for each input until the micro-batch
+    ends. The latest integers are in a Python set. When they are more than 1/16 of the others, they
+    are merged into a sorted column.
+    """
+
+    _FEW = 1 << 14
+
+    def __init__(self) -> None:
+        self._last: set[int] = set()
+        self._sorted = array("Q")
+
+    def add(self, value: int) -> bool:
+        """Add an integer; return whether it is new."""
+        column = self._sorted
+        at = bisect_left(column, value)
+        if value in self._last or (at < len(column) and column[at] == value):
+            return False
+        self._last.add(value)
+        if len(self._last) > max(self._FEW, len(column) >> 4):
+            last = np.fromiter(self._last, np.uint64, len(self._last))
+            merged = np.concatenate([np.frombuffer(column, np.uint64), last])
+            merged.sort(kind="stable")
+            self._sorted = array("Q", merged.tobytes())
+            self._last.clear()
+        return True
+
+
+class Answers:
+    """The answers of one bolt in one task, for all instances of the bolt that make calls.
+
+    Several threads may share one, except for `key_of` and `settled`.
+
+    Parameters
+    ----------
+    component : str
+        The bolt's name.
+    schemas : mapping of str to pyarrow.Schema
+        The schema of each stream that the bolt emits.
+    journal : Answered
+        The journal in a directory of the bolt's own, with the context that `context_of` returns for
+        the same arguments.
+    """
+
+    def __init__(self, component: str, schemas: Mapping[str, pa.Schema], journal: Answered) -> None:
+        self._component = component
+        self._streams = {
+            name: RowSchema(component, name, schema) for name, schema in schemas.items()
+        }
+        self._names = tuple(schemas)
+        self._journal = journal
+        # Equal inputs are numbered; it does not matter which has which number.  The first eight
+        # bytes of a key suffice to see that most inputs are not repeated.
+        self._seen = _Seen()
+        self._repeats = Counter[bytes]()
+
+    def key_of(self, one: Tuple) -> bytes:
+        """Return the key of an input. Call it once per input: a second call returns another key."""
+        origin = (one.component, one.stream, one.stable_id, one.attempt)
+        text = f"{origin!r}{one.values!r}".encode("utf-8", "surrogatepass")
+        key = _digest(text)
+        if self._seen.add(int.from_bytes(key[:8], "little")):
+            return key
+        self._repeats[key] += 1
+        return _digest(key + self._repeats[key].to_bytes(8, "little"))
+
+    def known(self, key: bytes) -> bool:
+        """Return whether the journal has an answer for this input."""
+        return self._journal.get(key) is not None
+
+    def emitted(self, key: bytes, rows: Mapping[str, Sequence[Row]], reasons: Reasons) -> None:
+        """Write the rows that a call emitted; if they do not fit their schema, write a failure.
+
+        Parameters
+        ----------
+        key : bytes
+            The key of the input.
+        rows : mapping of str to sequence of tuple
+            The rows of each stream, as `RowSchema.row` returns them.
+        reasons : Reasons
+            The reasons of the component.
+        """
+        parts = []
+        try:
+            for place, name in enumerate(self._names):
+                if rows.get(name):
+                    data = self._streams[name].batch(rows[name]).serialize()
+                    parts += [_STREAM.pack(place, data.size), data.to_pybytes()]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a value's own methods are user code
+            self.failed(key, reasons.of(error))
+            return
+        answer = b"".join([_HEAD.pack(_EMITTED, len(parts) // 2), *parts])
+        if len(answer) >= MOST_BYTES:
+            text = f"its call emitted {len(answer)} bytes, and a journal takes {MOST_BYTES - 1}"
+            self.failed(key, Reason(self._component, "AnswerTooLarge", text))
+            return
+        self._journal.append(key, answer)
+
+    def failed(self, key: bytes, reason: Reason) -> None:
+        """Write the reason of a failed call."""
+        self._journal.append(key, _HEAD.pack(_FAILED, 0) + reason.encode().encode())
+
+    def settled(
+        self, inputs: Sequence[tuple[bytes, int]]
+    ) -> tuple[list[Emission], dict[int, Reason]]:
+        """Agree with all other tasks on the answers to some inputs, and return them.
+
+        Parameters
+        ----------
+        inputs : sequence of (bytes, int)
+            Keys and handles of inputs, in order. Each key has an answer.
+
+        Returns
+        -------
+        emissions : list of Emission
+            The emissions, in the order of the inputs.
+        failures : dict of int to Reason
+            The reasons of the failed inputs, by handle.
+
+        Raises
+        ------
+        RuntimeError
+            If an answer is missing or damaged.
+        OSError
+            If the journal cannot be written.
+        """
+        self._journal.sync()
+        pieces: dict[str, list[tuple[pa.RecordBatch, Anchors]]] = {name: [] for name in self._names}
+        failures: dict[int, Reason] = {}
+        for key, handle in inputs:
+            data = self._journal.get(key)
+            if data is None:
+                raise RuntimeError(
+                    f"the answer to an input of {self._component} was in its journal a moment ago, "
+                    "and is damaged now; the task has to be run again"
+                )
+            answer = self._read(data)
+            if answer.reason is not None:
+                failures[handle] = answer.reason
+            for name, batch in answer.batches.items():
+                pieces[name].append((batch, Anchors(np.full(len(batch), handle), None)))
+        self._journal.forget(key for key, _ in inputs)
+        return [one for name, some in pieces.items() for one in joined(name, some)], failures
+
+    def _read(self, data: bytes) -> Answer:
+        kind, streams = _HEAD.unpack_from(data)
+        if kind == _FAILED:
+            return Answer({}, Reason.decode(data[_HEAD.size :].decode()))
+        batches, at, whole = {}, _HEAD.size, pa.py_buffer(data)
+        for _ in range(streams):
+            place, size = _STREAM.unpack_from(data, at)
+            at += _STREAM.size
+            name = self._names[place]
+            schema = self._streams[name].schema
+            batches[name] = pa.ipc.read_record_batch(whole.slice(at, size), schema)
+            at += size
+        return Answer(batches, None)
+
+
+def context_of(key: int, component: str, schemas: Mapping[str, pa.Schema]) -> bytes:
+    """Return a digest of a micro-batch, a bolt and its schemas; other digests have other answers.
+
+    Parameters
+    ----------
+    key : int
+        The key of the micro-batch, of 64 bits.
+    component : str
+        The bolt's name.
+    schemas : mapping of str to pyarrow.Schema
+        The schema of each stream that the bolt emits.
+    """
+    text = f"{key:x}/{component}/".encode()
+    for name, schema in schemas.items():
+        text += f"{name}/".encode() + schema.serialize().to_pybytes()
+    return _digest(text)
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=KEY_BYTES, person=b"ackcore.answers").digest()
 
 
 class _Journaled(RowExecutor):

@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import offsets_of
+from ackcore.topology.bolt_calls import joined, no_stream
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.emissions import joined, no_stream
 from ackcore.topology.failure_reasons import Reasons
 from ackcore.topology.row_conversion import Row, RowSchema, no_values
 from ackcore.topology.tuples import (

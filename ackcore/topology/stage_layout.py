@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.groupings import Grouping
-from ackcore.topology.parts import Parts
+from ackcore.topology.parts import Grouping, Parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ import pyarrow as pa
 from ackcore._arrow import nullable_within
 from ackcore.calls.endpoints import Endpoints
 from ackcore.topology._words import listed, near_miss
-from ackcore.topology.bolt_calls import journaled
-from ackcore.topology.call_settings import call_settings
+from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.components import (
     DEFAULT_STREAM,
     AsyncBolt,
@@ -30,9 +29,8 @@ from ackcore.topology.components import (
     Bolt,
     Component,
 )
-from ackcore.topology.exception_classes import contradictions, exception_classes
-from ackcore.topology.groupings import Fields, PartialKey
-from ackcore.topology.parts import BoltSpec, Input, Sink, Spout
+from ackcore.topology.failure_reasons import contradictions, exception_classes
+from ackcore.topology.parts import BoltSpec, Fields, Input, PartialKey, Sink, Spout
 from ackcore.topology.settings import MAX_PARALLELISM
 
 #: The prefix of ackcore's own columns.

@@ -37,7 +37,7 @@ from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint, store_of
 from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter
 from ackcore.spark.inspect.status import Status, read_status
-from ackcore.topology.drawing import draw
+from ackcore.topology.explain import draw
 from ackcore.ui.guard import Guard, check_token, token_is
 
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")

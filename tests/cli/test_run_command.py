@@ -24,7 +24,7 @@ from ackcore.cli import run as cli_run
 from ackcore.cli.reporting import advising_commands, as_commands
 from ackcore.cli.topologies import load_topology
 from ackcore.spark.base.errors import StateError
-from ackcore.topology.drawing import draw
+from ackcore.topology.explain import draw
 
 
 @pytest.fixture

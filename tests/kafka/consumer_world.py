@@ -13,16 +13,16 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from fake_cluster import At, FakeClient, FakeCluster
 
-from ackcore.kafka import client_thread, partition_reading, topic_watch
-from ackcore.kafka.client import OffsetsOutOfRange
-from ackcore.kafka.client_thread import ClientThread
-from ackcore.kafka.consumer_settings import ConsumerSettings
-from ackcore.kafka.dead_letters import DeadLetters
-from ackcore.kafka.held_partition import OUT
-from ackcore.kafka.held_records import HeldRecords
-from ackcore.kafka.origins import Origin
-from ackcore.kafka.records import Failure
-from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.consumer import client_thread, partition_reading, topic_watch
+from ackcore.kafka.consumer.client_thread import ClientThread
+from ackcore.kafka.consumer.consumer_client import OffsetsOutOfRange
+from ackcore.kafka.consumer.consumer_letters import LettersUnderWay
+from ackcore.kafka.consumer.consumer_records import Failure
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer.held_partition import OUT
+from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.offsets import decode_metadata
 
 NO = Failure("ValueError", "no")
@@ -98,7 +98,7 @@ class Member:
             tasks=1 if by_hand else None,
             task=0 if by_hand else None,
             **{"start": start, "out_of_range": policy, "dead_letters": print},
-            **{"max_attempts": 2, "backoff_ms": 10, "timeout_s": 5.0},
+            **{"max_attempts": 2, "backoff_s": 0.01, "timeout_s": 5.0},
             **{"commit_interval_s": 0.02, "drain_s": 0, "refresh_s": 1.0},
             **{"max_in_flight": MOST_OUT, "max_waiting": 4},
         )
@@ -245,8 +245,10 @@ class World:
         """Check that offsets which a commit calls done are done in the log that is there."""
         key = at.topic, at.partition
         log = self.cluster.logs[key]
-        named = Origin.read(decode_metadata(*key, at.offset, at.metadata).deployment)
-        if self.cluster.has_ids and named.is_other_topic(Origin.of(self.cluster.ids[TOPIC], None)):
+        named = CommitOrigin.read(decode_metadata(*key, at.offset, at.metadata).deployment)
+        if self.cluster.has_ids and named.is_other_topic(
+            CommitOrigin.of(self.cluster.ids[TOPIC], None)
+        ):
             return
         if member.belief.get(key) == log.version:
             says, _ = claims(at)
@@ -585,7 +587,7 @@ def world_of(*arguments):
         patch.setattr(client_thread, "_LEAVE_S", 0.0)
         patch.setattr(client_thread, "wait_until_known", lambda *_: None)
         patch.setattr(
-            client_thread, "dead_letters_of", lambda settings: DeadLetters(Keeper(world.making))
+            client_thread, "dead_letters_of", lambda settings: LettersUnderWay(Keeper(world.making))
         )
         world.begin_partitions = client_thread.begin
         patch.setattr(client_thread, "begin", world.began)

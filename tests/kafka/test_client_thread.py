@@ -16,12 +16,12 @@ from servers import wait_until
 
 from ackcore import OffsetTracker
 from ackcore.dispatch import Reject
-from ackcore.kafka import Consumer, ConsumerError, TooManyDead, client_thread, partition_reading
-from ackcore.kafka import client as kafka_client
+from ackcore.kafka import Consumer, ConsumerError, TooManyDead
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Partition
-from ackcore.kafka.consumer_settings import ConsumerSettings
-from ackcore.kafka.origins import Origin
-from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.consumer import client_thread, consumer_client, partition_reading
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.offsets import decode_metadata, encode_metadata
 
 
@@ -226,7 +226,7 @@ def test_a_topic_whose_id_is_said_late_may_have_been_made_anew(monkeypatch, now,
     """Where it was committed there is a record, of another topic, and nobody says so at first."""
     client = Client()
     tracker = OffsetTracker("t", 0, 1, 5)
-    origin = Origin.of("the same", None)
+    origin = CommitOrigin.of("the same", None)
     client.committed_offset, client.metadata = encode_metadata(tracker, origin.deployment)
     client.script = [lambda: assigned(client)]
     seen = [[Partition("t", 0, now)]]
@@ -234,13 +234,13 @@ def test_a_topic_whose_id_is_said_late_may_have_been_made_anew(monkeypatch, now,
         wait_until(lambda: client.assigned, "it is assigned")
         assert client.assigned == [(0, 5)]
         monkeypatch.setattr(Topics, "seen", seen)
-        expected = Origin.of(now, None)
+        expected = CommitOrigin.of(now, None)
 
         def is_committed():
             state = decode_metadata("t", 0, client.committed_offset, client.metadata)
             return (
                 not seen
-                and Origin.read(state.deployment) == expected
+                and CommitOrigin.read(state.deployment) == expected
                 and not consumer.poll(1, 0.05)
             )
 
@@ -456,6 +456,41 @@ def test_a_keeper_that_keeps_nothing_does_not_hold_up_the_end(monkeypatch):
     assert client.committed_offset == 0
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError("no text")
+
+
+def test_an_error_without_a_text_is_a_reason_to_try_again_as_any_other(monkeypatch, caplog):
+    client, kept = Client(), []
+    client.script = [lambda: assigned(client), lambda: Message(0)]
+
+    def keep(record, failure):
+        if not kept:
+            kept.append("no")
+            raise Mute
+        kept.append(failure)
+
+    consumer = consumer_of(monkeypatch, client, dead_letters=keep, max_attempts=1)
+    (record,) = take(consumer, 1)
+    consumer.fail(record, Mute())
+    wait_until(lambda: client.committed_offset == 1, "the letter is kept")
+    consumer.close()
+    assert kept[1].kind == "Mute"
+    assert "is not kept: Mute: no text, because __str__ of the error raised KeyError" in caplog.text
+
+
+def test_a_callback_whose_error_has_no_text_ends_the_consumer(monkeypatch):
+    def on_assign(consumer, partitions):
+        raise Mute
+
+    client = Client()
+    client.script = [lambda: assigned(client)]
+    consumer = consumer_of(monkeypatch, client, on_assign=on_assign)
+    with pytest.raises(Mute):
+        consumer.poll(1, 20.0)
+
+
 SECRET = "hunter2"
 SASL = {"options": {"sasl.password": SECRET}}
 
@@ -516,10 +551,12 @@ def test_no_secret_is_in_what_a_consumer_logs(monkeypatch, caplog):
         lambda: Message(0, error=error),
         lambda: Message(0),
     ]
-    with consuming(monkeypatch, client, dead_letters=refuse, drain_s=0, **SASL) as consumer:
-        (record,) = take(consumer, 1)
-        consumer.fail(record, Reject("no"))
-        wait_until(lambda: "is not kept" in caplog.text and refused, "all is told")
+    consumer = consumer_of(monkeypatch, client, dead_letters=refuse, drain_s=0, **SASL)
+    (record,) = take(consumer, 1)
+    consumer.fail(record, Reject("no"))
+    wait_until(lambda: "is not kept" in caplog.text and refused, "all is told")
+    with pytest.raises(ConsumerError, match=r"was refused: no password \[redacted\] here; the rec"):
+        consumer.close()
     for said in ("Kafka says: no password [redacted] here", "was refused: no", "OSError: no [red"):
         assert said in caplog.text
     assert SECRET not in caplog.text
@@ -533,8 +570,8 @@ def test_what_librdkafka_logs_by_itself_has_no_secret(caplog):
         config.update(given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka_client, "Consumer", made)
-        kafka_client.make_client(settings, print)
+        patch.setattr(consumer_client, "Consumer", made)
+        consumer_client.make_client(settings, print)
     # As confluent-kafka calls it.
     config["logger"].log(logging.WARNING, "%s [%s] %s", "FAIL", "rdkafka", f"[{SECRET}]")
     assert "FAIL [rdkafka] [[redacted]]" in caplog.text

@@ -17,8 +17,8 @@ from servers import TIMEOUT_S, wait_until
 
 from ackcore import OffsetTracker
 from ackcore.kafka import ClusterFailed, TopicPartition, UnknownTopics
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster, Committed, Partition, Watermarks
-from ackcore.kafka.settings import ClientSettings
 from ackcore.offsets import KAFKA_LIMIT, decode_metadata, encode_metadata
 
 

@@ -8,18 +8,23 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 from confluent_kafka import KafkaError, KafkaException
 
-from ackcore.kafka import dead_letters
-from ackcore.kafka.commits import Commits
-from ackcore.kafka.dead_letters import DeadLetterLoop, DeadLetters, TopicKeeper, headers_of
-from ackcore.kafka.held_partition import DeadLetter
-from ackcore.kafka.held_records import HeldRecords
-from ackcore.kafka.records import Failure, KafkaRecord
+from ackcore.kafka.consumer import consumer_letters
+from ackcore.kafka.consumer.consumer_commits import Commits
+from ackcore.kafka.consumer.consumer_letters import (
+    DeadLetterLoop,
+    LettersUnderWay,
+    TopicKeeper,
+    headers_of,
+)
+from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
+from ackcore.kafka.consumer.held_partition import DyingRecord
+from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
 
 
 def test_a_reason_is_no_longer_than_a_header_may_be_and_what_is_not_kept_is_said_again(caplog):
-    letter = DeadLetter(
+    letter = DyingRecord(
         KafkaRecord("t", 0, 7, None, b"", [], None), Failure("E", "é" * 2_000_000), 1
     )
     reason = dict(headers_of(letter))["ackcore-reason"]
@@ -33,7 +38,7 @@ def test_a_reason_is_no_longer_than_a_header_may_be_and_what_is_not_kept_is_said
         def turn(self):
             pass
 
-    letters = DeadLetters(Refuses())
+    letters = LettersUnderWay(Refuses())
     letters.put([letter], 0)
     for now_ms in range(1000, 130_000, 1000):
         assert letters.turn(now_ms, lambda letter: True) == []
@@ -62,7 +67,7 @@ def test_what_comes_back_again_and_again_is_not_kept_for_ever():
     def died(times):
         headers = [("ackcore-deaths", times)]
         record = KafkaRecord("t", 0, 7, None, b"", headers, None)
-        return DeadLetter(record, Failure("E", "no"), 1)
+        return DyingRecord(record, Failure("E", "no"), 1)
 
     assert dict(headers_of(died(b"19")))["ackcore-deaths"] == b"20"
     for foreign in (b"-20", b"many", None):
@@ -100,11 +105,13 @@ class Ended:
 def test_no_letter_is_forgotten_when_their_producer_is_made_anew(monkeypatch):
     """A commit that is not reported within a look is not tried again before it is."""
     made = []
-    monkeypatch.setattr(dead_letters, "Producer", lambda config: made.append(1) or Ended(config))
-    letters = DeadLetters(TopicKeeper("dead", {}))
+    monkeypatch.setattr(
+        consumer_letters, "Producer", lambda config: made.append(1) or Ended(config)
+    )
+    letters = LettersUnderWay(TopicKeeper("dead", {}))
     record = KafkaRecord("t", 0, 0, None, b"", [], None)
     failure = Failure("ValueError", "no")
-    letters.put([DeadLetter(record._replace(offset=n), failure, 1) for n in range(5)], 0)
+    letters.put([DyingRecord(record._replace(offset=n), failure, 1) for n in range(5)], 0)
     while len(made) < 2:
         assert letters.turn(0, lambda letter: True) == []
     assert len(letters._waiting) == letters.under_way == 5
@@ -113,10 +120,10 @@ def test_no_letter_is_forgotten_when_their_producer_is_made_anew(monkeypatch):
 def test_a_dead_letter_topic_that_is_missing_is_named(monkeypatch):
     """The warning of a letter that waits says which topic is to be made."""
     missing = type("Missing", (Ended,), {"fatal": KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)})
-    monkeypatch.setattr(dead_letters, "Producer", missing)
+    monkeypatch.setattr(consumer_letters, "Producer", missing)
     keeper, said = TopicKeeper("orders-dead", {}), []
     record = KafkaRecord("t", 0, 0, None, b"", [], None)
-    letter = DeadLetter(record, Failure("ValueError", "no"), 1)
+    letter = DyingRecord(record, Failure("ValueError", "no"), 1)
     keeper.keep(letter, lambda letter, error: said.append(error))
     keeper.turn()
     assert said[0].startswith("topic 'orders-dead': ")
@@ -159,7 +166,7 @@ def commits_of(held):
 
 @pytest.mark.parametrize("last", [False, True], ids=["in between", "last"])
 def test_no_commit_request_is_larger_than_a_broker_takes(monkeypatch, last):
-    monkeypatch.setattr("ackcore.kafka.commit_requests._REQUEST_BYTES", 2000)
+    monkeypatch.setattr("ackcore.kafka.committer._REQUEST_BYTES", 2000)
     held, client = held_partitions(20), Committer(most=2000)
     commits = commits_of(held)
     if last:
@@ -230,7 +237,7 @@ def test_the_last_commit_is_sent_again_while_its_group_rebalances(code):
 
 def test_a_last_commit_that_stays_refused_is_given_up(monkeypatch):
     now = iter(range(99))
-    monkeypatch.setattr("ackcore.kafka.commits.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("ackcore.kafka.consumer.consumer_commits.time.monotonic", lambda: next(now))
     held, client = held_partitions(2), Committer()
     client.answer = lambda offsets: (KafkaError(KafkaError.ILLEGAL_GENERATION), offsets)
     commits_of(held).send_last(client, held.assigned)

@@ -11,7 +11,7 @@ from consumer_counts import Counts, Effects
 
 from ackcore import OffsetTracker
 from ackcore.kafka import KafkaRecord
-from ackcore.kafka.held_partition import PartitionCommit
+from ackcore.kafka.consumer.held_partition import PartitionCommit
 from ackcore.offsets import encode_metadata
 
 #: Of two partitions with ten records each, the offset of each one's that is dead.

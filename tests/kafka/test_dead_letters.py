@@ -16,8 +16,8 @@ from servers import raise_errors, wait_until
 
 from ackcore.dispatch import Reject
 from ackcore.kafka import Consumer, ConsumerError
-from ackcore.kafka.consumer_settings import ConsumerSettings
-from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 
 SET = AlterConfigOpType.SET
 #: Of a record that is older than any broker keeps by itself.

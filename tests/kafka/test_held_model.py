@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from ackcore import OffsetTracker
-from ackcore.kafka.held_partition import Limits, _with
-from ackcore.kafka.held_records import HeldRecords
-from ackcore.kafka.records import Failure, KafkaRecord
+from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
+from ackcore.kafka.consumer.held_partition import Limits, _with
+from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
 

@@ -5,9 +5,9 @@ import pytest
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from ackcore.dead_limit import DeadLimit
-from ackcore.kafka.held_partition import Limits
-from ackcore.kafka.held_records import HeldRecords
-from ackcore.kafka.records import Failure, KafkaRecord
+from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
+from ackcore.kafka.consumer.held_partition import Limits
+from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.offsets import decode_metadata
 from ackcore.retry import Policy
 

@@ -15,14 +15,13 @@ from servers import wait_until
 
 from ackcore.dispatch import Reject
 from ackcore.kafka import ClusterFailed, replay_letters
-from ackcore.kafka.cluster import Answers, Cluster, Failure
-from ackcore.kafka.dead_letters import headers_of
-from ackcore.kafka.held_partition import DeadLetter
-from ackcore.kafka.letter_replay import _letter, _name
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.cluster import Cluster, PartitionAnswers, PartitionFailure
+from ackcore.kafka.consumer.consumer_letters import headers_of
+from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
+from ackcore.kafka.consumer.held_partition import DyingRecord
+from ackcore.kafka.consumer.letter_replay import _letter, _name
 from ackcore.kafka.producing import DeliveryError, Mark, Transactions
-from ackcore.kafka.records import Failure as KafkaFailure
-from ackcore.kafka.records import KafkaRecord
-from ackcore.kafka.settings import ClientSettings
 
 
 @pytest.fixture
@@ -211,7 +210,7 @@ def test_a_call_that_sends_nothing_says_again_what_was_sent(counts, monkeypatch)
 
 def test_a_partition_that_does_not_answer_ends_it(counts, monkeypatch):
     def watermarks(self, keys):
-        return Answers({}, dict.fromkeys(keys, Failure("X", "no leader", True)))
+        return PartitionAnswers({}, dict.fromkeys(keys, PartitionFailure("X", "no leader", True)))
 
     monkeypatch.setattr(Cluster, "watermarks", watermarks)
     with (
@@ -279,7 +278,7 @@ def test_a_record_of_a_topologys_sink_or_letter_is_sent_back_if_its_letter_is_a_
     kept = {"ackcore-component", "ackcore-batch", "ackcore-row"}
     for came in (of_sink, of_letter):
         record = KafkaRecord("orders", 1, 5, b"k", b"v", came, 1000)
-        headers = headers_of(DeadLetter(record, KafkaFailure("ValueError", "no"), 1))
+        headers = headers_of(DyingRecord(record, Failure("ValueError", "no"), 1))
         topic, partition, sent, died = _letter(headers)
         assert (topic, partition) == ("orders", 1)
         assert sent[:-1] == [each for each in came if each[0] in kept]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore import OffsetTracker
-from ackcore.kafka.metadata_form import MetadataForm
+from ackcore.kafka.commit_metadata import MetadataForm
 from ackcore.offsets import KAFKA_LIMIT, decode_metadata
 
 OFFSETS = 20_000

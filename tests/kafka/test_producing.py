@@ -13,8 +13,8 @@ import mock_broker
 from confluent_kafka import KafkaError, KafkaException
 
 from ackcore.kafka import producing
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.producing import Deliveries, DeliveryError, Mark, Transactions
-from ackcore.kafka.settings import ClientSettings
 
 TOPIC_AUTHORIZATION_FAILED, NOT_ENOUGH_REPLICAS, CLOSES = 29, 19, -195
 NOT_COORDINATOR, CONCURRENT_TRANSACTIONS = 16, 51

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("confluent_kafka")
 
 
-from ackcore.kafka.errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.kafka_errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
 from ackcore.kafka.ranges import OffsetRange
-from ackcore.kafka.settings import ClientSettings
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from servers import wait_until
 
 from ackcore import backend
-from ackcore.kafka import raw_consumer, reading
+from ackcore.kafka import range_reader, raw_consumer
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.range_reader import RangeReader
 from ackcore.kafka.ranges import OffsetRange
-from ackcore.kafka.reading import RangeReader
-from ackcore.kafka.settings import ClientSettings
 
 native = pytest.mark.skipif(backend != "native", reason="the backend in Python reads by objects")
 PLAIN = {"bootstrap.servers": "127.0.0.1:1", "group.id": "ackcore", "log_level": 0}
@@ -148,7 +148,7 @@ class Waiting:
 
 def test_a_reader_that_is_closed_by_another_thread_is_left_by_the_one_that_reads(monkeypatch):
     consumer, errors = Waiting(), []
-    monkeypatch.setattr(reading, "raw_consumer", lambda conf, heard: consumer)
+    monkeypatch.setattr(range_reader, "raw_consumer", lambda conf, heard: consumer)
     reader = RangeReader(ClientSettings("127.0.0.1:1"))
 
     def read():

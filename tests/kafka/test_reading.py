@@ -25,10 +25,9 @@ from ackcore.kafka import (
     reading,
     record_columns,
 )
-from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
-from ackcore.kafka.reading import RangeReader, read_range
-from ackcore.kafka.record_columns import RecordBuffers
-from ackcore.kafka.settings import ClientSettings
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.range_reader import RangeReader, read_range
+from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, RecordBuffers
 
 #: A reader with these has little in its queue, so that it sees what happens to the rest.
 SMALL_FETCHES = {

@@ -17,8 +17,8 @@ from consumer_counts import Counts, by_hand, consuming, partitions_of, take
 from servers import raise_errors, wait_until
 
 from ackcore.kafka import Consumer, ConsumerError, OffsetsOutOfRange
-from ackcore.kafka.origins import Origin
-from ackcore.kafka.starts import time_ms
+from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.start_positions import time_ms
 from ackcore.offsets import decode_metadata
 
 
@@ -94,7 +94,7 @@ def test_what_others_committed_is_committed_with_the_topics_id_at_once(mock_kafk
         wait_until(lambda: counts.committed()[0][1], "the id is committed")
     offset, metadata = counts.committed()[0]
     assert offset == 10
-    assert Origin.read(decode_metadata(counts.topic, 0, offset, metadata).deployment).topic
+    assert CommitOrigin.read(decode_metadata(counts.topic, 0, offset, metadata).deployment).topic
 
 
 def test_a_deployment_begins_anew_once(mock_kafka, tmp_path, caplog):
@@ -211,7 +211,7 @@ def test_a_topic_that_was_made_anew_between_runs_is_noticed_by_its_id(mock_kafka
         consumer.ack_many(take(consumer, 10)[:5])
         wait_until(lambda: counts.committed()[0][0] == 5, "five are done")
     offset, metadata = counts.committed()[0]
-    assert Origin.read(decode_metadata(counts.topic, 0, offset, metadata).deployment).topic
+    assert CommitOrigin.read(decode_metadata(counts.topic, 0, offset, metadata).deployment).topic
     mock_kafka.make_anew(counts.topic)
     mock_kafka.produce(counts.topic, [b"new"] * 10)
     counts.group = mock_kafka.new_group()  # the mock takes no such commit of one that had members
@@ -314,12 +314,17 @@ def test_a_task_lets_go_of_what_becomes_anothers(kafka_broker, tmp_path):
 
 
 def test_what_a_commit_is_of_is_told_from_what_others_commit():
-    origin = Origin.of("an id", "release 1")
+    origin = CommitOrigin.of("an id", "release 1")
     assert 0 < origin.deployment < 2**63
-    assert Origin.read(origin.deployment) == origin
-    assert Origin.read(None) == Origin.read(5) == Origin.read(-5) == Origin.of(None, None)
-    other = Origin.of("another", "release 1")
+    assert CommitOrigin.read(origin.deployment) == origin
+    assert (
+        CommitOrigin.read(None)
+        == CommitOrigin.read(5)
+        == CommitOrigin.read(-5)
+        == CommitOrigin.of(None, None)
+    )
+    other = CommitOrigin.of("another", "release 1")
     assert origin.is_other_topic(other)
-    assert not origin.is_other_topic(Origin.of(None, "release 1"))
-    assert not Origin.of(None, None).is_other_topic(origin)
-    assert Origin.of("an id", "").name
+    assert not origin.is_other_topic(CommitOrigin.of(None, "release 1"))
+    assert not CommitOrigin.of(None, None).is_other_topic(origin)
+    assert CommitOrigin.of("an id", "").name

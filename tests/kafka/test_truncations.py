@@ -13,8 +13,8 @@ from consumer_counts import take
 from servers import wait_until
 
 from ackcore.kafka import Consumer
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster
-from ackcore.kafka.settings import ClientSettings
 from ackcore.kafka.truncations import truncated_at
 
 

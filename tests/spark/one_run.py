@@ -25,8 +25,7 @@ from ackcore.spark.base.schemas import (
 )
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.action import run
-from ackcore.spark.engine.setup import setup_on_spark
-from ackcore.spark.engine.types import InputFrame, RunPlan
+from ackcore.spark.engine.setup import InputFrame, RunPlan, setup_on_spark
 from ackcore.spark.sinks.interface import AcceptedFile, read_accepted
 from ackcore.spark.tasks.row_files import (
     ROOT_ID,

@@ -26,7 +26,7 @@ from ackcore.offsets import decode_metadata
 from ackcore.spark import dead_letters, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch, runs
-from ackcore.spark.kafka import groups
+from ackcore.spark.kafka import group_commits
 from ackcore.spark.kafka.frame_groups import FrameGroups, read_offsets
 from ackcore.spark.stream import Stream
 from ackcore.topology import TopologyBuilder
@@ -34,7 +34,7 @@ from ackcore.topology import TopologyBuilder
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
 
-LONG = {"backoff_ms": 3_600_000, "max_backoff_ms": 3_600_000}
+LONG = {"backoff_s": 3600.0, "max_backoff_s": 3600.0}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def topology(sink, settings=None, /, **sources):
         builder.spout(name, frame, commit_group=group)
         builder.bolt(f"take_{name}", Take()).shuffle(name)
         builder.sink(f"take_{name}", writer(sink, name), name=f"sink_{name}")
-    settings = {"backoff_ms": 50, "max_attempts": 3, "parallelism": 2, **(settings or {})}
+    settings = {"backoff_s": 0.05, "max_attempts": 3, "parallelism": 2, **(settings or {})}
     return builder.build(**settings)
 
 
@@ -135,7 +135,7 @@ def test_a_commit_that_did_not_arrive_is_repeated_though_nothing_new_comes(
     connected, kafka_broker, mock_kafka, checkpoint, kept, running, monkeypatch
 ):
     """The group's own cluster can refuse; the records come from the one that Spark reads."""
-    monkeypatch.setattr(groups, "_AGAIN_S", 0.2)
+    monkeypatch.setattr(group_commits, "_AGAIN_S", 0.2)
     topic = kafka_broker.new_topic()
     kafka_broker.produce(topic, [b"a"])
     mock_kafka.create_topic(topic)
@@ -209,7 +209,7 @@ def test_a_group_is_of_a_stream_that_reads_kafka(spark, checkpoint, kept):
 def test_a_commit_that_did_not_arrive_asks_for_a_micro_batch(
     spark, mock_kafka, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(groups, "_AGAIN_S", 0.2)
+    monkeypatch.setattr(group_commits, "_AGAIN_S", 0.2)
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"b"])
     frame = spark.readStream.format("rate").load()

@@ -22,23 +22,23 @@ from streams import until
 from test_kafka_spout import Kept, source, topology
 
 from ackcore import OffsetState
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster
-from ackcore.kafka.settings import ClientSettings
 from ackcore.offsets import decode_metadata
 from ackcore.spark import run_batch, start
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch
-from ackcore.spark.kafka import groups
-from ackcore.spark.kafka.groups import ToldGroup
-from ackcore.spark.kafka.sources import KafkaSources
+from ackcore.spark.kafka import group_commits
+from ackcore.spark.kafka.group_commits import ToldGroup
+from ackcore.spark.kafka.kafka_spouts import KafkaSources
 from ackcore.spark.stream import Stream
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
 BROKER = pytest.mark.broker
-YEAR_MS = 366 * 86_400_000
+YEAR_S = 366 * 86_400
 
 
 def test_what_does_not_fit_into_the_brokers_metadata_is_left_out(kafka_broker):
@@ -122,7 +122,7 @@ def test_a_record_is_committed_over_when_all_that_was_emitted_from_it_is_done(
     builder.bolt("split", Split()).shuffle("lines")
     builder.bolt("refuse", Refuse()).fields("split", "word")
     builder.sink("refuse", lambda frame, number: None)
-    it = builder.build(backoff_ms=YEAR_MS, max_backoff_ms=YEAR_MS, parallelism=2)
+    it = builder.build(backoff_s=YEAR_S, max_backoff_s=YEAR_S, parallelism=2)
     on = running(it, spark, tmp_path / "checkpoint")
     until(lambda: on.counts.acked, on)
     found = decode_metadata("t", 0, *mock_kafka.committed("g", "t")).state
@@ -278,7 +278,7 @@ def test_commits_that_are_refused_hold_nothing_up_and_the_next_says_all(
     spark, mock_kafka, tmp_path, running, caplog, monkeypatch
 ):
     """Neither the query nor what it reads; the lag says that the group was not told."""
-    monkeypatch.setattr(groups, "_AGAIN_S", 0.2)
+    monkeypatch.setattr(group_commits, "_AGAIN_S", 0.2)
     mock_kafka.create_topic("t")
     kept = Kept()
     on = running(topology(source(mock_kafka, "t"), kept), spark, tmp_path / "checkpoint")
@@ -301,7 +301,7 @@ def test_commits_that_are_refused_hold_nothing_up_and_the_next_says_all(
 
 def test_a_commit_that_did_not_arrive_is_due_later_each_time(monkeypatch):
     now, fails = [100.0], [True]
-    monkeypatch.setattr(groups.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(group_commits.time, "monotonic", lambda: now[0])
 
     def commit(_group, commits):
         failed = dict.fromkeys(commits if fails[0] else (), SimpleNamespace(text="no", code="no"))

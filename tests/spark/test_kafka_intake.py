@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
 from ackcore.kafka import KafkaSpout
-from ackcore.spark.kafka import intake as module
-from ackcore.spark.kafka.intake import Intake
+from ackcore.spark.kafka import plans
+from ackcore.spark.kafka.plans import Intake
 
 
 def spout(**settings):
@@ -17,7 +17,7 @@ def spout(**settings):
 
 def clocked(monkeypatch):
     now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(module.time, "monotonic", lambda: now.s)
+    monkeypatch.setattr(plans.time, "monotonic", lambda: now.s)
     return now
 
 

@@ -16,19 +16,19 @@ from test_kafka_starts import spout
 
 from ackcore.kafka import KafkaSpout
 from ackcore.kafka.cluster import (
-    Answers,
     ClusterFailed,
-    Failure,
     Partition,
+    PartitionAnswers,
+    PartitionFailure,
     UnknownTopics,
     Watermarks,
 )
 from ackcore.kafka.ranges import OffsetRange
-from ackcore.spark.kafka import offsets
-from ackcore.spark.kafka.offsets import OffsetsRefused, SpoutOffsets
+from ackcore.spark.kafka import spout_offsets
+from ackcore.spark.kafka.kafka_spouts import KafkaSources
 from ackcore.spark.kafka.plans import OffsetPlan, Position
-from ackcore.spark.kafka.sources import KafkaSources
-from ackcore.spark.kafka.starts import Start
+from ackcore.spark.kafka.spout_offsets import OffsetsRefused, SpoutOffsets
+from ackcore.spark.kafka.spout_starts import Start
 from ackcore.spark.stream import Stream
 
 
@@ -69,9 +69,9 @@ class Cluster:
 
     def split(self, found):
         """Part what is asked of partitions that answer from that of those that are mute."""
-        failure = Failure("NOT_LEADER_FOR_PARTITION", "no leader", True)
+        failure = PartitionFailure("NOT_LEADER_FOR_PARTITION", "no leader", True)
         good = {each: one for each, one in found.items() if each[1] not in self.mute}
-        return Answers(good, dict.fromkeys(found.keys() - good.keys(), failure))
+        return PartitionAnswers(good, dict.fromkeys(found.keys() - good.keys(), failure))
 
     def refuse(self):
         if self.down:
@@ -83,7 +83,7 @@ def of(monkeypatch):
     """``of(cluster, **settings)`` makes a spout's offsets."""
 
     def of(cluster, **settings):
-        monkeypatch.setattr(offsets, "Cluster", lambda client: cluster)
+        monkeypatch.setattr(spout_offsets, "Cluster", lambda client: cluster)
         return SpoutOffsets("s", spout(**settings), 7)
 
     return of
@@ -131,7 +131,7 @@ def test_a_log_that_was_truncated_and_filled_up_again_is_read_from_there(of, mon
         asked.append((partition, low, position, epoch))
         return 4 if len(asked) == 1 else None
 
-    monkeypatch.setattr(offsets, "truncated_at", truncated_at)
+    monkeypatch.setattr(spout_offsets, "truncated_at", truncated_at)
     it = of(cluster)
     cluster.epochs = {("t", 0): 3}
     first = it.plan(None, 2, bounded=True)
@@ -157,7 +157,7 @@ def test_a_leader_that_does_not_say_whether_it_has_what_was_read_is_asked_again(
     def silent(*_):
         raise ConnectionError("nobody says in time")
 
-    monkeypatch.setattr(offsets, "truncated_at", silent)
+    monkeypatch.setattr(spout_offsets, "truncated_at", silent)
     cluster = Cluster((0, 10))
     it = of(cluster)
     cluster.epochs = {("t", 0): 3}
@@ -165,7 +165,7 @@ def test_a_leader_that_does_not_say_whether_it_has_what_was_read_is_asked_again(
     cluster.epochs, cluster.marks["t", 0] = {("t", 0): 4}, (0, 20)
     second = it.plan(first, 1, bounded=True)
     assert taken(second) == []
-    monkeypatch.setattr(offsets, "truncated_at", lambda *_: None)
+    monkeypatch.setattr(spout_offsets, "truncated_at", lambda *_: None)
     assert taken(it.plan(second, 1, bounded=True)) == [(0, 10, 20)]
 
 
@@ -508,7 +508,7 @@ def test_a_commit_that_fails_is_repeated_with_the_next(of, caplog):
 
 def test_a_group_is_told_again_what_its_brokers_may_have_forgotten(of, monkeypatch):
     now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(offsets.time, "monotonic", lambda: now.s)
+    monkeypatch.setattr(spout_offsets.time, "monotonic", lambda: now.s)
     cluster = Cluster((0, 5))
     it = of(cluster)
     plan = it.plan(None, 1, bounded=True)

@@ -20,10 +20,10 @@ from ackcore.kafka import KafkaSpout
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.spark import RunFailed, run_batch
 from ackcore.spark.engine import batch
-from ackcore.spark.engine.types import Obstacle
-from ackcore.spark.engine.unread import Outage, RowsMissing
-from ackcore.spark.kafka import outages, reading
-from ackcore.spark.kafka.outages import obstacle, unread_in
+from ackcore.spark.engine.insist import Outage, RowsMissing
+from ackcore.spark.engine.setup import Obstacle
+from ackcore.spark.kafka import kafka_spouts, offset_reading
+from ackcore.spark.kafka.kafka_spouts import obstacle, unread_in
 from ackcore.spark.kafka.plans import OffsetPlan
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -38,8 +38,8 @@ def kept():
 @pytest.fixture
 def once_planned(monkeypatch):
     """``once_planned(function)`` calls it when a plan is on record; nobody waits for long."""
-    monkeypatch.setattr(reading, "SILENT_S", 0.5)
-    monkeypatch.setattr(outages, "_ASK_S", 1.0)
+    monkeypatch.setattr(offset_reading, "SILENT_S", 0.5)
+    monkeypatch.setattr(kafka_spouts, "_ASK_S", 1.0)
 
     def once_planned(function):
         def failpoint(name, n=None):
@@ -99,7 +99,7 @@ def test_an_outage_while_tasks_read_is_no_crash(
     mock_kafka.create_topic("t", 2)
     mock_kafka.produce("t", [b"a", b"bad"], 0)
     mock_kafka.produce("t", [b"b"], 1)
-    it = topology(source(mock_kafka, "t"), kept, run_attempts=1, careful_after=1)
+    it = topology(source(mock_kafka, "t"), kept, max_runs=1, careful_after=1)
     once_planned(lambda: down(mock_kafka))
     when_said("micro-batch 0 cannot be read", lambda: up(mock_kafka))
     counts = run_batch(it, spark, checkpoint)
@@ -168,11 +168,17 @@ def test_what_keeps_offsets_from_being_read(mock_kafka):
 @pytest.mark.parametrize(
     ("text", "unread"),
     [
-        ("ackcore.kafka.errors.ReadTimedOut: nothing of t-0 has come", "nothing of t-0 has come"),
-        ("ackcore.kafka.errors.OffsetsLost: [0, 2) of t-0 cannot", "[0, 2) of t-0 cannot"),
-        ("ackcore.kafka.errors.ReadFailed: a (UNKNOWN_TOPIC_OR_PART)", "a (UNKNOWN_TOPIC_OR_PART)"),
-        ("ackcore.kafka.errors.ReadFailed: a (TOPIC_AUTHORIZATION_FAILED)", None),
-        ("ackcore.kafka.errors.LogTruncated: t-0", None),
+        (
+            "ackcore.kafka.kafka_errors.ReadTimedOut: nothing of t-0 has come",
+            "nothing of t-0 has come",
+        ),
+        ("ackcore.kafka.kafka_errors.OffsetsLost: [0, 2) of t-0 cannot", "[0, 2) of t-0 cannot"),
+        (
+            "ackcore.kafka.kafka_errors.ReadFailed: a (UNKNOWN_TOPIC_OR_PART)",
+            "a (UNKNOWN_TOPIC_OR_PART)",
+        ),
+        ("ackcore.kafka.kafka_errors.ReadFailed: a (TOPIC_AUTHORIZATION_FAILED)", None),
+        ("ackcore.kafka.kafka_errors.LogTruncated: t-0", None),
         ("builtins.ValueError: no", None),
     ],
 )

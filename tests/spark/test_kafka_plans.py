@@ -26,16 +26,16 @@ from confluent_kafka.serialization import (
 from pyspark import cloudpickle
 
 from ackcore import OffsetTracker
-from ackcore.kafka import KafkaSpout, metadata_form
-from ackcore.kafka.origins import Origin
+from ackcore.kafka import KafkaSpout, commit_metadata
+from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.offsets import decode_metadata, encode_state
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.kafka import plans
 from ackcore.spark.kafka import watch as watches
-from ackcore.spark.kafka.commits import CommitCache, states
-from ackcore.spark.kafka.mending import lost_since, without
+from ackcore.spark.kafka.group_commits import CommitCache, states
 from ackcore.spark.kafka.plans import OffsetPlan, Position, by_partition, evenly, records_in
+from ackcore.spark.kafka.spout_starts import lost_since, without
 from ackcore.spark.kafka.watch import Watch, pause_s
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.record_ids import Refused, SpoutSpec
@@ -145,7 +145,7 @@ WAITS = st.dictionaries(st.integers(0, 6), st.integers(0, 2), max_size=4)
 @given(st.lists(st.lists(st.tuples(st.integers(7, 9), WAITS), max_size=3), max_size=4))
 def test_a_partition_is_committed_as_it_is_now_whatever_it_was(batches):
     """The next offset, what waits and how often it was tried, in each partition and micro-batch."""
-    cache, whose = CommitCache(7), Origin.of("one", f"{7:016x}").deployment
+    cache, whose = CommitCache(7), CommitOrigin.of("one", f"{7:016x}").deployment
     for found in batches:
         plan = plan_of(**{f"p{n}": next_ for n, (next_, _) in enumerate(found)})
         rows = [(n, *row, 0) for n, (_, wait) in enumerate(found) for row in wait.items()]
@@ -161,7 +161,7 @@ def test_a_partition_that_did_not_change_is_not_encoded_again(monkeypatch):
         encoded.append(partition)
         return encode_state(topic, partition, *rest, **how)
 
-    monkeypatch.setattr(metadata_form, "encode_state", noted)
+    monkeypatch.setattr(commit_metadata, "encode_state", noted)
     cache, rows = CommitCache(7), [(0, 3, 1, 0), (1, 4, 1, 0)]
     some = [rows[0], (1, 4, 2, 0)]
     for now, topic_id in ((rows, "one"), (rows, "one"), (some, "one"), (some, "two")):

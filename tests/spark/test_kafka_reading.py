@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
-from ackcore.kafka.settings import ClientSettings
-from ackcore.spark.kafka import reading
-from ackcore.spark.kafka.reading import ReadOffsets
+from ackcore.spark.kafka import offset_reading
+from ackcore.spark.kafka.offset_reading import ReadOffsets
 from ackcore.spark.tasks.reread_stage import Piece
 from ackcore.spark.tasks.spout_stage import sampled
 
@@ -59,10 +59,10 @@ class Scripted:
 def read(cuts, rows, most_bytes):
     numbers = pa.RecordBatch.from_pydict({"id": [0]})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "RangeReader", Scripted)
+        patch.setattr(offset_reading, "RangeReader", Scripted)
         patch.setattr(Scripted, "cuts", cuts)
-        patch.setattr(reading, "_ROWS", rows)
-        patch.setattr(reading, "BATCH_BYTES", most_bytes)
+        patch.setattr(offset_reading, "_ROWS", rows)
+        patch.setattr(offset_reading, "BATCH_BYTES", most_bytes)
         return [*ReadOffsets(CLIENT, [RANGES], [])([numbers])]
 
 
@@ -89,8 +89,8 @@ def test_what_failed_is_read_again_and_little_else(found, data):
     again = ReadOffsets(CLIENT, [(), ranges], [])
     rows = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "RangeReader", Scripted)
-        patch.setattr(reading, "_NEAR", 3)
+        patch.setattr(offset_reading, "RangeReader", Scripted)
+        patch.setattr(offset_reading, "_NEAR", 3)
         pieces = again.pieces({1: np.array(failed)}, {0: 0, 1: len(was)})
         for piece, batches in again.read_pieces(pieces):
             assert piece.partition == 1

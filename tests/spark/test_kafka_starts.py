@@ -14,11 +14,11 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 
 from ackcore import OffsetTracker
 from ackcore.kafka import KafkaSpout
-from ackcore.kafka.origins import Origin
+from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.offsets import encode_metadata
-from ackcore.spark.kafka.plans import OffsetPlan, Position
-from ackcore.spark.kafka.starts import Found, Start, decide, shares
+from ackcore.spark.kafka.plans import OffsetPlan, Position, shares
+from ackcore.spark.kafka.spout_starts import PartitionFacts, Start, decide
 from ackcore.spark.tasks.record_ids import Tried
 
 
@@ -27,11 +27,11 @@ def spout(**settings):
 
 
 def first(low=10, high=100, **known):
-    return Found("t", 0, low, high, is_first=True, **known)
+    return PartitionFacts("t", 0, low, high, is_first=True, **known)
 
 
 def later(next_, low=10, high=100, **known):
-    return Found("t", 0, low, high, Position(next_, high, "earliest"), **known)
+    return PartitionFacts("t", 0, low, high, Position(next_, high, "earliest"), **known)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def later(next_, low=10, high=100, **known):
         ({}, first(committed=(40, None)), Start(40, "group")),
         ({}, first(committed=(40, "of another kind")), Start(40, "group")),
         ({}, first(committed=(400, None)), Start(10, "out of range")),
-        ({"start": "latest"}, Found("t", 0, 10, 100), Start(10, "new partition")),
+        ({"start": "latest"}, PartitionFacts("t", 0, 10, 100), Start(10, "new partition")),
         ({}, later(50), None),
         ({}, later(100), None),
         ({}, later(101), Start(10, "out of range")),
@@ -117,7 +117,7 @@ def test_a_group_goes_on_with_its_holes():
     for offset in (27, 29, 29):
         tracker.failed(np.array([offset]))
         tracker.emitted(np.array([offset]))
-    commit = encode_metadata(tracker, Origin.of("one", "a checkpoint").deployment)
+    commit = encode_metadata(tracker, CommitOrigin.of("one", "a checkpoint").deployment)
     start = decide(spout(), first(committed=tuple(commit)))
     assert (start.next, start.why) == (29, "group")
     assert start.holes == (OffsetRange("t", 0, 22, 24), OffsetRange("t", 0, 26, 28))
@@ -147,10 +147,10 @@ def test_a_group_goes_on_with_its_holes():
 @pytest.mark.parametrize(
     ("deployment", "topic_id", "start"),
     [
-        (Origin.of("one", "a checkpoint").deployment, "one", Start(40, "group")),
-        (Origin.of("one", "a checkpoint").deployment, "two", Start(10, "topic made anew")),
-        (Origin.of("one", "a checkpoint").deployment, None, Start(40, "group")),
-        (Origin.of(None, "a checkpoint").deployment, "two", Start(40, "group")),
+        (CommitOrigin.of("one", "a checkpoint").deployment, "one", Start(40, "group")),
+        (CommitOrigin.of("one", "a checkpoint").deployment, "two", Start(10, "topic made anew")),
+        (CommitOrigin.of("one", "a checkpoint").deployment, None, Start(40, "group")),
+        (CommitOrigin.of(None, "a checkpoint").deployment, "two", Start(40, "group")),
         (7, "two", Start(40, "group")),  # as checkpoints committed before they named topics
     ],
 )

@@ -28,7 +28,8 @@ from ackcore.spark.dead_letters.letter_store import files_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine.causes import causes
-from ackcore.spark.engine.decide import Disagreement, check_found, failed_roots
+from ackcore.spark.engine.check import Disagreement, check_found
+from ackcore.spark.engine.decide import failed_roots
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.tasks import row_files
 from ackcore.spark.tasks.failed_rows import FailedRows

@@ -17,7 +17,7 @@ from sessions import on_both_sessions
 
 from ackcore.retry import Policy
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
-from ackcore.spark.engine.types import InputFrame
+from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
 

@@ -17,8 +17,7 @@ from ackcore.retry import Policy
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.action import run
 from ackcore.spark.engine.reread import check_content
-from ackcore.spark.engine.setup import setup_on_spark
-from ackcore.spark.engine.types import InputFrame, RunPlan
+from ackcore.spark.engine.setup import InputFrame, RunPlan, setup_on_spark
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.row_files import PLACE
 from ackcore.topology import TopologyBuilder

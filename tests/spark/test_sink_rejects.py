@@ -15,7 +15,7 @@ from test_sinks import WORDS, row_file
 from ackcore._arrow.shown import text_of
 from ackcore.spark import SinkRejects
 from ackcore.spark.checkpoint.refusals import Refusal
-from ackcore.spark.engine.refusals import refused_rows, without_refused
+from ackcore.spark.engine.act import refused_rows, without_refused
 from ackcore.spark.sinks.interface import AcceptedFile, read_accepted, read_with_places
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 

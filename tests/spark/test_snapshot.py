@@ -16,8 +16,8 @@ from ackcore.spark.base.determinism import has_fixed_order
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.engine import snapshot as module
+from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
-from ackcore.spark.engine.types import InputFrame
 from ackcore.spark.stores.files import RecordFile, remove_all
 from ackcore.spark.tasks.row_files import damage_in
 

@@ -18,9 +18,9 @@ from ackcore.spark.base.reasons import FAILED, Reasons
 from ackcore.spark.base.schemas import ATTEMPT, FIRST_MS, MESSAGE_ID, REPLAYED, SinkFile
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine import act
+from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.batch import Engine
-from ackcore.spark.engine.jobs import Jobs
-from ackcore.spark.engine.types import RunResult
+from ackcore.spark.engine.setup import RunResult
 from ackcore.spark.sinks.interface import read_accepted
 from ackcore.spark.stores.files import making_in, read_file
 from ackcore.spark.stores.opening import is_bucket
@@ -101,7 +101,7 @@ class World:
         for spout in self.spouts:
             bolt.shuffle(spout)
         self._sink(builder)
-        self.topology = builder.build(backoff_ms=10_000, **self.settings)
+        self.topology = builder.build(backoff_s=10.0, **self.settings)
 
     # what the sinks and the store of the dead do
 

@@ -24,9 +24,9 @@ from ackcore.topology import (
     row_collector,
     row_executor,
 )
-from ackcore.topology.answers import Answers
-from ackcore.topology.call_settings import call_settings
+from ackcore.topology.bolt_calls import call_settings
 from ackcore.topology.executors import executor_for
+from ackcore.topology.journaled_executor import Answers
 
 
 class Asyncly(AsyncBolt):

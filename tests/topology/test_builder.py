@@ -8,9 +8,9 @@ import re
 import pyarrow as pa
 import pytest
 
-from ackcore.topology import Bolt, Component, Settings, TopologyBuilder
-from ackcore.topology.groupings import All, Fields, Global, LocalOrShuffle, PartialKey, Shuffle
-from ackcore.topology.parts import Input
+from ackcore.topology import Bolt, Settings, TopologyBuilder
+from ackcore.topology.components import Component
+from ackcore.topology.parts import All, Fields, Global, Input, LocalOrShuffle, PartialKey, Shuffle
 
 KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 

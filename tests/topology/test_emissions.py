@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from ackcore.topology.emissions import joined
+from ackcore.topology.bolt_calls import joined
 from ackcore.topology.tuples import Anchors
 
 
@@ -26,7 +26,7 @@ def test_pieces_become_one_emission():
 
 
 def test_pieces_that_are_too_large_to_join_stay_apart(monkeypatch):
-    monkeypatch.setattr("ackcore.topology.emissions.JOIN_BYTES", 16)
+    monkeypatch.setattr("ackcore.topology.bolt_calls.JOIN_BYTES", 16)
     parts = joined("s", [piece(1), piece(2), piece(3), piece(4, 5, 6), piece(7)])
     assert [part.batch["n"].to_pylist() for part in parts] == [[1, 2], [3], [4, 5, 6], [7]]
 

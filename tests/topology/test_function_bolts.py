@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from ackcore.calls import CallSettings, Reject, Retry
-from ackcore.topology import Identity
 from ackcore.topology.executors import executor_for
-from ackcore.topology.function_bolts import BatchFunction, RowFunction
+from ackcore.topology.function_calls import BatchFunction, RowFunction
+from ackcore.topology.tuples import Identity
 
 NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 SQUARE = pa.schema([pa.field("square", pa.int64(), nullable=False)])

@@ -16,10 +16,10 @@ from results import emitted, failed
 
 from ackcore._files.journal import Journal
 from ackcore.calls import Reject, Unavailable
-from ackcore.topology import answers as answers_module
-from ackcore.topology.answers import Answers, context_of
+from ackcore.topology import journaled_executor as answers_module
 from ackcore.topology.components import AsyncBolt, BasicBolt, BatchBolt, Bolt
 from ackcore.topology.executors import executor_for
+from ackcore.topology.journaled_executor import Answers, context_of
 from ackcore.topology.tuples import Identity
 
 
@@ -221,7 +221,7 @@ def test_rows_that_do_not_fit_are_a_failure_that_is_kept(task):
 
 
 def test_an_answer_that_no_journal_takes_is_a_failure(task, monkeypatch):
-    monkeypatch.setattr("ackcore.topology.answers.MOST_BYTES", 100)
+    monkeypatch.setattr("ackcore.topology.journaled_executor.MOST_BYTES", 100)
     found = task(counting([])).process(1)
     assert failed([found])[0].type == "AnswerTooLarge"
 

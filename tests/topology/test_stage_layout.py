@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
-from ackcore.topology.groupings import Shuffle
-from ackcore.topology.parts import changes
+from ackcore.topology.parts import Shuffle, changes
 from ackcore.topology.stage_layout import Layout
 
 NUMBERS = pa.schema([("x", pa.int64()), ("y", pa.int64())])

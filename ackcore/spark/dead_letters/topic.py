@@ -89,8 +89,8 @@ class DeadLetterTopic:
         store: str | os.PathLike[str] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        from ackcore.kafka.client_settings import ClientSettings  # noqa: PLC0415
         from ackcore.kafka.producing import check_options, check_topic  # noqa: PLC0415
-        from ackcore.kafka.settings import ClientSettings  # noqa: PLC0415
 
         check_topic(topic)
         self.topic = topic
@@ -176,7 +176,7 @@ class TopicWriter:
     def _send(
         self, deliveries: Deliveries, spout: str, number: int, dead: pa.Table, first: int
     ) -> None:
-        from ackcore.kafka.dead_letters import MAX_DEATHS, deaths  # noqa: PLC0415
+        from ackcore.kafka.consumer.consumer_letters import MAX_DEATHS, deaths  # noqa: PLC0415
 
         letters = as_letters(dead, number).select(LETTER.names)
         payload = dead.select(dead.column_names[len(TRACKING) :]).combine_chunks()

@@ -1,1 +1,23 @@
-"""The protocol that makes each record's outcome certain: plan, run, check, decide, act, mark."""
+"""The engine: the protocol that makes each record's outcome certain.
+
+The modules that a micro-batch passes, one line for each step. Modules in parentheses are called by
+the module before them:
+
+    plan     batch -> checkpoint state, kafka sources
+    run      runs (suspects, snapshot, insist) -> action (setup) ==> tasks on workers ==>
+    check    action -> check, runs (reread) -> check
+    decide   runs (key_order) -> decide -> batch -> checkpoint state
+    act      batch -> act (insist) -> sinks, dead-letter store
+    mark     batch -> checkpoint state, kafka sources
+
+`batch` takes one micro-batch through all steps, and makes the plan and the mark.  `runs` runs it
+until a run is accepted: it waits for sources, and adds crashes to the plan.  `suspects` finds
+records that crash their worker, and `snapshot` saves the new rows for runs that search for them.
+`setup` has the arguments and the result of a run, and what its tasks get.  `action` is one run, a
+single Spark action.  `check` raises `Disagreement` if the results contradict each other.  `reread`
+reads failed records again.  `key_order` adds the records behind a failed record of their key.
+`decide` decides which records wait and which are dead.  `act` writes rows to the sinks, finds those
+that a sink refuses, and writes dead letters.  `insist` repeats calls and has the errors that end a
+query.  `progress` has the counts and the report of a micro-batch, and `causes` checks the limit on
+dead records.
+"""

@@ -1,28 +1,36 @@
-"""The act step: write rows to the sinks and dead letters to the store, with retries."""
+"""The act step: write rows to the sinks, find the rows that they refuse, write dead letters."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from ackcore._arrow.hashing import hash_columns
+from ackcore._arrow.shown import shown_rows
+from ackcore._records import Int32s, Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, RowFileDamaged
 from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import BatchDecision
-from ackcore.spark.checkpoint.refusals import Refusal
+from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.insist import Calls, Failed, Pause
-from ackcore.spark.engine.refusals import blames_a_row, isolate, refused_rows, without_refused
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile, write_sink
-from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects
+from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_with_roots, write_sink
+from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_refused
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Sink
 from ackcore.topology.settings import Settings
+from ackcore.topology.tuples import Reason
 
 #: Writes the dead records of a micro-batch, given its number and the records by spout; repeatable.
 DeadLetterWriter = Callable[[int, Mapping[str, pa.Table]], object]
@@ -219,3 +227,290 @@ def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
             damage = found
     if damage is not None:
         raise CheckpointCorrupt(str(damage)) from error
+
+
+# ---------------------------------------------------------------------------------- refused rows
+
+#: The number of consecutive failed calls after which a sink counts as down.
+_HOPELESS = 64
+#: The number of further failures before a row that failed by itself is refused.
+_TRIED_AGAIN = 2
+
+
+def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted:
+    """Return a micro-batch's rows for a sink, without those that it has refused."""
+    if not refusals:
+        return accepted
+    rows = pa.concat_tables([one.rows for one in refusals])
+    files, places = rows["file"].to_numpy(), rows["place"].to_numpy()
+    return replace(
+        accepted,
+        files=tuple(
+            file._replace(refused=np.sort(places[files == i]))
+            for i, file in enumerate(accepted.files)
+        ),
+    )
+
+
+def refused_rows(rejects: SinkRejects, accepted: Accepted) -> pa.Table:
+    """Find the rows that a sink refuses among those that it was given.
+
+    Returns
+    -------
+    pyarrow.Table
+        The refused rows in `REFUSED`, each once.
+
+    Raises
+    ------
+    InvalidRejects
+        If the sink names rows that it was not given: they would be neither written nor dead.
+    """
+    found, at = _by_places(rejects, accepted) if rejects.places else _by_values(rejects, accepted)
+    texts = pa.array([_reason(accepted.sink, one) for one in rejects.reasons], pa.string())
+    reasons = texts.take(pa.array(rejects.reason_of[at]))
+    return found.append_column(REFUSED.field("reason"), reasons)
+
+
+def _reason(sink: str, said: str | BaseException) -> str:
+    reason = Reason.of(sink, said, final=True)
+    return (reason if isinstance(said, BaseException) else reason._replace(type="Refused")).encode()
+
+
+def _by_places(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
+    """Return the refused rows, and for each its index in ``rejects``."""
+    assert rejects.places is not None
+    files, places = rejects.places
+    found, reasons = [_NONE], [np.empty(0, np.int64)]
+    lost = int(((files < 0) | (files >= len(accepted.files))).sum())
+    for i, file in enumerate(accepted.files):
+        mine = np.flatnonzero(files == i)
+        wanted, first = np.unique(places[mine], return_index=True)
+        for batch, there in read_with_roots(file, accepted.nonacked) if len(mine) else ():
+            here = np.isin(there, wanted)
+            found.append(_rows(i, there[here], batch.filter(pa.array(here))))
+            reasons.append(mine[first[np.isin(wanted, there)]])
+            lost -= int(here.sum())
+        lost += len(wanted)
+    if lost:
+        raise InvalidRejects(
+            f"it refuses {lost} rows that it was not given: there are no such places in "
+            "Accepted.files, or read_with_places does not yield them"
+        )
+    return pa.concat_tables(found), np.concatenate(reasons)
+
+
+def _by_values(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
+    assert rejects.values is not None
+    names, schema = rejects.values.column_names, accepted.schema()
+    if not names or len(set(names)) != len(names) or not set(names) <= set(schema.names):
+        raise InvalidRejects(
+            "it must name the rows that it refuses by columns of its stream, "
+            f"{', '.join(schema.names)}, got {', '.join(names) or 'none'}"
+        )
+    values = _as_in_stream(rejects.values, pa.schema([schema.field(name) for name in names]))
+    wanted, first = np.unique(_hashes(values.combine_chunks(), names), return_index=True)
+    found, reasons = [_NONE], [np.empty(0, np.int64)]
+    missing = np.ones(len(wanted), np.bool_)
+    for i, file in enumerate(accepted.files) if len(wanted) else ():
+        for batch, there in read_with_roots(file, accepted.nonacked):
+            hashes = _hashes(batch, names)
+            place = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+            here = wanted[place] == hashes
+            missing[place[here]] = False
+            found.append(_rows(i, there[here], batch.filter(pa.array(here))))
+            reasons.append(first[place[here]])
+    if missing.any():
+        first_one = shown_rows(values.slice(int(first[missing].min()), 1))[0]
+        raise InvalidRejects(
+            f"it refuses rows that it was not given: {int(missing.sum())} of {len(wanted)} values "
+            f"of {', '.join(names)} are in none, {first_one!r:.200} for one; rows are named by "
+            "values as they came, and of this micro-batch alone"
+        )
+    return pa.concat_tables(found), np.concatenate(reasons)
+
+
+def _as_in_stream(values: pa.Table, schema: pa.Schema) -> pa.Table:
+    for field in schema:
+        try:
+            cast = values[field.name].cast(field.type)
+        except pa.ArrowException as error:
+            raise InvalidRejects(
+                f"column {field.name!r} of the rows that it refuses must be {field.type}, as in "
+                f"its stream, got {values[field.name].type}: {error}"
+            ) from error
+        values = values.set_column(values.column_names.index(field.name), field, cast)
+    return values
+
+
+def _hashes(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> Int64s:
+    columns = [rows[name] for name in names]
+    arrays = [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
+    return hash_columns(arrays, len(rows))
+
+
+def _rows(file: int, places: Int64s, batch: pa.RecordBatch) -> pa.Table:
+    """Return rows of a file in the columns of `REFUSED`, without reasons."""
+    roots = batch.column(len(batch.schema) - 1)
+    if not pa.types.is_list(roots.type):
+        offsets = np.concatenate([[0], np.cumsum(roots.is_valid().to_numpy(False))])
+        roots = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), roots.drop_null())
+    files = np.full(len(places), file, np.int32)
+    return pa.table([pa.array(files), pa.array(places), roots.cast(_ROOTS)], schema=_NONE.schema)
+
+
+_ROOTS = pa.list_(pa.int64())
+_NONE = pa.schema([REFUSED.field(i) for i in range(3)]).empty_table()
+
+
+def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Table:
+    """Return the roots of refused rows in `FAILED`, each with the first reason on record.
+
+    If there are several spouts, the spout of a root is unknown, and null.
+    """
+    rows = pa.concat_tables([one.rows for one in refusals])
+    roots = pc.list_flatten(rows["roots"]).to_numpy()
+    at = pc.list_parent_indices(rows["roots"].combine_chunks()).to_numpy()
+    roots, first = np.unique(roots, return_index=True)
+    name = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
+    owner = pa.repeat(name, len(roots))
+    texts = rows["reason"].combine_chunks().take(pa.array(at[first]))
+    columns = [pa.array(roots, pa.int64()), owner.dictionary_encode(), texts.dictionary_encode()]
+    return pa.table(columns, schema=FAILED)
+
+
+def unanchored(refusals: Sequence[Refusal]) -> int:
+    """Return the number of refused rows without a root, which belong to no record."""
+    lengths = [pc.list_value_length(one.rows["roots"]) for one in refusals]
+    return sum(pc.sum(pc.equal(each, 0)).as_py() or 0 for each in lengths)
+
+
+# ------------------------------------------------------------------------------------- isolation
+
+#: Calls a sink; returns its error, or None.  May raise an error that ends the query.
+Probe = Callable[[Accepted], BaseException | None]
+
+
+def blames_a_row(sink: Sink, error: BaseException) -> bool:
+    """Return whether the sink's batch is bisected after this error, raised here or in a worker."""
+    if isinstance(error, sink.isolate):
+        return True
+    return any(re.search(rf"\b{kind.__name__}\b", str(error)) for kind in sink.isolate)
+
+
+def isolate(
+    sink: Sink, accepted: Accepted, error: BaseException, probe: Probe
+) -> SinkRejects | None:
+    """Bisect a batch for which a sink raises, down to the single rows for which it raises.
+
+    Parameters
+    ----------
+    sink : Sink
+        The sink, with the errors that a row may cause.
+    accepted : Accepted
+        The batch.
+    error : BaseException
+        The error that the sink raised for the whole batch.
+    probe : callable
+        Calls the sink with a part of the batch; returns its error, or None.
+
+    Returns
+    -------
+    SinkRejects or None
+        None if no row is certain: the sink is down, or rows fail only together.
+
+    Raises
+    ------
+    TooManyRefused
+        If more rows fail than the sink's `max_refused`.
+    """
+    files, places = _all_places(accepted)
+    found: list[int] = []
+    first: BaseException | None = None  # the error of the first found row
+    failed_in_a_row = 0
+    witness: tuple[int, int] | None = None  # the shortest part that the sink took
+
+    def is_up() -> bool:
+        return witness is None or probe(_part(accepted, files, places, *witness)) is None
+
+    parts = [(0, len(files), error)]  # parts that fail, with their errors
+    while parts:
+        low, high, error = parts.pop()
+        if high - low == 1:
+            found.append(low)
+            first = first or error
+        else:
+            middle = (low + high) // 2
+            bad = []
+            for half in ((low, middle), (middle, high)):
+                said = probe(_part(accepted, files, places, *half))
+                if said is None:
+                    failed_in_a_row = 0
+                    if witness is None or half[1] - half[0] < witness[1] - witness[0]:
+                        witness = half
+                    continue
+                failed_in_a_row += 1
+                if not blames_a_row(sink, said) or (
+                    failed_in_a_row >= _HOPELESS and not sink.isolate_alone
+                ):
+                    return None
+                # Without the traceback, which keeps this part of the batch in memory.
+                bad.append((*half, said.with_traceback(None)))
+            parts += reversed(bad)
+        if len(found) > sink.max_refused and (witness is not None or sink.isolate_alone):
+            if not is_up():
+                return None
+            raise too_many_refused(
+                f"sink {sink.name!r}",
+                accepted.batch_id,
+                sink.max_refused,
+                first or error,
+                "What is written of the micro-batch is replaced when it is given again",
+                "which takes some calls of the sink a row",
+            ) from error
+    if witness is None and not sink.isolate_alone:
+        return None
+
+    # The network may have caused a row's failure.  So each row is called twice more: two
+    # rounds over all rows.  In between and at the end, a part that the sink took must succeed.
+    rows = sorted(found)
+    for _ in range(_TRIED_AGAIN):
+        failing: list[int] = []
+        errors = []
+        for i, row in enumerate(rows):
+            if i % _HOPELESS == 0 and not is_up():
+                return None
+            said = probe(_part(accepted, files, places, row, row + 1))
+            if said is None:
+                continue
+            if not blames_a_row(sink, said):
+                return None
+            failing.append(row)
+            errors.append(said.with_traceback(None))  # the traceback keeps this part in memory
+        rows = failing
+    if not rows or not is_up():
+        return None
+    return SinkRejects.at(files[rows], places[rows], errors)
+
+
+def _all_places(accepted: Accepted) -> tuple[Int32s, Int64s]:
+    """Return the file and the place of each row that counts, without values: 12 bytes per row."""
+    files, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+    for i, file in enumerate(accepted.files):
+        for _, there in read_with_roots(file, accepted.nonacked):
+            files.append(np.full(len(there), i, np.int32))
+            places.append(there)
+    return np.concatenate(files), np.concatenate(places)
+
+
+def _part(accepted: Accepted, files: Int32s, places: Int64s, low: int, high: int) -> Accepted:
+    """Return the rows from number ``low`` to ``high`` of all, as one range of places per file.
+
+    The ranges take few bytes for any number of rows: they are sent with every call, to tasks, too.
+    """
+    kept = []
+    for i in np.unique(files[low:high]).tolist():
+        # Rows of a file are consecutive, and their places increase.
+        first, last = np.searchsorted(files, [i, i + 1])
+        start, stop = places[max(low, first)], places[min(high, last) - 1] + 1
+        kept.append(accepted.files[i]._replace(within=(int(start), int(stop))))
+    return replace(accepted, files=tuple(kept))

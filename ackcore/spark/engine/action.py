@@ -14,10 +14,10 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,21 +25,28 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
+from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED, TEXTS
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.base.session import collected
 from ackcore.spark.base.traces import RecordTrace, Step
 from ackcore.spark.base.versions import repartition_by_id
-from ackcore.spark.engine.agreement import count_problems, file_problems, trailer_problems
-from ackcore.spark.engine.collect import collected
-from ackcore.spark.engine.reread import with_repeated_ids
-from ackcore.spark.engine.setup import RunSetup, setup_on_spark
-from ackcore.spark.engine.types import InputFrame, RunPlan, RunResult
+from ackcore.spark.engine.check import count_problems, file_problems, trailer_problems
+from ackcore.spark.engine.reread import find_keys, judge, with_repeated_ids
+from ackcore.spark.engine.setup import (
+    InputFrame,
+    RunPlan,
+    RunResult,
+    RunSetup,
+    setup_on_spark,
+)
+from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
 from ackcore.spark.stores.files import read_run_table
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange import read_receipts
 from ackcore.spark.tasks.exchange_format import ROW_TYPE, TrailerReceipt
-from ackcore.spark.tasks.failed_rows import FailedRows
+from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.record_ids import CLAIM
 from ackcore.spark.tasks.results import (
     COUNTED,
@@ -58,6 +65,11 @@ from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised, Reason
+
+P = ParamSpec("P")
+R = TypeVar("R")
+#: A job about an accepted run, given the run's setup, its result, and more.
+OfRun = Callable[Concatenate[RunSetup, RunResult, P], R]
 
 
 def run(
@@ -268,3 +280,27 @@ def _with_reasons(rows: pa.Table, spouts: list[str]) -> pa.ChunkedArray:
     which = statuses.indices.to_numpy().astype(np.int64) * len(spouts) + rows["task"].to_numpy()
     said = pa.array(texts, pa.string()).take(pa.array(which))
     return pc.coalesce(reasons.cast(pa.string()), pa.chunked_array([said])).dictionary_encode()
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The Spark jobs of a micro-batch; their arguments are documented where each is defined.
+
+    ``run`` runs the micro-batch, ``snapshot_inputs`` saves its new rows, and ``load_snapshot``
+    finds rows that were saved before.  The other jobs concern an accepted run: ``setup`` returns
+    its setup again, without a query to Spark about the spilled spouts; ``judge`` reads failed
+    records again and judges them; ``find_keys`` finds records by their roots or keys.
+    """
+
+    run: Callable[[Topology, Layout, Sequence[InputFrame], RunPlan], RunResult] = run
+    snapshot_inputs: Callable[[Sequence[InputFrame], Place, int], list[InputFrame]] = (
+        snapshot_inputs
+    )
+    load_snapshot: Callable[[Sequence[InputFrame], Place], list[InputFrame] | None] = load_snapshot
+    setup: Callable[
+        [Topology, Layout, Sequence[InputFrame], RunPlan, Collection[str]], RunSetup
+    ] = setup_on_spark
+    judge: OfRun[[pa.Table, Rules], FailedRows] = judge
+    find_keys: OfRun[[Mapping[str, Int64s], Mapping[str, Int64s]], Mapping[str, pa.Table]] = (
+        find_keys
+    )

@@ -36,10 +36,16 @@ from ackcore.spark.base.interrupts import RunCancelled
 from ackcore.spark.base.schemas import FIRST_MS
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.engine.act import DeadLetterWriter, ask_sinks, park_dead
+from ackcore.spark.engine.act import (
+    DeadLetterWriter,
+    ask_sinks,
+    park_dead,
+    refused_roots,
+    unanchored,
+)
+from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.decide import BatchOutcome
 from ackcore.spark.engine.insist import Calls, Pause, Stopped
-from ackcore.spark.engine.jobs import Jobs, PlannedRows
 from ackcore.spark.engine.progress import (
     Account,
     Counts,
@@ -47,26 +53,12 @@ from ackcore.spark.engine.progress import (
     Stopwatch,
     percentiles,
 )
-from ackcore.spark.engine.refusals import refused_roots, unanchored
 from ackcore.spark.engine.runs import Runs
+from ackcore.spark.engine.setup import InputFrame, PlannedRows
 from ackcore.spark.engine.suspects import careful_if_needed, count_crash
-from ackcore.spark.engine.types import InputFrame
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
-
-
-class OffsetSources(PlannedRows, Protocol):
-    """The spouts whose rows are ranges of offsets, which the plan of a micro-batch names."""
-
-    def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return the offsets for a micro-batch (`Plan.offsets`), given the plan before it."""
-
-    def most_retries(self) -> int | None:
-        """Return the limit on retries in a micro-batch with new records; None: no limit."""
-
-    def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Report finished offsets to the sources after a micro-batch; return each spout's lag."""
 
 
 class Groups(Protocol):
@@ -96,7 +88,7 @@ class Engine:
         Waits for a number of seconds; returns whether to stop.
     jobs : Jobs, optional
         The Spark jobs.
-    offsets : OffsetSources, optional
+    offsets : PlannedRows, optional
         The spouts whose rows are ranges of offsets.
     groups : Groups, optional
         The consumer groups of the other spouts.
@@ -112,11 +104,11 @@ class Engine:
         clock: Clock = wall_clock_ms,
         pause: Pause | None = None,
         jobs: Jobs | None = None,
-        offsets: OffsetSources | None = None,
+        offsets: PlannedRows | None = None,
         groups: Groups | None = None,
     ) -> None:
         self.topology = topology
-        self._offsets = offsets
+        self._offsets = PlannedRows() if offsets is None else offsets
         self._groups = groups
         self.state = state
         self._spark = spark
@@ -132,6 +124,7 @@ class Engine:
             self._pause,
             jobs if jobs is not None else Jobs(),
             self.clock,
+            self._offsets,
         )
 
     # --------------------------------------------------------------------------- recorded state
@@ -208,9 +201,7 @@ class Engine:
                 is_new = self.state.plan(number) is None
                 plan = self._plan(number)
                 watch.lap("plan")
-                outcome, runs = self._runs.accepted(
-                    plan, inputs, watch, offsets=self._offsets, is_new=is_new
-                )
+                outcome, runs = self._runs.accepted(plan, inputs, watch, is_new)
                 decision = self._record_decision(plan, outcome)
                 # Use the recorded form, so that data in files is read only where it is needed.
                 outcome = replace(outcome, decision=decision)
@@ -235,10 +226,9 @@ class Engine:
         # driver.
         if plan is None:
             plan = self.state.make_plan(number, self.clock(), self._most_retries())
-            if self._offsets is not None:
-                parent = None if plan.parent is None else self.state.plan(plan.parent)
-                plan = replace(plan, offsets=self._offsets.plan(number, parent))
-            plan = replace(plan, ordered_by=self._runs.ordered_by)
+            parent = None if plan.parent is None else self.state.plan(plan.parent)
+            offsets = self._offsets.plan(number, parent)
+            plan = replace(plan, offsets=offsets, ordered_by=self._runs.ordered_by)
             plan = careful_if_needed(plan, settings.careful_after)
         elif plan.interrupted:
             plan = self._bounded(replace(plan, interrupted=False))
@@ -254,7 +244,7 @@ class Engine:
     def _most_retries(self) -> int:
         """Return the limit on retries in a new plan, so that they do not delay new records."""
         most = self.topology.settings.max_retries_per_batch
-        bound = None if self._offsets is None else self._offsets.most_retries()
+        bound = self._offsets.most_retries()
         return most if bound is None else min(most, bound)
 
     def _bounded(self, plan: Plan) -> Plan:
@@ -308,7 +298,7 @@ class Engine:
         failed = refused_roots(refusals, spouts)
         rows = Calls(self._spark, number, self._pause).insist(
             "reading the records again that sinks refused",
-            lambda: self._runs.read_again(plan, decision, inputs, failed, self._offsets),
+            lambda: self._runs.read_again(plan, decision, inputs, failed),
             self.topology.settings,
         )
         dead = rows.dies
@@ -336,7 +326,7 @@ class Engine:
         """Report finished offsets to sources and groups after the mark; return each spout's lag."""
         lag: dict[str, int] = {}
         plan = self.state.plan(decision.number)
-        if self._offsets is not None and plan is not None:
+        if plan is not None:
             lag |= self._offsets.done(plan, decision)
         if self._groups is not None:
             lag |= self._groups.done(decision)
@@ -366,18 +356,18 @@ class Engine:
         first_ms: Int64s = np.empty(0, np.int64) if outcome is None else outcome.first_ms
         for table in decision.refused.values() if outcome is not None else ():
             first_ms = _without(first_ms, table[FIRST_MS].to_numpy())
-        new = (now - decision.now_ms, acked - len(first_ms))
+        new = ((now - decision.now_ms) / 1000, acked - len(first_ms))
         seconds = watch.seconds()
         return Progress(
             batch_id=decision.number,
             **known,
             waiting=decision.waiting.rows(),
-            oldest_ms=0 if oldest_ms is None else now - oldest_ms,
-            latency_ms=percentiles([new], now - first_ms),
-            duration_ms=1000 * seconds,
+            oldest_s=0.0 if oldest_ms is None else (now - oldest_ms) / 1000,
+            latency_s=percentiles([new], (now - first_ms) / 1000),
+            duration_s=seconds,
             records_per_s=(acked + failed) / seconds if runs else 0.0,
             runs=runs,
-            steps_ms=watch.laps,
+            steps_s=watch.laps,
             lag=lag,
             traces=() if outcome is None else outcome.traces,
         )

@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 from ackcore._records import Int64s
 from ackcore.retry import Policy
 from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, refused
-from ackcore.spark.base.root_ids import distinct, ids_in, in_ranges, once
+from ackcore.spark.base.root_ids import distinct, ids_in
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, FailedFile, SinkFile
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.checkpoint.dead import Dead, DeadPart
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, nonacked_of
 from ackcore.spark.checkpoint.segments import untried_in
+from ackcore.spark.engine.check import Disagreement
 from ackcore.spark.engine.progress import Account
-from ackcore.spark.engine.types import RunResult
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.results import INLINE_BYTES
 from ackcore.spark.tasks.row_files import (
@@ -38,10 +38,6 @@ from ackcore.spark.tasks.row_files import (
 )
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
-
-
-class Disagreement(Exception):
-    """The results of a run contradict each other. It is run again, and no attempt counts."""
 
 
 @dataclass(frozen=True)
@@ -164,48 +160,9 @@ def _shared(file: RowFile) -> tuple[Int64s, Int64s]:
     return np.concatenate(sizes), np.concatenate(roots)
 
 
-def check_agreement(ran: RunResult, retries: Retries) -> None:
-    """Raise `Disagreement` unless a run's results agree and all due records ran."""
-    if ran.problems:
-        raise Disagreement("; ".join(ran.problems))
-    for spout, table in retries.due.items():
-        if ran.retried.get(spout, 0) != len(table):
-            raise Disagreement(
-                f"{len(table)} records of spout {spout} were due, and "
-                f"{ran.retried.get(spout, 0)} of them ran"
-            )
-
-
 def failed_roots(failed: pa.Table, rows: FailedRows) -> list[Int64s]:
     """Return columns of the roots that failed, including judged records; a root may occur twice."""
     return [*ids_in(failed["root_id"]), *rows.roots()]
-
-
-def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = False) -> None:
-    """Raise `Disagreement` unless each failed record was found exactly once.
-
-    Parameters
-    ----------
-    sought : sequence of numpy.ndarray of int64
-        Columns with the roots that failed.
-    found : FailedRows
-        The records that were found.
-    is_all : bool, default False
-        Whether ``sought`` is the roots of ``found``: then only duplicates are looked for.
-    """
-    rows = found.roots()
-    agree, lost, there = True, 0, 0
-    for some, got in in_ranges([] if is_all else sought, rows):
-        wanted = once(got if is_all else some)
-        same = np.array_equal(wanted, got)
-        agree &= same
-        lost += len(wanted)
-        there += len(wanted) if same else len(np.intersect1d(wanted, got))
-    if not agree:
-        raise Disagreement(
-            f"{lost} records failed, and reading the sources again found {there} of them in "
-            f"{sum(map(len, rows))} rows: they did not give the same rows a second time"
-        )
 
 
 def decide(
@@ -323,6 +280,6 @@ def _cut(
 
 def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:
     """Return the rules by which the failed records of a micro-batch are judged."""
-    policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
+    policy = Policy.of_seconds(settings.max_attempts, settings.backoff_s, settings.max_backoff_s)
     timeout_ms = 1000 * settings.unavailable_timeout_s
     return Rules(plan.now_ms, ended_ms, policy, timeout_ms, INLINE_BYTES)

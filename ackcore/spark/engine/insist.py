@@ -1,23 +1,32 @@
-"""Repeated calls of a sink or a store that may fail, until the call returns or is given up."""
+"""Steps that fail: repeated calls, waiting for a source, and the errors that end a query."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
-from ackcore.retry import capped_doubling
+from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import (
     CheckpointCorrupt,
     CheckpointForeign,
     CheckpointInUse,
+    StateError,
     one_line,
 )
 from ackcore.spark.base.interrupts import cancelling, raise_if_interrupted
+from ackcore.spark.base.session import ResultsTooLarge
+from ackcore.spark.base.versions import Py4JError
+from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.engine.check import Disagreement
+from ackcore.spark.engine.setup import Obstacle
 from ackcore.spark.sinks.rejects import InvalidRejects, TooManyRefused
 from ackcore.topology.settings import Settings
 
@@ -141,12 +150,12 @@ class Calls:
         Exception
             The errors of `once` that end the query.
         """
-        for attempt in range(1, settings.sink_attempts + 1):
+        for attempt in range(1, settings.max_sink_attempts + 1):
             try:
                 return self.once(what, call, fenced=fenced)
             except Failed as failed:
                 error = failed.error
-            last = attempt == settings.sink_attempts
+            last = attempt == settings.max_sink_attempts
             found = None if mend is None or not (last or attempt > 1) else mend(error)
             if found is not None:
                 return found
@@ -157,13 +166,14 @@ class Calls:
                     f"with {said}. What is decided is recorded: when the cause is gone, start "
                     f"again on the same checkpoint, and it goes on there{hint}"
                 ) from error
-            waits = capped_doubling(settings.sink_backoff_ms, attempt, settings.max_backoff_ms)
+            sink_ms, most_ms = whole_ms(settings.sink_backoff_s), whole_ms(settings.max_backoff_s)
+            waits = capped_doubling(sink_ms, attempt, most_ms)
             _log.warning(
                 "%s failed with micro-batch %d, attempt %d of %d, again in %.1f s: %s",
                 what,
                 self._number,
                 attempt,
-                settings.sink_attempts,
+                settings.max_sink_attempts,
                 waits / 1000,
                 said,
             )
@@ -178,3 +188,156 @@ def _said(error: BaseException) -> str:
 
 def _stopped(what: str, error: BaseException) -> Stopped:
     return Stopped(f"stopped while {what} was failing: {_said(error)}")
+
+
+_log = logging.getLogger("ackcore")
+
+#: The first pause between two checks, the longest, and the seconds between two warnings.
+_PAUSE_MS, _LONGEST_PAUSE_MS, _SAY_S = 500, 5_000, 60.0
+
+
+class RowsMissing(Exception):
+    """The rows that a micro-batch waits for did not arrive in time."""
+
+
+class Outage:
+    """A time in which the planned rows of a micro-batch cannot be read.
+
+    Parameters
+    ----------
+    ask : callable
+        Returns the obstacle to reading the rows of a plan, or None.
+    pause : callable
+        Waits for a number of seconds; returns whether to stop.
+    clock : callable, optional
+        Returns seconds.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Plan], Obstacle | None],
+        pause: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._ask = ask
+        self._pause = pause
+        self._runs = 0
+        self._said_at: float | None = None
+        #: The time since when rows with a time-out are missing.
+        self._missing_since: float | None = None
+
+    def wait(self, plan: Plan, said: str) -> bool:
+        """Wait until a run may read the planned rows; return True if the query is to stop.
+
+        Parameters
+        ----------
+        plan : Plan
+            The plan of the micro-batch.
+        said : str
+            The error of the failed run: the rows that it could not read.
+
+        Raises
+        ------
+        RowsMissing
+            If the rows are missing for longer than the obstacle's time-out.
+        """
+        self._runs += 1
+        asked = 0
+        while True:
+            obstacle = self._ask(plan)
+            self._look_at(plan.number, obstacle, said)
+            asked += 1
+            # Tasks may not reach rows that the driver can read: always pause.
+            waits = capped_doubling(_PAUSE_MS, asked if obstacle else self._runs, _LONGEST_PAUSE_MS)
+            if self._pause(waits / 1000):
+                return True
+            if obstacle is None:
+                return False
+
+    def _look_at(self, number: int, obstacle: Obstacle | None, said: str) -> None:
+        now = self._clock()
+        text = said if obstacle is None else obstacle.text
+        limit = None if obstacle is None else obstacle.timeout_s
+        if limit is None:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = now
+        elif now - self._missing_since > limit:
+            raise RowsMissing(f"{text}, for {limit:g} s")
+        if self._said_at is None or now - self._said_at >= _SAY_S:
+            self._said_at = now
+            ends = "" if limit is None else f"; the query ends if that lasts {limit:g} s"
+            _log.warning(
+                "micro-batch %d cannot be read, and is run when it can: %s%s",
+                number,
+                text,
+                ends,
+            )
+
+
+#: Errors of a run that another run may not have.
+_MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, EOFError)
+
+#: The start of a worker's error if it could not load its task.
+_NO_MODULE = "ModuleNotFoundError: "
+_WRONG_VALUE = re.compile(r"\[([A-Z][A-Z0-9_.]*)\][^\n]*SQLSTATE: 22")
+
+
+class RunFailed(RuntimeError):
+    """Every run of a micro-batch failed; nothing was decided about its records."""
+
+
+def worth_another_run(error: BaseException) -> bool:
+    """Return whether another run may succeed after this error."""
+    if not isinstance(error, _MAY_PASS) or isinstance(error, AnalysisException | StateError):
+        return False
+    # This worker could not load its task. (A bolt that lacks a module only fails its tuples.)
+    return not one_line(error).startswith(_NO_MODULE)
+
+
+def wrong_value(error: BaseException) -> str | None:
+    """Return Spark's name of an error about a value, such as CAST_INVALID_INPUT, or None.
+
+    Spark raises these outside the bolts, and for the same rows each time: a cast in ANSI mode, a
+    division by zero, an overflow. Their SQLSTATE is of class 22, data exception (ISO 9075).
+    """
+    found = _WRONG_VALUE.search(str(error))
+    return found and found.group(1)
+
+
+def stopped(plan: Plan) -> Stopped:
+    """Return the exception for a query that is stopped while a micro-batch runs."""
+    return Stopped(f"stopped while micro-batch {plan.number} ran")
+
+
+def given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
+    """Return the exception for a micro-batch that is not run again, with the way out."""
+    said = one_line(error)
+    way_out = "when the cause is gone, start again on the same checkpoint"
+    if isinstance(error, ResultsTooLarge):
+        way_out = (
+            "too many of them failed for the driver; raise spark.driver.maxResultSize (and "
+            "spark.driver.memory with it, both before the session is made), or mend what they fail "
+            "of, and start again on the same checkpoint. A source that gives a micro-batch fewer "
+            "records, as by maxFilesPerTrigger, keeps later ones smaller"
+        )
+    if wrong_value(error):
+        way_out = (
+            "the DataFrame of a spout has a value that its own expressions do not take; tolerate "
+            "it there (as try_cast does) or filter it out, then start again on the same checkpoint"
+        )
+    if said.startswith(_NO_MODULE):
+        way_out = (
+            "the workers do not find what the driver does. A file of yours, which the driver has "
+            "from its script's directory: send it along with spark.sparkContext.addPyFile() (on "
+            "Spark Connect spark.addArtifact(path, pyfile=True)), or put its directory into the "
+            "workers' PYTHONPATH before the session is made. A package that is installed: point "
+            "PYSPARK_PYTHON (or spark.pyspark.python), before the session is made, to a Python "
+            f"that has it, here {sys.executable}; then {way_out}"
+        )
+    return RunFailed(
+        f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "
+        f"the last time because of {type(error).__name__}: {said}. Nothing is decided about "
+        f"its records: {way_out}"
+    )

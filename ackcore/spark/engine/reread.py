@@ -36,9 +36,8 @@ from ackcore.spark.base.root_ids import (
     starts_of_ranges,
 )
 from ackcore.spark.base.schemas import MESSAGE_ID
-from ackcore.spark.engine.collect import collected
-from ackcore.spark.engine.setup import RunSetup
-from ackcore.spark.engine.types import RunResult
+from ackcore.spark.base.session import collected
+from ackcore.spark.engine.setup import RunResult, RunSetup
 from ackcore.spark.stores.files import making_in
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.record_ids import SpoutSpec, positions_of

@@ -30,26 +30,36 @@ from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import ids_in
+from ackcore.spark.base.session import ResultsTooLarge
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.engine.collect import ResultsTooLarge
-from ackcore.spark.engine.decide import (
-    BatchOutcome,
+from ackcore.spark.engine.action import Jobs, OfRun, P, R
+from ackcore.spark.engine.check import (
     Disagreement,
     check_agreement,
     check_found,
+    check_same_rows,
+)
+from ackcore.spark.engine.decide import (
+    BatchOutcome,
     decide,
     failed_roots,
     propagate_failures,
     rules_of,
     with_rejection_reasons,
 )
-from ackcore.spark.engine.given_up import given_up, stopped, worth_another_run, wrong_value
-from ackcore.spark.engine.insist import Pause
-from ackcore.spark.engine.jobs import Jobs, OfRun, P, PlannedRows, R
+from ackcore.spark.engine.insist import (
+    Outage,
+    Pause,
+    RowsMissing,
+    given_up,
+    stopped,
+    worth_another_run,
+    wrong_value,
+)
 from ackcore.spark.engine.key_order import Ordering, held_back
-from ackcore.spark.engine.outcomes import with_outcomes
-from ackcore.spark.engine.progress import Stopwatch, warn_of_failures
+from ackcore.spark.engine.progress import Stopwatch, warn_of_failures, with_outcomes
+from ackcore.spark.engine.setup import InputFrame, PlannedRows, RunPlan, RunResult
 from ackcore.spark.engine.suspects import (
     count_crash,
     crashes_logged,
@@ -58,8 +68,6 @@ from ackcore.spark.engine.suspects import (
     rejections,
     update_suspects,
 )
-from ackcore.spark.engine.types import InputFrame, RunPlan, RunResult
-from ackcore.spark.engine.unread import Outage, RowsMissing
 from ackcore.spark.stores.files import remove_all
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
@@ -91,6 +99,8 @@ class Runs:
         The Spark jobs.
     clock : callable
         Returns milliseconds since 1970.
+    offsets : PlannedRows
+        The rows that plans name.
     """
 
     def __init__(
@@ -101,6 +111,7 @@ class Runs:
         pause: Pause,
         jobs: Jobs,
         clock: Clock,
+        offsets: PlannedRows,
     ) -> None:
         self._topology = topology
         self._layout = Layout.of(topology)
@@ -109,6 +120,7 @@ class Runs:
         self._pause = pause
         self._jobs = jobs
         self._clock = clock
+        self._offsets = offsets
         #: By ordered spout, the columns of its key.
         self.ordered_by = {
             name: spout.ordered_by for name, spout in topology.spouts.items() if spout.ordered_by
@@ -117,13 +129,7 @@ class Runs:
         self.spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
 
     def accepted(
-        self,
-        plan: Plan,
-        inputs: Sequence[InputFrame],
-        watch: Stopwatch,
-        *,
-        offsets: PlannedRows | None = None,
-        is_new: bool = True,
+        self, plan: Plan, inputs: Sequence[InputFrame], watch: Stopwatch, is_new: bool
     ) -> tuple[BatchOutcome, int]:
         """Run a micro-batch until a run is accepted.
 
@@ -135,9 +141,7 @@ class Runs:
             The new rows, except those that the plan names.
         watch : Stopwatch
             Receives the times of run and check.
-        offsets : PlannedRows, optional
-            The rows that the plan names.
-        is_new : bool, default True
+        is_new : bool
             Whether the plan was made just now.
 
         Returns
@@ -158,26 +162,26 @@ class Runs:
         on_record = bool(plan.suspects or plan.rejected)
         outage: Outage | None = None
         for runs in count(1):
-            if offsets is not None and (runs > 1 or not is_new):
-                mended = self._mended(plan, inputs, offsets)
+            if runs > 1 or not is_new:
+                mended = self._mended(plan, inputs)
                 if mended is not plan:
                     # The remaining rows may run without a crash.
                     plan, in_vain, on_record = mended, 0, False
-            new = inputs if offsets is None else [*inputs, *offsets.inputs(plan)]
+            new = [*inputs, *self._offsets.inputs(plan)]
             work = self._state.runs.new(plan.number)
             try:
-                rows = new
+                rows: Sequence[InputFrame] = new
                 if plan.careful:
-                    plan, rows = self._use_snapshot(plan, new, on_record, offsets)
+                    plan, rows = self._use_snapshot(plan, new, on_record)
                     on_record = True
                 outcome = self._run_once(plan, rows, work, watch)
                 if not plan.careful:
-                    _check_same_rows(plan, offsets)
+                    check_same_rows(plan, self._offsets)
                 return outcome, runs
             except Exception as error:
-                unread = None if offsets is None else offsets.unread(error)
-                if offsets is not None and unread is not None:
-                    outage = outage or Outage(offsets.obstacle, self._pause)
+                unread = self._offsets.unread(error)
+                if unread is not None:
+                    outage = outage or Outage(self._offsets.obstacle, self._pause)
                     self._outlast(outage, unread, plan, runs, error)
                     continue
                 damage = self._may_run_again(plan, runs, error, handled)
@@ -193,7 +197,7 @@ class Runs:
                     self._state.write_plan(plan)
                 # Progress in finding crashing records resets the count: there may be more of them.
                 in_vain = 0 if isolation_progress(plan) > known else in_vain + 1
-                if in_vain >= self._topology.settings.run_attempts:
+                if in_vain >= self._topology.settings.max_runs:
                     raise given_up(plan, runs, error) from error
                 if in_vain:
                     waits = capped_doubling(_PAUSE_MS, in_vain, _LONGEST_PAUSE_MS)
@@ -235,24 +239,22 @@ class Runs:
             raise given_up(plan, runs, error) from error
         return damage
 
-    def _mended(self, plan: Plan, inputs: Sequence[InputFrame], offsets: PlannedRows) -> Plan:
+    def _mended(self, plan: Plan, inputs: Sequence[InputFrame]) -> Plan:
         """Return the plan without lost rows; the same plan if none is lost or it has a snapshot."""
+        if not plan.offsets:
+            return plan
         directory = self._state.runs.snapshot(plan.number)
-        rows = [*inputs, *offsets.inputs(plan)]
+        rows = [*inputs, *self._offsets.inputs(plan)]
         if plan.careful and self._jobs.load_snapshot(rows, directory) is not None:
             return plan
-        mended = offsets.mended(plan)
+        mended = self._offsets.mended(plan)
         if mended is not plan:
             remove_all(directory)  # it holds other rows than the new plan
             self._state.write_plan(mended)
         return mended
 
     def _use_snapshot(
-        self,
-        plan: Plan,
-        inputs: Sequence[InputFrame],
-        on_record: bool,
-        offsets: PlannedRows | None,
+        self, plan: Plan, inputs: Sequence[InputFrame], on_record: bool
     ) -> tuple[Plan, Sequence[InputFrame]]:
         """Load or write a snapshot for all further runs, so that root ids name the same records."""
         directory = self._state.runs.snapshot(plan.number)
@@ -267,7 +269,7 @@ class Runs:
                 self._spark, lambda: self._jobs.snapshot_inputs(inputs, directory, epoch)
             )
             try:
-                _check_same_rows(plan, offsets)
+                check_same_rows(plan, self._offsets)
             except Disagreement:
                 remove_all(directory)
                 raise
@@ -383,7 +385,6 @@ class Runs:
         decision: BatchDecision,
         inputs: Sequence[InputFrame],
         failed: pa.Table,
-        offsets: PlannedRows | None,
     ) -> FailedRows:
         """Judge records of the run that a decision accepted, made by this driver or a former one.
 
@@ -393,7 +394,7 @@ class Runs:
             The recorded plan of the micro-batch.
         decision : BatchDecision
             The recorded decision, not marked yet.
-        inputs, offsets
+        inputs
             See `accepted`.
         failed : pyarrow.Table
             The roots of the records, in `FAILED`.
@@ -417,7 +418,7 @@ class Runs:
                 f"{_told(self.ordered_by)} now. Let the former topology finish the micro-batch, "
                 "then change it"
             )
-        new = inputs if offsets is None else [*inputs, *offsets.inputs(plan)]
+        new = [*inputs, *self._offsets.inputs(plan)]
         kept = None
         if plan.careful:
             kept = self._jobs.load_snapshot(new, self._state.runs.snapshot(plan.number))
@@ -428,7 +429,7 @@ class Runs:
         found = self._of_run(self._jobs.judge, rows, run_plan, ran, failed, rules)
         check_found(ids_in(failed["root_id"]), found)
         if kept is None:
-            _check_same_rows(plan, offsets)
+            check_same_rows(plan, self._offsets)
         return found
 
     def _of_run(
@@ -447,16 +448,6 @@ class Runs:
             return job(setup, ran, *of, **by_name)
 
         return interruptible(self._spark, start)
-
-
-def _check_same_rows(plan: Plan, offsets: PlannedRows | None) -> None:
-    """Raise `Disagreement` if the rows that were read may differ from the planned rows.
-
-    Called after the last reading: rows that are in place now were in place at each earlier reading.
-    """
-    replaced = None if offsets is None else offsets.replaced(plan)
-    if replaced is not None:
-        raise Disagreement(replaced)
 
 
 def _write_retries(retries: Retries, work: Place) -> dict[str, RowFile]:

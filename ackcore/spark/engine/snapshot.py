@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.base.paths import Place
-from ackcore.spark.engine.types import InputFrame, Snapshot
+from ackcore.spark.engine.setup import InputFrame, Snapshot
 from ackcore.spark.stores.files import RecordFile
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, read_rows
 

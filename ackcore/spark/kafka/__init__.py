@@ -17,7 +17,7 @@ from ackcore.topology.builder import Topology
 
 if TYPE_CHECKING:
     from ackcore.spark.kafka.frame_groups import FrameGroups
-    from ackcore.spark.kafka.sources import KafkaSources
+    from ackcore.spark.kafka.kafka_spouts import KafkaSources
 
 
 def kafka_sources(
@@ -36,7 +36,7 @@ def kafka_sources(
     """
     if all(spout.kind != "kafka" for spout in topology.spouts.values()):
         return None
-    from ackcore.spark.kafka.sources import KafkaSources  # noqa: PLC0415
+    from ackcore.spark.kafka.kafka_spouts import KafkaSources  # noqa: PLC0415
 
     with fenced(state.check_owner):
         return KafkaSources.of(topology, spark, state, ends=ends, once=once)

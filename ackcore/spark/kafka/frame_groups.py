@@ -20,8 +20,7 @@ from ackcore.kafka.cluster import Cluster
 from ackcore.spark.base.streams import streams_in
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.kafka.commits import states
-from ackcore.spark.kafka.groups import Key, Teller, ToldGroup, refuse_two_tellers
+from ackcore.spark.kafka.group_commits import Key, Teller, ToldGroup, refuse_two_tellers, states
 from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.topology.builder import Topology
 from ackcore.topology.parts import Spout

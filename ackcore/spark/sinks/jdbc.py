@@ -19,7 +19,7 @@ from ackcore.spark.sinks.jdbc_transaction import (
     table_names,
 )
 from ackcore.spark.sinks.unavailable import unavailable
-from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
+from ackcore.topology.parts import MAX_REFUSED, check_max_refused
 
 _WAY_OUT = (
     "See that the server runs and can be reached from the driver and the workers, that Spark has "

@@ -29,9 +29,9 @@ from ackcore.spark.sinks.rejects import SinkRejects
 from ackcore.spark.sinks.unavailable import unavailable
 
 if TYPE_CHECKING:
+    from ackcore.kafka.client_settings import ClientSettings
     from ackcore.kafka.messages import Content, MessageColumns
     from ackcore.kafka.producing import DeliveryError, Transactions
-    from ackcore.kafka.settings import ClientSettings
 
 #: The driver itself sends up to this many rows and bytes: starting a Spark job takes longer.
 _DRIVER_ROWS = 1 << 15
@@ -115,8 +115,8 @@ def to_kafka(
     ImportError
         If confluent-kafka is not installed: it comes with ``ackcore[kafka]``.
     """
+    from ackcore.kafka.client_settings import ClientSettings  # noqa: PLC0415
     from ackcore.kafka.messages import MessageColumns  # noqa: PLC0415
-    from ackcore.kafka.settings import ClientSettings  # noqa: PLC0415
 
     kafka = producing()
     kafka.check_topic(topic)

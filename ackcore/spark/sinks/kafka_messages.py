@@ -11,12 +11,12 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
 from ackcore.spark.sinks.interface import AcceptedFile, read_with_places
-from ackcore.topology.max_refused import MAX_REFUSED
+from ackcore.topology.parts import MAX_REFUSED
 
 if TYPE_CHECKING:
+    from ackcore.kafka.client_settings import ClientSettings
     from ackcore.kafka.messages import Content, MessageColumns
     from ackcore.kafka.producing import Deliveries, DeliveryError, Undelivered
-    from ackcore.kafka.settings import ClientSettings
 
 
 def producing() -> ModuleType:

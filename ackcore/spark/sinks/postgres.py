@@ -16,7 +16,7 @@ from ackcore.spark.sinks.connections import Connections
 from ackcore.spark.sinks.copy_format import refuse_unfit
 from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.rejects import SinkRejects
-from ackcore.topology.max_refused import MAX_REFUSED, check_max_refused
+from ackcore.topology.parts import MAX_REFUSED, check_max_refused
 
 if TYPE_CHECKING:
     from ackcore.spark.sinks.postgres_catalog import Target

@@ -29,7 +29,7 @@ from ackcore.spark.sinks.postgres_table import (
     shown_message,
 )
 from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
-from ackcore.topology.max_refused import MAX_REFUSED
+from ackcore.topology.parts import MAX_REFUSED
 
 _LONGEST = 500
 

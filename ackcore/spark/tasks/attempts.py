@@ -12,13 +12,11 @@ import pyarrow as pa
 
 from ackcore.calls import CallSettings
 from ackcore.spark.base.batches import Batches, as_spark_types
-from ackcore.topology.bolt_calls import cleaned_up
+from ackcore.topology.bolt_calls import JOIN_BYTES, cleaned_up
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.emissions import JOIN_BYTES
 from ackcore.topology.executors import executor_for
 from ackcore.topology.failure_reasons import Reasons
-from ackcore.topology.function_bolts import BatchFunction
-from ackcore.topology.function_calls import Piece, RowCalls
+from ackcore.topology.function_calls import BatchFunction, Piece, RowCalls
 from ackcore.topology.functions import Function, Kind
 from ackcore.topology.tuples import Reason
 

@@ -38,9 +38,9 @@ from ackcore.spark.tasks.tracking import (
     Owners,
     running_counts,
 )
-from ackcore.topology.answers import Answers, context_of
 from ackcore.topology.components import output_streams
 from ackcore.topology.executors import Executor
+from ackcore.topology.journaled_executor import Answers, context_of
 from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Results
 
 

@@ -20,7 +20,7 @@ from ackcore.spark.tasks.exchange_format import RootRuns, untracked
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks, running_counts
-from ackcore.topology.groupings import All, Global, PartialKey
+from ackcore.topology.parts import All, Global, PartialKey
 from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Reason
 

@@ -11,7 +11,7 @@ from ackcore.spark.tasks.exchange_format import SETTLE
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.topology.components import Component
 from ackcore.topology.executors import Executor, executor_for
-from ackcore.topology.groupings import Global
+from ackcore.topology.parts import Global
 from ackcore.topology.stage_layout import Layout, Subscription
 
 #: The most bytes of rows that are read or passed on at a time.
@@ -57,7 +57,7 @@ class TaskSpec:
         The roots that fail without being run.
     isolates : bool
         Whether the markers of earlier attempts at a task are about the same rows.
-    timeout_s : int or None
+    timeout_s : float or None
         The time limit of one call of a bolt in seconds.
     slots : int
         The number of tasks that Spark runs at once.
@@ -84,7 +84,7 @@ class TaskSpec:
     suspects: Mapping[int, int] = field(default_factory=dict)
     rejected: frozenset[int] = frozenset()
     isolates: bool = False
-    timeout_s: int | None = None
+    timeout_s: float | None = None
     slots: int = 1
     rules: Rules | None = None
     trace_per_million: int = 0

@@ -1,0 +1,328 @@
+"""The checks of ids, offsets and rows for both backends: ranges, conversions, and errors.
+
+Both backends use these limits and errors; `ackcore._columns` converts single columns and numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ackcore._columns import as_count, as_id, id_column, same_length, task_column, uint8_column
+from ackcore._records import Int64s, OffsetState, UInt8s
+
+PARTITION_BITS = 16
+OFFSET_BITS = 42
+ATTEMPT_BITS = 6
+#: Ordinals are the non-negative numbers of a signed 64-bit column.
+ORDINAL_BITS = 63
+
+
+def is_one_for_all(value: object) -> bool:
+    """Return whether a column argument is a single integer for all rows."""
+    # Arrays have __index__ too, for arrays with one item.
+    return hasattr(value, "__index__") and not isinstance(value, np.ndarray)
+
+
+def refuse_part(column: Any, name: str, bits: int) -> NoReturn:
+    """Raise for the first row of ``column`` that is negative or wider than ``bits`` bits."""
+    row = int(np.argmax((column < 0) | (column >= 2**bits)))
+    raise ValueError(f"{name} must be in 0..{2**bits - 1}, got {int(column[row])} in row {row}")
+
+
+def refuse_parent(row: int, parent: int, n: int) -> NoReturn:
+    """Raise for a parent that is not one of the ``n`` rows."""
+    among = f"0..{n - 1}" if n else "no rows at all (n is 0)"
+    raise ValueError(f"parents must be row numbers in {among}, got {parent} in row {row}")
+
+
+def component_key(component: Any) -> int:
+    """Return the signed 64-bit int that represents a component in edge ids.
+
+    Parameters
+    ----------
+    component : str or int
+        A component's name, which is hashed, or a 64-bit int, signed or not, which is used
+        unchanged. The result can therefore be passed in place of the name.
+
+    Returns
+    -------
+    int
+        In -2**63..2**63-1.
+    """
+    if isinstance(component, str):
+        return hash_name(component)
+    return as_id(component, "component")
+
+
+@functools.lru_cache(maxsize=1024)
+def hash_name(name: str) -> int:
+    """Return the hash of a component's name, a signed 64-bit int."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"ackcore.comp").digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+#: The position after the last offset must fit in 64 bits too.
+MAX_OFFSET = 2**63 - 2
+MAX_GENERATION = 2**63 - 1
+MAX_PARTITION = 2**31 - 1
+
+_WHY_NEGATIVE = "; negative ones are Kafka's codes for positions, as -1001 is for none"
+
+
+class Key(NamedTuple):
+    """The checked arguments of one tracker."""
+
+    topic: str
+    partition: int
+    generation: int
+    base: int
+
+
+def tracker_key(topic: Any, partition: Any, generation: Any, base: Any) -> Key:
+    """Check the constructor arguments of a tracker, and return them."""
+    if not isinstance(topic, str):
+        raise TypeError(f"topic must be a string, got {type(topic).__name__}")
+    if not topic:
+        raise ValueError("topic must not be empty")
+    return Key(
+        topic,
+        as_count(partition, "partition", 0, MAX_PARTITION),
+        as_generation(generation),
+        as_offset(base, "base"),
+    )
+
+
+def as_generation(generation: Any) -> int:
+    """Return the number of a generation as an int."""
+    return as_count(generation, "generation", 0, MAX_GENERATION)
+
+
+def as_offset(value: Any, name: str) -> int:
+    """Return an offset as an int."""
+    try:
+        return as_count(value, name, 0, MAX_OFFSET)
+    except ValueError as error:
+        raise ValueError(f"{error}{_WHY_NEGATIVE if value < 0 else ''}") from None
+
+
+def as_position(value: Any, name: str) -> int:
+    """Return a position, which is an offset plus 1, as an int."""
+    return as_count(value, name, 0, MAX_OFFSET + 1)
+
+
+def offset_column(offsets: Any) -> Int64s:
+    """Return a column of offsets as an int64 array on the same memory."""
+    column = id_column(offsets, "offsets")
+    if len(column) and (column.min() < 0 or column.max() > MAX_OFFSET):
+        refuse_offsets(offsets, column)
+    return column
+
+
+def refuse_offsets(offsets: Any, column: Int64s) -> NoReturn:
+    """Raise for the first row that is not an offset.
+
+    ``offsets`` is the column as the caller gave it, ``column`` the array made from it.
+    """
+    column = column.view(np.int64)
+    row = int(np.argmax((column < 0) | (column > MAX_OFFSET)))
+    offset = int(column[row])
+    if getattr(offsets, "dtype", None) == np.uint64:
+        offset %= 2**64
+    why = _WHY_NEGATIVE if offset < 0 else ""
+    raise ValueError(f"offsets must be in 0..{MAX_OFFSET}, got {offset} in row {row}{why}")
+
+
+def check_state(state: Any) -> OffsetState:
+    """Return a state with its columns as arrays; raise if no tracker can have it."""
+    if not isinstance(state, OffsetState):
+        way_out = "; pass its state()" if hasattr(state, "from_state") else ""
+        raise TypeError(f"state must be ackcore.OffsetState, got {type(state).__name__}{way_out}")
+    checked = OffsetState(
+        as_offset(state.committable, "committable"),
+        as_position(state.end, "end"),
+        id_column(state.hole_starts, "hole_starts"),
+        id_column(state.hole_ends, "hole_ends"),
+        id_column(state.failed, "failed"),
+        task_column(state.attempts, "attempts"),
+    )
+    starts, ends, failed, attempts = checked[2:]
+    same_length(hole_starts=starts, hole_ends=ends)
+    same_length(failed=failed, attempts=attempts)
+    # Runs of holes and of done offsets alternate, from the first hole to the last done offset.
+    bounds = np.empty(2 * len(starts) + 1, np.int64)
+    bounds[:-1:2], bounds[1::2], bounds[-1] = starts, ends, checked.end
+    if bounds[0] != checked.committable:
+        raise ValueError(
+            f"committable must be the first hole, or end without holes, got "
+            f"{checked.committable} and {bounds[0]}"
+        )
+    _refuse_descent("hole_starts, hole_ends and end, in turn,", bounds)
+    _refuse_descent("failed", failed)
+    _refuse_rows("attempts", attempts, attempts < 1, "at least 1")
+    # The run that each failed offset would be in; -1 if it is before the first run.
+    run = np.searchsorted(starts, failed, "right") - 1
+    is_done = (run < 0) | (failed >= ends[run]) if len(ends) else np.ones(len(failed), np.bool_)
+    _refuse_rows("failed", failed, is_done & (failed < checked.end), "not done")
+    _refuse_rows("failed", failed, failed > MAX_OFFSET, f"in 0..{MAX_OFFSET}")
+    return checked
+
+
+def _refuse_rows(name: str, column: Any, wrong: Any, must_be: str) -> None:
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(f"{name} must be {must_be}, got {int(column[row])} in row {row}")
+
+
+def _refuse_descent(name: str, column: Int64s) -> None:
+    down = column[1:] <= column[:-1]
+    if down.any():
+        row = int(np.argmax(down)) + 1
+        raise ValueError(f"{name} must ascend, got {int(column[row])} after {int(column[row - 1])}")
+
+
+#: The maximum number of shards; pyx/pack.h has it too.
+MAX_SHARDS = 1 << 20
+#: The widths of the numbers that are hashed, in bytes.
+WIDTHS = (1, 2, 4, 8, 16, 32)
+#: The maximum number of rows in a call of `pack_runs`: a run's length is an int32.
+MAX_ROWS = 2**31 - 1
+#: The number of functions of librdkafka that `RawMessages` calls.
+RAW_FUNCTIONS = 5
+#: The bits of a first ordinal: the ordinals of all rows of a call then fit in 63 bits.
+START_BITS = 62
+
+
+def bytes_of(data: Any, name: str) -> UInt8s:
+    """Return the memory of any object with the buffer protocol as bytes."""
+    try:
+        view = memoryview(data)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} must be bytes or another buffer, got {type(data).__name__}"
+        ) from None
+    if not view.c_contiguous:
+        raise ValueError(
+            f"{name} must be C-contiguous, got a strided buffer; "
+            "numpy.ascontiguousarray() copies it together"
+        )
+    if view.nbytes == 0:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(view, np.uint8)
+
+
+def in_place(column: Any, name: str) -> Int64s:
+    """Return a column of 64-bit integers to be changed in place; raise if it is read-only."""
+    checked = id_column(column, name)
+    if not checked.flags.writeable:
+        raise ValueError(
+            f"{name} must be writable, as it is changed in place; pass a copy and use that"
+        )
+    return checked
+
+
+def valid_column(valid: Any, rows: int) -> UInt8s | None:
+    """Return a column with one byte per row, 0 for rows without a value; None if all have one."""
+    if valid is None:
+        return None
+    if isinstance(valid, np.ndarray) and valid.dtype == np.bool_:
+        valid = valid.view(np.uint8)
+    checked = uint8_column(valid, "valid")
+    if len(checked) != rows:
+        raise ValueError(
+            f"hashes has {rows} rows and valid has {len(checked)}; they must pair up row by row"
+        )
+    return checked
+
+
+def byte_offset_column(offsets: Any, rows: int | None = None) -> npt.NDArray[Any]:
+    """Return the int32 or int64 offsets at which each row's bytes begin and end."""
+    if not isinstance(offsets, np.ndarray) or offsets.dtype not in (np.int32, np.int64):
+        got = offsets.dtype if isinstance(offsets, np.ndarray) else type(offsets).__name__
+        raise TypeError(f"offsets must be a numpy array of int32 or int64, got {got}")
+    if offsets.ndim != 1 or not (offsets.flags.c_contiguous and offsets.flags.aligned):
+        raise ValueError("offsets must be one-dimensional, C-contiguous and aligned; copy it first")
+    if rows is None and not len(offsets):
+        raise ValueError("offsets must have one item more than there are rows, got none")
+    if rows is not None and len(offsets) != rows + 1:
+        raise ValueError(
+            f"offsets must have one item more than the {rows} rows of hashes, got {len(offsets)}"
+        )
+    return offsets
+
+
+def refuse_width(width: int) -> NoReturn:
+    """Raise for a width that is not in `WIDTHS`."""
+    raise ValueError(f"width must be one of {', '.join(map(str, WIDTHS))} bytes, got {width}")
+
+
+def refuse_size(size: int, rows: int, width: int) -> NoReturn:
+    """Raise for data that is not ``rows`` numbers of ``width`` bytes."""
+    raise ValueError(
+        f"data must have {rows * width} bytes for {rows} rows of width {width}, got {size}"
+    )
+
+
+def refuse_byte_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoReturn:
+    """Raise for a row whose bytes are not a part of the data."""
+    raise ValueError(
+        f"offsets must rise within the {size} bytes of data, "
+        f"got {int(offsets[row])}..{int(offsets[row + 1])} in row {row}"
+    )
+
+
+def refuse_owner(row: int, owner: int, groups: int) -> NoReturn:
+    """Raise for a row whose owner is not the number of a group."""
+    among = f"0..{groups - 1}" if groups else "no groups at all (roots is empty)"
+    raise ValueError(f"owners must be groups in {among}, got {owner} in row {row}")
+
+
+def refuse_order(place: int | None = None, row: int = 0, rows: int = 0) -> NoReturn:
+    """Raise for an order that does not contain each row once."""
+    got = "one of them twice" if place is None else f"{row} at {place}"
+    raise ValueError(f"order must have each of the {rows} row numbers once, got {got}")
+
+
+def refuse_taken(place: int, row: int, rows: int) -> NoReturn:
+    """Raise for an order with a number that is not the number of a row."""
+    among = f"0..{rows - 1}" if rows else "no rows at all (offsets has one item)"
+    raise ValueError(f"order must be row numbers in {among}, got {row} at {place}")
+
+
+def refuse_gathered() -> NoReturn:
+    """Raise for more bytes than 32-bit or 64-bit offsets can count."""
+    raise ValueError(
+        "offsets must have room for the bytes of all rows in order; cast them to int64"
+    )
+
+
+def refuse_rows(rows: int) -> NoReturn:
+    """Raise for more rows than a run can count."""
+    raise ValueError(f"owners must have at most {MAX_ROWS} rows, got {rows}; cut the batch")
+
+
+def check_counts(counts: Int64s, rows: int) -> None:
+    """Raise if a row count of a destination is negative, or they do not add up to ``rows``."""
+    if len(counts) and int(counts.min()) < 0:
+        row = int(np.argmax(counts < 0))
+        raise ValueError(f"counts must not be negative, got {int(counts[row])} in row {row}")
+    # Sum as Python integers: a sum that overflows might be right by chance.
+    total = sum(counts.tolist())
+    if total != rows:
+        raise ValueError(f"counts must add up to the {rows} rows of owners, got {total}")
+
+
+def addresses(functions: Sequence[int], queue: int) -> list[int]:
+    """Check the addresses for `RawMessages` and return them; the queue's address is the last."""
+    if len(functions) != RAW_FUNCTIONS:
+        raise ValueError(
+            f"functions must be {RAW_FUNCTIONS} addresses, of RawMessages' functions in their "
+            f"order, got {len(functions)}"
+        )
+    found = [as_count(each, "functions", 1, 2**64 - 1) for each in functions]
+    return [*found, as_count(queue, "queue", 1, 2**64 - 1)]

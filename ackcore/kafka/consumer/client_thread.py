@@ -1,0 +1,395 @@
+"""The only thread that uses a consumer's client: it reads, commits, and handles rebalances.
+
+librdkafka's client is not safe across threads: a commit, or a request for the assignment, from
+another thread hung during `consume`. Other threads use `HeldRecords`, under one lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+
+from confluent_kafka import Consumer, TopicPartition
+
+from ackcore.dead_limit import TooManyDead
+from ackcore.dispatch.dispatcher import RecordDead
+from ackcore.kafka.cluster import Partition
+from ackcore.kafka.consumer.consumer_client import (
+    ConsumerError,
+    dead_letters_of,
+    make_client,
+    wait_until_known,
+)
+from ackcore.kafka.consumer.consumer_commits import Commits
+from ackcore.kafka.consumer.consumer_settings import OTHER_TOPIC, ConsumerSettings
+from ackcore.kafka.consumer.consumer_starts import begin
+from ackcore.kafka.consumer.held_partition import DyingRecord, Key
+from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.kafka.consumer.partition_reading import SHORT_LOOK_S, PartitionReading, now_ms
+from ackcore.kafka.consumer.topic_watch import TopicWatch, ids_of
+from ackcore.kafka.kafka_errors import redacted_error
+
+_log = logging.getLogger(__name__)
+
+#: Seconds for librdkafka to send the leave request.  It does not report when it has.
+_LEAVE_S = 0.5
+
+
+class ClientThread:
+    """A thread that reads into `HeldRecords` and commits the records that are done.
+
+    Parameters
+    ----------
+    settings : ConsumerSettings
+    held : HeldRecords
+        Used under ``changed`` only.
+    changed : threading.Condition
+        Notified when a record may be taken, or was answered.
+    consumer : optional
+        The first argument of the callbacks of the settings.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        held: HeldRecords,
+        changed: threading.Condition,
+        consumer: object = None,
+    ) -> None:
+        self.settings = settings
+        self._consumer = consumer
+        self._log = settings.client.logger(_log)
+        self.error: BaseException | None = None
+        self.ended = False
+        #: The error that the last commit was refused with, if the broker lacks done records.
+        self.last_refusal: str | None = None
+        self.drain_s = settings.drain_s
+        self._held = held
+        self._changed = changed
+        self._stopping = self._closing = False
+        self._incremental = settings.protocol != "eager"
+        self._commits = Commits(settings.group_id, held, changed, self._fatal, self._log)
+        self._next_commit_ms = 0
+        self._asked = False  # whether a commit was requested before its time
+        self._dead_letters = dead_letters_of(settings)
+        self._client = make_client(settings, self._commits.answered)
+        self._topics = TopicWatch(settings, now_ms())
+        #: The ids that topics had when they were last read.
+        self._seen: dict[str, str] = {}
+        self._reading = PartitionReading(self._client, settings, held, changed, self._topics.ids)
+        name = f"ackcore-kafka-{settings.group_id}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    # From other threads.
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread, that is, in a callback."""
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        """Stop reading, drain the records in flight, commit, and end. Does not wait for the end."""
+        self._stopping = True
+
+    def commit_soon(self) -> None:
+        """Commit in the next turn without another commit under way. Does not wait for it."""
+        self._asked = True
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end, at most ``timeout_s``."""
+        self._thread.join(timeout_s)
+
+    @property
+    def ends(self) -> Mapping[Key, int]:
+        """The last known end of each partition: its last offset plus 1."""
+        return self._reading.ends
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            self._subscribe()
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:
+            self._ends_with(error)
+            self.drain_s = 0.0
+        try:
+            self._end()
+        except BaseException as error:
+            self._ends_with(error)
+        finally:
+            with self._changed:
+                for key in self._held.assigned:
+                    self._held.forget(key)
+                self.ended = True
+                self._changed.notify_all()
+
+    def _subscribe(self) -> None:
+        if not self.settings.by_hand:
+            self._client.subscribe(
+                list(self.settings.topics),
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
+        elif self.settings.tasks is None:
+            self._take_by_hand(self.settings.partitions)
+        else:
+            found = self._topics.subscribed()
+            tasks = self.settings.tasks
+            if tasks > len(found):
+                self._log.warning(
+                    "there are %d tasks and %d partitions: some tasks have none", tasks, len(found)
+                )
+            self._take_by_hand(self._share(found))
+
+    def _end(self) -> None:
+        keys = self._held.assigned
+        try:
+            self._drain(keys)
+            self._commits.send_last(self._client, keys)
+            with self._changed:
+                if self._held.uncommitted():
+                    refusal = self._commits.last_refusal
+                    self.last_refusal = self.settings.client.redacted(refusal)
+                for key in keys:
+                    self._held.forget(key)
+        finally:
+            self._closing = True
+            try:
+                if not keys:
+                    self._leave()
+            finally:
+                try:
+                    self._client.close()
+                finally:
+                    self._topics.close()
+                    if self._dead_letters is not None:
+                        self._dead_letters.close()
+
+    def _leave(self) -> None:
+        """Leave the group before the client closes.
+
+        librdkafka does not leave when it closes a cooperative member without partitions.  The
+        group would wait for that member's session at its next rebalance.
+        """
+        if self.settings.by_hand or self.settings.protocol != "cooperative":
+            return
+        self._client.unsubscribe()
+        until = time.monotonic() + _LEAVE_S
+        while (left_s := until - time.monotonic()) > 0:
+            self._client.poll(min(left_s, SHORT_LOOK_S))
+
+    def _turn(self) -> None:
+        self._see_to_topics()
+        self._reading.go_on()
+        self._reading.pause_and_resume()
+        self._see_to_records()
+        if now_ms() >= self._next_commit_ms or (self._asked and not self._commits.under_way):
+            self._asked = False
+            self._next_commit_ms = now_ms() + round(self.settings.commit_interval_s * 1000)
+            self._commit()
+        busy = self._dead_letters is not None and self._dead_letters.under_way > 0
+        self._reading.read(busy=busy)
+
+    def _see_to_records(self) -> None:
+        """Handle timed-out and dead records."""
+        now = now_ms()
+        with self._changed:
+            self._held.expire(now)
+            letters = self._held.dying()
+            excess = self._held.dead_limit.excess
+        if excess is not None:
+            self._keep_last(letters)
+            raise TooManyDead(
+                f"{excess.message}: what is not kept as a dead letter was not committed, and is "
+                "there at the next start; see what the dead letters have as their reasons",
+                limit=excess.limit,
+            )
+        if self._dead_letters is None:
+            if letters:
+                record, failure, failures = letters[0]
+                raise RecordDead(
+                    f"{record.topic}-{record.partition}@{record.offset} failed {failures} times, "
+                    f"at last of {failure.kind}: {failure.message}; give dead_letters= a topic or "
+                    "a callable that keeps such records"
+                )
+            return
+        self._dead_letters.put(letters, now)
+        kept = self._dead_letters.turn(now, self._held.is_dying)
+        if kept:
+            with self._changed:
+                for letter in kept:
+                    self._held.dead(letter)
+
+    def _keep_last(self, letters: list[DyingRecord]) -> None:
+        """Store dead letters before the consumer ends for too many of them.
+
+        Otherwise each new start would meet the same records.
+        """
+        if self._dead_letters is None or not self.drain_s:
+            return  # without a wait, the letter would be stored and its record read again
+        until = time.monotonic() + self.drain_s
+        self._dead_letters.put(letters, now_ms())
+        while True:
+            kept = self._dead_letters.turn(now_ms(), self._held.is_dying)
+            with self._changed:
+                for letter in kept:
+                    self._held.dead(letter)
+                if not self._dead_letters.under_way or time.monotonic() >= until:
+                    return
+                self._changed.wait(SHORT_LOOK_S)
+
+    # Assignments.
+
+    def _begin(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Add partitions at their start positions; return them with the offsets to read from."""
+        dead = self.settings.dead_letters
+        if any(each.topic == dead for each in partitions):
+            raise ConsumerError(
+                f"dead_letters must not be a topic that is read, and {dead!r} fits one of "
+                f"{', '.join(map(repr, self.settings.topics))}: they would come back. {OTHER_TOPIC}"
+            )
+        ids = self._topics.ids({each.topic for each in partitions})
+        is_new = self._topics.is_new
+        begun = begin(self._client, self.settings, partitions, ids, self._seen, is_new)
+        self._seen.update({topic: found for topic, found in ids.items() if found is not None})
+        self._reading.begin(begun)
+        self._next_commit_ms = 0  # commit new start positions at once
+        keys = [each.key for each in begun]
+        if self.settings.on_assign is not None and keys:
+            self.settings.on_assign(self._consumer, list(keys))
+        return self._reading.positions(keys)
+
+    def _see_to_topics(self) -> None:
+        """Detect topics that were created again and, with ``tasks``, new partitions."""
+        if self._reading.had_error:
+            self._topics.soon(now_ms())
+            self._reading.had_error = False
+        with self._changed:
+            topics = {topic for topic, _ in self._held.assigned}
+        found = self._topics.look(topics, now_ms())
+        if found is None:
+            return
+        if self.settings.tasks is not None:
+            self._take_by_hand(self._share(found))
+        ids = ids_of(found)
+        self._reading.learn_ids(ids)
+        self._seen.update({topic: one for topic, one in ids.items() if one is not None})
+
+    def _share(self, partitions: list[Partition]) -> list[Key]:
+        """Return this task's partitions: task, task + tasks, ... of the ordered list."""
+        mine = sorted(partitions)[self.settings.task :: self.settings.tasks]
+        return [(one.topic, one.partition) for one in mine]
+
+    def _take_by_hand(self, wanted: Iterable[Key]) -> None:
+        """Assign the wanted partitions, and no others, without the group."""
+        wanted = list(wanted)
+        with self._changed:
+            held = self._held.assigned
+        gone = [key for key in held if key not in set(wanted)]
+        new = [TopicPartition(*key) for key in wanted if key not in set(held)]
+        if held and not gone and not new:
+            return
+        if gone:
+            self._let_go(gone)
+        if new:
+            wait_until_known(self._client, [(each.topic, each.partition) for each in new])
+            self._begin(new)
+        self._client.assign(self._reading.positions(wanted))
+        if new:  # a pause outlasts the assignment in which it was made
+            self._client.resume(new)
+
+    def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        if self._closing:
+            return  # the client is closing: it reads nothing more
+        begun = self._begin(partitions)
+        if self._incremental:
+            client.incremental_assign(begun)
+        else:
+            client.assign(begun)
+        client.resume(begun)  # as above
+
+    def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        self._let_go([(found.topic, found.partition) for found in partitions])
+
+    def _let_go(self, keys: list[Key]) -> None:
+        self._drain(keys)
+        self._commits.send_last(self._client, keys)
+        self._reading.forget(keys)
+
+    def _on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
+        keys = [(found.topic, found.partition) for found in partitions]
+        self._log.warning(
+            "%d partitions went to other members: nothing of them is committed", len(keys)
+        )
+        with self._changed:
+            self._held.close(keys)
+            self._held.seal(keys)
+        self._tell_revoked(keys)
+        self._reading.forget(keys)
+
+    def _tell_revoked(self, keys: list[Key]) -> None:
+        with self._changed:
+            held = set(self._held.assigned)
+        keys = [key for key in keys if key in held]  # a closing client revokes them again
+        if self.settings.on_revoke is None or not keys:
+            return
+        try:
+            self.settings.on_revoke(self._consumer, keys)
+        except BaseException as error:  # done records are committed nevertheless
+            self._ends_with(error)
+            self._stopping = True
+
+    def _drain(self, keys: list[Key]) -> None:
+        """Stop delivering records of partitions, and wait up to ``drain_s`` for those in flight."""
+        with self._changed:
+            self._held.close(keys)
+        self._tell_revoked(keys)
+        started = time.monotonic()
+        while True:
+            with self._changed:
+                left = self._held.unanswered(keys)
+            if not left:
+                return
+            if time.monotonic() - started >= self.drain_s:  # `close` may have shortened it
+                self._log.warning(
+                    "%d records were not answered in %g s: they are read again by "
+                    "whoever has their partitions next",
+                    left,
+                    self.drain_s,
+                )
+                return
+            try:
+                self._see_to_records()
+            except Exception as error:  # done records are committed nevertheless
+                self._ends_with(error)
+                self._stopping = True
+                return
+            with self._changed:
+                if self._held.unanswered(keys):
+                    self._changed.wait(SHORT_LOOK_S)
+
+    # Commits.
+
+    def _commit(self) -> None:
+        """Send the changed offsets, unless earlier commits are still unanswered."""
+        if not self._commits.under_way:
+            self._reading.pass_markers()
+            self._commits.send(self._client)
+
+    def _ends_with(self, error: BaseException) -> None:
+        """Store the error that ends the consumer, without secrets. The first error counts."""
+        self.error = self.error or redacted_error(error, self.settings.client)
+
+    def _fatal(self, error: ConsumerError) -> None:
+        self._ends_with(error)
+        self.drain_s = 0.0  # later answers cannot be committed
+        self._stopping = True

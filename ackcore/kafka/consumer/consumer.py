@@ -1,0 +1,551 @@
+"""A member of a consumer group whose records are acked or failed one by one, in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from ackcore._columns import as_count
+from ackcore.calls import Reject, Retry, Unavailable
+from ackcore.flow.numbers import positive
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.consumer.client_thread import ClientThread
+from ackcore.kafka.consumer.consumer_client import ConsumerError
+from ackcore.kafka.consumer.consumer_records import (
+    ConsumerCounts,
+    Failure,
+    KafkaRecord,
+    PartitionStats,
+)
+from ackcore.kafka.consumer.consumer_settings import (
+    ConsumerSettings,
+    KeepDead,
+    OrderedBy,
+    OutOfRange,
+    Protocol,
+    Rebalanced,
+    as_partitions,
+    as_topics,
+)
+from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.kafka.consumer.partition_reading import now_ms
+from ackcore.kafka.start_positions import Start
+
+#: The number of records that are taken at once for an event loop.
+_BATCH = 64
+_LONGEST_WAIT_S = 60.0
+#: Seconds that closing may take after the drain: less than the 30 of a pod that is ended.
+_CLOSE_S = 25.0
+
+
+class ConsumerStats(NamedTuple):
+    """A snapshot of a consumer's counts and partitions."""
+
+    partitions: list[PartitionStats]
+    counts: ConsumerCounts
+    oldest_s: float  # seconds since the first record that is not done was read
+    lag: int  # offsets between the committed ones and the ends, as far as they are known
+
+
+class Consumer:
+    """A member of a consumer group that commits exactly the records that are done.
+
+    `poll` delivers records. You ack or fail each, in any order and from any thread. A failed record
+    is delivered again after a back-off, before new records. After ``max_attempts`` failures it
+    becomes a dead letter. The committed offset is the end of the records that are acked or stored
+    as dead letters. Records done above it are in the commit's metadata, so that a restart or a
+    rebalance does not deliver them again.
+
+    A thread of the consumer reads, commits every ``commit_interval_s``, and answers rebalances. It
+    delivers nothing more of a partition that is taken away. The delivered records of that partition
+    have ``drain_s`` to be answered, and are then committed. Later answers are counted and change
+    nothing: the next owner of the partition processes those records again.
+
+    Parameters
+    ----------
+    topics : str or sequence of str, optional
+        The topics to subscribe to. A name that begins with ``^`` is a regular expression.
+    bootstrap_servers : str
+        The brokers, as ``host:port,host:port``.
+    group_id : str
+        The consumer group whose offsets are committed.
+    partitions : sequence of (str, int), optional
+        Pairs of topic and partition to read, instead of ``topics``. The group assigns nothing.
+    tasks, task : int, optional
+        Consumer ``task`` of ``tasks``, from 0 on, reads the partitions task, task + tasks, ... of
+        the ordered list of partitions of ``topics``. The group assigns nothing. Run each task
+        once. If the list grows, a partition may move to another task: records of it that are in
+        flight are then processed twice.
+    protocol : {"cooperative", "eager", "consumer"}, default "cooperative"
+        How the group assigns partitions: incrementally, all anew each time, or by the broker
+        (KIP-848).
+    start : {"earliest", "latest"}, datetime or mapping, default "earliest"
+        Where a partition without a committed offset begins: at its first record, at its end, at
+        the first record from a time on (with its zone), or at offsets by (topic, partition), where
+        missing ones mean the earliest. A partition that is added to a topic while this member
+        reads the topic begins at its first record. A member that has not read the topic before
+        applies ``start`` to it, so with "latest" it skips what the partition got until then.
+    force_from_start : str, optional
+        The name of a deployment. A partition that was committed under another name, or none,
+        begins as ``start`` says, once per name. Give all members of the group the same name. With
+        the argument removed, they continue at the committed offsets.
+    max_offset_behind : int, optional
+        When a partition is assigned, records further than this behind its end are skipped, and a
+        dead letter "TooFarBehind" names their offsets. If ``out_of_range`` is "fail", the consumer
+        ends instead.
+    out_of_range : {"earliest", "latest", "fail"}, optional
+        The handling of deleted next records: continue at the first record, or at the end, with a
+        dead letter that names the lost offsets (without ``dead_letters``, a warning), or end with
+        `OffsetsOutOfRange`. The default is ``"earliest"`` with ``dead_letters``, else ``"fail"``. A
+        topic that was deleted and created again is read from its beginning, or, with "fail", also
+        ends the consumer.
+    dead_letters : str or callable, optional
+        A topic, which must not match ``topics``, or ``keep(record, failure)``. The callable is run
+        in a thread of its own, and must store the record before it returns. A record that cannot be
+        stored is tried again without end. By default the consumer ends with
+        `ackcore.dispatch.RecordDead`.
+    max_dead : int, optional
+        The largest number of dead records among the last ``max_dead_window`` that were acked or
+        died. With one more, the consumer ends with `TooManyDead`.
+    max_dead_ratio : float, optional
+        The largest share of dead records among the same, from 0 to 1, judged from ten dead records
+        on. Even with 1, not all of them may die.
+    max_dead_window : int or None, default 1000
+        The number of last ended records for both limits; None for all since the start.
+    max_attempts : int, default 5
+        The number of failures after which a record is dead.
+    backoff_s, max_backoff_s : float, default 1.0, 300.0
+        The longest wait after the first failure, and after any; it doubles in between. The actual
+        wait is random, from 1 ms up to that.
+    timeout_s : float, optional
+        A record that is not answered for this long has failed. An ack still counts until the
+        record is delivered again.
+    unavailable_timeout_s : float, default 604800
+        Seconds since a record was first read, after which `Unavailable` counts as an attempt.
+    commit_interval_s : float, default 1.0
+        Seconds between commits.
+    drain_s : float, default 10.0
+        Seconds for answers when partitions are taken away, and when the consumer is closed.
+    on_assign, on_revoke : callable, optional
+        Called with this consumer and a list of (topic, partition). ``on_assign`` is called before
+        new partitions are read, so it may `seek`. ``on_revoke`` is called when partitions are taken
+        away, and at `close`. Records acked in it or within ``drain_s`` after it are committed,
+        except those of partitions that the group declared lost. Both run in the thread that reads:
+        they must not wait for records, and not call `poll`, `commit` or `close`. An exception in
+        one ends the consumer.
+    ordered_by : {"key", "partition"}, optional
+        Deliver the records of one key (or of one partition) one at a time, in the order of their
+        offsets. The next one comes when the one before is acked or stored as a dead letter.
+        Other keys, and records without a key, are not held up.
+    refresh_s : float, default 60.0
+        Seconds between checks for new partitions, and for topics that were created again.
+    max_in_flight : int, default 10_000
+        The largest number of records of one partition that are delivered and not answered, or
+        whose dead letters are not stored yet. At that number nothing new of it is delivered.
+        The consumer reads ahead up to 1,000 records, or this number if it is larger. Then it pauses
+        the partition until half of that is free.
+    max_in_flight_bytes : int, default 16 MiB
+        The largest number of bytes of one partition that are read, and neither done nor waiting
+        for a retry. At that number the partition is paused in the same way.
+    max_waiting, max_waiting_bytes : int, default 10_000, 64 MiB
+        The largest number of records and bytes, over all partitions, that wait for a retry. At that
+        number reading stops. Records read before are still delivered.
+    options : mapping, optional
+        Further settings of librdkafka; see `ClientSettings`.
+
+    Notes
+    -----
+    If a broker does not answer a request for committed offsets, or for the bounds of a partition,
+    within 30 s, the consumer ends with `ConsumerError`. Start it again. The headers make a dead
+    letter larger than its record: if records come near the topic's limit, give the dead-letter
+    topic a larger ``max.message.bytes``.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not of its type.
+    ValueError
+        If one is out of range.
+    """
+
+    def __init__(
+        self,
+        topics: str | Sequence[str] | None = None,
+        *,
+        bootstrap_servers: str,
+        group_id: str,
+        partitions: Sequence[tuple[str, int]] | None = None,
+        tasks: int | None = None,
+        task: int | None = None,
+        protocol: Protocol = "cooperative",
+        start: Start = "earliest",
+        force_from_start: str | None = None,
+        max_offset_behind: int | None = None,
+        out_of_range: OutOfRange | None = None,
+        dead_letters: KeepDead | None = None,
+        max_dead: int | None = None,
+        max_dead_ratio: float | None = None,
+        max_dead_window: int | None = 1000,
+        max_attempts: int = 5,
+        backoff_s: float = 1.0,
+        max_backoff_s: float = 300.0,
+        timeout_s: float | None = None,
+        unavailable_timeout_s: float = 7 * 24 * 3600.0,
+        commit_interval_s: float = 1.0,
+        drain_s: float = 10.0,
+        on_assign: Rebalanced | None = None,
+        on_revoke: Rebalanced | None = None,
+        ordered_by: OrderedBy | None = None,
+        refresh_s: float = 60.0,
+        max_in_flight: int = 10_000,
+        max_in_flight_bytes: int = 16 << 20,
+        max_waiting: int = 10_000,
+        max_waiting_bytes: int = 64 << 20,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings = settings = ConsumerSettings(
+            ClientSettings(bootstrap_servers, options),
+            group_id,
+            as_topics(topics),
+            as_partitions(partitions),
+            tasks=tasks,
+            task=task,
+            protocol=protocol,
+            start=start,
+            force_from_start=force_from_start,
+            max_offset_behind=max_offset_behind,
+            out_of_range=out_of_range,
+            dead_letters=dead_letters,
+            max_dead=max_dead,
+            max_dead_ratio=max_dead_ratio,
+            max_dead_window=max_dead_window,
+            max_attempts=max_attempts,
+            backoff_s=backoff_s,
+            max_backoff_s=max_backoff_s,
+            timeout_s=timeout_s,
+            unavailable_timeout_s=unavailable_timeout_s,
+            commit_interval_s=commit_interval_s,
+            drain_s=drain_s,
+            on_assign=on_assign,
+            on_revoke=on_revoke,
+            ordered_by=ordered_by,
+            refresh_s=refresh_s,
+            max_in_flight=max_in_flight,
+            max_in_flight_bytes=max_in_flight_bytes,
+            max_waiting=max_waiting,
+            max_waiting_bytes=max_waiting_bytes,
+        )
+        # Re-entrant: a signal handler may call `stop` while its thread holds this lock.
+        self._changed = threading.Condition()
+        self._pid = os.getpid()
+        self._held = HeldRecords(
+            settings.policy,
+            limits=settings.limits,
+            timeout_ms=None if timeout_s is None else max(1, round(timeout_s * 1000)),
+            unavailable_timeout_ms=round(unavailable_timeout_s * 1000),
+            dead_limit=settings.dead_limit(),
+            ordered_by=ordered_by,
+            wake=self._changed.notify_all,
+        )
+        self._stopped = False
+        self._thread = ClientThread(settings, self._held, self._changed, self)
+        self._thread.start()
+
+    # Records.
+
+    def poll(self, n: int = 1, timeout_s: float | None = None) -> list[KafkaRecord]:
+        """Return up to n records to be processed: retries that are due, and new records.
+
+        While there are both, the two kinds alternate.
+
+        Parameters
+        ----------
+        n : int, default 1
+            The largest number of records to return.
+        timeout_s : float, optional
+            The longest wait for the first record, in seconds. No limit by default.
+
+        Returns
+        -------
+        list of KafkaRecord
+            Empty if none came in time, or the consumer was stopped.
+
+        Raises
+        ------
+        ConsumerError, TooManyDead, RecordDead, KafkaException
+            The error that ended the consumer.
+        """
+        n = as_count(n, "n", 1)
+        self._refuse_callbacks("poll")
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._own():
+            while True:
+                if self._thread.error is not None:
+                    raise self._thread.error
+                if self._stopped or self._thread.ended:
+                    return []
+                now = now_ms()
+                if taken := self._held.take(n, now):
+                    return taken
+                due_ms = self._held.due_in_ms(now)
+                wait_s = _LONGEST_WAIT_S if due_ms is None else due_ms / 1000
+                if deadline is not None:
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0:
+                        return []
+                    wait_s = min(wait_s, left_s)
+                self._changed.wait(wait_s)
+
+    def __iter__(self) -> Iterator[KafkaRecord]:
+        """Iterate over records until the consumer is stopped."""
+        while taken := self.poll():
+            yield taken[0]
+
+    async def __aiter__(self) -> AsyncIterator[KafkaRecord]:
+        """Iterate in an event loop; also as a source of `ackcore.dispatch.Dispatcher`."""
+        taken: list[KafkaRecord] = []
+        with ThreadPoolExecutor(1, "ackcore-kafka-poll") as thread:
+            try:
+                while True:
+                    taken = self.poll(_BATCH, 0.0) or await self._poll_in(thread)
+                    if not taken and self.stopped:
+                        return
+                    taken.reverse()
+                    while taken:
+                        yield taken.pop()
+            finally:
+                self._give_back(reversed(taken))
+
+    async def _poll_in(self, thread: ThreadPoolExecutor) -> list[KafkaRecord]:
+        future = thread.submit(self.poll, _BATCH, 0.2)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+
+            def give_back(done: Future[list[KafkaRecord]]) -> None:
+                if not done.cancelled() and done.exception() is None:
+                    self._give_back(done.result())
+
+            future.add_done_callback(give_back)
+            raise
+
+    def _give_back(self, records: Iterable[KafkaRecord]) -> None:
+        with self._own():
+            self._held.give_back(records)
+
+    def ack(self, record: KafkaRecord) -> bool:
+        """Ack a record. Return False if it was answered before, or the answer came too late."""
+        with self._own():
+            return self._held.ack(record)
+
+    def ack_many(self, records: Iterable[KafkaRecord]) -> int:
+        """Ack several records. Return the number of those that `ack` returns True for."""
+        with self._own():
+            return sum(map(self._held.ack, records))
+
+    def fail(self, record: KafkaRecord, reason: BaseException | str) -> bool:
+        """Fail a record. Return False if it was answered before, or the answer came too late.
+
+        Parameters
+        ----------
+        record : KafkaRecord
+        reason : exception or str
+            The cause. `Reject` sends the record to the dead letters at once. `Unavailable` counts
+            no attempt. `Unavailable` and `Retry` may set the shortest wait (``after_s``).
+        """
+        asked_s = reason.asked_s if isinstance(reason, Retry) else None
+        with self._own():
+            return self._held.fail(
+                record,
+                Failure.of(reason),
+                now_ms(),
+                final=isinstance(reason, Reject),
+                counts=not isinstance(reason, Unavailable),
+                after_ms=round((asked_s or 0.0) * 1000),
+            )
+
+    # The consumer.
+
+    def _own(self) -> threading.Condition:
+        """Return the lock. Raise RuntimeError in a process forked from the consumer's."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this Consumer belongs to process {self._pid}, and this is process {os.getpid()}: "
+                "a forked copy has no thread that polls; make a Consumer after the fork"
+            )
+        return self._changed
+
+    def _refuse_callbacks(self, name: str) -> None:
+        if self._thread.is_current:
+            raise RuntimeError(
+                f"{name}() must not be called in on_assign or on_revoke: it waits for the thread "
+                "that calls these. What is acked in on_revoke is committed after it; stop() ends "
+                "the consumer"
+            )
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Continue at another offset of a partition. Callbacks and any thread may call it.
+
+        All records below the offset count as done, and their offsets are committed. All records
+        from the offset on are delivered again as new records, done or not. From now on `poll`
+        returns only those of the partition. Answers to its records in flight change nothing, and
+        its waiting retries and unstored dead letters are dropped. If the offset does not exist,
+        ``out_of_range`` applies.
+
+        Parameters
+        ----------
+        topic, partition
+            An assigned partition.
+        offset : int
+            The offset of the next record to deliver.
+
+        Raises
+        ------
+        ValueError
+            If the partition is not assigned, or is being taken away.
+        """
+        offset = as_count(offset, "offset", 0, 2**62)
+        with self._own():
+            if not self._held.seek((topic, partition), offset):
+                raise ValueError(
+                    "topic and partition must be of a partition that this consumer has, got "
+                    f"{topic!r} and {partition!r}: stats().partitions names them, and on_assign is "
+                    "called when they come"
+                )
+
+    def commit(self, timeout_s: float = 30.0) -> None:
+        """Commit now, and wait until the broker has all records that were done before this call.
+
+        Records that are not done stay uncommitted, and are delivered again after a restart. A
+        commit that the broker refuses is sent again after ``commit_interval_s``. The call does not
+        wait for a partition that is taken away meanwhile: its last commit belongs to the rebalance.
+
+        Parameters
+        ----------
+        timeout_s : float, default 30.0
+            The longest wait, in seconds.
+
+        Raises
+        ------
+        ConsumerError, TooManyDead, RecordDead, KafkaException
+            The error that ended the consumer. `ConsumerError` also if the consumer is closed and
+            its last commit was refused.
+        TimeoutError
+            If the broker has not confirmed the commit in time. The consumer continues to commit.
+        """
+        timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        self._refuse_callbacks("commit")
+        deadline = time.monotonic() + timeout_s
+        with self._own():
+            wanted = self._held.uncommitted()
+            self._thread.commit_soon()
+            while True:
+                self._raise_end()
+                if self._held.are_committed(wanted):
+                    return
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(
+                        f"the offsets of group {self.settings.group_id!r} were not committed in "
+                        f"{timeout_s:g} s: the brokers have not confirmed them; the consumer "
+                        "tries again, so call commit() again or give it a longer timeout_s"
+                    )
+                self._changed.wait(left_s)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no more records come."""
+        return self._stopped or self._thread.ended
+
+    def stop(self) -> None:
+        """Stop reading, and end in the background. Any thread and signal handlers may call it."""
+        with self._own():
+            self._stopped = True
+            self._thread.stop()
+            self._changed.notify_all()
+
+    def close(self, drain_s: float | None = None, timeout_s: float = _CLOSE_S) -> None:
+        """Stop, wait until the records in flight are answered, commit, and leave the group.
+
+        Parameters
+        ----------
+        drain_s : float, optional
+            Seconds to wait for answers, instead of the consumer's ``drain_s``.
+        timeout_s : float, default 25.0
+            The longest wait after the drain, in seconds, for brokers that do not answer. Kubernetes
+            gives a terminated pod 30 s by default.
+
+        Raises
+        ------
+        ConsumerError, TooManyDead, RecordDead, KafkaException
+            The error that ended the consumer, also if `poll` has raised it before. `ConsumerError`
+            also if the broker refused the last commit: records that are done are then delivered
+            again after a restart.
+        TimeoutError
+            If the client does not end in time. It continues in the background.
+        """
+        timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        self._refuse_callbacks("close")
+        if drain_s is not None:
+            self.settings.check_drain(drain_s)
+            self._thread.drain_s = drain_s
+        self.stop()
+        self._thread.join(self._thread.drain_s + timeout_s)
+        if not self._thread.ended:
+            raise TimeoutError(
+                f"the consumer did not end in {timeout_s:g} s after its drain: its brokers may not "
+                "answer; what was done since its last commit is done again"
+            )
+        self._raise_end()
+
+    def _raise_end(self) -> None:
+        """Raise the error that ended the consumer, or the refusal of its last commit."""
+        if self._thread.error is not None:
+            raise self._thread.error
+        refusal = self._thread.last_refusal
+        if refusal is not None:
+            raise ConsumerError(
+                f"the last commit of group {self.settings.group_id!r} was refused: "
+                f"{refusal}; the records that were done since the commit before "
+                "it are delivered again to the next member that reads their partitions"
+            )
+
+    def stats(self) -> ConsumerStats:
+        """Return a snapshot of the consumer's counts and partitions."""
+        with self._own():
+            ends = self._thread.ends
+            partitions = [
+                each._replace(lag=max(0, ends[key] - each.committed))
+                if (key := (each.topic, each.partition)) in ends and each.committed is not None
+                else each
+                for each in self._held.partition_stats(now_ms())
+            ]
+            return ConsumerStats(
+                partitions,
+                replace(self._held.counts),
+                max((each.oldest_s for each in partitions), default=0.0),
+                sum(each.lag or 0 for each in partitions),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with suppress(Exception):  # the first error is the one to raise
+            self.close(0.0)  # after a failure no more answers come

@@ -1,0 +1,83 @@
+"""The records that a consumer returns, and its counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ackcore.kafka.kafka_errors import shown_error
+
+Headers = list[tuple[str, bytes | None]]
+
+
+#: The failure kind of a record with unreadable headers, which are not in its dead letter.
+UNREADABLE_HEADERS = "UnreadableHeaders"
+
+
+class KafkaRecord(NamedTuple):
+    """A record of Kafka, and the number of its delivery."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int | None
+    attempt: int = 0  # the number of earlier failures
+    generation: int = 0  # of the assignment of its partition
+    delivery: int = 0  # the number of its deliveries in this generation
+
+
+class Failure(NamedTuple):
+    """The reason why a record failed: the name of an exception's class, and its text."""
+
+    kind: str
+    message: str
+
+    @classmethod
+    def of(cls, reason: BaseException | str) -> Failure:
+        """Return the failure in the argument of ``fail``."""
+        if isinstance(reason, BaseException):
+            return cls(type(reason).__qualname__, shown_error(reason))
+        return cls("Failed", reason)
+
+
+@dataclass(slots=True)
+class ConsumerCounts:
+    """The numbers of records that a consumer has handled since it was created."""
+
+    read: int = 0
+    skipped: int = 0  # records that were done before a restart or a rebalance
+    acked: int = 0
+    failed: int = 0  # attempts
+    timed_out: int = 0  # attempts
+    retried: int = 0  # delivered again
+    dead: int = 0  # stored as dead letters
+    lost: int = 0  # offsets that the broker had deleted before they were read
+    stale: int = 0  # acks and fails of records whose partition was taken away meanwhile
+    late: int = (
+        0  # acks and fails of deliveries that had failed, or had timed out and been repeated
+    )
+    repeated: int = 0  # acks and fails of records that were done already
+    dropped: int = 0  # records removed with their partitions, to be read again
+    committed: int = 0  # commits of a partition that the broker accepted
+    rejected: int = 0  # commits of a partition that the broker refused
+
+
+class PartitionStats(NamedTuple):
+    """A snapshot of a partition that a consumer has."""
+
+    topic: str
+    partition: int
+    generation: int
+    position: int  # the highest offset that was read, plus 1
+    committed: int | None  # the broker's committed offset; None if it has none yet
+    lag: int | None  # offsets up to the last known end of the partition; None if unknown
+    fresh: int  # records read and not delivered
+    out: int  # records delivered and not answered
+    waiting: int  # records that wait for their next attempt
+    dying: int  # dead records whose dead letters are not stored yet
+    bytes: int  # bytes of all these records
+    oldest_s: float  # seconds since the first record that is not done was read
+    paused: str  # the reason of a pause: "in flight", "waiting", "revoked"; or ""

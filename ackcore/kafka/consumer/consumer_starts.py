@@ -1,0 +1,223 @@
+"""Start positions of the partitions that a consumer is assigned: named, logged decisions.
+
+- "group": the committed offset.
+- "earliest", "latest", "timestamp", "explicit": the position that ``start`` names, for a partition
+  without a committed offset. With "forced, " before it, also for one that has such an offset.
+- "topic made anew": the beginning of a topic that was deleted and created again since it was read.
+- "new partition": the beginning of a partition that was added while its topic was read. Its end, or
+  the first offset of a time, may be behind its first records.
+- "another log": the position that ``out_of_range`` names, in a log that is shorter than the done
+  offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, TopicPartition
+
+from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.consumer.consumer_client import (
+    REQUEST_S,
+    OffsetsOutOfRange,
+    answer_of,
+    watermarks,
+    without_errors,
+)
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer.held_partition import Key
+from ackcore.kafka.start_positions import first_offset, time_ms
+from ackcore.offsets import Restored, decode_metadata
+
+_log = logging.getLogger(__name__)
+
+MADE_ANEW, NEW_PARTITION, ANOTHER_LOG = "topic made anew", "new partition", "another log"
+_WAY_OUT = "out_of_range='earliest' or 'latest' reads it from its beginning"
+
+
+class Begun(NamedTuple):
+    """The start position of an assigned partition."""
+
+    key: Key
+    restored: Restored
+    committed: bool  # whether the committed state is the start
+    origin: CommitOrigin
+    topic_id: str | None
+    near: int | None  # records below this offset are too far behind; None if none are
+
+
+def begin(
+    client: Consumer,
+    settings: ConsumerSettings,
+    partitions: Sequence[TopicPartition],
+    ids: Mapping[str, str | None],
+    seen: Mapping[str, str],
+    is_new: Callable[[Key], bool],
+) -> list[Begun]:
+    """Decide where partitions begin.
+
+    Parameters
+    ----------
+    client, settings
+        The client and the settings of a consumer.
+    partitions
+        The partitions that the consumer is assigned.
+    ids : mapping from str to str or None
+        The ids of their topics; None if unknown.
+    seen : mapping from str to str
+        The ids that the topics had when this consumer last read them.
+    is_new : callable
+        Returns whether a partition was added to its topic after this consumer began to read the
+        topic.
+
+    Raises
+    ------
+    OffsetsOutOfRange
+        If a topic was deleted and created again, or a partition is too far behind, and
+        ``out_of_range`` is "fail".
+    ConsumerError
+        If the broker does not answer a request.
+    """
+    log = settings.client.logger(_log)
+    found = _committed(client, settings, partitions)
+    goes_on = [_goes_on(each, settings, ids.get(each.topic), seen) for each in found]
+    new = [each for each, kept in zip(found, goes_on, strict=True) if kept is None]
+    # Before the times: a record that is written between the two requests may have that time.
+    marks = {_key(each): watermarks(client, each) for each in new}
+    times = _of_time(client, settings, list(marks))
+    begun = []
+    for each, kept in zip(found, goes_on, strict=True):
+        key, topic_id = _key(each), ids.get(each.topic)
+        if kept is None:
+            low, high = marks[key]
+            offset, why = first_offset(settings.start, key, low, high, times.get(key))
+            if each.offset >= 0:
+                why = f"forced, {why}"
+            elif why in ("latest", "timestamp") and is_new(key):
+                offset, why = low, NEW_PARTITION
+            kept = decode_metadata(*key, offset, None), why
+        elif kept[1] == "group" and (done := kept[0].state.end) > kept[0].state.committable:
+            kept = _another_log(client, settings, each, done) or kept
+        restored, why = kept
+        offset = restored.state.committable
+        level = logging.WARNING if why in (MADE_ANEW, ANOTHER_LOG) else logging.INFO
+        log.log(level, "%s-%d begins at %d, %s", *key, offset, why)
+        if why == MADE_ANEW and settings.on_out_of_range == "fail":
+            raise OffsetsOutOfRange(f"{key[0]}-{key[1]}: the {MADE_ANEW}; {_WAY_OUT}")
+        name = settings.force_from_start
+        origin = CommitOrigin.of(topic_id, name)
+        was = CommitOrigin.read(restored.deployment)
+        if name is None:  # keep the former name: that deployment must not begin anew if it returns
+            origin = origin._replace(name=was.name)
+        if topic_id is None and (why == "group" or each.offset < 0):
+            # Whether the topic was created again is not known yet.
+            origin = origin._replace(
+                topic=was.topic or CommitOrigin.of(seen.get(key[0]), None).topic
+            )
+        near = _near(client, settings, each, offset)
+        begun.append(Begun(key, restored, why == "group", origin, topic_id, near))
+    return begun
+
+
+def _key(partition: TopicPartition) -> Key:
+    return partition.topic, partition.partition
+
+
+def _goes_on(
+    found: TopicPartition,
+    settings: ConsumerSettings,
+    topic_id: str | None,
+    seen: Mapping[str, str],
+) -> tuple[Restored, str] | None:
+    """Return the position to continue at, with the reason; None to begin at ``start``."""
+    key = _key(found)
+    now = CommitOrigin.of(topic_id, settings.force_from_start)
+    was_seen = CommitOrigin.of(seen.get(found.topic), None)
+    if found.offset < 0:
+        anew = decode_metadata(*key, 0, None), MADE_ANEW
+        return anew if was_seen.is_other_topic(now) else None
+    restored = decode_metadata(*key, found.offset, found.metadata)
+    was = CommitOrigin.read(restored.deployment)
+    if settings.force_from_start is not None and was.name != now.name:
+        return None
+    if (was if was.topic else was_seen).is_other_topic(now):
+        return decode_metadata(*key, 0, None), MADE_ANEW
+    return restored, "group"
+
+
+def _another_log(
+    client: Consumer, settings: ConsumerSettings, partition: TopicPartition, done: int
+) -> tuple[Restored, str] | None:
+    """Return the start in a log that is shorter than the done offsets; None if the log is long
+    enough.
+
+    The client raises an error below the committed offset. Above it, the client would wait for new
+    records, which would then count as done.
+    """
+    low, high = watermarks(client, partition)
+    if done <= high:
+        return None
+    key = _key(partition)
+    what = f"{key[0]}-{key[1]} is done up to {done}, and there is {low} to {high}"
+    if settings.on_out_of_range == "fail":
+        raise OffsetsOutOfRange(
+            f"{what}: it is {ANOTHER_LOG}; out_of_range='earliest' or 'latest' goes on there"
+        )
+    settings.client.logger(_log).warning("%s", what)
+    offset = low if settings.on_out_of_range == "earliest" else high
+    return decode_metadata(*key, offset, None), ANOTHER_LOG
+
+
+def _near(
+    client: Consumer, settings: ConsumerSettings, partition: TopicPartition, offset: int
+) -> int | None:
+    """Return the offset at ``max_offset_behind`` before the end; None if the start is not before
+    it.
+    """
+    most = settings.max_offset_behind
+    if most is None:
+        return None
+    _, high = watermarks(client, partition)
+    if high - offset <= most:
+        return None
+    what = f"{partition.topic}-{partition.partition}"
+    if settings.on_out_of_range == "fail":
+        raise OffsetsOutOfRange(
+            f"{what} is to be read from {offset}, and ends at {high}: that is more than "
+            f"max_offset_behind={most} behind; raise it, or give dead_letters= something that is "
+            "told which offsets are passed over"
+        )
+    settings.client.logger(_log).warning(
+        "%s is to be read from %d, too far behind %d: it begins %d before that",
+        *(what, offset, high, most),
+    )
+    return high - most
+
+
+def _committed(
+    client: Consumer, settings: ConsumerSettings, partitions: Sequence[TopicPartition]
+) -> list[TopicPartition]:
+    asked = [TopicPartition(found.topic, found.partition) for found in partitions]
+    return answer_of(
+        lambda: without_errors(client.committed(asked, REQUEST_S)),
+        f"what the group {settings.group_id!r} has committed",
+    )
+
+
+def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) -> dict[Key, int]:
+    """Return the first offset per partition of the time in ``start``; empty if ``start`` is no
+    time.
+
+    Partitions without a record of that time or later are left out.
+    """
+    wanted = time_ms(settings.start)
+    if wanted is None or not keys:
+        return {}
+    asked = [TopicPartition(*key, wanted) for key in keys]
+    answered = answer_of(
+        lambda: without_errors(client.offsets_for_times(asked, REQUEST_S)),
+        f"which offsets are of {settings.start}",
+    )
+    return {(one.topic, one.partition): one.offset for one in answered if one.offset >= 0}

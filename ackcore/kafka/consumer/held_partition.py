@@ -1,0 +1,364 @@
+"""A partition in one generation of its assignment, and its records that are not done."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from ackcore._backend import OffsetTracker
+from ackcore._records import OffsetState
+from ackcore.kafka.commit_metadata import MetadataForm
+from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord, PartitionStats
+from ackcore.offsets import Commit
+
+Key = tuple[str, int]
+#: The first offset, and the last one plus 1.
+Run = tuple[int, int]
+
+#: The statuses of a record, in this order; WAITING is followed by OUT again.
+FRESH, OUT, WAITING, DYING = range(4)
+
+#: The cause of a pause while too many records wait for another attempt.
+WAITING_CAUSE = "waiting"
+
+#: The largest number of runs of offsets that a dead letter names.
+_MOST_NAMED = 20
+
+
+class Limits(NamedTuple):
+    """The limits on records and bytes that a consumer holds at a time."""
+
+    in_flight: int = 10_000  # records of one partition: out and dying
+    in_flight_bytes: int = 16 << 20
+    waiting: int = 10_000  # waiting records of all partitions
+    waiting_bytes: int = 64 << 20
+    # Records of one partition, fresh ones included.  A client with more frequent pauses is slow.
+    ahead: int = 1000
+
+    @property
+    def held(self) -> int:
+        """The number of records of a partition at which reading stops: fresh, out and dying."""
+        return max(self.in_flight, self.ahead)
+
+
+class DyingRecord(NamedTuple):
+    """A record that failed for the last time. It is done when its dead letter is stored."""
+
+    record: KafkaRecord
+    failure: Failure
+    failures: int
+
+
+class PartitionCommit(NamedTuple):
+    """The commit of a partition, and the version of the state from which it was made."""
+
+    topic: str
+    partition: int
+    generation: int
+    commit: Commit
+    changes: int
+
+
+class Held:
+    """A record that is not done."""
+
+    __slots__ = (
+        "delivery",
+        "due_ms",
+        "in_tracker",
+        "read_ms",
+        "record",
+        "size",
+        "status",
+        "timed_out",
+    )
+
+    def __init__(self, record: KafkaRecord, size: int, now_ms: int) -> None:
+        self.record = record
+        self.size = size
+        self.read_ms = now_ms
+        self.status = FRESH
+        self.delivery = 0
+        self.due_ms = 0
+        self.in_tracker = True  # whether the tracker counts it as emitted
+        self.timed_out = False  # whether it waits and its last delivery may still be acked
+
+    def is_out(self, delivery: int) -> bool:
+        """Return whether the record is out, in the given delivery."""
+        return self.status == OUT and self.delivery == delivery
+
+
+class HeldPartition:
+    """A partition in one generation of its assignment."""
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        generation: int,
+        state: OffsetState,
+        committed: bool,
+        deployment: int = 0,
+    ) -> None:
+        self.key = (topic, partition)
+        self.generation = generation
+        self.deployment = deployment
+        self.tracker = OffsetTracker.from_state(topic, partition, generation, state)
+        self.held: dict[int, Held] = {}  # in order of offset
+        # The lost ranges of dead letters that are not stored yet, by their first offset.
+        self.lost: dict[int, list[Run]] = {}
+        self.sizes = [0] * 4  # bytes, by status
+        self.numbers = [0] * 4
+        # Offsets to deliver, in order: of new records, and of due retries.
+        self.queues: dict[int, deque[int]] = {FRESH: deque(), WAITING: deque()}
+        # With ordered_by, by key: the offset that is delivered first, and those behind it.
+        self.lines: dict[object, deque[int]] = {}
+        self.in_turn: set[int] = set()  # statuses for which it is queued in HeldRecords._turns
+        self.closing = self.sealed = False
+        self.gone = False
+        self.sought = False  # whether the client still reads it at the offset before a seek
+        self.other_from: int | None = None  # the offset from which its log is another one
+        self.cause = ""  # of its pause
+        # An uncommitted start counts as a change: after a crash, "latest" would be another offset.
+        self.changes = int(not committed)
+        self.committed_changes = 0
+        self.committed: int | None = state.committable if committed else None
+
+    def hold(self, record: KafkaRecord, size: int, now_ms: int) -> Held:
+        """Add a record that is not done."""
+        held = self.held[record.offset] = Held(record, size, now_ms)
+        self.count(held, 1)
+        return held
+
+    def queue(self, offset: int, key: object) -> None:
+        """Queue a new record, behind the records of its key. ``key`` None means no key."""
+        line = self.lines.setdefault(key, deque()) if key is not None else deque()
+        line.append(offset)
+        if line[0] == offset:
+            self.queues[FRESH].append(offset)
+
+    def leave(self, offset: int, key: object) -> None:
+        """Remove a done record from its key's queue, and queue the next record of that key."""
+        line = self.lines.get(key)
+        if line is None or line[0] != offset:
+            return
+        while (
+            line and line[0] not in self.held
+        ):  # records that died when read are done in any order
+            line.popleft()
+        if line:
+            self.queues[FRESH].appendleft(line[0])
+        else:
+            del self.lines[key]
+
+    def move(self, held: Held, status: int) -> None:
+        """Change the status of a record."""
+        self.count(held, -1)
+        held.status = status
+        self.count(held, 1)
+
+    def count(self, held: Held, by: int) -> None:
+        """Add a record to the counts (1), or remove it (-1)."""
+        self.numbers[held.status] += by
+        self.sizes[held.status] += by * held.size
+
+    def has_next(self, status: int, limits: Limits) -> bool:
+        """Return whether a record of that status may be delivered."""
+        if self.closing or not self.queues[status]:
+            return False
+        # Dying records do not stop retries, which are held already.
+        busy = self.numbers[OUT] + (self.numbers[DYING] if status == FRESH else 0)
+        return busy < limits.in_flight
+
+    def next(self, status: int, limits: Limits) -> Held | None:
+        """Remove the next record of that status from its queue and return it; None without one."""
+        while self.has_next(status, limits):
+            held = self.held.get(self.queues[status].popleft())
+            if held is not None and held.status == status:
+                return held
+        return None
+
+    def not_done(self, stop: int) -> list[Run]:
+        """Return the runs between the position and ``stop`` that were neither read, nor done before
+        a restart.
+        """
+        state = self.tracker.state()
+        # No record above the last done one is done.
+        starts = np.append(state.hole_starts, state.end).clip(self.tracker.position, stop)
+        ends = np.append(state.hole_ends, stop).clip(self.tracker.position, stop)
+        runs = zip(starts.tolist(), ends.tolist(), strict=True)
+        return [(start, end) for start, end in runs if start < end]
+
+    def commit(self, form: MetadataForm) -> PartitionCommit:
+        """Return the commit of this partition."""
+        self.lost = {first: runs for first, runs in self.lost.items() if first in self.held}
+        state = self.tracker.state()
+        if self.lost:
+            state = _with(state, self.lost.values())
+        if self.other_from is not None:
+            state = _below(state, self.other_from)
+        commit = form.encode(*self.key, self.generation, state, self.deployment)
+        return PartitionCommit(*self.key, self.generation, commit, self.changes)
+
+    @property
+    def in_flight(self) -> int:
+        """The number of records that are neither done nor waiting."""
+        return self.numbers[FRESH] + self.numbers[OUT] + self.numbers[DYING]
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """The bytes of the records that are neither done nor waiting."""
+        return self.sizes[FRESH] + self.sizes[OUT] + self.sizes[DYING]
+
+    def cause_of_pause(self, limits: Limits, waiting: int, waiting_bytes: int) -> str:
+        """Return the reason to pause the partition, or "".
+
+        ``waiting`` and ``waiting_bytes`` are the waiting records of all partitions.
+        """
+        if self.closing:
+            return "revoked"
+        # Resume at half of the limit: each pause drops the records that the client has read ahead.
+        part = 2 if self.cause else 1
+        if (
+            self.in_flight * part >= limits.held
+            or self.in_flight_bytes * part >= limits.in_flight_bytes
+        ):
+            return "in flight"
+        if waiting * part >= limits.waiting or waiting_bytes * part >= limits.waiting_bytes:
+            return WAITING_CAUSE
+        return ""
+
+    def stats(self, now_ms: int) -> PartitionStats:
+        """Return the statistics of the partition, without its lag."""
+        first = next(iter(self.held.values()), None)
+        return PartitionStats(
+            *self.key,
+            generation=self.generation,
+            position=self.tracker.position,
+            committed=self.committed,
+            lag=None,
+            fresh=self.numbers[FRESH],
+            out=self.numbers[OUT],
+            waiting=self.numbers[WAITING],
+            dying=self.numbers[DYING],
+            bytes=sum(self.sizes),
+            oldest_s=0.0 if first is None else (now_ms - first.read_ms) / 1000,
+            paused=self.cause,
+        )
+
+
+class TakenAt:
+    """Deliveries that may time out, in the order in which they were taken."""
+
+    def __init__(self) -> None:
+        self._taken: deque[tuple[int, HeldPartition, Held, int]] = deque()
+
+    def add(self, now_ms: int, found: HeldPartition, held: Held) -> None:
+        """Add a record that was taken just now."""
+        self._taken.append((now_ms, found, held, held.delivery))
+
+    def up_to(self, taken_ms: int) -> Iterator[tuple[HeldPartition, Held]]:
+        """Remove the deliveries taken up to that time, and yield those that are still out."""
+        while self._taken and (self._taken[0][0] <= taken_ms or not self._is_out(self._taken[0])):
+            each = self._taken.popleft()
+            if self._is_out(each):
+                yield each[1], each[2]
+
+    @staticmethod
+    def _is_out(each: tuple[int, HeldPartition, Held, int]) -> bool:
+        _, found, held, delivery = each
+        return found.held.get(held.record.offset) is held and held.is_out(delivery)
+
+    def trim(self, n_out: int) -> None:
+        """Remove answered deliveries once they outnumber the records that are out."""
+        if len(self._taken) > 2 * n_out + 64:
+            self._taken = deque(each for each in self._taken if self._is_out(each))
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+
+def room(partitions: Mapping[Key, HeldPartition], limits: Limits) -> int:
+    """Return the number of records that may be read at once, of any partition; 0 if all are paused.
+
+    It is at least an eighth of the limit, so that a nearly full partition does not make all reads
+    small. A partition may exceed its limit by that number.
+    """
+    limit = limits.held
+    free = [limit - each.in_flight for each in partitions.values() if not each.cause]
+    return max(min(free), limit // 8, 1) if free else 0
+
+
+def change_pauses(
+    partitions: Mapping[Key, HeldPartition], limits: Limits
+) -> tuple[list[Key], list[Key]]:
+    """Set each partition's cause of a pause. Return the partitions to pause and those to resume."""
+    waiting = sum(each.numbers[WAITING] for each in partitions.values())
+    waiting_bytes = sum(each.sizes[WAITING] for each in partitions.values())
+    pause: list[Key] = []
+    resume: list[Key] = []
+    for key, each in partitions.items():
+        cause = each.cause_of_pause(limits, waiting, waiting_bytes)
+        if bool(cause) != bool(each.cause):
+            (pause if cause else resume).append(key)
+        each.cause = cause
+    return pause, resume
+
+
+def stopped_by_waiting(partitions: Mapping[Key, HeldPartition], limits: Limits) -> str:
+    """Return a message if records that wait for a retry stop reading; else ""."""
+    stopped = sum(each.cause == WAITING_CAUSE for each in partitions.values())
+    if not stopped:
+        return ""
+    waiting = sum(each.numbers[WAITING] for each in partitions.values())
+    waiting_bytes = sum(each.sizes[WAITING] for each in partitions.values())
+    return (
+        f"nothing is read of {stopped} of {len(partitions)} partitions: {waiting} records "
+        f"wait for another attempt, of {waiting_bytes} bytes; reading stops at "
+        f"max_waiting={limits.waiting} or max_waiting_bytes={limits.waiting_bytes}, and goes on "
+        "below half of both"
+    )
+
+
+def named_runs(runs: Sequence[Run]) -> str:
+    """Return runs of offsets as text. Of many runs, it names only the first ones."""
+    some = [f"{start} to {end - 1}" if end - start > 1 else str(start) for start, end in runs]
+    if len(some) <= _MOST_NAMED:
+        return ", ".join(some)
+    offsets = sum(end - start for start, end in runs)
+    return f"{', '.join(some[:_MOST_NAMED])} and more up to {some[-1]}, {offsets} in all,"
+
+
+def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
+    """Return a state in which lost ranges are not done.
+
+    The tracker holds only the first offset of each. The next start may still be able to read the
+    rest.
+    """
+    holes = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
+    runs: list[Run] = []
+    for start, end in sorted(chain(holes, *lost)):
+        if runs and start <= runs[-1][1]:
+            runs[-1] = runs[-1][0], max(end, runs[-1][1])
+        else:
+            runs.append((start, end))
+    # Nothing above the last done offset is done; that is no hole.
+    end = state.end
+    while runs and runs[-1][1] >= end:
+        end = min(end, runs.pop()[0])
+    starts, ends = np.array(runs, np.int64).reshape(-1, 2).T
+    return state._replace(end=end, hole_starts=starts.copy(), hole_ends=ends.copy())
+
+
+def _below(state: OffsetState, offset: int) -> OffsetState:
+    """Return the part of a state below the offset at which another log begins."""
+    failed = state.failed < offset
+    return _with(state, [[(offset, max(offset + 1, state.end))]])._replace(
+        committable=min(state.committable, offset),
+        failed=state.failed[failed],
+        attempts=state.attempts[failed],
+    )

@@ -1,0 +1,661 @@
+"""The records that a consumer holds, and the state of each. No I/O; time is an argument.
+
+A record that was read is *fresh*. It is *out* while the user processes it. Then it is done, or
+*waiting* for its next attempt, or *dying*: on its way to the dead letters. When a waiting record is
+due, it goes before all fresh ones. A record is committed only when it is done: acked, or stored as
+a dead letter.
+
+A partition is held for one generation of its assignment. One answer counts for each delivery that
+is out. All other answers are counted and change nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from ackcore._records import OffsetState
+from ackcore.dead_limit import DeadLimit
+from ackcore.kafka.commit_metadata import MetadataForm
+from ackcore.kafka.consumer.consumer_records import (
+    ConsumerCounts,
+    Failure,
+    KafkaRecord,
+    PartitionStats,
+)
+from ackcore.kafka.consumer.held_partition import (
+    DYING,
+    FRESH,
+    OUT,
+    WAITING,
+    DyingRecord,
+    Held,
+    HeldPartition,
+    Key,
+    Limits,
+    PartitionCommit,
+    TakenAt,
+    change_pauses,
+    named_runs,
+    room,
+    stopped_by_waiting,
+)
+from ackcore.offsets import decode_metadata
+from ackcore.retry import Policy
+
+LOST_UPSTREAM = Failure("LostUpstream", "were deleted before they were read")
+TOO_FAR_BEHIND = Failure("TooFarBehind", "were passed over, too far behind the end")
+#: The number of characters of a reason that are logged.
+_MOST_SAID = 200
+_TIMED_OUT = Failure("TimeoutError", "neither acked nor failed in time")
+
+
+class HeldRecords:
+    """The records of all partitions that a consumer has.
+
+    Parameters
+    ----------
+    policy : Policy
+    timeout_ms : int or None
+        The time after which a record that is out has failed.
+    unavailable_timeout_ms : int
+        The age of a record from which on all its failures count as attempts.
+    dead_limit : DeadLimit, optional
+        Receives the end of each record.
+    ordered_by : {"key", "partition"}, optional
+        The records that are delivered one at a time, in order: those of a key, or of a partition.
+    wake : callable, optional
+        Called when a record may be taken, or an awaited answer has come.
+
+    All times are milliseconds of one monotonic clock.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        limits: Limits | None = None,
+        timeout_ms: int | None = None,
+        unavailable_timeout_ms: int = 7 * 24 * 3_600_000,
+        dead_limit: DeadLimit | None = None,
+        ordered_by: str | None = None,
+        wake: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._policy = policy
+        self._limits = limits or Limits()
+        self._timeout_ms = timeout_ms
+        self._unavailable_timeout_ms = unavailable_timeout_ms
+        self._wake = wake
+        self._partitions: dict[Key, HeldPartition] = {}
+        # Partitions that may have a record to deliver, by status.  They alternate, one record each.
+        self._turns: dict[int, deque[HeldPartition]] = {FRESH: deque(), WAITING: deque()}
+        self._fresh_is_next = False
+        # A heap, ordered by due time.
+        self._waiting: list[tuple[int, int, HeldPartition, int]] = []
+        self._taken_at = TakenAt()
+        self._dying: list[DyingRecord] = []
+        self._sequence = 0
+        self._metadata = MetadataForm()
+        self._last_failure = ""
+        self._ordered_by = ordered_by
+        #: The highest generation of any partition.
+        self.generation = 0
+        self.dead_limit = dead_limit or DeadLimit()
+        self.counts = ConsumerCounts()
+
+    # Partitions.
+
+    def assign(
+        self,
+        topic: str,
+        partition: int,
+        generation: int,
+        state: OffsetState,
+        *,
+        committed: bool = True,
+        deployment: int = 0,
+    ) -> None:
+        """Add a partition with its committed state.
+
+        Parameters
+        ----------
+        topic, partition, generation
+            The partition. Each of its generations has another number.
+        state : OffsetState
+            The offset to begin at, and the done offsets above it.
+        committed : bool, default True
+            Whether the broker has this state. If not, it is committed even if no record is done.
+        deployment : int, default 0
+            The deployment in the partition's commits, as in `encode_metadata`.
+        """
+        self.forget((topic, partition))
+        self.generation = max(self.generation, generation)
+        found = HeldPartition(topic, partition, generation, state, committed, deployment)
+        self._partitions[found.key] = found
+
+    def seek(self, key: Key, offset: int) -> bool:
+        """Read a partition from another offset: all below it counts as done, and nothing above it.
+
+        Returns
+        -------
+        bool
+            False if the partition is not held, or is being taken away. Records of the partition are
+            ignored until `sought` has returned it.
+        """
+        found = self._partitions.get(key)
+        if found is None or found.closing:
+            return False
+        state = decode_metadata(*key, offset, None).state
+        deployment = found.deployment
+        self.assign(*key, self.generation + 1, state, committed=False, deployment=deployment)
+        self._partitions[key].sought = True
+        return True
+
+    def sought(self) -> dict[Key, int]:
+        """Return the offsets of the partitions that `seek` has moved since the last call."""
+        found = {key: each for key, each in self._partitions.items() if each.sought}
+        for each in found.values():
+            each.sought = False
+        return {key: each.tracker.position for key, each in found.items()}
+
+    def _reading(self, key: Key) -> HeldPartition | None:
+        """Return a partition, or None if the records that the client reads of it are ignored."""
+        found = self._partitions.get(key)
+        return None if found is None or found.closing or found.sought else found
+
+    def is_of(self, key: Key, deployment: int) -> None:
+        """Set the deployment in a partition's commits; commit it even if no record is done."""
+        if (found := self._partitions.get(key)) is not None:
+            found.deployment = deployment
+            found.changes += 1
+
+    def is_another_log(self, key: Key, offset: int, deployment: int) -> None:
+        """Record that from an offset on the log of a partition is another one than was read.
+
+        Done offsets of the former log are not committed above that offset. Otherwise nobody would
+        read the new records there if this process died first.
+        """
+        if (found := self._reading(key)) is not None:
+            found.other_from, found.committed = offset, None
+            self.is_of(key, deployment)
+
+    def close(self, keys: Iterable[Key]) -> None:
+        """Stop delivering records of partitions. Records that are out may still be answered."""
+        for key in keys:
+            if (found := self._partitions.get(key)) is None or found.closing:
+                continue
+            found.closing, found.cause = True, "revoked"
+            for offset in [o for o, held in found.held.items() if held.status == FRESH]:
+                found.count(found.held.pop(offset), -1)
+                self.counts.dropped += 1
+            found.queues[FRESH].clear()
+            found.lines.clear()
+
+    def seal(self, keys: Iterable[Key]) -> None:
+        """Accept no more answers for partitions whose last commit is being made."""
+        for found in filter(None, map(self._partitions.get, keys)):
+            found.sealed = True
+
+    def forget(self, key: Key) -> None:
+        """Remove a partition. Later answers for its records count as stale."""
+        found = self._partitions.pop(key, None)
+        if found is not None:
+            found.gone = True
+            self.counts.dropped += len(found.held)
+            found.held.clear()
+            for turns in self._turns.values():
+                if found in turns:
+                    turns.remove(found)
+            self._waiting = [each for each in self._waiting if not each[2].gone]
+            heapq.heapify(self._waiting)
+
+    def unanswered(self, keys: Iterable[Key]) -> int:
+        """Return the number of records that a drain waits for: those out or dying."""
+        found = [self._partitions[key] for key in keys if key in self._partitions]
+        return sum(each.numbers[OUT] + each.numbers[DYING] for each in found)
+
+    @property
+    def assigned(self) -> list[Key]:
+        """The partitions that are held."""
+        return list(self._partitions)
+
+    def position(self, key: Key) -> int | None:
+        """Return the highest offset read of a partition plus 1; None if it is not held."""
+        return None if (found := self._partitions.get(key)) is None else found.tracker.position
+
+    def is_idle(self, key: Key) -> bool:
+        """Return whether all records that were read of a partition are done; False after a seek."""
+        found = self._reading(key)
+        return found is not None and not found.tracker.pending
+
+    # Records in.
+
+    def read(
+        self,
+        key: Key,
+        records: Sequence[KafkaRecord],
+        sizes: Sequence[int],
+        now_ms: int,
+        unreadable: Mapping[int, Failure] = MappingProxyType({}),
+    ) -> int:
+        """Add records of one partition, in order of offset; return the number that were not done
+        before.
+
+        Sets their generation, attempt and delivery. ``sizes`` are bytes. Records whose offset is in
+        ``unreadable`` are dead. Once too many are dead, no more records are added.
+        """
+        found = self._reading(key)
+        if found is None:
+            self.counts.dropped += len(records)
+            return 0
+        tracker, n = found.tracker, 0
+        for record, size in zip(records, sizes, strict=True):
+            if self.dead_limit.excess is not None:
+                # The consumer ends.  The next start reads the remaining records.
+                self.counts.dropped += 1
+                continue
+            offset = record.offset
+            if offset in found.held:  # read again after the client had to go back
+                continue
+            if not tracker.emitted(offset):  # done before a restart
+                self.counts.skipped += 1
+                continue
+            n += 1
+            failures = tracker.attempt(offset)
+            record = record._replace(attempt=failures, generation=found.generation)
+            held = found.hold(record, size, now_ms)
+            found.queue(offset, self._order_of(record))
+            if failures >= self._policy.max_attempts:
+                # When the last generation ended, its dead letter was not confirmed as stored.
+                failure = Failure("Failed", f"{failures} times before it was assigned anew")
+                self._die(found, held, failure, failures)
+            elif offset in unreadable:
+                self.dead_limit.ended(0, 1)
+                self._die(found, held, unreadable[offset], failures + 1)
+        found.changes += 1
+        self.counts.read += n
+        if n:
+            self._moved(found)
+        return n
+
+    def lose(
+        self, key: Key, stop: int, now_ms: int, keep: bool, why: Failure = LOST_UPSTREAM
+    ) -> int:
+        """Record that the records of a partition below an offset cannot be read.
+
+        Parameters
+        ----------
+        key : Key
+        stop : int
+            The first offset that is read.
+        now_ms : int
+        keep : bool
+            Whether a dead letter must be stored before these offsets are committed.
+        why : Failure
+            The failure in the dead letter, behind the lost offsets. By default: they were deleted.
+
+        Returns
+        -------
+        int
+            The number of offsets that were lost, or are gaps; 0 if all of them were done.
+        """
+        found = self._reading(key)
+        if found is None or stop <= found.tracker.position:
+            return 0
+        runs = found.not_done(stop)
+        lost = sum(end - start for start, end in runs)
+        if lost and keep:
+            first, _ = runs[0]
+            found.tracker.emitted(first)
+            record = KafkaRecord(*key, first, None, None, [], None, 0, found.generation)
+            held = found.hold(record, 0, now_ms)
+            found.lost[first] = runs
+            text = f"offsets {named_runs(runs)} {why.message}"
+            self._die(found, held, Failure(why.kind, text), 0)
+        self.advance(key, stop)
+        self.counts.lost += lost
+        return lost
+
+    def advance(self, key: Key, position: int) -> None:
+        """Move past offsets that hold transaction markers or lost records."""
+        found = self._reading(key)
+        if found is not None and position > found.tracker.position:
+            found.tracker.advance(position)
+            found.changes += 1
+
+    def _order_of(self, record: KafkaRecord) -> object:
+        if self._ordered_by == "key":
+            return record.key
+        return self._ordered_by  # one queue per partition, or no order
+
+    # Records out.
+
+    def take(self, n: int, now_ms: int) -> list[KafkaRecord]:
+        """Return up to n records to be processed: due retries first, alternating with new records.
+
+        No partition has more records out than its limit, and the partitions alternate. Without the
+        alternation, records that fail again and again would block new records as soon as they fill
+        the capacity of the process.
+        """
+        taken: list[KafkaRecord] = []
+        if self.dead_limit.excess is not None:
+            return taken  # the consumer ends, and stores its dead letters
+        while len(taken) < n:
+            self._queue_due(now_ms)
+            first, second = (FRESH, WAITING) if self._fresh_is_next else (WAITING, FRESH)
+            record = self._take(first, now_ms) or self._take(second, now_ms)
+            if record is None:
+                break
+            taken.append(record)
+        return taken
+
+    def _queue_due(self, now_ms: int) -> None:
+        while self._waiting and self._waiting[0][0] <= now_ms:
+            due_ms, _, found, offset = heapq.heappop(self._waiting)
+            held = found.held.get(offset)
+            if held is None or held.status != WAITING or held.due_ms != due_ms or found.closing:
+                continue
+            found.queues[WAITING].append(offset)
+            self._give_turns(found)
+
+    def _take(self, status: int, now_ms: int) -> KafkaRecord | None:
+        turns = self._turns[status]
+        while turns:
+            found = turns.popleft()
+            held = found.next(status, self._limits)
+            if held is None:
+                found.in_turn.discard(status)
+                continue
+            turns.append(found)
+            self._fresh_is_next = status == WAITING
+            if status == WAITING:
+                if not held.in_tracker:
+                    found.tracker.emitted(held.record.offset)
+                    held.in_tracker = True
+                self.counts.retried += 1
+            return self._send(found, held, now_ms)
+        return None
+
+    def _give_turns(self, found: HeldPartition) -> None:
+        for status, turns in self._turns.items():
+            if status not in found.in_turn and found.has_next(status, self._limits):
+                found.in_turn.add(status)
+                turns.append(found)
+
+    def _moved(self, found: HeldPartition) -> None:
+        """Queue the partition for delivery after a record was added or changed its status."""
+        self._give_turns(found)
+        self._wake()
+
+    def _send(self, found: HeldPartition, held: Held, now_ms: int) -> KafkaRecord:
+        held.delivery += 1
+        held.timed_out = False
+        found.move(held, OUT)
+        held.record = held.record._replace(delivery=held.delivery)
+        if self._timeout_ms is not None:
+            self._taken_at.add(now_ms, found, held)
+        return held.record
+
+    def give_back(self, records: Iterable[KafkaRecord]) -> None:
+        """Put back records that were taken and not used; they are the next ones of their
+        partitions.
+        """
+        for record in reversed(list(records)):
+            found = self._of(record)
+            held = None if found is None else found.held.get(record.offset)
+            if found is None or held is None or not held.is_out(record.delivery):
+                continue
+            if found.closing:
+                found.count(found.held.pop(record.offset), -1)
+                self.counts.dropped += 1
+            else:
+                found.move(held, FRESH)
+                found.queues[FRESH].appendleft(record.offset)
+            self._moved(found)
+
+    def due_in_ms(self, now_ms: int) -> int | None:
+        """Return the milliseconds until a record may be taken; None if that is not known."""
+        if self.dead_limit.excess is not None:
+            return None
+        if any(
+            found.has_next(status, self._limits)
+            for status, turns in self._turns.items()
+            for found in turns
+        ):
+            return 0
+        return max(0, self._waiting[0][0] - now_ms) if self._waiting else None
+
+    # Answers.
+
+    def ack(self, record: KafkaRecord) -> bool:
+        """Record that a record is done. Return False if it was not in flight."""
+        found, held = self._answered(record)
+        if found is None or held is None:
+            return False
+        self.counts.acked += 1
+        self.dead_limit.ended(1, 0)
+        self._done(found, record.offset)
+        return True
+
+    def fail(
+        self,
+        record: KafkaRecord,
+        failure: Failure,
+        now_ms: int,
+        *,
+        final: bool = False,
+        counts: bool = True,
+        after_ms: int = 0,
+    ) -> bool:
+        """Record that a record failed. Return False if it was not in flight.
+
+        Parameters
+        ----------
+        record : KafkaRecord
+        failure : Failure
+            The reason.
+        now_ms : int
+        final : bool, default False
+            Whether the record is dead at once.
+        counts : bool, default True
+            Whether the failure counts as an attempt.
+        after_ms : int, default 0
+            The shortest wait before the next attempt.
+        """
+        found, held = self._answered(record)
+        if found is None or held is None:
+            return False
+        if held.status == WAITING:  # it timed out, which already counted as a failure
+            self.counts.late += 1
+            return False
+        self.counts.failed += 1
+        self._failed(found, held, failure, now_ms, final=final, counts=counts, after_ms=after_ms)
+        return True
+
+    def expire(self, now_ms: int) -> int:
+        """Fail the deliveries that have timed out. An ack still counts until the record is taken
+        again.
+        """
+        if self._timeout_ms is None:
+            return 0
+        n = 0
+        for found, held in self._taken_at.up_to(now_ms - self._timeout_ms):
+            n += 1
+            self._failed(found, held, _TIMED_OUT, now_ms)
+            held.timed_out = True
+        self.counts.timed_out += n
+        self._taken_at.trim(sum(each.numbers[OUT] for each in self._partitions.values()))
+        return n
+
+    def _of(self, record: KafkaRecord) -> HeldPartition | None:
+        if not isinstance(record, KafkaRecord):
+            raise TypeError(
+                f"record must be a KafkaRecord that this consumer delivered, got "
+                f"{type(record).__name__} {record!r}"
+            )
+        found = self._partitions.get((record.topic, record.partition))
+        if found is None or found.sealed or found.generation != record.generation:
+            self.counts.stale += 1
+            return None
+        return found
+
+    def _answered(self, record: KafkaRecord) -> tuple[HeldPartition | None, Held | None]:
+        """Return the state of a record whose delivery may still be answered."""
+        found = self._of(record)
+        held = None if found is None else found.held.get(record.offset)
+        if held is None:
+            self.counts.repeated += found is not None
+            return found, None
+        may_be = held.status == OUT or (held.status == WAITING and held.timed_out)
+        if held.delivery != record.delivery or not may_be:
+            self.counts.late += 1
+            return found, None
+        return found, held
+
+    def _failed(
+        self,
+        found: HeldPartition,
+        held: Held,
+        failure: Failure,
+        now_ms: int,
+        *,
+        final: bool = False,
+        counts: bool = True,
+        after_ms: int = 0,
+    ) -> None:
+        record = held.record
+        counts = counts or now_ms - held.read_ms >= self._unavailable_timeout_ms
+        if counts:
+            found.tracker.failed(record.offset)
+            held.in_tracker = False
+        found.changes += 1
+        waiting = self._policy.decide(
+            f"{record.topic}-{record.partition}-{record.offset}",
+            *(record.attempt, now_ms, final),
+            counts=counts,
+            not_before_ms=now_ms + after_ms,
+            first_ms=held.read_ms,
+        )
+        if waiting is None:
+            self.dead_limit.ended(0, 1)
+            self._die(found, held, failure, record.attempt + 1)
+            return
+        self._last_failure = f"{failure.kind}: {failure.message[:_MOST_SAID]}"
+        held.record = record._replace(attempt=waiting.attempt)
+        held.due_ms = waiting.due_ms
+        found.move(held, WAITING)
+        self._sequence += 1
+        heapq.heappush(self._waiting, (waiting.due_ms, self._sequence, found, record.offset))
+        self._moved(found)
+
+    def _die(self, found: HeldPartition, held: Held, failure: Failure, failures: int) -> None:
+        found.move(held, DYING)
+        self._dying.append(DyingRecord(held.record, failure, failures))
+        self._moved(found)
+
+    def _done(self, found: HeldPartition, offset: int) -> None:
+        found.tracker.acked(offset)
+        held = found.held.pop(offset)
+        found.count(held, -1)
+        found.leave(offset, self._order_of(held.record))
+        found.changes += 1
+        self._moved(found)
+
+    # Dead letters.
+
+    def dying(self) -> list[DyingRecord]:
+        """Return the dead letters that are to be stored, each once."""
+        letters, self._dying = self._dying, []
+        return [letter for letter in letters if self.is_dying(letter)]
+
+    def is_dying(self, letter: DyingRecord) -> bool:
+        """Return whether a dead letter is still to be stored, because its partition was not taken
+        away.
+        """
+        record = letter.record
+        found = self._partitions.get((record.topic, record.partition))
+        return (
+            found is not None
+            and found.generation == record.generation
+            and record.offset in found.held
+        )
+
+    def dead(self, letter: DyingRecord) -> bool:
+        """Record that a dead letter is stored. Return whether its record was still held."""
+        if not self.is_dying(letter):
+            return False
+        topic, partition, offset, *_ = letter.record
+        self.counts.dead += 1
+        self._done(self._partitions[topic, partition], offset)
+        return True
+
+    # Commits.
+
+    def commits(self, keys: Iterable[Key] | None = None) -> list[PartitionCommit]:
+        """Return the commits of partitions that changed since their last commit."""
+        some = self._partitions if keys is None else keys
+        found = [self._partitions[key] for key in some if key in self._partitions]
+        changed = [each for each in found if each.changes != each.committed_changes]
+        return [each.commit(self._metadata) for each in changed]
+
+    def uncommitted(self) -> dict[Key, tuple[int, int]]:
+        """Return the generation and the changes of each partition with uncommitted changes."""
+        return {
+            key: (each.generation, each.changes)
+            for key, each in self._partitions.items()
+            if each.changes != each.committed_changes
+        }
+
+    def are_committed(self, changes: Mapping[Key, tuple[int, int]]) -> bool:
+        """Return whether all changes returned by `uncommitted` are committed.
+
+        Partitions that were taken away meanwhile are ignored.
+        """
+        return not any(
+            (found := self._partitions.get(key)) is not None
+            and found.generation == generation
+            and found.committed_changes < number
+            for key, (generation, number) in changes.items()
+        )
+
+    def committed(self, done: PartitionCommit) -> None:
+        """Record that the broker has a commit."""
+        self._metadata.taken(done.commit.metadata)
+        found = self._partitions.get((done.topic, done.partition))
+        if found is not None and found.generation == done.generation:
+            found.committed_changes = max(found.committed_changes, done.changes)
+            found.committed = max(found.committed or 0, done.commit.offset)
+            self.counts.committed += 1
+            self._wake()
+
+    def shorten_metadata(self, metadata: str) -> bool:
+        """Choose shorter metadata after a broker refused these. Return False if they were empty."""
+        return self._metadata.refused(metadata)
+
+    # How much may be read.
+
+    def room(self) -> int:
+        """Return the number of records that may be read at once; see `pauses.room`."""
+        return room(self._partitions, self._limits)
+
+    def pauses(self) -> tuple[list[Key], list[Key]]:
+        """Return the partitions to pause and those to resume now: see `change_pauses`."""
+        return change_pauses(self._partitions, self._limits)
+
+    def stopped_by_waiting(self) -> str:
+        """Return the reason why waiting records pause reading, with the last failure; "" if they do
+        not.
+        """
+        told = stopped_by_waiting(self._partitions, self._limits)
+        return told and f"{told}; the last one failed of {self._last_failure}"
+
+    @property
+    def paused(self) -> int:
+        """The number of paused partitions."""
+        return sum(bool(each.cause) for each in self._partitions.values())
+
+    def partition_stats(self, now_ms: int) -> list[PartitionStats]:
+        """Return the statistics of each partition, without lags."""
+        return [each.stats(now_ms) for each in self._partitions.values()]

@@ -1,0 +1,315 @@
+"""Replay of a consumer's dead letters into the topics that their records came from.
+
+Each partition of the dead-letter topic has a transactional id. The offset of the last letter sent
+is committed in the same transaction as the records. So each letter is sent once, whichever process
+dies at any time, and a call that runs at the same time is fenced. The commit also holds the topic's
+id: brokers delete the committed offsets of a deleted topic late, or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from ackcore._arrow.shown import shown_rows
+from ackcore._columns import as_count
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.cluster import Cluster, ClusterFailed
+from ackcore.kafka.consumer.consumer_letters import (
+    ATTEMPTS,
+    MAX_DEATHS,
+    OURS,
+    PARTITION,
+    REASON,
+    TOPIC,
+    deaths,
+    headers_that_came,
+    is_of_topology,
+    number_in,
+)
+from ackcore.kafka.consumer.consumer_records import UNREADABLE_HEADERS, Headers
+from ackcore.kafka.producing import DeliveryError, Mark, Transactions, check_options, check_topic
+from ackcore.kafka.range_reader import RangeReader
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.start_positions import check_zone, time_ms
+
+_log = logging.getLogger(__name__)
+
+#: The topic names that brokers accept.
+_NAME_OF_TOPIC = re.compile(r"(?!\.\.?$)[A-Za-z0-9._-]{1,249}")
+
+#: The time for which brokers, by their defaults, keep the offset of the last letter sent: a week,
+#: minus an hour for clocks that differ.
+_REMEMBERED_MS = (7 * 24 - 1) * 3_600_000
+
+
+class SentBack(NamedTuple):
+    """The counts of letters that `replay_letters` handled.
+
+    Attributes
+    ----------
+    sent : int
+        Letters sent to their topics.
+    left : int
+        Letters that this and later calls leave out: they represent no record or only a part of one,
+        have died too often, or are not a consumer's.
+    """
+
+    sent: int
+    left: int
+
+
+class _Letter(NamedTuple):
+    topic: str
+    partition: int
+    headers: Headers
+    deaths: int
+
+
+class _Targets:
+    """The partition counts of the topics that letters came from."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._counts: dict[str, int] = {}
+
+    def missing(self, letter: _Letter) -> str | None:
+        """Return the reason why a letter's topic or partition is missing; None if it exists."""
+        topic = letter.topic
+        if topic not in self._counts:
+            self._counts[topic] = len(self._cluster.partitions([topic], missing_ok=True))
+        if letter.partition < self._counts[topic]:
+            return None
+        if not self._counts[topic]:
+            return f"there is no topic {topic}; make it, with {letter.partition + 1} partitions"
+        return (
+            f"topic {topic} has {self._counts[topic]} partitions; make partition "
+            f"{letter.partition} of it"
+        )
+
+
+def replay_letters(
+    topic: str,
+    *,
+    bootstrap_servers: str,
+    max_deaths: int = MAX_DEATHS,
+    since: datetime | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> SentBack:
+    """Send the dead letters of a `Consumer` back to the topics that their records came from.
+
+    Value, key, headers and partition are those of the original record. The header
+    ``ackcore-deaths`` holds the number of times that the record has died, and a `Consumer`
+    continues to count from it. A call sends all letters that are in the topic now and were not sent
+    before. Readers of committed records (``isolation.level=read_committed``, librdkafka's default)
+    receive each once, even if a process dies. The letters stay in their topic.
+
+    Brokers forget the letters that were sent after ``offsets.retention.minutes`` (a week by
+    default) without a call. A topic keeps its letters until their segment is full or ``segment.ms``
+    old, whatever its ``retention.ms``. So if the brokers have no entry for a partition, letters
+    older than a week may have been sent before, and ``since`` is required.
+
+    The call leaves messages that represent no record: ranges that were deleted or skipped
+    ("LostUpstream", "TooFarBehind"). It also leaves records with unreadable headers, since their
+    letters lack those headers, letters of a topology on Spark (`ackcore.spark.replay` sends them),
+    and any other message.
+
+    Parameters
+    ----------
+    topic : str
+        The topic that the consumer has as ``dead_letters``.
+    bootstrap_servers : str
+        ``host:port`` of brokers, separated by commas.
+    max_deaths : int, default 20
+        The number of deaths after which a record is left for good, whatever a later call sets. It
+        ends automatic loops.
+    since : datetime, optional
+        A time with its zone; earlier letters are left. To send all, give ``datetime(1970, 1, 1,
+        tzinfo=timezone.utc)``. It is required in four cases: brokers may have forgotten the sent
+        letters; their ``offsets.retention.minutes`` is less than a week; the topic was created
+        again, by its id (brokers before Kafka 2.8 have none); or a partition ends before the letter
+        that was sent last, so that its log was truncated or is another one.
+    options : mapping, optional
+        Further librdkafka settings. The user must be allowed to write to the topics that letters
+        came from, with transactional ids that begin with ``ackcore-``, and to read in groups that
+        begin with it.
+
+    Returns
+    -------
+    SentBack
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument has another type, an option is set here, or ``since`` is required. The
+        letters sent from other partitions are committed then.
+    DeliveryError
+        If a letter was not delivered; letters before it may have been. If its topic or partition is
+        missing, the message names it, and the letters before it in its partition were sent.
+    UnknownTopics, ClusterFailed, OffsetsLost, ReadTimedOut, ReadFailed
+        If the topic cannot be read.
+    """
+    check_topic(topic)
+    as_count(max_deaths, "max_deaths", 1)
+    settings = ClientSettings(bootstrap_servers, options)
+    check_options(settings)
+    from_ms = None if since is None else _ms_of(since)
+    sent = left = 0
+    with Cluster(settings) as cluster, RangeReader(settings) as reader:
+        targets = _Targets(cluster)
+        # Read the id first: if the topic is created again from now on, the next call detects it.
+        topic_id = next((one.topic_id for one in cluster.partitions([topic])), None)
+        for key, (low, high) in cluster.bounds_of(topic).items():
+            partition = key.partition
+            name = _name(topic, partition)
+            with closing(Transactions(settings, name, topic)) as transactions:
+                last = transactions.last
+                done = -1 if last is None else last.number
+                of = "" if last is None else last.note
+                note = topic_id or of
+                is_other_topic = of not in ("", note)
+                if done >= high and not is_other_topic:
+                    # Another call may have sent since.  It is fenced from now on.
+                    low, high = cluster.bounds_of(topic)[key]
+                is_other_log = is_other_topic or done >= high
+                if is_other_log and from_ms is None and low < high:
+                    why = (
+                        f"{topic} was made anew since the letter {partition}/{done} was sent last"
+                        if is_other_topic
+                        else f"{topic}-{partition} ends at {high}, before the letter that was sent "
+                        f"last, {done}: it was truncated, or the topic was made anew"
+                    )
+                    raise _since_missing(f"{why}, and which of its letters were sent is not known")
+                start = low if is_other_log else max(low, done + 1)
+                if from_ms is not None:
+                    start = max(start, min(high, _since(cluster, topic, partition, from_ms)))
+                elif last is None and low < high:
+                    _refuse_forgotten(cluster, topic, partition, low)
+                for batch in reader.read(OffsetRange(topic, partition, start, high)):
+                    messages = shown_rows(batch)  # a producer may set any timestamp
+                    letters = [_to_send(one, max_deaths) for one in messages]
+                    at, missing = _first_missing(letters, targets)
+                    if at:
+                        _send(transactions, messages[:at], letters[:at], note)
+                        there = sum(one is not None for one in letters[:at])
+                        sent, left = sent + there, left + at - there
+                    if missing is not None:
+                        raise _not_sent(topic, messages[at], missing)
+                if transactions.last == last and last is not None:
+                    # Nothing new: commit the mark again, or brokers would forget it.
+                    transactions.begin()
+                    transactions.prepare(Mark(high - 1 if is_other_log else done, note))
+                    transactions.commit()
+    if left:
+        settings.logger(_log).warning(
+            "%d messages of topic %r are left for good: no letters of records, or of records that "
+            "have died %d times or oftener",
+            *(left, topic, max_deaths),
+        )
+    return SentBack(sent, left)
+
+
+def _ms_of(since: datetime) -> int | None:
+    if not isinstance(since, datetime):
+        raise TypeError(f"since must be a datetime with its zone, got {type(since).__name__}")
+    check_zone(since, "since")
+    return time_ms(since)
+
+
+def _since(cluster: Cluster, topic: str, partition: int, ms: int) -> int:
+    """Return the offset of the first letter of a time or later; the end if there is none."""
+    answers = cluster.offsets_for_time([(topic, partition)], ms)
+    for key, failure in answers.failed.items():
+        raise ClusterFailed(f"which letters of {key} are of a time is not known: {failure.text}")
+    (offset,) = answers.found.values()
+    return offset
+
+
+def _refuse_forgotten(cluster: Cluster, topic: str, partition: int, low: int) -> None:
+    """Raise ValueError if letters are so old that brokers may have forgotten which were sent."""
+    ms = time.time_ns() // 1_000_000 - _REMEMBERED_MS
+    if low < _since(cluster, topic, partition, ms):
+        raise _since_missing(
+            f"{topic}-{partition} has letters of more than a week, and there is nothing on record "
+            "of what was sent, as brokers forget it after offsets.retention.minutes, a week by "
+            "default"
+        )
+
+
+def _since_missing(why: str) -> ValueError:
+    return ValueError(
+        f"since must be given: {why}; letters of that time or later are sent, "
+        "datetime(1970, 1, 1, tzinfo=timezone.utc) sends all"
+    )
+
+
+def _name(topic: str, partition: int) -> str:
+    # Hashed, because the name of a topic may be as long as a group's name at most.
+    return f"ackcore-letters-{hashlib.sha256(topic.encode()).hexdigest()[:32]}-{partition}"
+
+
+def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
+    """Return the letter in a message; None if it is to be left."""
+    letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
+    return letter if letter is not None and letter.deaths < most else None
+
+
+def _first_missing(letters: Sequence[_Letter | None], targets: _Targets) -> tuple[int, str | None]:
+    """Return the number of letters before the first that cannot be sent, and why it cannot."""
+    for at, letter in enumerate(letters):
+        why = None if letter is None else targets.missing(letter)
+        if why is not None:
+            return at, why
+    return len(letters), None
+
+
+def _not_sent(topic: str, message: Mapping[str, Any], why: str) -> DeliveryError:
+    at = message["timestamp"]
+    return DeliveryError(
+        f"letter {topic}-{message['partition']} at offset {message['offset']} was not sent, and "
+        f"those before it in its partition were: {why}. To leave it instead, give since a time "
+        f"behind its own{'' if at is None else f', {at.isoformat()}'}: letters from before are left"
+    )
+
+
+def _send(
+    transactions: Transactions,
+    messages: Sequence[Mapping[str, Any]],
+    letters: Sequence[_Letter | None],
+    note: str,
+) -> None:
+    """Send the letters of messages in one transaction."""
+    deliveries = transactions.begin()
+    for message, letter in zip(messages, letters, strict=True):
+        if letter is not None:
+            deliveries.send(
+                letter.topic, message["value"], message["key"], letter.headers, letter.partition
+            )
+    transactions.prepare(Mark(messages[-1]["offset"], note))
+    transactions.commit()
+
+
+def _letter(headers: Headers) -> _Letter | None:
+    """Return the letter that a message's headers describe; None if it is no record to send."""
+    told = dict(headers)
+    if not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
+        return None
+    if is_of_topology(headers):  # `ackcore.spark.replay` sends these back
+        return None
+    partition, attempts = (number_in(told[name]) for name in (PARTITION, ATTEMPTS))
+    kind, _, _ = (told[REASON] or b"").partition(b": ")
+    # Without attempts the letter represents a range.
+    if partition is None or not attempts:
+        return None
+    if kind == UNREADABLE_HEADERS.encode():
+        return None
+    topic = (told[TOPIC] or b"").decode(errors="replace")
+    if _NAME_OF_TOPIC.fullmatch(topic) is None:
+        return None
+    return _Letter(topic, partition, headers_that_came(headers, OURS), deaths(headers))

@@ -1,0 +1,470 @@
+"""The reading side of a consumer's thread: client calls, errors, positions and pauses."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.consumer.consumer_client import (
+    ConsumerError,
+    OffsetsOutOfRange,
+    record_of,
+    watermarks,
+)
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.consumer.consumer_starts import MADE_ANEW, Begun
+from ackcore.kafka.consumer.held_partition import Key
+from ackcore.kafka.consumer.held_records import TOO_FAR_BEHIND, HeldRecords
+from ackcore.kafka.kafka_errors import is_fatal
+from ackcore.kafka.truncations import truncated_at
+from ackcore.offsets import decode_metadata
+from ackcore.retry import capped_doubling
+
+_log = logging.getLogger(__name__)
+
+#: The largest number of records read at once, so that an answer waits for milliseconds only.
+_BATCH = 500
+#: The longest wait for a record, in seconds: normally, and while dead letters or pauses need work.
+_LOOK_S, SHORT_LOOK_S = 0.1, 0.01
+#: The wait, in milliseconds, after a broker refused a position that is in range.
+_FIRST_RESET_MS, _LONGEST_RESET_MS = 20, 5_000
+
+#: The time between warnings that waiting records stop reading.
+_SAY_MS = 60_000
+
+#: librdkafka's value for an offset without a leader epoch.
+_NO_EPOCH = -1
+#: Seconds for leaders to answer whether a log was truncated.
+_ASK_S = 10.0
+
+#: Errors of unreadable data.  The client reports each once and skips the data.
+_UNREADABLE = frozenset(
+    {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._NOT_IMPLEMENTED}
+)
+#: Errors that are permanent.
+_FINAL = frozenset(
+    (
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError._AUTHENTICATION,
+    )
+)
+
+
+def now_ms() -> int:
+    """Return the time of a monotonic clock, in milliseconds."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class PartitionReading:
+    """The reading of partitions into `HeldRecords`. The client's thread makes all calls.
+
+    Parameters
+    ----------
+    client : Consumer
+    settings : ConsumerSettings
+    held : HeldRecords
+        Used under ``changed`` only.
+    changed : threading.Condition
+    topic_ids : callable
+        Takes topics, requests their ids, and waits for the answer.
+    """
+
+    def __init__(
+        self,
+        client: Consumer,
+        settings: ConsumerSettings,
+        held: HeldRecords,
+        changed: threading.Condition,
+        topic_ids: Callable[[Iterable[str]], Mapping[str, str | None]],
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._log = settings.client.logger(_log)
+        self._held = held
+        self._changed = changed
+        self._topic_ids = topic_ids
+        #: The last known end of each partition: its last offset plus 1.
+        self.ends: dict[Key, int] = {}
+        #: Whether an error occurred that may come from a deleted topic.
+        self.had_error = False
+        self._incremental = settings.protocol != "eager" and not settings.by_hand
+        self._paused = 0
+        self._say_ms = 0
+        self._begun: dict[Key, Begun] = {}
+        self._assigned_now: set[Key] = set()
+        # Partitions whose position in the client may be from the assignment before.
+        self._unpositioned: set[Key] = set()
+        # Partitions after an offset out of range: the number of refusals in a row, the time of the
+        # next read, and the start in the new log, if it is another one.
+        self._resets: dict[Key, int] = {}
+        self._read_again: dict[Key, int] = {}
+        self._other_logs: dict[Key, int] = {}
+        #: The epochs of the leaders that wrote the last records read.
+        self._epochs: dict[Key, int] = {}
+
+    # Partitions.
+
+    def begin(self, begun: Iterable[Begun]) -> None:
+        """Add partitions at their start positions. The caller assigns them at `positions`."""
+        with self._changed:
+            generation = self._next_generation()
+            for each in begun:
+                self._begun[each.key] = each
+                self._assigned_now.add(each.key)
+                # The process that committed may have a clock that is ahead.
+                number = max(generation, (each.restored.generation or 0) + 1)
+                self._held.assign(
+                    *each.key,
+                    number,
+                    each.restored.state,
+                    committed=each.committed,
+                    deployment=each.origin.deployment,
+                )
+                if each.origin != CommitOrigin.read(each.restored.deployment):
+                    self._held.is_of(each.key, each.origin.deployment)
+                if each.near is not None:
+                    keep = self._settings.dead_letters is not None
+                    self._held.lose(each.key, each.near, now_ms(), keep, TOO_FAR_BEHIND)
+
+    def positions(self, keys: Iterable[Key]) -> list[TopicPartition]:
+        """Return the held ones of these partitions, with the offsets to assign them at."""
+        with self._changed:
+            found = [(key, self._held.position(key)) for key in keys]
+        self._unpositioned.update(key for key, _ in found)
+        return [self._at(key, offset) for key, offset in found if offset is not None]
+
+    def _at(self, key: Key, offset: int) -> TopicPartition:
+        """Return a position, with the epoch that makes brokers refuse it in another log."""
+        return TopicPartition(*key, offset, leader_epoch=self._epochs.get(key, _NO_EPOCH))
+
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Remove partitions."""
+        with self._changed:
+            for key in keys:
+                self._held.forget(key)
+                self._begun.pop(key, None)
+                self.ends.pop(key, None)
+                self._forget_place(key)
+            self._changed.notify_all()
+
+    def _forget_place(self, key: Key) -> None:
+        for known in (self._resets, self._read_again, self._other_logs, self._epochs):
+            known.pop(key, None)
+
+    def _next_generation(self) -> int:
+        # From the clock: a late commit may come from the process before this one.
+        return max(self._held.generation + 1, time.time_ns() // 1_000_000)
+
+    def learn_ids(self, ids: Mapping[str, str | None]) -> None:
+        """Store the present ids of topics. A topic with another id was created again.
+
+        Raises
+        ------
+        OffsetsOutOfRange
+            If a topic was created again, and ``out_of_range`` is "fail".
+        """
+        for key, begun in list(self._begun.items()):
+            now = ids.get(key[0])
+            if now is None or now == begun.topic_id:
+                continue
+            known = begun.origin._replace(topic=CommitOrigin.of(now, None).topic)
+            self._begun[key] = begun._replace(topic_id=now, origin=known)
+            if begun.topic_id is None and not begun.origin.is_other_topic(known):
+                with self._changed:
+                    self._held.is_of(key, known.deployment)
+                continue
+            what = f"{key[0]}-{key[1]}: the {MADE_ANEW}"
+            if self._settings.on_out_of_range == "fail":
+                raise OffsetsOutOfRange(
+                    f"{what}; out_of_range='earliest' or 'latest' reads it from its beginning"
+                )
+            self._log.warning("%s, and it is read from 0", what)
+            # Records that come now are ignored, and read again when the former ones are done.
+            self._is_another_log(key, 0)
+            self._client.pause([TopicPartition(*key)])
+
+    def _is_another_log(self, key: Key, offset: int, epoch: int | None = None) -> None:
+        """Plan to read a partition from an offset once all records read of it are done.
+
+        Give ``epoch`` if all records below the offset are of that leader. The broker then refuses
+        the offset if the log has changed by then.
+        """
+        self._other_logs[key] = offset
+        if epoch is None:
+            self._epochs.pop(key, None)
+        with self._changed:
+            self._held.is_another_log(key, offset, self._begun[key].origin.deployment)
+
+    # Reading.
+
+    def pause_and_resume(self) -> None:
+        """Pause partitions that have reached a limit, and resume those below it."""
+        with self._changed:
+            pause, resume = self._held.pauses()
+            self._paused = self._held.paused
+            # A pause for records in flight may continue because these have failed and wait.
+            is_time = self._paused and now_ms() >= self._say_ms
+            stopped = self._held.stopped_by_waiting() if is_time else ""
+        if stopped:
+            self._say_ms = now_ms() + _SAY_MS
+            self._log.warning("%s", stopped)
+        if pause:
+            self._client.pause([TopicPartition(*key) for key in pause])
+        if resume:
+            self._client.resume([TopicPartition(*key) for key in resume])
+            self._fetch_now(resume)
+
+    def _fetch_now(self, keys: Iterable[Key]) -> None:
+        """Make librdkafka fetch resumed partitions now, instead of up to 1 s later.
+
+        Its broker thread sleeps, and of all calls for a partition only a seek wakes it.
+        """
+        with self._changed:
+            found = {key: self._held.position(key) for key in keys}
+        for key, offset in found.items():
+            if offset is not None and key not in self._other_logs and key not in self._read_again:
+                with suppress(KafkaException):  # the partition is being assigned, or in error
+                    self._client.seek(self._at(key, offset))
+
+    def read(self, *, busy: bool) -> None:
+        """Read the available records, or wait for the first: briefly if ``busy`` or paused."""
+        with self._changed:
+            room = self._held.room()
+        self._assigned_now.clear()
+        wait_s = SHORT_LOOK_S if busy or self._paused else _LOOK_S
+        # `consume` would wait for all n messages or its time-out: poll one, then take the rest.
+        first = self._client.poll(wait_s)
+        if first is None:
+            return
+        n = min(room, _BATCH) - 1
+        messages = [first, *(self._client.consume(n, 0) if n > 0 else ())]
+        read: defaultdict[Key, list[Message]] = defaultdict(list)
+        errors = []
+        damaged: set[Key] = set()
+        for message in messages:
+            if (error := message.error()) is not None:
+                errors.append((message, error))
+                if error.code() in _UNREADABLE:
+                    damaged.add(_key(message))
+            elif not damaged or _key(message) not in damaged:
+                # Records after damaged data would make the skipped offsets count as done.
+                read[_key(message)].append(message)
+        for key, some in read.items():
+            if key in self._assigned_now:
+                # They may be from the assignment before, with a gap that would count as done.
+                with self._changed:
+                    position = self._held.position(key)
+                if position is not None:
+                    self._read_from({key: position})
+            elif key not in self._other_logs:
+                self._take_in(key, some)
+        # After the records: reading continues at the last record before the error.
+        for message, error in errors:
+            self._read_error(message, error)
+
+    def _take_in(self, key: Key, messages: list[Message]) -> None:
+        records, sizes, unreadable = [], [], {}
+        for message in messages:
+            record, failure = record_of(key, message)
+            if failure is not None:
+                unreadable[record.offset] = failure
+            records.append(record)
+            sizes.append(len(message))
+        self._unpositioned.discard(key)
+        self._resets.pop(key, None)
+        epoch = messages[-1].leader_epoch()
+        if epoch is not None:
+            self._epochs[key] = epoch
+        with self._changed:
+            self._held.read(key, records, sizes, now_ms(), unreadable)
+
+    def _read_from(self, offsets: Mapping[Key, int]) -> None:
+        """Read partitions from offsets. Assigns them anew, since a seek fails after an error."""
+        self._unpositioned.update(offsets)
+        begun = [self._at(key, offset) for key, offset in offsets.items()]
+        if self._incremental:
+            self._client.incremental_unassign(begun)
+            self._client.incremental_assign(begun)
+        else:
+            with self._changed:
+                others = [each for each in self._held.assigned if each not in offsets]
+            self._client.assign([*begun, *self.positions(others)])
+
+    def _read_error(self, message: Message, error: KafkaError) -> None:
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:
+            return
+        self.had_error = True
+        if code == KafkaError._AUTO_OFFSET_RESET:
+            self._out_of_range(_key(message))
+        elif code in _UNREADABLE:
+            key = _key(message)
+            with self._changed:
+                position = self._held.position(key)
+            raise ConsumerError(
+                f"{key[0]}-{key[1]} cannot be read from offset {position} on: {error.str()}; "
+                "commit an offset behind what is damaged to go on there"
+            )
+        elif is_fatal(error) or code in _FINAL:
+            raise ConsumerError(f"the consumer cannot go on: {error.str()}")
+        else:
+            self._log.warning("Kafka says: %s", error.str())
+
+    def _out_of_range(self, key: Key) -> None:
+        """Handle an offset out of range, after which the client stops reading the partition."""
+        with self._changed:
+            position = self._held.position(key)
+        if position is None or key in self._other_logs:
+            return  # from an assignment that is over, or will be
+        low, self.ends[key] = watermarks(self._client, TopicPartition(*key))
+        high = self.ends[key]
+        policy = self._settings.on_out_of_range
+        name = f"{key[0]}-{key[1]}"
+        if low <= position <= high and not self._is_truncated(key, low, position):
+            if position == low:  # no record below is left to compare epochs with
+                self._epochs.pop(key, None)
+            self._resets[key] = times = self._resets.get(key, 0) + 1
+            wait_ms = capped_doubling(_FIRST_RESET_MS, times, _LONGEST_RESET_MS)
+            self._log.warning(
+                "%s was refused as out of range, and has %d to %d: it is read again from %d in "
+                "%d ms",
+                *(name, low, high, position, wait_ms),
+            )
+            self._read_again[key] = now_ms() + wait_ms
+            return
+        if key in self._other_logs:
+            return
+        if position > high:
+            self.learn_ids(self._topic_ids([key[0]]))
+            if key in self._other_logs:
+                return
+        what = f"{name} is to be read from {position}, and there is {low} to {high}"
+        if policy == "fail":
+            if position > high:
+                self._end_before_another_log(key, low, high)
+            raise OffsetsOutOfRange(
+                f"{what}; out_of_range='earliest' or 'latest' goes on there, and says in a dead "
+                "letter what was lost"
+            )
+        target = low if policy == "earliest" else high
+        if position > high:
+            # It is another log: the topic was created again, or the log lost its end.
+            self._log.warning("%s: it is another log, and read from %d", what, target)
+            self._is_another_log(key, target)
+            return
+        with self._changed:
+            keep = self._settings.dead_letters is not None
+            lost = self._held.lose(key, target, now_ms(), keep)
+        self._log.warning("%s: %d offsets are lost, it goes on at %d", what, lost, target)
+        self._epochs.pop(key, None)
+        self._read_from({key: target})
+
+    def _is_truncated(self, key: Key, low: int, position: int) -> bool:
+        """Return whether the log below a position was truncated. If so, plan to read it again.
+
+        Raises
+        ------
+        OffsetsOutOfRange
+            If the log was truncated, and ``out_of_range`` is "fail".
+        """
+        epoch, name = self._epochs.get(key), f"{key[0]}-{key[1]}"
+        if epoch is None:
+            return False
+        try:
+            other = truncated_at(self._settings.client, key, low, position, epoch, _ASK_S)
+        except ConnectionError as error:
+            self._log.warning("%s", error)
+            return False  # the broker will refuse the position again
+        if other is None:
+            return False
+        what = f"{name} was read up to {position}, and its log was truncated at {other}"
+        self._is_another_log(key, other, epoch)
+        if self._settings.on_out_of_range == "fail":
+            raise OffsetsOutOfRange(
+                f"{what}: the next start begins there at the latest, and out_of_range='earliest' "
+                "or 'latest' goes on without one"
+            )
+        self._log.warning("%s: it is read from there", what)
+        return True
+
+    def _end_before_another_log(self, key: Key, low: int, high: int) -> None:
+        """Commit the done offsets only up to the place where a shorter log differs from the one
+        read.
+
+        At the next start the log may be long enough again to hide the difference.
+        """
+        epoch = self._epochs.get(key)
+        if epoch is None or self._begun[key].topic_id is None:
+            return  # without an epoch or a topic id the place is unknown
+        with suppress(ConnectionError):
+            other = truncated_at(self._settings.client, key, low, high, epoch, _ASK_S)
+            self._is_another_log(key, high if other is None else other)
+
+    def go_on(self) -> None:
+        """Resume partitions after a seek, a refusal, or the last done record of a former log."""
+        with self._changed:
+            sought = self._held.sought()
+            for key in sought:
+                self._held.is_of(key, self._begun[key].origin.deployment)
+                self._forget_place(key)
+        if sought:
+            self._read_from(sought)
+            self._client.resume([TopicPartition(*key) for key in sought])
+        now = now_ms()
+        for key in [key for key, due_ms in self._read_again.items() if due_ms <= now]:
+            del self._read_again[key]
+            with self._changed:
+                position = self._held.position(key)
+            if position is not None and key not in self._other_logs:
+                self._read_from({key: position})
+        for key, target in list(self._other_logs.items()):
+            with self._changed:
+                if not self._held.is_idle(key):
+                    continue  # the records of the former log must be done first
+                state = decode_metadata(*key, target, None).state
+                self._held.assign(
+                    *key,
+                    self._next_generation(),
+                    state,
+                    committed=False,
+                    deployment=self._begun[key].origin.deployment,
+                )
+            del self._other_logs[key]
+            self._read_from({key: target})
+            self._client.resume([TopicPartition(*key)])
+
+    def pass_markers(self) -> None:
+        """Move past transaction markers in partitions where all records are done."""
+        with self._changed:
+            keys = self._held.assigned
+            idle = [key for key in keys if self._held.is_idle(key) and key not in self._other_logs]
+        if idle:
+            for found in self._client.position([TopicPartition(*key) for key in idle]):
+                key = (found.topic, found.partition)
+                if found.offset < 0:  # no position yet: the next one is from this assignment
+                    self._unpositioned.discard(key)
+                elif found.error is None and key not in self._unpositioned:
+                    if found.leader_epoch is not None:  # perhaps a marker's epoch
+                        self._epochs[key] = found.leader_epoch
+                    with self._changed:
+                        self._held.advance(key, found.offset)
+        for key in keys:
+            _, high = self._client.get_watermark_offsets(TopicPartition(*key), cached=True)
+            if high >= 0:
+                self.ends[key] = high
+
+
+def _key(message: Message) -> Key:
+    topic, partition = message.topic(), message.partition()
+    assert topic is not None
+    assert partition is not None
+    return topic, partition

@@ -1,0 +1,154 @@
+"""The list of topics and partitions, refreshed in background threads.
+
+A consumer's own client does not provide topic ids, nor changes outside a group membership.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+
+from ackcore.kafka.cluster import Cluster, ClusterFailed, Partition, UnknownTopics
+from ackcore.kafka.consumer.consumer_client import ConsumerError
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+
+_log = logging.getLogger(__name__)
+
+#: The shortest time between look-ups, in milliseconds.
+_SOON_MS = 500
+
+
+class TopicWatch:
+    """A periodic look-up of topics and their partitions.
+
+    Parameters
+    ----------
+    settings : ConsumerSettings
+        The topics, and the interval of look-ups.
+    now_ms : int
+        The time of a monotonic clock, as all times here.
+    """
+
+    def __init__(self, settings: ConsumerSettings, now_ms: int) -> None:
+        self._every_ms = round(settings.refresh_s * 1000)
+        self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms
+        self._log = settings.client.logger(_log)
+        self._cluster = Cluster(settings.client)
+        self._one_at_a_time = threading.Lock()
+        self._asked: Future[list[Partition]] | None = None
+        #: The number of partitions and the id of each topic at its first look-up; its present id.
+        self._first: dict[str, tuple[int, str | None]] = {}
+        self._now: dict[str, str | None] = {}
+        self._complained = False
+        names = [name for name in settings.topics if not name.startswith("^")]
+        patterns = [name for name in settings.topics if name.startswith("^")]
+        self._names = names
+        self._all = settings.tasks is not None
+        # librdkafka searches for a pattern anywhere in a name.
+        self._pattern = "|".join(f".*(?:{each}).*" for each in patterns)
+
+    def subscribed(self) -> list[Partition]:
+        """Return all partitions of the subscribed topics, in order.
+
+        Raises
+        ------
+        ConsumerError
+            If no broker answers, or a named topic does not exist.
+        """
+        return self._answer(lambda: self._subscribed(missing_ok=False))
+
+    def ids(self, topics: Iterable[str]) -> dict[str, str | None]:
+        """Return the ids of those topics that exist.
+
+        Raises
+        ------
+        ConsumerError
+            If no broker answers.
+        """
+        return ids_of(self._answer(lambda: self._of(topics)))
+
+    def is_new(self, key: tuple[str, int]) -> bool:
+        """Return whether a partition did not exist at the first look-up of its topic.
+
+        All partitions of a topic that was created again since then are new.
+        """
+        topic, partition = key
+        now = self._now.get(topic)
+        partitions, first = self._first.get(topic, (partition + 1, now))
+        return partition >= partitions or (now != first and None not in (now, first))
+
+    def _answer(self, question: Callable[[], list[Partition]]) -> list[Partition]:
+        try:
+            return self._ask(question).result()
+        except (ClusterFailed, UnknownTopics) as error:
+            raise ConsumerError(f"which partitions there are is not to be had: {error}") from None
+
+    def _ask(self, question: Callable[[], list[Partition]]) -> Future[list[Partition]]:
+        future: Future[list[Partition]] = Future()
+
+        def run() -> None:
+            with self._one_at_a_time:
+                try:
+                    found = question()
+                    ids = ids_of(found)
+                    for topic, partitions in Counter(one.topic for one in found).items():
+                        self._first.setdefault(topic, (partitions, ids[topic]))
+                    self._now.update(ids)
+                    future.set_result(found)
+                except BaseException as error:
+                    future.set_exception(error)
+
+        # A pool's thread would block the end of the process for as long as brokers are away.
+        threading.Thread(target=run, name="ackcore-kafka-topics", daemon=True).start()
+        return future
+
+    def _subscribed(self, *, missing_ok: bool) -> list[Partition]:
+        ask = self._cluster.partitions
+        found = ask(self._names, missing_ok=missing_ok) if self._names else []
+        if self._pattern:
+            found += ask(pattern=self._pattern)
+        return sorted(set(found))
+
+    def _of(self, topics: Iterable[str]) -> list[Partition]:
+        return self._cluster.partitions(topics, missing_ok=True)
+
+    def soon(self, now_ms: int) -> None:
+        """Schedule the next look-up at once, because a topic may be gone."""
+        self._next_ms = min(self._next_ms, max(now_ms, self._last_ms + _SOON_MS))
+
+    def look(self, topics: Collection[str], now_ms: int) -> list[Partition] | None:
+        """Return an answer that has come, or None; start a look-up if one is due. Does not wait.
+
+        With ``tasks`` the answer covers all subscribed topics, else the given ones.
+        """
+        found = None
+        if self._asked is not None and self._asked.done():
+            try:
+                found = self._asked.result()
+                self._complained = False
+            except Exception as error:
+                if not self._complained:
+                    self._log.warning("which partitions there are is asked again later: %s", error)
+                self._complained = True
+            self._asked = None
+            self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms
+        if self._asked is None and now_ms >= self._next_ms:
+            if self._all:
+                self._asked = self._ask(lambda: self._subscribed(missing_ok=True))
+            elif topics:
+                self._asked = self._ask(lambda: self._of(topics))
+        return found
+
+    def close(self) -> None:
+        """Close the connection to the cluster."""
+        with suppress(AttributeError):  # closed before
+            self._cluster.close()
+
+
+def ids_of(partitions: Iterable[Partition]) -> dict[str, str | None]:
+    """Return the ids of the topics of partitions."""
+    return {one.topic: one.topic_id for one in partitions}

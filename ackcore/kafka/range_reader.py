@@ -1,0 +1,347 @@
+"""Reading of offset ranges into Arrow batches: by position, without a group, each to its very end.
+
+A range ends at a record at or above its ``stop``, or when the reader's position reaches ``stop``:
+the position moves past compacted offsets and transaction markers. Deleted offsets raise
+`OffsetsLost`. Data that librdkafka cannot read, and would skip, raise `ReadFailed`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from ackcore._columns import as_count
+from ackcore._records import RawMessage
+from ackcore.flow.numbers import positive
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.kafka_errors import (
+    LogTruncated,
+    OffsetsLost,
+    ReadFailed,
+    ReadTimedOut,
+    error_text,
+    exception_text,
+)
+from ackcore.kafka.ranges import OffsetRange, RecordColumns
+from ackcore.kafka.raw_consumer import event_error, raw_consumer
+
+if TYPE_CHECKING:
+    from ackcore._reference import RawMessages
+
+#: The default size of a batch, in bytes.
+BATCH_BYTES = 1 << 20
+#: An Arrow array has 2 GiB at most.
+_MOST_BATCH_BYTES = 1 << 30
+
+#: A call for n messages waits until it has all n, or for this time, in seconds.
+#: If offsets are missing at the end of a range, n is larger than the number of messages.
+_POLL_S = 0.02
+#: The garbage collector searches messages for cycles whenever there are 700 new ones.  With a
+#: thousand at a time each message costs twice as much.
+_MOST_MESSAGES = 500
+#: Seconds without a message after which the reader requests the cause from a broker.
+_ASK_AFTER_S = 1.0
+#: Permanent errors.  Most other errors of a client are over when it reports them.  It reports
+#: unreadable data (`_BAD_MSG`; `_NOT_IMPLEMENTED` is an unknown magic byte) once and skips them.
+_REFUSALS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError._BAD_MSG,
+    KafkaError._BAD_COMPRESSION,
+    KafkaError._NOT_IMPLEMENTED,
+}
+
+_OWN: dict[str, Any] = {
+    # confluent-kafka requires a group.  Without subscriptions and commits, brokers never see it.
+    "group.id": "ackcore",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+}
+_DEFAULTS: dict[str, Any] = {
+    # So few queued records stay in the processor's caches, in reused memory.  With the default of
+    # 100,000 records, the client's thread allocates new pages for each.
+    "queued.min.messages": 10_000,
+    # The default of 1 s after a full queue slows a reader to a tenth of its speed: 10,000 records
+    # may be read in less than 10 ms.
+    "fetch.queue.backoff.ms": 2,
+    # The records exist when the range is made: the only wait is for the last position.
+    "fetch.wait.max.ms": 10,
+    "log.connection.close": False,
+    # Without it, data that a disk or a network has damaged would be read.
+    "check.crcs": True,
+}
+
+
+class RangeReader:
+    """A consumer that reads ranges, one after another. Close it, or use it in ``with``.
+
+    One thread reads at a time; any thread may close it.
+
+    Parameters
+    ----------
+    settings : ClientSettings
+        The connection to the brokers.
+    batch_bytes : int, default 1 MiB
+        The approximate bytes of keys, values and headers in a batch, at most 1 GiB. A single record
+        may have more.
+    batch_rows : int, optional
+        The number of records after which a batch ends, counted through all ranges.
+    timeout_s : float, default 60
+        The seconds without any record after which a read fails.
+
+    Raises
+    ------
+    ValueError
+        If librdkafka refuses the settings.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        *,
+        batch_bytes: int = BATCH_BYTES,
+        batch_rows: int | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self._settings = settings
+        self._batch_bytes = as_count(batch_bytes, "batch_bytes", 1, _MOST_BATCH_BYTES)
+        self._batch_rows = (
+            sys.maxsize if batch_rows is None else as_count(batch_rows, "batch_rows", 1)
+        )
+        self._rows_left = self._batch_rows  # rows until a batch ends
+        self._timeout_s = positive(timeout_s, "timeout_s", unit="seconds")
+        self._heard = ""
+        self._reading: OffsetRange | None = None
+        #: Guards the two flags below.  Re-entrant: a signal handler may close a reader in use.
+        self._lock = threading.RLock()
+        self._is_in_use = self._is_closed = False
+        theirs = settings.options.get("error_cb")
+
+        def hear(error: KafkaError) -> None:
+            self._heard = error_text(error)
+            if callable(theirs):
+                theirs(error)
+
+        try:
+            conf = settings.client(_OWN, _DEFAULTS)
+            self._consumer = raw_consumer(conf, hear) or Consumer({**conf, "error_cb": hear})
+        except KafkaException as error:
+            text = settings.redacted(exception_text(error))
+            raise ValueError(f"options are refused by librdkafka: {text}") from None
+
+    def read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a range in order, in `RECORD_SCHEMA`.
+
+        Raises
+        ------
+        ValueError
+            If the range begins below 0; at once.
+        RuntimeError
+            If another range is not read to its end and its iterator not closed, or the reader is
+            closed.
+        OffsetsLost
+            If offsets of the range were deleted. The records before them were yielded.
+        LogTruncated
+            If the partition's log was truncated and written again.
+        ReadTimedOut
+            If nothing came for ``timeout_s``.
+        ReadFailed
+            If the brokers refuse, or send unreadable data. The records before it were yielded.
+        """
+        if range_.start < 0:
+            # librdkafka uses -1 for the end and -2 for the beginning.
+            raise ValueError(
+                f"range_.start must be an offset, 0 or above, got {range_.start}; "
+                "Cluster.watermarks says where a partition begins and ends"
+            )
+        return self._read(range_)
+
+    def _read(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
+        if range_.size == 0:
+            return
+        if self._reading is not None:
+            raise RuntimeError(
+                f"{range_} cannot be read while {self._reading} is: read that to its end or close "
+                "its iterator, or use a reader for each"
+            )
+        self._reading = range_
+        batches = self._assigned(range_)
+        try:
+            while True:
+                with self._in_use():
+                    self._check_open()
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
+                del batch  # its memory may be the next one's
+        finally:
+            with self._in_use():
+                batches.close()
+            self._reading = None
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Prevent other threads from closing the consumer, whose memory holds the messages."""
+        with self._lock:
+            self._is_in_use = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._is_in_use = False
+                if self._is_closed:
+                    self._consumer.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the reader is closed; make another one")
+
+    def _assigned(self, range_: OffsetRange) -> Generator[pa.RecordBatch]:
+        self._heard = ""
+        self._consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
+        try:
+            yield from self._batches(range_)
+        finally:
+            if not self._is_closed:
+                self._consumer.unassign()
+
+    def _batches(self, range_: OffsetRange) -> Iterator[pa.RecordBatch]:
+        rest, size = range_, 200.0  # estimated bytes of a record
+        columns = RecordColumns(range_.topic, range_.partition)
+        messages: list[Message] | RawMessages = []
+        place = 0  # index of the first message that was not handled
+        last, asked = time.monotonic(), False
+        while rest.size:
+            self._check_open()
+            if place >= len(messages):  # also after the consumer was closed
+                room = (self._batch_bytes - columns.bytes) / size
+                n = min(rest.size, self._rows_left, max(1, min(int(room), _MOST_MESSAGES)))
+                messages = []  # the next ones reuse the memory of these
+                messages, place = self._consumer.consume(n, _POLL_S), 0
+            before, had, failure, is_full = rest, columns.bytes, None, False
+            # In order: records after an event must not hide it.
+            first, place = place, columns.add(messages, place, rest.stop)
+            if place > first:
+                self._rows_left -= place - first
+                size = max(1.0, 0.5 * size + 0.5 * (columns.bytes - had) / (place - first))
+                rest = rest._replace(start=_offset(messages[place - 1]) + 1)
+            if place < len(messages) and rest.size:
+                if messages[place].error() is not None:
+                    rest, failure = self._take(messages[place], rest)
+                    place += 1
+                elif _offset(messages[place]) >= rest.stop:
+                    rest = rest._replace(start=rest.stop)
+                else:
+                    is_full = True
+            silent_s = time.monotonic() - last
+            if rest != before:
+                last, asked = time.monotonic(), False
+            elif silent_s > self._timeout_s:
+                text = self._settings.redacted(self._heard or "no broker has said why")
+                failure = ReadTimedOut(rest, self._timeout_s, text)
+            elif silent_s > _ASK_AFTER_S and not asked:
+                asked, failure = True, self._refused(rest)
+            # Small batches are combined, but not while records come slowly.
+            over = failure is not None or not messages or not rest.size or not self._rows_left
+            if columns.rows and (over or is_full or columns.bytes >= self._batch_bytes / 2):
+                self._rows_left = self._rows_left or self._batch_rows
+                batch = columns.taken()
+                yield batch
+                del batch  # its memory may be the next one's
+                last = time.monotonic()  # the user's time with the batch does not count
+            if failure is not None:
+                raise failure
+
+    def _take(
+        self, event: Message | RawMessage, rest: OffsetRange
+    ) -> tuple[OffsetRange, Exception | None]:
+        """Handle an event; return the rest of the range, and an exception if reading must end."""
+        error = event_error(event)
+        if error.code() == KafkaError._PARTITION_EOF:
+            position = event.offset() or 0
+            self._heard = f"the partition ends at offset {position}"
+            return rest._replace(start=max(rest.start, min(position, rest.stop))), None
+        if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
+            return rest, self._lost(rest, error)
+        if error.fatal() or error.code() in _REFUSALS:
+            return rest, ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
+        # The client retries by itself; if that does not help, ReadTimedOut follows.
+        self._heard = error_text(error)
+        return rest, None
+
+    def _refused(self, rest: OffsetRange) -> Exception | None:
+        """Return the error of the topic, if any. Brokers do not send it to a consumer."""
+        try:
+            topics = self._consumer.list_topics(rest.topic, timeout=_ASK_AFTER_S).topics
+        except KafkaException as failed:
+            self._heard = self._heard or exception_text(failed)
+            return None
+        error: KafkaError | None = topics[rest.topic].error if rest.topic in topics else None
+        if error is None or error.code() not in _REFUSALS:
+            return None
+        return ReadFailed(rest, error.name(), self._settings.redacted(error_text(error)))
+
+    def _lost(self, rest: OffsetRange, why: KafkaError) -> Exception:
+        """Return the exception for a next offset that the brokers do not have."""
+        partition = TopicPartition(rest.topic, rest.partition)
+        try:
+            # None after the time-out, though its stub does not allow None.
+            found: Any = self._consumer.get_watermark_offsets(partition, timeout=self._timeout_s)
+        except KafkaException as error:
+            text = self._settings.redacted(exception_text(error))
+            return ReadTimedOut(rest, self._timeout_s, text)
+        if found is None:
+            return ReadTimedOut(rest, self._timeout_s, "no broker says where the partition begins")
+        low, high = found
+        if low <= rest.start <= high:
+            return LogTruncated(rest, low, high, self._settings.redacted(error_text(why)))
+        return OffsetsLost(rest, low, high)
+
+    def close(self) -> None:
+        """Close the connections. A read in another thread fails, and closes them then."""
+        with self._lock:
+            self._is_closed = True
+            if not self._is_in_use:
+                self._consumer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_range(
+    settings: ClientSettings,
+    range_: OffsetRange,
+    batch_bytes: int = BATCH_BYTES,
+    *,
+    timeout_s: float = 60.0,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of one range, with a consumer of its own; see `RangeReader.read`."""
+    with RangeReader(settings, batch_bytes=batch_bytes, timeout_s=timeout_s) as reader:
+        yield from reader.read(range_)
+
+
+def _offset(record: Message | RawMessage) -> int:
+    return record.offset() or 0

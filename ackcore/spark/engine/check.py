@@ -1,0 +1,167 @@
+"""The check step: a run is accepted only if all its results agree.
+
+Each task must have reported once, each consumer must have received the same trailer from each task
+that sends to it, all files must exist, and the settled records must be as many as the sent ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ackcore._records import Int64s
+from ackcore.spark.base.root_ids import in_ranges, once
+from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.checkpoint.decisions import Plan, Retries
+from ackcore.spark.engine.setup import PlannedRows, RunResult
+from ackcore.spark.stores.files import is_missing
+from ackcore.spark.tasks.exchange_format import (
+    SETTLE,
+    TrailerReceipt,
+    level_of,
+    origin_of,
+    partition_of,
+)
+from ackcore.spark.tasks.failed_rows import FailedRows
+from ackcore.spark.tasks.record_ids import SpoutSpec
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.topology.stage_layout import Layout
+
+
+class Disagreement(Exception):
+    """The results of a run contradict each other. It is run again, and no attempt counts."""
+
+
+def trailer_problems(
+    spec: TaskSpec,
+    layout: Layout,
+    reports: Sequence[Mapping[str, Any]],
+    receipts: Sequence[TrailerReceipt],
+) -> list[str]:
+    """Return the contradictions between the tasks' reports and the trailers that they received."""
+    problems = []
+    ended: dict[tuple[int, int], int] = Counter((one["level"], one["partition"]) for one in reports)
+    problems += [
+        f"partition {partition} of level {level} ended {times} times"
+        for (level, partition), times in ended.items()
+        if times > 1
+    ]
+    firsts = sorted(partition for level, partition in ended if level == 1)
+    if firsts != list(range(len(firsts))):
+        problems.append(f"of the spout stage only the partitions {firsts} ended")
+    if not layout.settles:
+        return problems
+    fingerprints: dict[int, set[int]] = defaultdict(set)
+    received_by: dict[int, set[int]] = defaultdict(set)
+    for one in receipts:
+        fingerprints[one.origin].add(one.fingerprint)
+        received_by[one.receiver].add(one.origin)
+    problems += [
+        f"partition {partition_of(origin)} of level {level_of(origin)} ran more than once and "
+        "answered differently"
+        for origin, found in fingerprints.items()
+        if len(found) > 1
+    ]
+    dests = range(spec.dests)
+    tasks = {1: {origin_of(1, partition) for partition in firsts}}
+    for level in range(2, layout.depth + 1):
+        tasks[level] = {origin_of(level, partition) for partition in dests}
+    for level in (*range(2, layout.depth + 1), SETTLE):
+        senders = {origin for at in tasks if level in spec.sends(at) for origin in tasks[at]}
+        problems += [
+            f"partition {partition} of level {level} lacks trailers of tasks that send to it"
+            for partition in dests
+            if received_by[origin_of(level, partition)] != senders
+        ]
+    return problems
+
+
+def file_problems(files: Iterable[SinkFile], directory: str) -> list[str]:
+    """Return a message for each missing file that a task reports as written."""
+    return [
+        f"the file {one.path} that a task says it wrote is not there"
+        for one in files
+        if is_missing(os.path.join(directory, one.path))
+    ]
+
+
+def count_problems(
+    sources: Iterable[SpoutSpec],
+    sent: Mapping[str, int],
+    acked: Mapping[int, int],
+    failed: Mapping[str, int],
+) -> list[str]:
+    """Return a message for each tracked spout with different numbers of sent and settled records.
+
+    Parameters
+    ----------
+    sources : iterable of SpoutSpec
+        All sources of the run.
+    sent, failed : mapping from str to int
+        Numbers of records by spout.
+    acked : mapping from int to int
+        Numbers of records by the spout's number.
+    """
+    problems = []
+    for source in sources:
+        if source.tracked:
+            came = acked.get(source.number, 0) + failed.get(source.name, 0)
+            if came != sent.get(source.name, 0):
+                problems.append(
+                    f"spout {source.name} sent {sent.get(source.name, 0)} records, and {came} were "
+                    "settled"
+                )
+    return problems
+
+
+def check_agreement(ran: RunResult, retries: Retries) -> None:
+    """Raise `Disagreement` unless a run's results agree and all due records ran."""
+    if ran.problems:
+        raise Disagreement("; ".join(ran.problems))
+    for spout, table in retries.due.items():
+        if ran.retried.get(spout, 0) != len(table):
+            raise Disagreement(
+                f"{len(table)} records of spout {spout} were due, and "
+                f"{ran.retried.get(spout, 0)} of them ran"
+            )
+
+
+def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = False) -> None:
+    """Raise `Disagreement` unless each failed record was found exactly once.
+
+    Parameters
+    ----------
+    sought : sequence of numpy.ndarray of int64
+        Columns with the roots that failed.
+    found : FailedRows
+        The records that were found.
+    is_all : bool, default False
+        Whether ``sought`` is the roots of ``found``: then only duplicates are looked for.
+    """
+    rows = found.roots()
+    agree, lost, there = True, 0, 0
+    for some, got in in_ranges([] if is_all else sought, rows):
+        wanted = once(got if is_all else some)
+        same = np.array_equal(wanted, got)
+        agree &= same
+        lost += len(wanted)
+        there += len(wanted) if same else len(np.intersect1d(wanted, got))
+    if not agree:
+        raise Disagreement(
+            f"{lost} records failed, and reading the sources again found {there} of them in "
+            f"{sum(map(len, rows))} rows: they did not give the same rows a second time"
+        )
+
+
+def check_same_rows(plan: Plan, offsets: PlannedRows) -> None:
+    """Raise `Disagreement` if the rows that were read may differ from the planned rows.
+
+    Called after the last reading: rows that are in place now were in place at each earlier reading.
+    """
+    replaced = offsets.replaced(plan)
+    if replaced is not None:
+        raise Disagreement(replaced)

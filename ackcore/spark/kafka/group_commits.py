@@ -1,0 +1,304 @@
+"""Commits to a consumer group after each micro-batch: first offsets not done, and metadata."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore import OffsetState
+from ackcore._records import Int32s, Int64s
+from ackcore.kafka.cluster import Cluster, Committed, PartitionAnswers
+from ackcore.kafka.commit_metadata import CommitOrigin, MetadataForm
+from ackcore.offsets import Commit, decode_metadata
+from ackcore.retry import capped_doubling
+from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.schemas import ATTEMPT, REPLAYED
+from ackcore.spark.kafka.plans import OffsetPlan
+
+_log = logging.getLogger("ackcore")
+
+#: A failed commit is repeated with the next micro-batch.  If it took _SLOW_S or longer, the repeat
+#: waits for _TIMES its duration, at most _LONGEST_S, because micro-batches wait for commits.
+_SLOW_S, _TIMES, _LONGEST_S = 1.0, 10.0, 30.0
+#: Seconds until a failed commit triggers a micro-batch by itself: at first, doubled, and at most.
+_AGAIN_S, _LONGEST_AGAIN_S = 1.0, 300.0
+#: Seconds after which unchanged offsets are committed again, because brokers expire them.
+_REPEAT_S = 3600.0
+
+_NO_OFFSETS, _NO_ATTEMPTS = np.empty(0, np.int64), np.empty(0, np.int32)
+_NO_HOLES = _NO_OFFSETS, _NO_OFFSETS, _NO_OFFSETS, _NO_ATTEMPTS
+_NEEDED = ("topic", "partition", "offset", ATTEMPT)
+
+Key = tuple[str, int]
+
+
+def states(plan: OffsetPlan, waiting: Iterable[pa.Table]) -> Iterator[tuple[str, int, OffsetState]]:
+    """Yield topic, partition and done offsets of each partition after a micro-batch.
+
+    Parameters
+    ----------
+    plan : OffsetPlan
+        The plan of the micro-batch.
+    waiting : iterable of pyarrow.Table
+        The spout's records that wait for a retry after it.
+    """
+    wait = _by_partition(waiting)
+    for topic, partition, position in plan.each():
+        rows = wait.get((topic, partition))
+        if rows is None:
+            state = OffsetState(position.next, position.next, *_NO_HOLES)
+        else:
+            state = _state(position.next, *rows)
+        yield topic, partition, state
+
+
+def _state(next_: int, waiting: Int64s, attempts: Int32s) -> OffsetState:
+    """Return the state in which all offsets below ``next_`` are done, except the waiting ones."""
+    # Offsets from next_ on are of a former topic, or were truncated.
+    if len(waiting) and waiting[-1] >= next_:
+        below = int(np.searchsorted(waiting, next_))
+        waiting, attempts = waiting[:below], attempts[:below]
+    apart = np.ones(len(waiting) + 1, np.bool_)
+    np.greater(waiting[1:] - waiting[:-1], 1, out=apart[1:-1])
+    starts, ends = waiting[apart[:-1]], waiting[apart[1:]] + 1
+    end = next_
+    if len(ends) and ends[-1] >= next_:  # no offset above the last run is done
+        end, starts, ends = int(starts[-1]), starts[:-1], ends[:-1]
+    first = int(starts[0]) if len(starts) else end
+    failed = attempts > 0
+    return OffsetState(first, end, starts, ends, waiting[failed], attempts[failed])
+
+
+def _by_partition(tables: Iterable[pa.Table]) -> dict[tuple[str, int], tuple[Int64s, Int32s]]:
+    """Return the sorted, distinct waiting offsets of each partition, and their attempts."""
+    # Replayed records were done before: their offsets stay committed.
+    parts = [table.filter(pc.equal(table[REPLAYED], 0)).select(_NEEDED) for table in tables]
+    rows = pa.concat_tables(parts) if parts else None
+    if rows is None or not len(rows):
+        return {}
+    topics = rows["topic"].combine_chunks().dictionary_encode()
+    names, of = topics.dictionary.to_pylist(), topics.indices.to_numpy()
+    partitions, offsets, attempts = (rows[name].to_numpy() for name in _NEEDED[1:])
+    order = np.lexsort((offsets, partitions, of))
+    of, partitions, offsets = of[order], partitions[order], offsets[order]
+    attempts = attempts[order].astype(np.int32)
+    cuts = np.flatnonzero((np.diff(of) != 0) | (np.diff(partitions) != 0)) + 1
+    found = {}
+    for start, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(of)], strict=True):
+        some, first = np.unique(offsets[start:end], return_index=True)
+        found[names[of[start]], int(partitions[start])] = some, attempts[start:end][first]
+    return found
+
+
+class CommitCache:
+    """A cache of the last commits, since most partitions do not change between micro-batches.
+
+    Parameters
+    ----------
+    deployment : int
+        The key of the checkpoint whose commits these are.
+    """
+
+    def __init__(self, deployment: int) -> None:
+        #: The deployment, in the form that `Origin` takes.
+        self.name = f"{deployment % 2**64:016x}"
+        self._form = MetadataForm()
+        self._last: dict[tuple[str, int], tuple[int, OffsetState, Commit]] = {}
+
+    def commits(
+        self, done: Mapping[tuple[str, int], OffsetState], topic_ids: Mapping[str, str]
+    ) -> dict[tuple[str, int], Commit]:
+        """Return the commit of each partition, for topics with these ids."""
+        whose = {
+            topic: CommitOrigin.of(topic_ids.get(topic), self.name).deployment
+            for topic in {topic for topic, _ in done}
+        }
+        found = {}
+        for each, state in done.items():
+            last, now = self._last.get(each), whose[each[0]]
+            if last is not None and last[0] == now and _is_same(last[1], state):
+                found[each] = last
+            else:
+                found[each] = now, state, self._form.encode(*each, 0, state, now)
+        self._last = found
+        return {each: commit for each, (*_, commit) in found.items()}
+
+    def learn(
+        self, sent: Mapping[tuple[str, int], Commit], answers: PartitionAnswers[Committed]
+    ) -> bool:
+        """Apply the answers to commits. Return whether to retry those too large in a new form."""
+        for each in answers.found:
+            self._form.taken(sent[each].metadata)
+        too_large = [
+            sent[each].metadata
+            for each, failure in answers.failed.items()
+            if failure.code == "OFFSET_METADATA_TOO_LARGE"
+        ]
+        if not self._form.refused(max(too_large, key=len, default="")):
+            return False
+        self._last = {}
+        return True
+
+
+def _is_same(one: OffsetState, other: OffsetState) -> bool:
+    return (
+        one[:2] == other[:2]
+        and np.array_equal(one.hole_starts, other.hole_starts)
+        and np.array_equal(one.hole_ends, other.hole_ends)
+        and np.array_equal(one.failed, other.failed)
+        and np.array_equal(one.attempts, other.attempts)
+    )
+
+
+class Teller(NamedTuple):
+    """A spout that commits to a group: its name, the group, the brokers, and its partitions or
+    sources.
+    """
+
+    spout: str
+    group_id: str
+    bootstrap_servers: str
+    of: Collection[Hashable]
+
+
+def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
+    """Raise ValueError if two spouts commit the same partitions to one group.
+
+    A reader that begins with that group would skip records that only one of them has done.
+    """
+    for one, other in combinations(tellers, 2):
+        if one[1:3] == other[1:3] and not set(one.of).isdisjoint(other.of):
+            raise ValueError(
+                f"spouts {one.spout!r} and {other.spout!r} read the same partitions and both "
+                f"commit to group {one.group_id!r}, so that it would have what only one of them "
+                "has done; give each a group of its own, or read them by one spout, to which "
+                "several bolts may subscribe"
+            )
+
+
+class ToldGroup:
+    """A consumer group to which a spout commits.
+
+    Parameters
+    ----------
+    spout : str
+        The name of the spout.
+    group_id : str
+        The name of the group.
+    deployment : int
+        The key of the checkpoint whose commits these are.
+    """
+
+    def __init__(self, spout: str, group_id: str, deployment: int) -> None:
+        self._spout = spout
+        self._group_id = group_id
+        self._cache = CommitCache(deployment)
+        self._origin = CommitOrigin.of(None, self._cache.name)
+        #: The last confirmed commit of each partition.
+        self._told: dict[Key, tuple[int, str]] = {}
+        self._repeat_at = self._next_at = 0.0
+        #: The number of failed commits in a row, and the time of the next repeat.
+        self._failures = 0
+        self._again_at: float | None = None
+        self._complained = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a failed commit is to be repeated now, by any micro-batch."""
+        return self._again_at is not None and time.monotonic() >= self._again_at
+
+    def tell_of_others(
+        self, cluster: Cluster, asking: threading.Lock, partitions: Iterable[Key]
+    ) -> None:
+        """Warn if another deployment is known to have committed to the group."""
+        with asking:
+            committed = cluster.committed(self._group_id, partitions).found
+        for (topic, partition), (offset, metadata) in committed.items():
+            known = CommitOrigin.read(
+                decode_metadata(topic, partition, offset, metadata).deployment
+            )
+            if known.name and known.name != self._origin.name:
+                _log.warning(
+                    "spout %s: another deployment has committed to group %s of %s-%d; while two "
+                    "commit to one group they move its offsets back and forth, and who begins with "
+                    "it leaves out what the last one has done: give each a group of its own",
+                    *(self._spout, self._group_id, topic, partition),
+                )
+                return
+
+    def tell(
+        self,
+        cluster: Cluster,
+        asking: threading.Lock,
+        done: Mapping[Key, OffsetState],
+        topic_ids: Mapping[str, str],
+    ) -> dict[Key, int]:
+        """Commit the done offsets; return the last committed offset of each partition that has one.
+
+        A failed commit is repeated with the next one. The result has only commits that the broker
+        confirmed.
+
+        Parameters
+        ----------
+        cluster : Cluster
+            The cluster that receives the commit.
+        asking : threading.Lock
+            A lock held during requests: only one thread at a time may use a cluster.
+        done : mapping
+            The done offsets, by partition.
+        topic_ids : mapping from str to str
+            The ids of the topics, where known.
+
+        Raises
+        ------
+        CheckpointInUse
+            If another driver has taken over.
+        """
+        commits = self._cache.commits(done, topic_ids)
+        new = {each: one for each, one in commits.items() if self._told.get(each) != one}
+        now = time.monotonic()
+        if now >= self._repeat_at:
+            new, self._repeat_at = commits, now + _REPEAT_S
+        if new and now >= self._next_at:
+            # Kafka accepts commits from non-members: an older driver's would move the group back.
+            check_fence()
+            with asking:
+                answers = cluster.commit(self._group_id, new)
+                while self._cache.learn(new, answers):
+                    self._told.update({each: new[each] for each in answers.found})
+                    commits = self._cache.commits(done, topic_ids)
+                    new = {each: commits[each] for each in answers.failed}
+                    answers = cluster.commit(self._group_id, new)
+            took_s = time.monotonic() - now
+            if answers.failed and took_s >= _SLOW_S:
+                self._next_at = now + took_s + min(_TIMES * took_s, _LONGEST_S)
+            self._told.update({each: new[each] for each in answers.found})
+            self._failures = self._failures + 1 if answers.failed else 0
+            self._again_at = self._after_failures(now) if answers.failed else None
+            if answers.failed and not self._complained:
+                _log.warning(
+                    "spout %s: what is done of %d partitions cannot be committed to group %s, "
+                    "which is tried again with the next micro-batch: %s",
+                    self._spout,
+                    len(answers.failed),
+                    self._group_id,
+                    next(iter(answers.failed.values())).text,
+                )
+            self._complained = bool(answers.failed)
+        elif new and self._again_at is None:
+            self._again_at = self._next_at
+        return {each: offset for each, (offset, _) in self._told.items()}
+
+    def _after_failures(self, now: float) -> float:
+        pause_ms = capped_doubling(
+            round(_AGAIN_S * 1000), self._failures, round(_LONGEST_AGAIN_S * 1000)
+        )
+        return max(self._next_at, now + pause_ms / 1000)

@@ -1,0 +1,329 @@
+"""The spouts of a topology that read Kafka: planned, read and committed for each micro-batch."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from ackcore.kafka.cluster import Cluster, ClusterFailed, PartitionFailure
+from ackcore.kafka.ranges import RECORD_SCHEMA
+from ackcore.kafka.spout import KafkaSpout
+from ackcore.spark.base.session import task_slots
+from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.engine.setup import InputFrame, Obstacle, PlannedRows, Snapshot
+from ackcore.spark.kafka.group_commits import Key, Teller, refuse_two_tellers
+from ackcore.spark.kafka.offset_reading import ReadOffsets
+from ackcore.spark.kafka.plans import OffsetPlan, records_in
+from ackcore.spark.kafka.spout_offsets import SpoutOffsets
+from ackcore.topology.builder import Topology
+
+_log = logging.getLogger("ackcore")
+
+#: The time-out of a check whether Kafka answers, in seconds.
+_ASK_S = 5.0
+#: The last line of a task's traceback if offsets could not be read yet.
+_UNREAD = re.compile(
+    r"\backcore\.kafka\.kafka_errors\.(?:ReadTimedOut|OffsetsLost"
+    r"|ReadFailed(?=: .*\((?:UNKNOWN_TOPIC_OR_PART|UNKNOWN_TOPIC_ID|_UNKNOWN_TOPIC"
+    r"|_UNKNOWN_PARTITION)\))): (.+)"
+)
+
+
+class KafkaSources(PlannedRows):
+    """The Kafka spouts of a topology, for use by a query.
+
+    Parameters
+    ----------
+    spouts : mapping from str to SpoutOffsets
+        The spouts by name.
+    spark : SparkSession
+        The session of the query.
+    once : bool
+        Whether the first micro-batch takes all available records, and the later ones none.
+    max_waiting : int
+        The largest number of records that may wait for a retry.
+    """
+
+    def __init__(
+        self,
+        spouts: Mapping[str, SpoutOffsets],
+        spark: SparkSession,
+        once: bool,
+        max_waiting: int,
+    ) -> None:
+        self._spouts = spouts
+        self._spark = spark
+        self._once = once
+        self._max_waiting = max_waiting
+        #: The free places in the waiting store.  None if nothing may wait: failed records are then
+        #: dead at once, and the number of records is not limited.
+        self._room = max_waiting or None
+        self.is_closed = False
+        #: The spouts whose cluster did not answer the last poll for new records.
+        self._away: set[str] = set()
+        #: An empty frame that carries the columns and the session.
+        self._empty: DataFrame = spark.createDataFrame([], from_arrow_schema(RECORD_SCHEMA))
+
+    @classmethod
+    def of(
+        cls, topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool
+    ) -> KafkaSources:
+        """Return the Kafka spouts of a topology, see `kafka_sources`, and commit their done
+        offsets.
+        """
+        last = None if state.last_plan is None else state.plan(state.last_plan)
+        spouts: dict[str, SpoutOffsets] = {}
+        sources = cls(spouts, spark, once, topology.settings.max_waiting)
+        try:
+            for name, spout in topology.spouts.items():
+                if spout.kind == "kafka":
+                    body = None if last is None else last.offsets.get(name)
+                    one = spouts[name] = SpoutOffsets(name, spout.source, state.deployment_key)
+                    if ends and not (once and body is not None):
+                        one.end_here()
+            sources._check_tellers()
+            sources._commit_last(state)
+        except BaseException:
+            sources.close()
+            raise
+        return sources
+
+    def _check_tellers(self) -> None:
+        """Raise ValueError if two spouts commit to one group of the same partitions."""
+        refuse_two_tellers(
+            Teller(name, one.spout.group_id, one.spout.client.bootstrap_servers, one.partitions)
+            for name, one in self._spouts.items()
+            if one.spout.group_id is not None
+        )
+
+    def _commit_last(self, state: State) -> None:
+        """Commit the last done micro-batch again: the former driver may have died before its
+        commit.
+        """
+        number = state.last_done
+        plan = None if number is None else state.plan(number)
+        decision = None if number is None else state.decision(number)
+        if plan is not None and decision is not None:
+            for one in self._spouts.values():
+                one.tell_of_others()
+            self.done(plan, decision)
+
+    # -- for the engine ---------------------------------------------------------------------------
+
+    def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
+        """Return the offset plans of a micro-batch by spout, given the plan before it.
+
+        Raises ValueError if two spouts commit to one group of a topic that is new.
+        """
+        found = {}
+        tasks, left = task_slots(self._spark), self._room
+        for i, name in enumerate(self._in_turn(number)):
+            one = self._spouts[name]
+            body = None if parent is None else parent.offsets.get(name)
+            before = None if body is None else OffsetPlan.of(body)
+            if self._once and before is not None:
+                found[name] = before.carried().body()
+                continue
+            # The remaining room is divided evenly among this spout and those after it.
+            room = None if left is None else -(-left // (len(self._spouts) - i))
+            plan = one.plan(before, tasks, bounded=not self._once, room=room)
+            found[name] = plan.body()
+            if left is not None:
+                left = max(0, left - records_in(chain.from_iterable(plan.tasks)))
+        # A new topic may match the patterns of two spouts.
+        self._check_tellers()
+        return found
+
+    def _in_turn(self, number: int) -> list[str]:
+        """Return the spouts in the order in which they take offsets. The first one alternates."""
+        names = list(self._spouts)
+        first = number % max(1, len(names))
+        return names[first:] + names[:first]
+
+    def most_retries(self) -> int | None:
+        """Return the largest number of retries besides new records; None if unlimited."""
+        bounds = [one.intake.most_retries for one in self._spouts.values()]
+        known = [bound for bound in bounds if bound is not None]
+        return None if self._once or len(known) < len(bounds) else sum(known)
+
+    def mended(self, plan: Plan) -> Plan:
+        """Return an undecided plan in which offsets that were deleted since it was made are lost.
+
+        Returns the same object if none were deleted.
+        """
+        found = {}
+        for name, one in self._spouts.items():
+            body = plan.offsets.get(name)
+            before = OffsetPlan() if body is None else OffsetPlan.of(body)
+            now = one.mended(before)
+            if now is not before:
+                found[name] = now.body()
+        if not found:
+            return plan
+        # Root ids depend on a record's place in its task, so they now belong to other records.
+        return replace(plan, offsets={**plan.offsets, **found}).without_suspects()
+
+    def replaced(self, plan: Plan) -> str | None:
+        """Return a message if planned offsets now belong to other records; else None."""
+        for name, one in self._spouts.items():
+            body = plan.offsets.get(name)
+            found = None if body is None else one.replaced(OffsetPlan.of(body))
+            if found is not None:
+                return found
+        return None
+
+    def unread(self, error: Exception) -> str | None:
+        """Return the offsets that a task could not read yet, if they ended a run."""
+        return unread_in(error)
+
+    def obstacle(self, plan: Plan) -> Obstacle | None:
+        """Return the reason why planned offsets cannot be read at present; None if they can."""
+        for name, one in self._spouts.items():
+            body = plan.offsets.get(name)
+            found = None if body is None else obstacle(name, one.spout, OffsetPlan.of(body))
+            if found is not None:
+                return found
+        return None
+
+    def inputs(self, plan: Plan) -> list[InputFrame]:
+        """Return the rows that a stored plan names, one input for each spout."""
+        found = []
+        for name, one in self._spouts.items():
+            body = plan.offsets.get(name)
+            planned = OffsetPlan() if body is None else OffsetPlan.of(body)
+            read = ReadOffsets(one.spout.client, planned.tasks, planned.lost)
+            tasks = len(planned.tasks) + bool(planned.lost)
+            ids = self._spark.range(0, tasks, 1, max(1, tasks))
+            # Without a topic id, only a comparison of all rows of a task shows that they are equal.
+            topics = {range_.topic for some in planned.tasks for range_ in some}
+            again = read if topics <= planned.topic_ids.keys() else None
+            snapshot = Snapshot(ids, read, again)
+            found.append(InputFrame(self._empty, name, snapshot, planned.refused, planned.tried))
+        return found
+
+    def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
+        """Commit the done offsets after a micro-batch; return each spout's lag."""
+        found = {}
+        # Replays that were not tried yet take no room from failed records.
+        waiting = decision.waiting.rows() - decision.waiting.untried
+        full = waiting / max(1, self._max_waiting)
+        if self._room is not None:
+            self._room = max(0, self._max_waiting - waiting)
+        for name, one in self._spouts.items():
+            body = plan.offsets.get(name)
+            if body is not None:
+                one.intake.done(full, decision.counts.get("retried", 0))
+                found[name] = one.commit(OffsetPlan.of(body), decision.waiting.tables(name))
+        return found
+
+    # -- for the stream ---------------------------------------------------------------------------
+
+    def has_new(self) -> bool:
+        """Return whether a micro-batch is needed: for new records with room for them, or for a
+        commit.
+
+        A failed commit is repeated even without new records, since lag monitors would be wrong
+        until then. Raises the client's error if no spout's cluster answers.
+        """
+        if any(one.has_commit_due for one in self._spouts.values()):
+            return True
+        if not self.has_room:
+            return False
+        failed = {}
+        # A cluster that does not answer comes last: a request to it takes its whole timeout.
+        for name in sorted(self._spouts, key=self._away.__contains__):
+            try:
+                if self._spouts[name].has_new():
+                    return True
+                self._away.discard(name)
+            except Exception as error:
+                if name not in self._away and len(self._spouts) > 1:
+                    _log.warning("spout %s: Kafka cannot be asked for new records: %s", name, error)
+                self._away.add(name)
+                failed[name] = error
+        if len(failed) == len(self._spouts):
+            raise next(iter(failed.values()))
+        return False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a micro-batch may take records.
+
+        While the waiting store is full, it takes none before a retry is due.
+        """
+        return self._room != 0
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all records up to the ends at the start of the query are taken."""
+        return all(one.is_through for one in self._spouts.values())
+
+    def reaching_ends(self) -> Callable[[], bool]:
+        """Return a function that returns whether all records up to the present ends are taken."""
+        found = [one.reaching(one.ends()) for one in self._spouts.values()]
+        return lambda: all(reached() for reached in found)
+
+    def close(self) -> None:
+        """Close the connections. Later requests to Kafka fail."""
+        self.is_closed = True
+        for one in self._spouts.values():
+            one.close()
+
+
+def unread_in(error: BaseException | None) -> str | None:
+    """Return the offsets that a task could not read yet, if they caused an error of Spark's."""
+    while error is not None:
+        told = _UNREAD.search(str(error))
+        if told is not None:
+            return told[1]
+        # PySpark stores the cause of a Java error in `_cause`.
+        error = getattr(error, "_cause", None) or error.__cause__
+    return None
+
+
+def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
+    """Return the reason why a plan's offsets cannot be read at present; None if Kafka has them all.
+
+    Deleted offsets, and topics that were created again, are no obstacle: waiting would not help.
+    """
+    stops: dict[Key, int] = {}
+    for one in (one for some in plan.tasks for one in some):
+        key = (one.topic, one.partition)
+        stops[key] = max(one.stop, stops.get(key, 0))
+    if not stops:
+        return None
+    try:
+        with Cluster(spout.client, timeout_s=_ASK_S) as cluster:
+            topics = cluster.partitions({topic for topic, _ in stops}, missing_ok=True)
+            there: set[Key] = {one.key for one in topics}
+            ids = {one.topic: one.topic_id for one in topics}
+            marks = cluster.watermarks([key for key in stops if key in there])
+        failed: dict[Key, PartitionFailure] = dict(marks.failed.items())
+        ends: dict[Key, int] = {key: one.high for key, one in marks.found.items()}
+    except ClusterFailed as error:
+        return Obstacle(f"spout {name} waits for Kafka: {error}")
+    for key, stop in sorted(stops.items()):
+        topic, partition = key
+        known, now = plan.topic_ids.get(topic), ids.get(topic)
+        if known is not None and now is not None and known != now:
+            continue  # the planned offsets are of the former topic, and lost
+        if key not in there:
+            said = f"spout {name} waits for {topic}-{partition}, which is not there"
+            return Obstacle(said, spout.missing_timeout_s)
+        failure = failed.get(key)
+        if failure is not None:
+            text = failure.text
+            return Obstacle(f"spout {name} waits for {topic}-{partition}: {text}")
+        high = ends[key]
+        if high < stop:
+            said = f"spout {name} waits for offset {stop - 1} of {topic}-{partition}, which ends"
+            return Obstacle(f"{said} at {high}, as after a truncation", spout.missing_timeout_s)
+    return None

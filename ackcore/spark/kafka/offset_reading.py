@@ -1,0 +1,129 @@
+"""The reader of planned offsets, in each task and without the JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._arrow import rebatched
+from ackcore._records import Int64s
+from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.range_reader import RangeReader
+from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
+from ackcore.spark.base.batches import Batches
+from ackcore.spark.tasks.reread_stage import Piece
+
+#: The largest number of records and of bytes in a batch.  A task takes about 2 ms per batch,
+#: whatever its size.
+_ROWS = 1 << 14
+BATCH_BYTES = 1 << 22
+#: Seconds without a record after which a task fails.  The driver waits for longer outages.
+SILENT_S = 15.0
+#: The largest gap between needed records that is read along, in records: a seek takes a reader as
+#: long as this number of records.
+_NEAR = 2_000
+
+
+class ReadOffsets:
+    """A function for ``mapInArrow``: it takes task numbers and returns the records of these tasks.
+
+    The batches of a task are cut by position and by the contents of the records, so that a repeated
+    task has the same chunks. The batches of a `RangeReader` depend on the timing of the brokers.
+
+    Parameters
+    ----------
+    client : ClientSettings
+        The connection to the brokers.
+    tasks : sequence of sequence of OffsetRange
+        The ranges of each task.
+    lost : sequence of OffsetRange
+        Deleted ranges. The last task returns a row without key and value for each, at its first
+        offset.
+    """
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        tasks: Sequence[Sequence[OffsetRange]],
+        lost: Sequence[OffsetRange],
+    ) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._lost = lost
+        self._silent_s = SILENT_S
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Return the records of the tasks."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._of(number)
+
+    def _of(self, number: int) -> Iterator[pa.RecordBatch]:
+        if number == len(self._tasks):
+            yield lost_rows(self._lost)
+            return
+        with self._reader() as reader:
+            yield from _batches(reader, self._tasks[number])
+
+    def _reader(self) -> RangeReader:
+        # Batches that end at these limits are passed on; others are cut and copied.
+        return RangeReader(
+            self._client,
+            batch_rows=_ROWS,
+            batch_bytes=2 * BATCH_BYTES,
+            timeout_s=self._silent_s,
+        )
+
+    def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
+        """Return the pieces to read for rows at given places of tasks.
+
+        If each offset of a task has a record, a place determines the offset. Else the task is read
+        whole.
+
+        Parameters
+        ----------
+        places : mapping from int to numpy.ndarray of int64
+            The sorted places of rows, by task.
+        rows : mapping from int to int
+            The number of rows, by task.
+        """
+        found = []
+        for task, at in sorted(places.items()):
+            ranges = self._tasks[task] if task < len(self._tasks) else ()
+            if not ranges or sum(one.size for one in ranges) != rows[task]:
+                found.append(Piece(task, 0, ranges))
+                continue
+            first = 0
+            for one in ranges:
+                offsets = one.start + at[(at >= first) & (at < first + one.size)] - first
+                runs = np.split(offsets, np.flatnonzero(np.diff(offsets) > _NEAR) + 1)
+                for run in runs if len(offsets) else ():
+                    some = one._replace(start=int(run[0]), stop=int(run[-1]) + 1)
+                    found.append(Piece(task, first + some.start - one.start, (some,), some.size))
+                first += one.size
+        return found
+
+    def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
+        """Yield pieces and their rows. Consume the rows of a piece before the next piece."""
+        for piece in pieces:
+            if not piece.what:
+                yield piece, iter([lost_rows(self._lost)])
+        some = [piece for piece in pieces if piece.what]
+        if not some:
+            return
+        with self._reader() as reader:
+            for piece in some:
+                yield piece, _batches(reader, piece.what)
+
+
+def _batches(reader: RangeReader, ranges: Sequence[OffsetRange]) -> Iterator[pa.RecordBatch]:
+    read = (batch for one in ranges for batch in reader.read(one))
+    yield from rebatched(read, _ROWS, BATCH_BYTES)
+
+
+def lost_rows(lost: Sequence[OffsetRange]) -> pa.RecordBatch:
+    """Return a row for each range, with its first offset."""
+    rows = [{"topic": one.topic, "partition": one.partition, "offset": one.start} for one in lost]
+    return pa.RecordBatch.from_pylist(rows, RECORD_SCHEMA)

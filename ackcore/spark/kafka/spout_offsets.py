@@ -1,0 +1,543 @@
+"""The plans and commits of one spout that reads Kafka."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.kafka.cluster import (
+    Cluster,
+    ClusterFailed,
+    Committed,
+    PartitionFailure,
+    TopicPartition,
+    UnknownTopics,
+    Watermarks,
+)
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.spout import KafkaSpout
+from ackcore.kafka.start_positions import time_ms
+from ackcore.kafka.truncations import truncated_at
+from ackcore.spark.kafka.group_commits import Key, ToldGroup, states
+from ackcore.spark.kafka.plans import (
+    Intake,
+    OffsetPlan,
+    Position,
+    by_partition,
+    evenly,
+    records_in,
+    shares,
+)
+from ackcore.spark.kafka.spout_starts import (
+    MADE_ANEW,
+    PartitionFacts,
+    Start,
+    decide,
+    lost_since,
+    without,
+)
+
+_log = logging.getLogger("ackcore")
+
+#: Offsets by topic and partition.
+Offsets = Mapping[Key, int]
+
+
+class OffsetsRefused(RuntimeError):
+    """Records were lost upstream, or are too far behind, and the spout has ``lost="refuse"``."""
+
+
+class SpoutOffsets:
+    """The plans and commits of one spout.
+
+    Parameters
+    ----------
+    name : str
+        The name of the spout.
+    spout : KafkaSpout
+        The source of the spout.
+    deployment : int
+        The key of the checkpoint whose commits these are.
+
+    Attributes
+    ----------
+    partitions : list of TopicPartition
+        The partitions at the last look-up, in order.
+    """
+
+    def __init__(self, name: str, spout: KafkaSpout, deployment: int) -> None:
+        self.name = name
+        self.spout = spout
+        #: The plan of the last done micro-batch.
+        self._done: OffsetPlan | None = None
+        self._cluster = Cluster(spout.client)
+        #: The offsets at which the query ends; None if it runs on.
+        self._until: dict[Key, int] | None = None
+        self.partitions: list[TopicPartition] = []
+        #: The ids of their topics, and the time of the next look-up.
+        self._topic_ids: dict[str, str] = {}
+        self._refresh_at = 0.0
+        #: The leader epochs of partitions, where known.
+        self._epochs: dict[Key, int] = {}
+        self._was_read = False
+        self._group = (
+            None if spout.group_id is None else ToldGroup(name, spout.group_id, deployment)
+        )
+        #: The first offset that is not done, of partitions that have a new start or no commit yet.
+        self._untold: dict[Key, int] = {}
+        #: The last partition that had a share when there was not room for all; see `shares`.
+        self._turn: Key | None = None
+        self.intake = Intake(spout)
+        #: Held during requests: only one thread at a time may use a cluster.
+        self._asking = threading.Lock()
+        self._refresh()
+        self._tell_of_tasks()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._cluster.close()
+
+    # -- partitions and their ends ----------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Look up the partitions, if the last look-up is older than ``refresh_s``."""
+        if time.monotonic() < self._refresh_at:
+            return
+        with self._asking:
+            # After the first look-up, a topic may have been deleted.
+            found = self._cluster.partitions(
+                self.spout.topics, pattern=self.spout.pattern, missing_ok=self._was_read
+            )
+        there = {one.topic for one in found}
+        self._tell_of_missing({one.topic for one in self.partitions if one.topic not in there})
+        self._was_read = True
+        self.partitions = [one.key for one in found]
+        self._topic_ids = {one.topic: one.topic_id for one in found if one.topic_id is not None}
+        self._refresh_at = time.monotonic() + self.spout.refresh_s
+
+    def _tell_of_missing(self, topics: Collection[str]) -> None:
+        """Warn once of topics that existed at the last look-up and are gone."""
+        if not topics:
+            return
+        try:
+            with self._asking:
+                self._cluster.partitions(topics)
+        except (UnknownTopics, ClusterFailed) as error:
+            _log.warning(
+                "spout %s reads nothing new of a topic that is gone or closed to it, until that "
+                "is there again: %s",
+                self.name,
+                error,
+            )
+
+    def _tell_of_tasks(self) -> None:
+        tasks = self.spout.tasks
+        if tasks is not None and tasks > len(self.partitions):
+            _log.warning(
+                "spout %s has %d tasks and %d partitions: some tasks have none",
+                self.name,
+                tasks,
+                len(self.partitions),
+            )
+
+    def _marks(self, *, all_of_them: bool = False) -> dict[Key, Watermarks]:
+        """Return the first offset and the end of each partition that has a leader, in order.
+
+        Raises `ConnectionError` if no partition answers, or if ``all_of_them`` must and one does
+        not.
+        """
+        try:
+            self._refresh()
+        except Exception:
+            self._refresh_at = 0.0
+            raise
+        with self._asking:
+            answers = self._cluster.watermarks(self.partitions)
+        if answers.failed:
+            self._refresh_at = 0.0  # a topic may be deleted, or a leader may have changed
+            if all_of_them or not answers.found:
+                raise _unanswered("where partitions begin and end", answers.failed)
+        epochs: dict[Key, int] = {
+            each: one.epoch for each, one in answers.found.items() if one.epoch is not None
+        }
+        if any(self._epochs.get(each, epoch) != epoch for each, epoch in epochs.items()):
+            self._refresh_at = 0.0  # partitions that were moved may come with new ones
+        self._epochs.update(epochs)
+        return {each: answers.found[each] for each in self.partitions if each in answers.found}
+
+    def ends(self, *, all_of_them: bool = False) -> dict[Key, int]:
+        """Return the end of each partition."""
+        marks = self._marks(all_of_them=all_of_them)
+        return {each: high for each, (_, high) in marks.items()}
+
+    def end_here(self) -> None:
+        """End the query at the present ends of the partitions."""
+        self._until = self.ends(all_of_them=True)
+
+    def has_new(self) -> bool:
+        """Return whether there are records that no done micro-batch has taken."""
+        marks = self._marks()
+        if self._done is None or self._made_anew(self._done, {topic for topic, _ in marks}):
+            return True
+        # A partition that ends below its position was truncated or created again.  Once it is as
+        # long again, its new records would count as read; then only its new leader reveals it.
+        return any(
+            _next(self._done, of, -1) != one.high or _has_new_leader(self._done, of, one)
+            for of, one in marks.items()
+        )
+
+    def _made_anew(self, plan: OffsetPlan, topics: Collection[str]) -> set[str]:
+        """Return those of the topics that were created again since a plan, by their ids."""
+        known, now = plan.topic_ids, self._topic_ids
+        return {
+            topic
+            for topic in topics
+            if topic in known and now.get(topic, known[topic]) != known[topic]
+        }
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all records up to the ends of `end_here` are taken. Some may still wait for a
+        retry.
+        """
+        return self._until is not None and self.reaching(self._until)()
+
+    def reaching(self, ends: Offsets) -> Callable[[], bool]:
+        """Return a function that returns whether done micro-batches have reached these ends."""
+
+        def reached() -> bool:
+            if self._done is None:
+                return False
+            if self._made_anew(self._done, {topic for topic, _ in ends}):
+                return False
+            return all(_next(self._done, of, -1) >= end for of, end in ends.items())
+
+        return reached
+
+    # -- plans ------------------------------------------------------------------------------------
+
+    def plan(
+        self, before: OffsetPlan | None, tasks: int, *, bounded: bool, room: int | None = None
+    ) -> OffsetPlan:
+        """Return the plan of the next micro-batch.
+
+        Parameters
+        ----------
+        before : OffsetPlan or None
+            The plan of the last micro-batch.
+        tasks : int
+            The number of tasks that run at once.
+        bounded : bool
+            Whether the limit of offsets per micro-batch applies.
+        room : int, optional
+            The free places in the waiting store. The micro-batch takes at most this number of
+            records, since all may fail. None: unlimited.
+
+        Raises
+        ------
+        OffsetsRefused
+            If records are lost, or too far behind, and the spout has ``lost="refuse"``.
+        """
+        try:
+            # The first plan decides the starts of all partitions at once, or fails.
+            marks = self._marks(all_of_them=before is None)
+            if before is not None and any(
+                _next(before, each, high) > high for each, (_, high) in marks.items()
+            ):
+                self._refresh_at = 0.0  # the topic may have been created again just now
+                marks = self._marks()
+            starts = self._starts(before, marks)
+        except (ClusterFailed, UnknownTopics, ConnectionError) as error:
+            if before is None and isinstance(error, ClusterFailed):
+                raise ConnectionError(str(error)) from error  # it may be temporary, too
+            if before is None:
+                raise
+            # Retries do not need Kafka.
+            _log.warning(
+                "spout %s: Kafka cannot be asked for new records, this micro-batch has none: %s",
+                self.name,
+                error,
+            )
+            return before.carried()
+        self._report(starts, is_first=before is None)
+        for each, start in starts.items():
+            self._untold[each] = start.lowest
+        at = {
+            each: starts[each].next if each in starts else _position(before, each).next
+            for each in marks
+        }
+        stops = {each: high for each, (_, high) in marks.items()}
+        if self._until is not None:
+            there_are = {*marks, *self.partitions}
+            # If a partition was truncated, the query ends at its new end.
+            self._until = {
+                each: min(end, marks[each][1]) if each in marks else end
+                for each, end in self._until.items()
+                if each in there_are
+            }
+            stops = {each: min(stop, self._until.get(each, 0)) for each, stop in stops.items()}
+        there = {each: max(0, stops[each] - at[each]) for each in marks}
+        takes = shares(there, self.intake.most, room, self._turn) if bounded else there
+        # If there was not room for one offset of each, the next micro-batch begins after the last.
+        self._turn = next(reversed(takes), self._turn)
+        ranges = [one for start in starts.values() for one in start.holes]
+        ranges += [
+            OffsetRange(*each, at[each], at[each] + n)
+            for each in marks
+            if (n := takes.get(each, 0))
+        ]
+        positions = self._carried(before, marks)
+        for each, (_, high) in marks.items():
+            began = starts[each].why if each in starts else _position(before, each).began
+            topic, partition = each
+            next_ = at[each] + takes.get(each, 0)
+            epoch = marks[each].epoch
+            positions.setdefault(topic, {})[partition] = Position(next_, high, began, epoch)
+        if self.spout.tasks is None:
+            dealt = evenly(ranges, tasks)
+        else:
+            dealt = by_partition(ranges, list(marks), self.spout.tasks)
+        gone = [one for start in starts.values() for one in start.gone]
+        plan = OffsetPlan(
+            positions,
+            self._ids(before, marks),
+            dealt,
+            tuple(one.range for one in gone),
+            tuple(one.refused(self.name) for one in gone),
+            (
+                *(one for start in starts.values() for one in start.tried),
+                *(one for one in (before.untaken() if before else ()) if one[:2] not in starts),
+            ),
+        )
+        self.intake.planned(records_in(ranges))
+        return plan
+
+    def mended(self, plan: OffsetPlan) -> OffsetPlan:
+        """Return an undecided plan in which offsets that were deleted since it was made are lost.
+
+        Returns the same object if none were deleted, or Kafka does not answer. Raises
+        `OffsetsRefused` if records are lost, and the spout has ``lost="refuse"``.
+        """
+        keys = sorted({(one.topic, one.partition) for some in plan.tasks for one in some})
+        if not keys:
+            return plan
+        try:
+            with self._asking:
+                topics = self._cluster.partitions({topic for topic, _ in keys}, missing_ok=True)
+                found = self._cluster.watermarks(keys).found
+        except (ClusterFailed, ConnectionError) as error:
+            _log.warning(
+                "spout %s: Kafka does not say what is left of its offsets: %s", self.name, error
+            )
+            return plan
+        ids = {one.topic: one.topic_id for one in topics}
+        lost = lost_since(self.spout, plan, {each: found[each].low for each in found}, ids)
+        for start in lost:
+            self._report({start.gone[0].range[:2]: start})
+        return without(plan, self.name, lost) if lost else plan
+
+    def replaced(self, plan: OffsetPlan) -> str | None:
+        """Return a message if a topic was created again since a plan was made; else None.
+
+        The planned offsets then belong to other records. None also if Kafka does not answer.
+        """
+        topics = {one.topic for some in plan.tasks for one in some}
+        if not topics:
+            return None
+        try:
+            with self._asking:
+                found = self._cluster.partitions(topics, missing_ok=True)
+        except ClusterFailed as error:
+            _log.warning(
+                "spout %s: Kafka does not say whether its topics are what they were: %s",
+                self.name,
+                error,
+            )
+            return None
+        for topic, now in sorted({one.topic: one.topic_id for one in found}.items()):
+            known = plan.topic_ids.get(topic)
+            if known is not None and now is not None and known != now:
+                return (
+                    f"topic {topic} of spout {self.name} was made anew since its offsets were "
+                    "planned, and other records have them"
+                )
+        return None
+
+    def _carried(
+        self, before: OffsetPlan | None, marks: Mapping[Key, Any]
+    ) -> dict[str, dict[int, Position]]:
+        """Return the positions that are kept from the last plan, before new ones are added."""
+        if before is None:
+            return {}
+        now = self._ids(before, marks)
+        # Positions of partitions that are no longer read are kept: they may be read again.  Those
+        # of a topic that was created again are not kept, even while a partition has no leader.
+        return {
+            topic: dict(found)
+            for topic, found in before.positions.items()
+            if before.topic_ids.get(topic, now.get(topic)) == now.get(topic)
+        }
+
+    def _ids(self, before: OffsetPlan | None, marks: Iterable[Key]) -> dict[str, str]:
+        """Return the topic ids for the positions of a plan."""
+        answered = {topic for topic, _ in marks}
+        now = {topic: id_ for topic, id_ in self._topic_ids.items() if topic in answered}
+        return {**({} if before is None else before.topic_ids), **now}
+
+    def _starts(
+        self, before: OffsetPlan | None, marks: Mapping[Key, Watermarks]
+    ) -> dict[Key, Start]:
+        """Return the starts of those partitions that do not continue at their position."""
+        first = before is None
+        committed: Mapping[Any, Committed] = {}
+        of_time: Mapping[Any, int] = {}
+        if first and self.spout.start == "group" and self.spout.group_id is not None:
+            with self._asking:
+                groups = self._cluster.committed(self.spout.group_id, marks)
+            if groups.failed:
+                raise _unanswered("what the group has committed", groups.failed)
+            committed = groups.found
+        ms = time_ms(self.spout.start)
+        if first and ms is not None:
+            with self._asking:
+                times = self._cluster.offsets_for_time(marks, ms)
+            if times.failed:
+                raise _unanswered("which offsets are of a time", times.failed)
+            of_time = times.found
+        ids = {} if before is None else before.topic_ids
+        found = {}
+        for (topic, partition), mark in marks.items():
+            low, high = mark
+            position = None if before is None else before.positions.get(topic, {}).get(partition)
+            known, now = ids.get(topic), self._topic_ids.get(topic)
+            other_from = None
+            if position is not None and known == now:
+                other_from = self._other_from(position, (topic, partition), mark)
+            start = decide(
+                self.spout,
+                PartitionFacts(
+                    topic,
+                    partition,
+                    low,
+                    high,
+                    position,
+                    is_other=known is not None and now is not None and known != now,
+                    is_same=known is not None and known == now,
+                    is_first=first,
+                    committed=committed.get((topic, partition)),
+                    of_time=of_time.get((topic, partition)),
+                    other_from=other_from,
+                    topic_id=now,
+                ),
+            )
+            if start is not None:
+                found[topic, partition] = start
+        return found
+
+    def _other_from(self, position: Position, of: Key, now: Watermarks) -> int | None:
+        """Return the offset from which on the log differs from the one that was read; None if
+        unchanged.
+        """
+        if position.epoch is None or now.epoch is None or now.epoch <= position.epoch:
+            return None
+        read = min(position.next, now.high)
+        return truncated_at(self.spout.client, of, now.low, read, position.epoch)
+
+    def _report(self, starts: Mapping[Key, Start], *, is_first: bool = False) -> None:
+        """Log the starts; raise OffsetsRefused for one that ``lost="refuse"`` forbids."""
+        for (topic, partition), start in starts.items():
+            message = "; ".join(one.message for one in start.gone)
+            found_else = start.why in ("out of range", "truncated", MADE_ANEW)
+            _log.log(
+                logging.WARNING if found_else or start.gone else logging.INFO,
+                "spout %s: %s-%d begins at offset %d, %s%s",
+                self.name,
+                topic,
+                partition,
+                start.next,
+                start.why,
+                f"; {message}" if message else "",
+            )
+            # A new checkpoint has read nothing of the former topic, and reads all of this one.
+            if is_first and start.why == MADE_ANEW and not start.gone:
+                continue
+            if self.spout.lost == "refuse" and (found_else or start.gone):
+                raise OffsetsRefused(
+                    f"spout {self.name}: {topic}-{partition} would begin at offset {start.next}, "
+                    f"{message or start.why}, and lost='refuse'. Give the topology a "
+                    "checkpoint of its own to begin as its start says, or go on without what is "
+                    "gone, with lost='dead-letter'"
+                )
+
+    # -- the group --------------------------------------------------------------------------------
+
+    def tell_of_others(self) -> None:
+        """Warn if another deployment has committed to the group since."""
+        if self._group is not None:
+            self._group.tell_of_others(self._cluster, self._asking, self.partitions)
+
+    @property
+    def has_commit_due(self) -> bool:
+        """Whether a failed commit is to be repeated now."""
+        return self._group is not None and self._group.is_due
+
+    def commit(self, plan: OffsetPlan, waiting: Iterable[pa.Table]) -> int:
+        """Commit the done offsets after a micro-batch, except of topics that were created again
+        since.
+
+        A failed commit is repeated with the next one.
+
+        Returns
+        -------
+        int
+            The lag: offsets to the end of each partition. It counts from the group's committed
+            offset, from the start if none is committed yet, or from the done offsets without a
+            group.
+        """
+        self._done = plan
+        # The planned offsets of these topics now belong to other records.
+        others = self._made_anew(plan, plan.positions)
+        after = {
+            (topic, partition): state
+            for topic, partition, state in states(plan, waiting)
+            if topic not in others
+        }
+        if self._group is None:
+            done = {each: state.committable for each, state in after.items()}
+        else:
+            told = self._group.tell(self._cluster, self._asking, after, plan.topic_ids)
+            for each, state in after.items():
+                self._untold.setdefault(each, state.committable)
+            done = {**self._untold, **told}
+        return sum(
+            max(0, one.end - done[topic, partition])
+            for topic, partition, one in plan.each()
+            if topic not in others
+        )
+
+
+def _unanswered(what: str, failed: Mapping[Any, PartitionFailure]) -> ConnectionError:
+    (topic, partition), why = next(iter(failed.items()))
+    return ConnectionError(f"Kafka does not say {what}: of {topic}-{partition}, {why.text}")
+
+
+def _next(before: OffsetPlan, of: Key, otherwise: int) -> int:
+    position = before.positions.get(of[0], {}).get(of[1])
+    return otherwise if position is None else position.next
+
+
+def _has_new_leader(before: OffsetPlan, of: Key, now: Watermarks) -> bool:
+    """Return whether a partition is known to have another leader than when it was planned."""
+    position = before.positions.get(of[0], {}).get(of[1])
+    known = None if position is None else position.epoch
+    return known is not None and now.epoch is not None and now.epoch > known
+
+
+def _position(before: OffsetPlan | None, of: Key) -> Position:
+    assert before is not None  # without a plan each partition has a start
+    return before.positions[of[0]][of[1]]

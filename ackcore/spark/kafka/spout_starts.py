@@ -1,0 +1,250 @@
+"""The start of a partition that has no position yet, or a position that no longer exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.ranges import OffsetRange
+from ackcore.kafka.spout import KafkaSpout
+from ackcore.kafka.start_positions import first_offset
+from ackcore.offsets import decode_metadata
+from ackcore.spark.kafka.plans import OffsetPlan, Position
+from ackcore.spark.tasks.record_ids import Refused, Tried
+from ackcore.topology.tuples import Reason
+
+#: The start's reason for a partition of a topic that was deleted and created again.
+MADE_ANEW = "topic made anew"
+
+
+class PartitionFacts(NamedTuple):
+    """The known facts of a partition.
+
+    Attributes
+    ----------
+    topic, partition : str, int
+        The name of the partition.
+    low, high : int
+        Its first offset, and its end.
+    position : Position or None
+        Its position in the last plan.
+    is_other, is_same : bool
+        Whether the topic's id differs from the one in that plan, and whether it equals it. Both are
+        False if an id is unknown.
+    is_first : bool
+        Whether there is no plan yet.
+    committed : (int, str) or None
+        The group's committed offset and metadata, if they were requested.
+    of_time : int or None
+        The first offset of the requested start time; the end if no record has it. None without a
+        time.
+    other_from : int or None
+        The offset from which on the log differs from the planned one, if known.
+    topic_id : str or None
+        The id of the topic, if the broker has one.
+    """
+
+    topic: str
+    partition: int
+    low: int
+    high: int
+    position: Position | None = None
+    is_other: bool = False
+    is_same: bool = False
+    is_first: bool = False
+    committed: tuple[int, str | None] | None = None
+    of_time: int | None = None
+    other_from: int | None = None
+    topic_id: str | None = None
+
+
+class Gone(NamedTuple):
+    """A range that is not read, with the kind and the text of its dead letter's reason."""
+
+    range: OffsetRange
+    kind: str
+    said: str
+
+    @property
+    def message(self) -> str:
+        """The text of the reason."""
+        topic, partition, start, stop = self.range
+        return f"offsets {start} to {stop - 1} of {topic}-{partition}: {self.said}"
+
+    def refused(self, spout: str) -> Refused:
+        """Return the dead record of this range."""
+        return Refused(*self.range, Reason(spout, self.kind, self.message, True).encode())
+
+
+class Start(NamedTuple):
+    """The start of a partition.
+
+    Attributes
+    ----------
+    next : int
+        The next offset.
+    why : str
+        The decision's name.
+    holes : tuple of OffsetRange
+        The ranges below it that are not done.
+    gone : tuple of Gone
+        The ranges that are not read, because they were deleted or are too far behind.
+    tried : tuple of Tried
+        The records in the holes that failed before.
+    """
+
+    next: int
+    why: str
+    holes: tuple[OffsetRange, ...] = ()
+    gone: tuple[Gone, ...] = ()
+    tried: tuple[Tried, ...] = ()
+
+    @property
+    def lowest(self) -> int:
+        """The first offset that is not done."""
+        return min([self.next, *(hole.start for hole in self.holes)])
+
+
+def decide(spout: KafkaSpout, found: PartitionFacts) -> Start | None:
+    """Return the start of a partition; None if it continues at its position."""
+    position, low, high = found.position, found.low, found.high
+    if position is None:
+        return _within(spout, found, _first(spout, found))
+    if found.is_other:
+        return Start(low, MADE_ANEW)
+    if position.next < low:
+        return _lost(found, Start(position.next, position.began))
+    if found.other_from is not None:
+        return Start(found.other_from, "truncated")
+    if position.next > high:
+        # The records above the end are lost, and new records will get their offsets.  If the topic
+        # is the same, all records below the end were taken; if that is unknown, none may have been.
+        return Start(high, "truncated") if found.is_same else Start(low, "out of range")
+    return None
+
+
+def _first(spout: KafkaSpout, found: PartitionFacts) -> Start:
+    """Return the requested start, in range or not."""
+    low, high = found.low, found.high
+    if not found.is_first:
+        return Start(low, "new partition")
+    if spout.start == "group" and found.committed is not None:
+        offset, metadata = found.committed
+        restored = decode_metadata(found.topic, found.partition, offset, metadata)
+        was, now = CommitOrigin.read(restored.deployment), CommitOrigin.of(found.topic_id, None)
+        if was.is_other_topic(now):
+            return Start(low, MADE_ANEW)
+        state = restored.state
+        runs = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
+        holes = [OffsetRange(found.topic, found.partition, *run) for run in runs]
+        if state.end > high:
+            # If the topic is the same, it was truncated, and done offsets above the committed one
+            # may belong to other records.  If that is unknown, perhaps none of its records is done.
+            is_same = was.topic and was.topic == now.topic
+            return Start(offset, "group") if is_same else Start(low, "out of range")
+        failed = zip(state.failed.tolist(), state.attempts.tolist(), strict=True)
+        tried = tuple(Tried(found.topic, found.partition, *each) for each in failed)
+        return Start(state.end, "group", tuple(holes), tried=tried)
+    return Start(
+        *first_offset(spout.start, (found.topic, found.partition), low, high, found.of_time)
+    )
+
+
+def _within(spout: KafkaSpout, found: PartitionFacts, start: Start) -> Start:
+    """Return a start that is in range, and not too far behind."""
+    low, high, most = found.low, found.high, spout.max_offset_behind
+    if start.lowest < low:
+        start = _lost(found, start)
+    elif start.next > high:
+        start = Start(low if start.why == "group" else high, "out of range")
+    if most is None or not found.is_first or high - start.lowest <= most:
+        return start
+    end = f"the end of {found.topic}-{found.partition} was {high}, more than {most} beyond"
+    return _from(found, start, high - most, "TooFarBehind", f"too far behind, {end}")
+
+
+def _lost(found: PartitionFacts, start: Start) -> Start:
+    """Return a start without its ranges below the partition's first offset."""
+    said = "lost upstream, deleted before they were read"
+    return _from(found, start, found.low, "LostUpstream", said)._replace(why="out of range")
+
+
+def _from(found: PartitionFacts, start: Start, low: int, kind: str, said: str) -> Start:
+    """Return a start without its ranges below an offset; they become dead letters with a reason."""
+    gone = [hole._replace(stop=min(hole.stop, low)) for hole in start.holes if hole.start < low]
+    if start.next < low:
+        gone.append(OffsetRange(found.topic, found.partition, start.next, low))
+    return start._replace(
+        next=max(start.next, low),
+        holes=tuple(
+            hole._replace(start=max(hole.start, low)) for hole in start.holes if hole.stop > low
+        ),
+        gone=(*start.gone, *(Gone(one, kind, said) for one in gone)),
+        tried=tuple(one for one in start.tried if one.offset >= low),
+    )
+
+
+def lost_since(
+    spout: KafkaSpout,
+    plan: OffsetPlan,
+    lows: Mapping[tuple[str, int], int],
+    topic_ids: Mapping[str, str | None],
+) -> list[Start]:
+    """Return new starts for the ranges of a plan whose beginning was deleted, with the lost part.
+
+    Parameters
+    ----------
+    spout : KafkaSpout
+        The spout of the plan.
+    plan : OffsetPlan
+        A stored plan without a decision.
+    lows : mapping from (str, int) to int
+        The first offset of each partition that answered.
+    topic_ids : mapping from str to str or None
+        The present ids of the topics. If a topic was created again, all its planned offsets are
+        lost.
+    """
+    gone: list[OffsetRange] = []
+    for one in sorted(one for some in plan.tasks for one in some):
+        known, now = plan.topic_ids.get(one.topic), topic_ids.get(one.topic)
+        is_other = known is not None and now is not None and known != now
+        low = lows.get((one.topic, one.partition), 0)
+        stop = one.stop if is_other else min(low, one.stop)
+        if stop <= one.start:
+            continue
+        before = gone[-1] if gone else None
+        # A deleted range may span several tasks; it is joined, and has one dead letter.
+        if before is not None and before[:2] == one[:2] and before.stop == one.start:
+            gone[-1] = before._replace(stop=stop)
+        else:
+            gone.append(one._replace(stop=stop))
+    found = []
+    for one in gone:
+        began = Position(one.start, one.stop, "")
+        start = decide(spout, PartitionFacts(one.topic, one.partition, one.stop, one.stop, began))
+        assert start is not None
+        found.append(start)
+    return found
+
+
+def without(plan: OffsetPlan, name: str, lost: list[Start]) -> OffsetPlan:
+    """Return a spout's plan with the deleted offsets as lost, and in no task."""
+    gone = tuple(one.range for start in lost for one in start.gone)
+    refused = [one.refused(name) for start in lost for one in start.gone]
+    tasks = [tuple(one for each in some if (one := _rest(each, gone)).size) for some in plan.tasks]
+    return replace(
+        plan,
+        tasks=tuple(some for some in tasks if some),
+        lost=(*plan.lost, *gone),
+        refused=(*plan.refused, *refused),
+    )
+
+
+def _rest(one: OffsetRange, gone: tuple[OffsetRange, ...]) -> OffsetRange:
+    """Return the rest of a range without its deleted beginning, which may be all of it."""
+    for other in gone:
+        if one[:2] == other[:2] and other.start <= one.start < other.stop:
+            return one._replace(start=min(one.stop, other.stop))
+    return one
