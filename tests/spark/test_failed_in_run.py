@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -25,12 +26,13 @@ from ackcore.spark.base.letters import as_letters, as_tracked
 from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
+from ackcore.spark.engine import reread
 from ackcore.spark.engine.decide import propagate_failures
 from ackcore.spark.tasks import failed_writer, settle_stage
 from ackcore.spark.tasks.exchange_format import LEDGER, RESULT, TUPLES
 from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.record_ids import RETRIES
-from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile, RowFileWriter
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile, RowFileWriter, partition_in
 from ackcore.spark.tasks.source_records import pick
 from ackcore.spark.tasks.spout_stage import RetryStage, Slice, SpoutStage
 from ackcore.testing import Source
@@ -50,6 +52,16 @@ class Asks(Branch):
             if self.fails(value):
                 kinds = [Reject("no"), Retry("later", after_s=5.0), ValueError(f"value {value}")]
                 out.fail([i], kinds[value % 3])
+
+
+class FailsEven(BatchBolt):
+    """Fails the records of some tuples."""
+
+    outputs = ROWS
+
+    def process(self, batch, out):
+        bad = [i for i, value in enumerate(batch.column("value").to_pylist()) if value % 2 == 0]
+        out.fail(bad, [ValueError("even")] * len(bad))
 
 
 class FailsTwice(Bolt):
@@ -493,6 +505,34 @@ def test_of_what_fails_in_front_nothing_crosses_the_exchange(simulate, inline_by
     assert not len(done.failed)
     assert len(in_order(*done.judged.roots())) == 30
     assert bool(done.judged.files) == (not inline_bytes)
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+def test_what_fails_behind_is_judged_by_the_driver_from_the_rows_that_tasks_kept(
+    simulate, inline_bytes
+):
+    """No Spark job reads the source again, and only files of partitions with failures are read."""
+    values = [1] * 8 + list(range(22))
+    simulation = simulate(in_front(Branch(1, 0), behind=FailsEven(), chunk_rows=4))
+    done = through(simulation, values)
+    assert done.problems == ()
+    assert not done.judged.found
+    failed = done.failed.take(pa.array(np.argsort(done.failed["root_id"].to_numpy())))
+    assert 0 < len(failed) < 30
+    plan = SimpleNamespace(work=simulation.directory, number=0, retries={})
+    setup = SimpleNamespace(plan=plan, sources={"spout": simulation.source}, inputs=())
+    rules = dataclasses.replace(RULES, inline_bytes=inline_bytes)
+    judged = reread.judge(setup, done, failed, rules)
+    assert bool(judged.files) == (not inline_bytes)
+    found = dataclasses.replace(done, judged=judged)
+    assert written(found) == read_again(simulation, found, failed, values)
+    ((_, kept),) = done.kept.items()
+    assert [partition_in(file.path) for file in kept] == [0, 1]
+    some = simulation.source.roots(1, 14, 1)
+    assert reread._kept(setup, done, ["spout"], [some]) == {"spout": [kept[1]]}
+    lost = dataclasses.replace(done, kept={"spout": kept[:1]})
+    assert reread._kept(setup, lost, ["spout"], [some]) is None
+    assert reread._kept(setup, lost, ["spout"], None) is None
 
 
 @pytest.mark.parametrize(("name", "first"), [("a", "behind"), ("c", "in front")])
