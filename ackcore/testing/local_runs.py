@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -42,11 +42,10 @@ from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, SETTLE
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.results import RESULT_SCHEMA
-from ackcore.spark.tasks.retry_stage import RetryStage
 from ackcore.spark.tasks.row_files import read_whole
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.spout_stage import SpoutStage
+from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.spark.tasks.task import called_as
 from ackcore.testing.results import DeadLetter, Kill, TopologyRun
 from ackcore.testing.task_kills import Kills, TaskKilled
@@ -266,8 +265,8 @@ class LocalRuns:
     def _take_dead(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         for spout, table in dead.items():
             for letter in shown_rows(as_letters(table, number)):
-                del letter["first_ms"], letter["last_ms"], letter["replays"]
-                self._dead.append(DeadLetter(spout, **letter))
+                letter["spout"] = spout
+                self._dead.append(DeadLetter(*(letter[each.name] for each in fields(DeadLetter))))
 
     # ---------------------------------------------------------------------- in place of Spark
 

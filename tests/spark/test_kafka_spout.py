@@ -24,7 +24,7 @@ from ackcore.kafka import KafkaSpout
 from ackcore.offsets import decode_metadata
 from ackcore.spark import CheckpointForeign, RunFailed, dead_letters, replay, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.engine import batch, decide, runs
+from ackcore.spark.engine import batch, decide, reread, runs
 from ackcore.spark.kafka import offset_reading
 from ackcore.spark.kafka.offset_reading import ReadOffsets
 from ackcore.spark.kafka.spout_offsets import OffsetsRefused
@@ -433,6 +433,7 @@ def test_only_what_failed_is_read_again(
     monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
     monkeypatch.setattr(offset_reading, "_NEAR", 3)
     monkeypatch.setattr(ReadOffsets, "pieces", noted)
+    monkeypatch.setattr(reread, "_kept", lambda *_: None)
     mock_kafka.create_topic("t", 2)
     for partition in (0, 1):
         values = [b"%d" % i for i in range(300)]

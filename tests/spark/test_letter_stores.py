@@ -129,6 +129,9 @@ def test_letters_are_sent_once_and_a_request_is_made_once(home):
     assert found == {"one"}
     assert DeadCounter().count(store_of(home.checkpoint)).sent == 6
     assert replay(home.checkpoint, again=True, max_replays=1).left_out == {"lines": 6}
+    for wrong in ("", "a/b", "a.b", "x" * 65):
+        with pytest.raises(ValueError, match="request must be 1 to 64 of letters"):
+            replay(home.checkpoint, request=wrong)
 
 
 def test_a_query_takes_a_request_once_and_forgets_it(home):

@@ -130,6 +130,22 @@ def test_letters_are_searched_and_sent_again_with_the_token(chromium, checkpoint
         chromium.until("document.querySelectorAll('#letters tbody tr').length === 1")
 
 
+def test_a_search_that_finds_nothing_says_what_there_is(chromium, server):
+    chromium.look(400, 1000, "light")
+    chromium.open(server.url)
+    chromium.until("document.querySelector('#found').textContent === '7 letters'")
+    chromium.run(
+        "document.querySelector('#search').elements.component.value = 'splitt';"
+        "document.querySelector('#search').requestSubmit()"
+    )
+    chromium.until("document.querySelectorAll('#letters tbody tr').length === 0")
+    assert chromium.run("document.querySelector('#found').textContent") == (
+        "no dead letter of 7 matches: the store has 5 of enrich with TimeoutError, 2 of split "
+        "with ValueError"
+    )
+    assert chromium.run("document.documentElement.scrollWidth") <= 400
+
+
 def test_it_tells_when_the_server_is_gone(chromium, checkpoint):
     with Server([checkpoint]) as server:
         chromium.open(server.url)

@@ -233,7 +233,7 @@ def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):
             run_one(state, 0, {}, dead)
             _, found = asked(server.url, "api/0/letters?component=no")
     assert found["none_found"] == (
-        "of 65 dead letters none is like that: there are 11 of bolt0 with ValueError, "
+        "no dead letter of 65 matches: the store has 11 of bolt0 with ValueError, "
         + ", ".join(f"{11 - n} of bolt{n} with ValueError" for n in range(1, 8))
         + ", and 2 other reasons"
     )

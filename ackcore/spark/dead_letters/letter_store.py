@@ -524,8 +524,8 @@ class Letters:
             # In a later epoch the driver may have swept the objects that were put before.
             if (index["notes"].keys(), index["epoch"]) != self._seen:
                 raise NotesChanged(
-                    f"{self.url}: letters are sent again or dropped by others again and again; "
-                    "try once more"
+                    f"{self.url}: another process sent letters again or dropped some meanwhile. "
+                    "Try again"
                 )
             whole = {**index["requests"], **(requests or {})}
             return {**index, "notes": {**index["notes"], request: note}, "requests": whole}

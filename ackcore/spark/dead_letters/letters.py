@@ -167,20 +167,6 @@ def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table
         )
 
 
-def read_replays(path: ObjectFile) -> Int64s:
-    """Return for each letter of a file the number of times its record had been sent again.
-
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is damaged or missing.
-    """
-    with reading_letters(path) as file:
-        replays = file.read(["replays"])["replays"].fill_null(0)  # null in emptied rows
-        found: Int64s = replays.to_numpy().astype(np.int64)
-        return found
-
-
 def read_schema(path: ObjectFile) -> pa.Schema:
     """Return the Arrow schema of a file of letters.
 

@@ -29,8 +29,7 @@ from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER, ORDER_BITS
 from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.waiting import Fit
-from ackcore.spark.tasks.record_ids import RETRIES, key_hashes, roots_of
-from ackcore.spark.tasks.root_positions import positions_of
+from ackcore.spark.tasks.record_ids import RETRIES, key_hashes, positions_of, roots_of
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.topology.settings import Settings
 

@@ -28,11 +28,11 @@ from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.pieces import PieceReader
 from ackcore.spark.tasks.record_ids import Refused, SpoutSpec, Tried
-from ackcore.spark.tasks.retry_stage import Slice
+from ackcore.spark.tasks.reread_stage import PieceReader
 from ackcore.spark.tasks.row_files import RowFile, read_whole
 from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.spout_stage import Slice
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Spout
@@ -201,6 +201,9 @@ class RunResult:
         By partition of the spout stage and spout: the number of new records; empty if unknown.
     judged : FailedRows
         The records that are not ACKED and that their tasks have judged.
+    kept : mapping from str to tuple of RowFile
+        By spout, files like those in ``spilled``, of tasks with few rows of sources that can be
+        read again.  Only this driver uses them, and only before the decision: they are not synced.
     """
 
     records: Mapping[str, int] = field(default_factory=dict)
@@ -217,13 +220,13 @@ class RunResult:
     traces: tuple[tuple[int, RecordTrace], ...] = ()
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     judged: FailedRows = field(default_factory=FailedRows)
+    kept: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
 
     def to_reread(self) -> dict[str, Any]:
         """Return the JSON fields for reading the run's records again; `of_decided` reads them."""
         return {
             "spilled": {
-                spout: [[file.path, file.rows] for file in some]
-                for spout, some in self.spilled.items()
+                spout: [list(file) for file in some] for spout, some in self.spilled.items()
             },
             "content": [[partition, dict(some)] for partition, some in self.content.items()],
         }
