@@ -8,15 +8,15 @@ raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retrie
 from ackcore.calls.breaker import BreakerState
 from ackcore.calls.calls import Calls
 from ackcore.calls.errors import Reject, Retry, Unavailable
-from ackcore.calls.outcomes import CallCounts, Outcome
+from ackcore.calls.outcomes import CallCounts, CallOutcome
 from ackcore.calls.settings import CallSettings
 
 __all__ = [
     "BreakerState",
     "CallCounts",
+    "CallOutcome",
     "CallSettings",
     "Calls",
-    "Outcome",
     "Reject",
     "Retry",
     "Unavailable",

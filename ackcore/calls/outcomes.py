@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 Value = TypeVar("Value")
 
 
-class Outcome(NamedTuple, Generic[Value]):
+class CallOutcome(NamedTuple, Generic[Value]):
     """The outcome of one item.
 
     Attributes

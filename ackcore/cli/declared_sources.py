@@ -65,14 +65,14 @@ class Session:
     """A stand-in for the SparkSession that a topology's function receives."""
 
     @property
-    def read(self) -> Reader:
+    def read(self) -> DeclaredReader:
         """A reader of bounded sources."""
-        return Reader(streaming=False)
+        return DeclaredReader(streaming=False)
 
     @property
-    def readStream(self) -> Reader:
+    def readStream(self) -> DeclaredReader:
         """A reader of streams."""
-        return Reader(streaming=True)
+        return DeclaredReader(streaming=True)
 
     def createDataFrame(self, data: Any, schema: Any = None, *_: Any, **__: Any) -> Frame:
         """Return a frame of rows. Only the names of their columns are read."""
@@ -86,7 +86,7 @@ class Session:
         raise NotKnownHere(f"spark.{name}")
 
 
-class Reader:
+class DeclaredReader:
     """A stand-in for a DataFrameReader or DataStreamReader.
 
     Parameters
@@ -101,23 +101,23 @@ class Reader:
         self._columns: tuple[str, ...] | None = None
         self._headers = False
 
-    def format(self, source: str) -> Reader:
+    def format(self, source: str) -> DeclaredReader:
         """Set the format."""
         self._format = source.lower()
         return self
 
-    def schema(self, schema: Any) -> Reader:
+    def schema(self, schema: Any) -> DeclaredReader:
         """Set the columns."""
         self._columns = _columns_of(schema)
         return self
 
-    def option(self, key: str, value: Any) -> Reader:
+    def option(self, key: str, value: Any) -> DeclaredReader:
         """Set an option."""
         if key.lower() == "includeheaders":
             self._headers = str(value).lower() == "true"
         return self
 
-    def options(self, **options: Any) -> Reader:
+    def options(self, **options: Any) -> DeclaredReader:
         """Set options."""
         for key, value in options.items():
             self.option(key, value)

@@ -36,7 +36,7 @@ LOADED, DEAD, LOG, POSITION = "loaded", "dead.jsonl", "access.log", "position"
 _PATIENCE_S = 120
 
 
-class Counts(NamedTuple):
+class LogCounts(NamedTuple):
     """The counts of lines by outcome."""
 
     lines: int
@@ -142,7 +142,7 @@ def kill_worker(folder: Path, worker: int) -> None:
     os.kill(pids[-1], signal.SIGKILL)
 
 
-def run(folder: Path, lines: int) -> Counts:
+def run(folder: Path, lines: int) -> LogCounts:
     """Write the log, produce, kill, produce again; return the counts."""
     (folder / LOADED).mkdir(parents=True)
     write_log(folder / LOG, lines, damaged=max(1, lines // 1000))
@@ -161,7 +161,7 @@ def run(folder: Path, lines: int) -> Counts:
     loaded = Counter(line for _, line in loads(folder))
     text = (folder / DEAD).read_text(encoding="utf-8")
     dead = {json.loads(letter)["line"] for letter in text.splitlines()}
-    return Counts(
+    return LogCounts(
         lines=lines,
         loaded=len(loaded),
         dead=len(dead),

@@ -304,7 +304,7 @@ class Emission(NamedTuple):
     anchors: Anchors
 
 
-class Failure(NamedTuple):
+class FailedInputs(NamedTuple):
     """Inputs that failed; each handle occurs once.
 
     Attributes
@@ -381,7 +381,7 @@ class Results(NamedTuple):
     """
 
     emissions: list[Emission]
-    failures: list[Failure]
+    failures: list[FailedInputs]
     open: int
     raised: Raised | None = None
     breaker_trips: int = 0

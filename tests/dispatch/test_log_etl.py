@@ -15,7 +15,7 @@ def test_no_line_is_lost_when_a_worker_and_the_producer_are_killed(tmp_path):
 
 
 def test_counts_that_do_not_balance_are_said_not_to():
-    counts = log_etl.Counts(10, 9, 1, 0, 3, 3, 5, {})
+    counts = log_etl.LogCounts(10, 9, 1, 0, 3, 3, 5, {})
     assert counts.balance
     assert not counts._replace(missing=1).balance
     assert not counts._replace(loaded=8).balance
