@@ -34,8 +34,8 @@ from ackcore._rice import (
     FULL_BITS,
     SIZE_BITS,
     Bits,
-    Column,
     Digits,
+    RiceNumbers,
     field,
     fields,
     number,
@@ -207,7 +207,7 @@ def _packed(digits: Digits) -> bytes:
 class _Pair:
     """Two columns of the same length."""
 
-    def __init__(self, one: Column, other: Column) -> None:
+    def __init__(self, one: RiceNumbers, other: RiceNumbers) -> None:
         self.one, self.other = one, other
         self.head = number(len(one.numbers))
         self.size = len(self.head) + one.size + other.size
@@ -245,13 +245,13 @@ def _holes_of(state: OffsetState) -> _Pair:
     starts, ends = state.hole_starts, state.hole_ends
     lengths = ends - starts
     done = _shifted(starts, state.end) - ends
-    runs = _Pair(Column(lengths - 1), Column(done))
+    runs = _Pair(RiceNumbers(lengths - 1), RiceNumbers(done))
     if runs.one.size == SIZE_BITS or lengths.sum() > min(2 * len(lengths), _MOST_RUNS):
         return runs
     # Single holes have no lengths to write; the length of a run takes at least one bit.
     each = np.zeros(int(lengths.sum()), np.int64)
     each[np.cumsum(lengths) - 1] = done
-    singles = _Pair(Column(np.zeros_like(each)), Column(each))
+    singles = _Pair(RiceNumbers(np.zeros_like(each)), RiceNumbers(each))
     return min(runs, singles, key=lambda pair: pair.size)
 
 
@@ -269,7 +269,7 @@ def _failed_of(state: OffsetState) -> _Pair:
     distances[:1] -= state.committable
     distances[1:] -= failed[:-1] + 1
     attempts = state.attempts[:_MOST_RUNS].astype(np.int64) - 1
-    return _Pair(Column(distances), Column(attempts))
+    return _Pair(RiceNumbers(distances), RiceNumbers(attempts))
 
 
 def _to_wide(digits: Digits) -> str:

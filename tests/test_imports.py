@@ -153,6 +153,20 @@ def test_modules_of_one_layer_do_not_import_each_other_in_a_ring() -> None:
     assert list(graphlib.TopologicalSorter(ours).static_order())
 
 
+#: Names that still stand for two classes.
+SHARED_NAMES = {"Calls", "Checkpoint", "Entry", "Kind", "Parts", "Reader", "Status", "Target"}
+
+
+def test_class_names_are_unique() -> None:
+    """One name for one class, so that a traceback or a search leads to one place."""
+    found: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.walk(parsed(module)):
+            if isinstance(node, ast.ClassDef) and node.name not in SHARED_NAMES:
+                found.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
+
+
 # A process for each, as fresh as a new interpreter but for numpy and for what the module's own
 # first lines import anyway, whose process it is forked from: what that has loaded alone is loaded
 # already, at a tenth of the price.  Rings, where it mattered who came first, are ruled out above.

@@ -105,10 +105,10 @@ NUMBERS = st.lists(SMALL, max_size=30) | st.builds(
 @given(NUMBERS)
 def test_few_numbers_are_coded_as_many_are(numbers):
     column = np.array(numbers, np.int64)
-    few = _rice.Column(column)
+    few = _rice.RiceNumbers(column)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_rice, "_FEW", -1)
-        many = _rice.Column(column)
+        many = _rice.RiceNumbers(column)
         assert (few.parameter, few.size) == (many.parameter, many.size)
         bits = b"".join(many.bits())
     assert b"".join(few.bits()) == bits

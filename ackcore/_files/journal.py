@@ -55,7 +55,7 @@ MOST_BYTES = 1 << 30
 _OPEN = re.compile(r"[0-9a-f]{16}\.open")
 
 
-class Answered(Protocol):
+class JournalAnswers(Protocol):
     """Answers by key, shared by all writers that open the same place."""
 
     def get(self, key: bytes) -> bytes | None:

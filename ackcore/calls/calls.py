@@ -10,8 +10,9 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from inspect import iscoroutine
 from typing import Any, Generic, Self, TypeVar
 
-from ackcore.calls.limits import BreakerState
-from ackcore.calls.outcomes import CallCounts, Outcome, Value
+from ackcore.calls.breaker import BreakerState
+from ackcore.calls.event_loop import CallLoop
+from ackcore.calls.outcomes import CallCounts, CallOutcome, Value
 from ackcore.calls.settings import MAX_THREADS, CallSettings
 from ackcore.calls.threads import CallThreads, is_async
 from ackcore.calls.workers import Workers
@@ -81,7 +82,7 @@ class Calls(Generic[Item, Value]):
         self._running = False
         self._entered = False
 
-    def run(self, items: Iterable[Item]) -> Generator[Outcome[Value], None, None]:
+    def run(self, items: Iterable[Item]) -> Generator[CallOutcome[Value], None, None]:
         """Call the function with each item.
 
         Parameters

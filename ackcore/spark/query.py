@@ -478,7 +478,7 @@ class Query:
 
         Returns
         -------
-        ackcore.ui.server.Server
+        ackcore.ui.server.PageServer
             The server, with ``url``. It ends with ``close()`` or with this process.
 
         Raises
@@ -493,7 +493,7 @@ class Query:
         """
         # Imported here: it needs an extra.
         server = import_module("ackcore.ui.server")
-        return server.Server([self._checkpoint], host=host, port=port, token=token, hosts=hosts)
+        return server.PageServer([self._checkpoint], host=host, port=port, token=token, hosts=hosts)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the query has ended.

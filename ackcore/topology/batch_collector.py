@@ -19,7 +19,7 @@ from ackcore._records import Int64s
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import no_stream
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.tuples import Anchors, Identity, Reason
 
 _NOT_GIVEN: Any = object()
@@ -33,7 +33,7 @@ class BatchCollector:
 
     Parameters
     ----------
-    reasons : Reasons
+    reasons : ReasonMaker
         The reasons of the component.
     schemas : mapping of str to pyarrow.Schema
         The schema of each stream that the bolt emits.
@@ -47,7 +47,7 @@ class BatchCollector:
 
     def __init__(
         self,
-        reasons: Reasons,
+        reasons: ReasonMaker,
         schemas: Mapping[str, pa.Schema],
         first_row: int,
         rows: int,

@@ -120,7 +120,7 @@ _NO_COLUMN = re.compile(
 MAX_AFTER_MS = int(MAX_AFTER_S * 1000)
 
 
-class Reasons:
+class ReasonMaker:
     """The conversion of exceptions and texts to the reasons of one component.
 
     Parameters

@@ -29,7 +29,7 @@ import pyarrow as pa
 from ackcore._arrow import offsets_of
 from ackcore.topology.bolt_calls import joined, no_stream
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_conversion import Row, RowSchema, no_values
 from ackcore.topology.tuples import (
     ACKED,
@@ -61,7 +61,7 @@ class RowCollector:
 
     Parameters
     ----------
-    reasons : Reasons
+    reasons : ReasonMaker
         The reasons of the component.
     schemas : mapping of str to pyarrow.Schema
         The schema of each stream that the bolt emits.
@@ -69,7 +69,7 @@ class RowCollector:
         Whether the emissions of a tuple are dropped when the tuple fails.
     """
 
-    def __init__(self, reasons: Reasons, schemas: Mapping[str, pa.Schema], basic: bool) -> None:
+    def __init__(self, reasons: ReasonMaker, schemas: Mapping[str, pa.Schema], basic: bool) -> None:
         self.ignored = 0
         self._reasons = reasons
         self._streams = {

@@ -306,7 +306,7 @@ class Emission(NamedTuple):
     anchors: Anchors
 
 
-class Failure(NamedTuple):
+class FailedInputs(NamedTuple):
     """Inputs that failed; each handle occurs once.
 
     Attributes
@@ -383,7 +383,7 @@ class Results(NamedTuple):
     """
 
     emissions: list[Emission]
-    failures: list[Failure]
+    failures: list[FailedInputs]
     open: int
     raised: Raised | None = None
     breaker_trips: int = 0

@@ -114,8 +114,8 @@ def problems(
             found = find(f"bolt {bolt.name!r}", each.component, each.stream)
             if isinstance(found, str):
                 yield found
-            yield from _grouping(bolt, each, found if isinstance(found, _Stream) else None)
-            if isinstance(found, _Stream):
+            yield from _grouping(bolt, each, found if isinstance(found, _DeclaredStream) else None)
+            if isinstance(found, _DeclaredStream):
                 yield from _wanted(bolt, each, found)
     for sink in sinks:
         found = find(f"sink {sink.name!r}", sink.component, sink.stream)
@@ -125,7 +125,7 @@ def problems(
     yield from _circle([bolt for bolt in bolts if bolt.name not in broken])
 
 
-class _Stream:
+class _DeclaredStream:
     """The known facts of a stream: its fields, and for a bolt's stream their types."""
 
     def __init__(self, fields: Sequence[str], types: Sequence[pa.DataType] = ()) -> None:
@@ -377,20 +377,21 @@ def _shared(bolts: Sequence[BoltSpec]) -> Iterator[str]:
 
 def _finder(
     spouts: Sequence[Spout], bolts: Sequence[BoltSpec], broken: set[str]
-) -> Callable[[str, str, str], _Stream | str | None]:
+) -> Callable[[str, str, str], _DeclaredStream | str | None]:
     """Return a function that finds a stream.
 
     It returns the stream, or an error, or None if that error was reported already.
     """
-    streams: dict[str, dict[str, _Stream]] = {}
+    streams: dict[str, dict[str, _DeclaredStream]] = {}
     for spout in spouts:
-        streams[spout.name] = {DEFAULT_STREAM: _Stream(spout.fields)}
+        streams[spout.name] = {DEFAULT_STREAM: _DeclaredStream(spout.fields)}
     for bolt in bolts:
         streams[bolt.name] = {
-            stream: _Stream(schema.names, schema.types) for stream, schema in bolt.schemas.items()
+            stream: _DeclaredStream(schema.names, schema.types)
+            for stream, schema in bolt.schemas.items()
         }
 
-    def find(subject: str, component: str, stream: str) -> _Stream | str | None:
+    def find(subject: str, component: str, stream: str) -> _DeclaredStream | str | None:
         if component in broken:
             return None
         if component not in streams:
@@ -411,7 +412,7 @@ def _finder(
     return find
 
 
-def _grouping(bolt: BoltSpec, each: Input, found: _Stream | None) -> Iterator[str]:
+def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Iterator[str]:
     keys = each.grouping.keys
     how = f"{each.grouping.name} grouping of bolt {bolt.name!r}"
     words = _words(each.component, each.stream)
@@ -457,7 +458,7 @@ def _has_map(type_: pa.DataType) -> bool:
     return any(_has_map(type_.field(at).type) for at in range(type_.num_fields))
 
 
-def _wanted(bolt: BoltSpec, each: Input, found: _Stream) -> Iterator[str]:
+def _wanted(bolt: BoltSpec, each: Input, found: _DeclaredStream) -> Iterator[str]:
     """Yield the fields that a bolt requires of its inputs and that are missing."""
     wanted: Any = getattr(bolt.component, "inputs", None)
     if not isinstance(wanted, pa.Schema):

@@ -248,7 +248,7 @@ def _letters(path: str, wanted: LetterFilter, limit: int) -> dict[str, Any]:
     return {"letters": found, "damaged": list(map(str, damaged)), **none}
 
 
-class Server:
+class PageServer:
     """The page, served by a thread of this process until it is closed.
 
     Parameters
@@ -331,7 +331,7 @@ class Server:
         self._thread.join()
         self._socket.close()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> PageServer:
         return self
 
     def __exit__(self, *error: object) -> None:

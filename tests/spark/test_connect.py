@@ -333,7 +333,7 @@ def test_a_server_with_another_python_is_refused(connect, monkeypatch):
 
 def test_a_server_without_ackcore_is_refused(connect, monkeypatch):
     monkeypatch.setattr(workers, "_FIT", {})
-    lacks = workers.Answer("/there/python", "3.11.2", None, "ModuleNotFoundError: ackcore")
+    lacks = workers.WorkerReport("/there/python", "3.11.2", None, "ModuleNotFoundError: ackcore")
     monkeypatch.setattr(workers, "ask", lambda spark: {lacks})
     with pytest.raises(WorkerPythonError, match=r"/there/python .* cannot import ackcore.* Start"):
         settle(connect.createDataFrame([], "root_id bigint, val bigint, task int"))

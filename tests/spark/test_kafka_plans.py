@@ -39,7 +39,7 @@ from ackcore.spark.kafka.plans import Intake, OffsetPlan, Position, by_partition
 from ackcore.spark.kafka.spout_starts import lost_since, without
 from ackcore.spark.kafka.watch import Watch, pause_s
 from ackcore.spark.tasks.decoding import ValueDecoder
-from ackcore.spark.tasks.record_ids import Refused, SpoutSpec
+from ackcore.spark.tasks.record_ids import RefusedOffsets, SpoutSpec
 from ackcore.topology.tuples import Reason
 
 RANGES = st.lists(
@@ -76,7 +76,7 @@ def test_a_plan_is_what_is_on_record():
         {"a": "id"},
         ((OffsetRange("a", 0, 0, 5),), (OffsetRange("a", 0, 5, 7), OffsetRange("a", 3, 0, 1))),
         (OffsetRange("a", 1, 0, 3),),
-        (Refused("a", 1, 0, 3, Reason("s", "LostUpstream", "gone", final=True).encode()),),
+        (RefusedOffsets("a", 1, 0, 3, Reason("s", "LostUpstream", "gone", final=True).encode()),),
     )
     assert OffsetPlan.of(json.loads(json.dumps(plan.body()))) == plan
     assert plan.carried().positions == plan.positions
@@ -392,7 +392,10 @@ def test_refused_offsets_fail_where_they_are():
     reason = Reason("s", "TooFarBehind", "late", final=True)
     spec = SpoutSpec(
         "s", 0, RECORD_SCHEMA, (), True, False, False, 1,
-        refused=(Refused("t", 0, 1, 3, reason.encode()), Refused("u", 0, 0, 9, reason.encode())),
+        refused=(
+            RefusedOffsets("t", 0, 1, 3, reason.encode()),
+            RefusedOffsets("u", 0, 0, 9, reason.encode()),
+        ),
     )  # fmt: skip
     assert spec.refusals(records(b"", b"", b"", b"")) == {1: reason, 2: reason}
 

@@ -15,10 +15,7 @@ import pytest
 
 from ackcore.calls import CallSettings, Reject, Retry
 from ackcore.topology import Tuple
-from ackcore.topology.executors import executor_for
-from ackcore.topology.function_calls import BatchFunction, RowFunction
-from ackcore.topology.functions import Answers, Kind, columns_of, kind_of
-from ackcore.topology.tuples import Identity
+from ackcore.topology.functions import AnswerRows, Kind, columns_of, kind_of
 
 PRICE = pa.schema([pa.field("price", pa.float64(), nullable=False)])
 BOTH = pa.schema([("price", pa.float64()), ("tags", pa.list_(pa.string()))])
@@ -144,9 +141,9 @@ def test_what_cannot_be_called_so_is_refused(function, words):
 
 
 def test_an_answer_is_a_row_by_position_by_name_or_the_one_value():
-    assert Answers(BOTH).row((1.5, ["a"])) == (1.5, ["a"])
-    assert Answers(BOTH).row({"tags": None, "price": 1.5}) == (1.5, None)
-    one = Answers(PRICE)
+    assert AnswerRows(BOTH).row((1.5, ["a"])) == (1.5, ["a"])
+    assert AnswerRows(BOTH).row({"tags": None, "price": 1.5}) == (1.5, None)
+    one = AnswerRows(PRICE)
     assert [one.row(answer) for answer in (1.5, (1.5,), [1.5], {"price": 1.5})] == [(1.5,)] * 4
     assert one.row(None) == (None,)
     assert one.row(np.float64(1.5)) == (1.5,)
@@ -166,14 +163,14 @@ class Tagged(NamedTuple):
 
 
 def test_an_answer_with_names_is_a_row_or_the_one_struct():
-    assert Answers(PRICE).row(Price(1.5)) == (1.5,)
-    assert Answers(BOTH).row(Tagged(tags=None, price=1.5)) == (1.5, None)
+    assert AnswerRows(PRICE).row(Price(1.5)) == (1.5,)
+    assert AnswerRows(BOTH).row(Tagged(tags=None, price=1.5)) == (1.5, None)
     for answer in (Place(1), (Place(1),), {"at": Place(1)}):
-        answers = Answers(PLACE)
+        answers = AnswerRows(PLACE)
         ((_, batch),), misfits = answers.batches([answers.row(answer)])
         assert (batch.column("at").to_pylist(), misfits) == ([{"x": 1}], [])
-    assert Answers(VECTOR).row(([0.5, 1.5],)) == ([0.5, 1.5],)
-    assert Answers(VECTOR).row([[0.5]]) == ([0.5],)
+    assert AnswerRows(VECTOR).row(([0.5, 1.5],)) == ([0.5, 1.5],)
+    assert AnswerRows(VECTOR).row([[0.5]]) == ([0.5],)
 
 
 async def nothing():
@@ -198,11 +195,11 @@ async def nothing():
 )
 def test_an_answer_that_is_no_row_is_refused(schema, answer, words):
     with pytest.raises((TypeError, ValueError), match=words):
-        Answers(schema).row(answer)
+        AnswerRows(schema).row(answer)
 
 
 def test_an_answer_that_has_not_run_is_refused():
-    for check in (Answers(PRICE).row, lambda answer: columns_of(answer, PRICE, 1)):
+    for check in (AnswerRows(PRICE).row, lambda answer: columns_of(answer, PRICE, 1)):
         answer = nothing()
         with pytest.raises(TypeError, match="got coroutine, which has not run; declare it with"):
             check(answer)

@@ -56,7 +56,7 @@ class WorkerPythonError(RuntimeError):
     """The workers' Python cannot run ackcore; the message says why, and what to do."""
 
 
-class Answer(NamedTuple):
+class WorkerReport(NamedTuple):
     """A worker's report on its Python: ackcore's version, or the error of its import in `lacks`."""
 
     executable: str
@@ -104,7 +104,7 @@ def check_workers(spark: SparkSession) -> None:
     _FIT[context] = python
 
 
-def _answers(spark: SparkSession, python: str) -> set[Answer] | None:
+def _answers(spark: SparkSession, python: str) -> set[WorkerReport] | None:
     """Run the check on the workers, twice if needed; return None if it fails for another reason."""
     for may_pass in (True, False):
         try:
@@ -148,7 +148,7 @@ def _installed_from(sites: list[str]) -> Iterator[Path]:
             yield Path(url2pathname(urlsplit(origin["url"]).path))
 
 
-def ask(spark: SparkSession) -> set[Answer]:
+def ask(spark: SparkSession) -> set[WorkerReport]:
     """Run a job that returns the workers' reports: one task per core, or one on a local master."""
 
     # A nested function is pickled by value, so that workers can run it without ackcore.
@@ -166,10 +166,10 @@ def ask(spark: SparkSession) -> set[Answer]:
     # Without Arrow, which the workers may lack.
     asked = sql.udf(look, "string", useArrow=False)
     rows = spark.range(0, tasks, 1, tasks).select(asked("id")).collect()
-    return {Answer(*json.loads(row[0])) for row in rows}
+    return {WorkerReport(*json.loads(row[0])) for row in rows}
 
 
-def judge(answers: Iterable[Answer], connect: bool = False) -> None:
+def judge(answers: Iterable[WorkerReport], connect: bool = False) -> None:
     """Raise `WorkerPythonError` if a report is of a Python that cannot run ackcore."""
     for one in sorted(answers, key=str):
         who = f"Spark's workers run {one.executable} (Python {one.python})"

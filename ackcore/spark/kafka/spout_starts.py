@@ -12,7 +12,7 @@ from ackcore.kafka.spout import KafkaSpout
 from ackcore.kafka.start_positions import MADE_ANEW, NEW_PARTITION, first_offset
 from ackcore.offsets import decode_metadata
 from ackcore.spark.kafka.plans import OffsetPlan, Position
-from ackcore.spark.tasks.record_ids import Refused, Tried
+from ackcore.spark.tasks.record_ids import RefusedOffsets, Tried
 from ackcore.topology.tuples import Reason
 
 
@@ -70,9 +70,9 @@ class Gone(NamedTuple):
         topic, partition, start, stop = self.range
         return f"offsets {start} to {stop - 1} of {topic}-{partition}: {self.said}"
 
-    def refused(self, spout: str) -> Refused:
+    def refused(self, spout: str) -> RefusedOffsets:
         """Return the dead record of this range."""
-        return Refused(*self.range, Reason(spout, self.kind, self.message, True).encode())
+        return RefusedOffsets(*self.range, Reason(spout, self.kind, self.message, True).encode())
 
 
 class Start(NamedTuple):

@@ -62,7 +62,7 @@ class Tried(NamedTuple):
     attempts: int
 
 
-class Refused(NamedTuple):
+class RefusedOffsets(NamedTuple):
     """Offsets of a partition, from ``start`` up to ``stop``, whose records die when they are read.
 
     ``reason`` is an encoded `Reason`.
@@ -97,7 +97,7 @@ class SpoutSpec:
     key: int
     by_tasks: bool = False
     decode: Decoder | None = None
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedOffsets, ...] = ()
     ordered_by: tuple[str, ...] = ()
     blocked: Int64s | None = None
     tried: tuple[Tried, ...] = ()
