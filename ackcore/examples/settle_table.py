@@ -104,7 +104,7 @@ def settle_log(
         rows,
         open_before=before,
         now_ms=now_ms,
-        timeout_ms=None if timeout_s is None else round(timeout_s * 1000),
+        timeout_s=timeout_s,
     )
     return settled.withColumn("root", sql.lower(sql.hex("root_id")))
 

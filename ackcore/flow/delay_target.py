@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ackcore.flow.limits import limit_bounds
-from ackcore.flow.numbers import milliseconds, positive
+from ackcore.flow.numbers import nanoseconds, positive
 
 
 class DelayTarget:
@@ -33,8 +33,8 @@ class DelayTarget:
 
     Parameters
     ----------
-    target_ms : float, default 50.0
-        The target queueing delay, in milliseconds; 20 for lower latency. A consumer that pauses for
+    target_s : float, default 0.05
+        The target queueing delay, in seconds; 0.02 for lower latency. A consumer that pauses for
         no longer than that never runs out of tuples.
     initial : int, default 2
         The limit before the first sample.
@@ -83,7 +83,7 @@ class DelayTarget:
 
     def __init__(
         self,
-        target_ms: float = 50.0,
+        target_s: float = 0.05,
         *,
         initial: int = 2,
         max_limit: int = 1000,
@@ -91,7 +91,7 @@ class DelayTarget:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         #: The target queueing delay, in nanoseconds.
-        self.threshold_ns = milliseconds(target_ms, "target_ms")
+        self.threshold_ns = nanoseconds(target_s, "target_s")
         #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)
         self._alpha = positive(alpha, "alpha", 1.0)

@@ -19,7 +19,7 @@ import enum
 from typing import Any, Protocol, runtime_checkable
 
 from ackcore._columns import as_count
-from ackcore.flow.numbers import milliseconds, positive
+from ackcore.flow.numbers import nanoseconds, positive
 
 #: Without this bound, a consumer that answers at once would get a whole stream.
 MAX_LIMIT = 1_000_000
@@ -82,8 +82,8 @@ class RttThreshold:
 
     Parameters
     ----------
-    threshold_ms : float, default 50.0
-        The longest round trip of a NORMAL consumer, in milliseconds.
+    threshold_s : float, default 0.05
+        The longest round trip of a NORMAL consumer, in seconds.
     step : float, default 1.0
         The number of tuples by which a window of acks changes the window.
     initial : int, default 4
@@ -106,13 +106,13 @@ class RttThreshold:
 
     def __init__(
         self,
-        threshold_ms: float = 50.0,
+        threshold_s: float = 0.05,
         *,
         step: float = 1.0,
         initial: int = 4,
         max_limit: int = 1000,
     ) -> None:
-        self.threshold_ns = milliseconds(threshold_ms, "threshold_ms")
+        self.threshold_ns = nanoseconds(threshold_s, "threshold_s")
         self._step = positive(step, "step", MAX_LIMIT, "tuples")
         #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)

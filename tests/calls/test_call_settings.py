@@ -23,7 +23,7 @@ from ackcore.flow import Fixed, Idlest, RttThreshold
         ({"endpoints": [[]]}, TypeError, "endpoints must be hashable, got list"),
         ({"endpoints": ["a", "b", "a"]}, ValueError, "name each once, got 'a' more than once"),
         ({"chooser": Idlest()}, TypeError, "chooser must make a Chooser .*give its class"),
-        ({"attempts": 0}, ValueError, "attempts must be at least 1, got 0"),
+        ({"max_attempts": 0}, ValueError, "max_attempts must be at least 1, got 0"),
         ({"retry_on": "TimeoutError"}, TypeError, "retry_on must hold exception classes, got 'Tim"),
         ({"retry_on": 3}, TypeError, "retry_on must be exception classes, got int 3"),
         ({"reject": [int]}, TypeError, "reject must hold exception classes, got <class 'int'>"),

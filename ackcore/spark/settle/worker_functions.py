@@ -243,7 +243,7 @@ def results(
     """
     if timeout_ms is not None and not timed:
         raise ValueError(
-            "timeout_ms was given and the events have no times; give them ts_ms, or leave it out"
+            "timeout_s was given and the events have no times; give them ts_ms, or leave it out"
         )
     decided = ledger.settle(now_ms, timeout_ms)
     still_open = ledger.entries()
