@@ -6,6 +6,7 @@ the same ones. A column is never copied: a returned array shares its memory and 
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Callable
@@ -312,6 +313,26 @@ def _as_int(value: Any, name: str) -> int:
 def read_clock(clock: Callable[[], int]) -> int:
     """Return the time of a ledger's clock in milliseconds."""
     return as_ms(clock(), "the milliseconds that clock returns")
+
+
+def timeout_ms(timeout_s: Any) -> int | None:
+    """Return a time-out in seconds as whole milliseconds, rounded up; None for none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not a number, or not in ``0..2**62`` milliseconds.
+    """
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+        raise TypeError(f"timeout_s must be a number of seconds, got {type(timeout_s).__name__}")
+    if not 0 <= timeout_s <= 2**62 / 1000:
+        raise ValueError(
+            f"timeout_s must be at least 0 and at most {2**62 / 1000:g}, got {timeout_s}"
+        )
+    # Slightly less than the ceiling: 2.007 * 1000 is 2007.0000000000002.
+    return max(0, math.ceil(timeout_s * 1000 - 1e-6))
 
 
 def deadline(now_ms: Any, timeout_ms: Any, clock: Callable[[], int] | None) -> int | None:

@@ -39,6 +39,11 @@ class Decided(NamedTuple):
     ]  # of the next execution; for a dead record, its number of executions
 
 
+def whole_ms(seconds: float) -> int:
+    """Return a time in seconds as whole milliseconds, at least 1."""
+    return max(1, round(seconds * 1000))
+
+
 def capped_doubling(base_ms: int, attempts: int, max_ms: int) -> int:
     """Return the delay after ``attempts`` failures in a row, without jitter.
 
@@ -168,6 +173,11 @@ class Policy(NamedTuple):
     max_attempts: int = 5
     base_ms: int = 1000
     cap_ms: int = 300_000
+
+    @classmethod
+    def of_seconds(cls, max_attempts: int, backoff_s: float, max_backoff_s: float) -> Policy:
+        """Make a policy from delays in seconds."""
+        return cls(max_attempts, whole_ms(backoff_s), whole_ms(max_backoff_s))
 
     def decide(
         self,

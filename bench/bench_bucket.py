@@ -79,7 +79,7 @@ def bench_micro_batch_in_a_bucket(spark, s3, quick, tmp_path, report_ratio):
             trigger={"availableNow": True},
         )
         query.await_termination()
-        taken = [each.duration_ms / 1000 for each in query.recent_progress]
+        taken = [each.duration_s for each in query.recent_progress]
         assert len(taken) == batches + 2
         assert query.counts.acked == ROWS * (batches + 2)
         return statistics.median(taken[2:])

@@ -89,7 +89,7 @@ class Calling:
         builder.spout("numbers", self._rows())
         builder.bolt("call", Call(self.service.url, run, concurrency)).shuffle("numbers")
         builder.sink("call", to_parquet(self.folder / run / "out"))
-        topology = builder.build(max_attempts=60, backoff_ms=1)
+        topology = builder.build(max_attempts=60, backoff_s=0.001)
         began = time.perf_counter()
         counts = run_batch(topology, self.spark, self.folder / run / "checkpoint")
         took = time.perf_counter() - began

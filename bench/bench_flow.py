@@ -46,7 +46,7 @@ class Blind(RoundRobin):
 WINDOWS: dict[str, Callable[[], dict[str, Any]]] = {
     "default": dict,
     "RttThreshold, round robin": lambda: {
-        "limit": partial(RttThreshold, 100),
+        "limit": partial(RttThreshold, 0.1),
         "chooser": RoundRobin(),
     },
     "Vegas": lambda: {"limit": Vegas},

@@ -222,7 +222,7 @@ def micro_batches(spark, ends, quick, new_path, tmp_path_factory):
         def tracked(failing: int) -> list[float]:
             ends.times.clear()
             builder = word_count(source(), split=SplitBut(failing))
-            topology = builder.build(backoff_ms=DAY_MS, max_backoff_ms=DAY_MS)
+            topology = builder.build(backoff_s=DAY_MS / 1000, max_backoff_s=DAY_MS / 1000)
             query = start(topology, spark, new_path())
             began = time.monotonic()
             while len(ends.times) <= batches:

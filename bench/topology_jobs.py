@@ -130,7 +130,7 @@ class OnSpark:
     def micro_batches(self, place: Path) -> dict[str, float]:
         """One small micro-batch of a stream in which 1,000 records wait for a day: the median."""
         topology = word_count(self._stream("small"), split=SplitBut(1000)).build(
-            backoff_ms=DAY_MS, max_backoff_ms=DAY_MS
+            backoff_s=DAY_MS / 1000, max_backoff_s=DAY_MS / 1000
         )
         ends = Ends()
         stop = ends.listen()

@@ -41,7 +41,7 @@ class CallSettings:
         argument. None for a single endpoint, which the function does not receive.
     chooser : callable, default `Idlest`
         Makes the `Chooser` among the endpoints with room, without arguments.
-    attempts : int, default 1
+    max_attempts : int, default 1
         The number of calls of an item in the task before its error counts, if that is one of
         `retry_on`.
     retry_on : exception class, or iterable of them, default ()
@@ -81,7 +81,7 @@ class CallSettings:
     rate_per_s: float | None = None
     endpoints: tuple[Hashable, ...] | None = None
     chooser: Callable[[], Chooser] = Idlest
-    attempts: int = 1
+    max_attempts: int = 1
     retry_on: tuple[type[BaseException], ...] = ()
     reject: tuple[type[BaseException], ...] = ()
     wait_in_task_s: float = 5.0
@@ -113,7 +113,7 @@ class CallSettings:
                 f"{self.backoff_s:g}; raise the one or lower the other"
             )
         self._set("wait_in_task_s", _wait(self.wait_in_task_s))
-        self._set("attempts", as_count(self.attempts, "attempts", 1))
+        self._set("max_attempts", as_count(self.max_attempts, "max_attempts", 1))
         self._set("max_buffered", as_count(self.max_buffered, "max_buffered", 1))
         if self.threads is not None:
             self._set("threads", as_count(self.threads, "threads", 1, MAX_THREADS))

@@ -403,7 +403,7 @@ class Workers:
             after_s = error.asked_s
         elif isinstance(error, settings.retry_on):
             call.failures += 1
-            if call.failures >= settings.attempts:
+            if call.failures >= settings.max_attempts:
                 return None
         else:
             return None

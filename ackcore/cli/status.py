@@ -178,7 +178,7 @@ def _batches(batches: Sequence[Logged]) -> RenderableType:
     )
     for each in batches:
         progress = each.progress
-        steps = sorted(progress.steps_ms.items(), key=lambda step: -step[1])[:3]
+        steps = sorted(progress.steps_s.items(), key=lambda step: -step[1])[:3]
         found.add_row(
             str(progress.batch_id),
             time_of(each.at_ms),
@@ -187,10 +187,10 @@ def _batches(batches: Sequence[Logged]) -> RenderableType:
             f"{progress.failed:,}",
             f"{progress.retried + progress.replayed:,}",
             f"{progress.dead:,}",
-            span_of(progress.duration_ms),
+            span_of(1000 * progress.duration_s),
             f"{progress.records_per_s:,.0f}",
-            span_of(progress.latency_ms.p50) if progress.acked else "-",
-            span_of(progress.latency_ms.p99) if progress.acked else "-",
-            ", ".join(f"{name} {span_of(ms)}" for name, ms in steps),
+            span_of(1000 * progress.latency_s.p50) if progress.acked else "-",
+            span_of(1000 * progress.latency_s.p99) if progress.acked else "-",
+            ", ".join(f"{name} {span_of(1000 * seconds)}" for name, seconds in steps),
         )
     return found

@@ -33,7 +33,7 @@ from ackcore.flow.consumers import ConsumerState, Fate
 from ackcore.flow.numbers import nanoseconds, positive
 from ackcore.flow.windows import Windows
 from ackcore.retry import backoff_ms as backoff_of
-from ackcore.retry import capped_doubling
+from ackcore.retry import capped_doubling, whole_ms
 
 DeadLetters = Callable[[int, Any, BaseException], Any]
 
@@ -42,7 +42,7 @@ _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 100, 1_000
 _LOOK_AHEAD = 64
 #: Seconds between checks of time-outs and pauses.
 _LOOK_S = 0.02
-_MAX_BACKOFF_MS = 366 * 24 * 3_600_000
+_MAX_BACKOFF_S = 366 * 24 * 3600
 #: Pause of a consumer during its trial call.  The end of that call ends the pause.
 _ON_TRIAL_S = 1e9
 
@@ -98,7 +98,7 @@ class Dispatcher:
         records.
     max_attempts : int, default 5
         The number of failures after which a record is dead; `Unavailable` does not count.
-    backoff_ms, max_backoff_ms : int, default 1000, 300_000
+    backoff_s, max_backoff_s : float, default 1.0, 300.0
         The longest wait of a record after its first failure, and after any; it doubles in between.
         The actual wait is random, up to that (`ackcore.retry`). `Retry` may set a longer wait.
     breaker_failures : int, optional, default 10
@@ -144,8 +144,8 @@ class Dispatcher:
         key: Callable[[Any], Hashable] | None = None,
         batch: int = 1,
         max_attempts: int = 5,
-        backoff_ms: int = 1000,
-        max_backoff_ms: int = 300_000,
+        backoff_s: float = 1.0,
+        max_backoff_s: float = 300.0,
         breaker_failures: int | None = 10,
         breaker_reset_s: float = 1.0,
         acked: Callable[[int, Any], Any] | None = None,
@@ -181,10 +181,14 @@ class Dispatcher:
             raise ValueError("key must be given, because the chooser chooses by key")
         self._key = key
         self._max_attempts = as_count(max_attempts, "max_attempts", 1)
-        self._backoff_ms = as_count(backoff_ms, "backoff_ms", 1, _MAX_BACKOFF_MS)
-        self._max_backoff_ms = as_count(
-            max_backoff_ms, "max_backoff_ms", self._backoff_ms, _MAX_BACKOFF_MS
-        )
+        self._backoff_ms = whole_ms(positive(backoff_s, "backoff_s", _MAX_BACKOFF_S, "seconds"))
+        longest_s = positive(max_backoff_s, "max_backoff_s", _MAX_BACKOFF_S, "seconds")
+        if longest_s < backoff_s:
+            raise ValueError(
+                f"max_backoff_s must be at least backoff_s, got {longest_s:g} and {backoff_s:g}; "
+                "raise the one or lower the other"
+            )
+        self._max_backoff_ms = whole_ms(longest_s)
         if breaker_failures is not None:
             breaker_failures = as_count(breaker_failures, "breaker_failures", 1)
         reset_ns = nanoseconds(breaker_reset_s, "breaker_reset_s")

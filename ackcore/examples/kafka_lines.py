@@ -74,7 +74,7 @@ def topology(servers: str, topic: str, rows: Path) -> Topology:
     builder.spout("lines", spout)
     builder.bolt("check", Check()).shuffle("lines")
     builder.sink("check", to_parquet(rows))
-    return builder.build(max_attempts=3, backoff_ms=50)
+    return builder.build(max_attempts=3, backoff_s=0.05)
 
 
 def run(servers: str, topic: str, directory: Path) -> int:

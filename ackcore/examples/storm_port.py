@@ -105,7 +105,7 @@ def build(
     builder.bolt("exclaim", Exclaim(fails)).shuffle("split")
     builder.bolt("count", WordCount()).fields("exclaim", "word")
     builder.sink("count", to_parquet(path))
-    return builder.build(backoff_ms=100)
+    return builder.build(backoff_s=0.1)
 
 
 def main() -> None:

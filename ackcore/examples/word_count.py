@@ -135,7 +135,7 @@ def topology(spark: SparkSession, directory: Path) -> Topology:
     builder.bolt("enrich", Enrich()).shuffle("split")
     builder.bolt("count", Count()).fields("enrich", "word")
     builder.sink("count", to_parquet(directory / "counts"))
-    return builder.build(backoff_ms=200)
+    return builder.build(backoff_s=0.2)
 
 
 def differences(

@@ -154,9 +154,9 @@ class ConsumerState(NamedTuple):
     in_flight: int  # tuples outstanding
     limit: int  # tuples that may be outstanding
     is_open: bool  # neither paused nor removed
-    service_ms: float  # estimated service time with its penalty; 0.0 before the first sample
-    rtt_ms: float  # round trip of the last answered tuple
-    silence_ms: float  # time without an answer, if suspiciously long; else 0.0
+    service_s: float  # estimated service time with its penalty; 0.0 before the first sample
+    rtt_s: float  # round trip of the last answered tuple
+    silence_s: float  # time without an answer, if suspiciously long; else 0.0
     acked: int
     failed: int
     timed_out: int
@@ -170,9 +170,9 @@ def state_of(consumer: Consumer) -> ConsumerState:
         consumer.out,
         consumer.limit.limit,
         consumer.is_open,
-        consumer.service.service_ns / 1e6,
-        consumer.last_rtt_ns / 1e6,
-        consumer.silence_ns / 1e6,
+        consumer.service.service_ns / 1e9,
+        consumer.last_rtt_ns / 1e9,
+        consumer.silence_ns / 1e9,
         consumer.acked,
         consumer.failed,
         consumer.timed_out,

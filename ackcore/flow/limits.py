@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from ackcore._columns import as_count
-from ackcore.flow.numbers import milliseconds, positive
+from ackcore.flow.numbers import nanoseconds, positive
 
 #: Without this bound, a consumer that answers at once would get a whole stream.
 MAX_LIMIT = 1_000_000
@@ -84,8 +84,8 @@ class RttThreshold:
 
     Parameters
     ----------
-    threshold_ms : float, default 50.0
-        The longest round trip of a NORMAL consumer, in milliseconds.
+    threshold_s : float, default 0.05
+        The longest round trip of a NORMAL consumer, in seconds.
     step : float, default 1.0
         The number of tuples by which a window of acks changes the window.
     initial : int, default 4
@@ -108,13 +108,13 @@ class RttThreshold:
 
     def __init__(
         self,
-        threshold_ms: float = 50.0,
+        threshold_s: float = 0.05,
         *,
         step: float = 1.0,
         initial: int = 4,
         max_limit: int = 1000,
     ) -> None:
-        self.threshold_ns = milliseconds(threshold_ms, "threshold_ms")
+        self.threshold_ns = nanoseconds(threshold_s, "threshold_s")
         self._step = positive(step, "step", MAX_LIMIT, "tuples")
         #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)
@@ -179,8 +179,8 @@ class DelayTarget:
 
     Parameters
     ----------
-    target_ms : float, default 50.0
-        The target queueing delay, in milliseconds; 20 for lower latency. A consumer that pauses for
+    target_s : float, default 0.05
+        The target queueing delay, in seconds; 0.02 for lower latency. A consumer that pauses for
         no longer than that never runs out of tuples.
     initial : int, default 2
         The limit before the first sample.
@@ -229,7 +229,7 @@ class DelayTarget:
 
     def __init__(
         self,
-        target_ms: float = 50.0,
+        target_s: float = 0.05,
         *,
         initial: int = 2,
         max_limit: int = 1000,
@@ -237,7 +237,7 @@ class DelayTarget:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         #: The target queueing delay, in nanoseconds.
-        self.threshold_ns = milliseconds(target_ms, "target_ms")
+        self.threshold_ns = nanoseconds(target_s, "target_s")
         #: The number of tuples that may be outstanding.
         self.limit, self._max_limit = limit_bounds(initial, max_limit)
         self._alpha = positive(alpha, "alpha", 1.0)

@@ -40,8 +40,3 @@ def nanoseconds(value: Any, name: str) -> int:
     """Return a number of seconds above 0 as whole nanoseconds, at least 1; errors as `positive`."""
     # 1e9 s are 31 years: floats of that size are exact to the millisecond.
     return max(1, round(positive(value, name, 1e9, "seconds") * 1e9))
-
-
-def milliseconds(value: Any, name: str) -> int:
-    """Return a number of milliseconds above 0 as nanoseconds, at least 1; errors as `positive`."""
-    return max(1, round(positive(value, name, 1e12, "milliseconds") * 1e6))

@@ -63,4 +63,4 @@ class OpenTelemetryListener(SnapshotListener):
         with self._lock:
             self._at.take(progress, counts)
         about = {**self._told, SYSTEM: "ackcore", OPERATION: "process"}
-        self._durations.record(progress.duration_ms / 1000, about)
+        self._durations.record(progress.duration_s, about)

@@ -55,7 +55,7 @@ class PrometheusListener(SnapshotListener):
 
     def on_progress(self, progress: Any, counts: Any) -> None:
         """Record a micro-batch."""
-        seconds = progress.duration_ms / 1000
+        seconds = progress.duration_s
         with self._lock:
             self._at.take(progress, counts)
             self._buckets[bisect_left(DURATION_BOUNDS, seconds)] += 1

@@ -112,9 +112,13 @@ def _of_progress(value: Callable[[Any], float]) -> Callable[[Snapshot], Iterable
 
 def _latency(at: Snapshot) -> Iterable[Value]:
     if at.progress is not None and at.progress.acked:
-        latency = at.progress.latency_ms
-        for quantile, ms in (("0.5", latency.p50), ("0.95", latency.p95), ("0.99", latency.p99)):
-            yield {"quantile": quantile}, ms / 1000
+        latency = at.progress.latency_s
+        for quantile, seconds in (
+            ("0.5", latency.p50),
+            ("0.95", latency.p95),
+            ("0.99", latency.p99),
+        ):
+            yield {"quantile": quantile}, seconds
 
 
 def _lag(at: Snapshot) -> Iterable[Value]:
@@ -152,7 +156,7 @@ READINGS: tuple[Reading, ...] = (
         "gauge",
         "s",
         "Age of the oldest record that waits for a retry.",
-        _of_progress(lambda progress: progress.oldest_ms / 1000),
+        _of_progress(lambda progress: progress.oldest_s),
     ),
     Reading(
         "ackcore.latency",

@@ -41,7 +41,7 @@ def attempt(
     outputs: str | StructType | pa.Schema,
     *,
     retry_on: type[BaseException] | Iterable[type[BaseException]] = (),
-    attempts: int = 3,
+    max_attempts: int = 3,
     max_concurrency: int | Callable[[], Limit] | None = None,
     rate_per_s: float | None = None,
     timeout_s: float | None = None,
@@ -71,8 +71,10 @@ def attempt(
         The columns of the answer: ``"label string, score double"``. Answers must not be null in
         columns that are not nullable.
     retry_on : exception class, or iterable of them, default ()
-        The exceptions after which a call is repeated, with a back-off.
-    attempts : int, default 3
+        The exceptions after which a call is repeated, with a back-off; all others are final. By
+        default none is repeated, since the rows behind it wait. (`guard` retries between
+        micro-batches, and by default all exceptions.)
+    max_attempts : int, default 3
         The maximum number of calls per row, the first one included. `ackcore.calls.Retry` may
         exceed it, within `wait_in_task_s`; `ackcore.calls.Reject` is never retried.
     max_concurrency : int or callable, optional
@@ -138,7 +140,7 @@ def attempt(
         max_concurrency=read_concurrency(kind, max_concurrency),
         timeout_s=timeout_s,
         rate_per_s=rate_per_s,
-        attempts=attempts,
+        max_attempts=max_attempts,
         retry_on=exception_classes(retry_on, "retry_on"),
         wait_in_task_s=wait_in_task_s,
     )

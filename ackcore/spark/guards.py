@@ -79,7 +79,9 @@ def guard(
     message_id : str or sequence of str, optional
         See `TopologyBuilder.spout`.
     retry_on : list of exception classes or of their names, optional
-        The exceptions that are retried; by default all but `ackcore.topology.Reject`.
+        The exceptions after which a record is retried, with a back-off; all others are final. By
+        default all but `ackcore.topology.Reject` are retried. (`attempt` retries within the task,
+        and by default none.)
     reject : list of exception classes or of their names, default ()
         The exceptions that make a record a dead letter at once.
     max_concurrency, rate_per_s, timeout_s, wait_in_task_s

@@ -204,8 +204,8 @@ class Pacemaker(Attendant):
         `Beats.advance`.
     clock : callable
         Returns the time in milliseconds, by the clock of the due times.
-    poll_ms : int
-        The time in milliseconds between two looks at the clock while a record waits.
+    poll_s : float, default 0.2
+        The time in seconds between two looks at the clock while a record waits.
     called : callable, optional
         Returns whether something else, such as a replay, waits for a micro-batch.  Called once a
         second.
@@ -218,13 +218,13 @@ class Pacemaker(Attendant):
         self,
         beat: Callable[[], object],
         clock: Clock,
-        poll_ms: int = 200,
+        poll_s: float = 0.2,
         called: Callable[[], bool] | None = None,
     ) -> None:
         super().__init__("ackcore-heartbeat")
         self._advance = beat
         self._clock = clock
-        self._poll_s = poll_ms / 1000
+        self._poll_s = poll_s
         self._called = called
         self._due_ms: int | None = None
         self._answered = False

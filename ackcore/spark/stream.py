@@ -23,7 +23,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.dead_limit import DeadLimit, TooManyDead
-from ackcore.retry import capped_doubling
+from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.errors import one_line
@@ -152,7 +152,7 @@ class Stream:
         )
         self.counts = self._engine.counts
         self._limit = StreamLimit(limit, self.counts, self._engine.clock(), checkpoint)
-        self._poll_s = self._settings.heartbeat_ms / 1000
+        self._poll_s = self._settings.heartbeat_s
         self._spark_checkpoint = spark_checkpoint
         self._beats = Beats.beside(spark)
         self._pacemaker: Pacemaker | None = None
@@ -163,7 +163,7 @@ class Stream:
             self._pacemaker = Pacemaker(
                 self._beats.advance,
                 self._engine.clock,
-                self._settings.heartbeat_ms,
+                self._settings.heartbeat_s,
                 self._is_called,
             )
             self._pacemaker.schedule(self._engine.next_due_ms)
@@ -359,16 +359,18 @@ class Stream:
             self.error = RunFailed(end)
             return False
         self._restarts += 1
-        if not may_pass(error) or self._restarts > self._settings.restart_attempts:
+        if not may_pass(error) or self._restarts > self._settings.max_restarts:
             return False
         waits = capped_doubling(
-            self._settings.restart_backoff_ms, self._restarts, self._settings.max_backoff_ms
+            whole_ms(self._settings.restart_backoff_s),
+            self._restarts,
+            whole_ms(self._settings.max_backoff_s),
         )
         _log.warning(
             "Spark ended the query, which is started again in %.1f s, time %d of %d: %s",
             waits / 1000,
             self._restarts,
-            self._settings.restart_attempts,
+            self._settings.max_restarts,
             one_line(error),
         )
         return not self._leaving.wait(waits / 1000)

@@ -233,7 +233,7 @@ class LocalRuns:
             executions=dict(self._kills.taken),
             progress=self._progress,
             untracked_failures=self._untracked_failures,
-            elapsed_ms=self._now_ms - _BEGIN_MS,
+            elapsed_s=(self._now_ms - _BEGIN_MS) / 1000,
             kills=self._kills.count,
         )
 

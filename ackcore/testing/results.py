@@ -107,8 +107,8 @@ class TopologyRun:
         The report of each micro-batch.
     untracked_failures : int
         The number of failed tuples that belong to no record.
-    elapsed_ms : int
-        The simulated time in milliseconds, all of it waits for retries.
+    elapsed_s : float
+        The simulated time in seconds, all of it waits for retries.
     kills : int
         The number of killed tasks.
     """
@@ -121,7 +121,7 @@ class TopologyRun:
     executions: Mapping[str, int]
     progress: list[Progress] = field(repr=False, compare=False)
     untracked_failures: int = 0
-    elapsed_ms: int = 0
+    elapsed_s: float = 0.0
     kills: int = 0
 
     def check(self, *, dead: int = 0) -> TopologyRun:
@@ -159,8 +159,8 @@ class TopologyRun:
         batches = len(self.progress)
         plural = "" if batches == 1 else "es"
         lines = [f"{_told(self.counts)}, in {batches} micro-batch{plural}"]
-        if self.elapsed_ms:
-            lines[0] += f" and {self.elapsed_ms / 1000:g} s of simulated time"
+        if self.elapsed_s:
+            lines[0] += f" and {self.elapsed_s:g} s of simulated time"
         if self.kills:
             lines[0] += f"; {self.kills} tasks died"
         lines += [f"  spout {name}: {_told(one)}" for name, one in self.counts.spouts.items()]

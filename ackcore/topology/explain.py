@@ -192,7 +192,7 @@ _RULE = 78
 #: The maximum number of characters of a writer's repr.
 _WRITER = 72
 #: Shown even if they have their defaults: readers of failures need them first.
-_ALWAYS = ("max_attempts", "backoff_ms", "max_backoff_ms")
+_ALWAYS = ("max_attempts", "backoff_s", "max_backoff_s")
 
 
 def explain(parts: Parts, fingerprint: str, settings: Settings) -> str:

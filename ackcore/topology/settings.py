@@ -31,38 +31,41 @@ _NOT_SETTINGS = frozenset(
 MAX_ATTEMPTS = 60
 #: A root id has 16 bits for the partition.
 MAX_PARALLELISM = 1 << 16
-#: No wait is longer than a year, so that sums of waits fit in 64 bits.
-MAX_WAIT_MS = 366 * 24 * 3600 * 1000
+#: No wait is longer than a year, so that sums of waits in milliseconds fit in 64 bits.
+MAX_WAIT_S = 366 * 24 * 3600
 
 
 class _Range(NamedTuple):
-    least: int
+    least: float
     most: int | None = None
     optional: bool = False
+    kind: type[int] | type[float] = int
 
     def __str__(self) -> str:
         size = f"of at least {self.least}" if self.most is None else f"in {self.least}..{self.most}"
-        return f"an integer {size}" + (", or None" if self.optional else "")
+        number = "an integer" if self.kind is int else "a number of seconds"
+        return f"{number} {size}" + (", or None" if self.optional else "")
 
 
+_WAIT = _Range(0.001, MAX_WAIT_S, kind=float)
 _RANGES = {
     "max_attempts": _Range(1, MAX_ATTEMPTS),
-    "backoff_ms": _Range(1, MAX_WAIT_MS),
-    "max_backoff_ms": _Range(1, MAX_WAIT_MS),
-    "unavailable_timeout_s": _Range(0, MAX_WAIT_MS // 1000),
+    "backoff_s": _WAIT,
+    "max_backoff_s": _WAIT,
+    "unavailable_timeout_s": _Range(0, MAX_WAIT_S, kind=float),
     "max_waiting": _Range(0),
     "max_retries_per_batch": _Range(1),
     "max_dead_window": _Range(1, optional=True),
     "parallelism": _Range(1, MAX_PARALLELISM, optional=True),
     "chunk_rows": _Range(1),
-    "sink_attempts": _Range(1),
-    "sink_backoff_ms": _Range(1, MAX_WAIT_MS),
-    "run_attempts": _Range(1),
+    "max_sink_attempts": _Range(1),
+    "sink_backoff_s": _WAIT,
+    "max_runs": _Range(1),
     "careful_after": _Range(0),
-    "bolt_call_timeout_s": _Range(1, MAX_WAIT_MS // 1000, optional=True),
-    "heartbeat_ms": _Range(1, MAX_WAIT_MS),
-    "restart_attempts": _Range(0),
-    "restart_backoff_ms": _Range(1, MAX_WAIT_MS),
+    "bolt_call_timeout_s": _Range(1, MAX_WAIT_S, optional=True, kind=float),
+    "heartbeat_s": _WAIT,
+    "max_restarts": _Range(0),
+    "restart_backoff_s": _WAIT,
     "trace_per_million": _Range(0, 1_000_000),
 }
 
@@ -76,12 +79,13 @@ class Settings:
     max_attempts : int, default 5
         The number of times a record is executed, the first time included, before it becomes a
         dead letter.
-    backoff_ms : int, default 1000
+    backoff_s : float, default 1.0
         The longest delay before the second attempt. It doubles with each further attempt. The
-        actual delay is drawn for each message and attempt, from 1 ms up (full jitter).
-    max_backoff_ms : int, default 300000
+        actual delay is drawn for each message and attempt, from 1 ms up (full jitter). Times are
+        in seconds, with a resolution of 1 ms.
+    max_backoff_s : float, default 300.0
         The upper limit of that doubling.
-    unavailable_timeout_s : int, default 604800
+    unavailable_timeout_s : float, default 604800.0
         The age of a record, since its first intake, from which failures with `Unavailable` count
         as attempts. Until then they do not, so that an outage kills no record; afterwards they do,
         so that a service that never returns ends in dead letters. The default is a week, as long
@@ -108,16 +112,16 @@ class Settings:
         The exceptions that make a record a dead letter at once, in any bolt. A bolt's own
         `reject` and `retry_on` add to them. Names are ``"ValueError"`` or
         ``"package.module.Class"``; the attribute holds classes.
-    sink_attempts : int, default 5
+    max_sink_attempts : int, default 5
         The number of calls of a sink with one micro-batch before the query stops.
-    sink_backoff_ms : int, default 1000
+    sink_backoff_s : float, default 1.0
         The delay before the second call of a sink; it doubles with each further call.
-    run_attempts : int, default 8
+    max_runs : int, default 8
         The number of runs of one micro-batch before the query stops.
     careful_after : int, default 2
         The number of failed runs of a micro-batch after which records are isolated, to find the one
         that crashes its worker process.
-    bolt_call_timeout_s : int, optional
+    bolt_call_timeout_s : float, optional
         The time limit of one call of a bolt; None for no limit. A call is a batch of about
         `chunk_rows` rows (with `prepare`, at the first), one record while records are isolated, or
         a flush. At the limit the process is killed, and the record is isolated like one that
@@ -128,12 +132,12 @@ class Settings:
         ``timeout_s`` for each call, its turn at the rate, and an endpoint's pause after a refusal;
         waiting for input does not count. Storm's message time-out has no counterpart: a tuple tree
         ends with its micro-batch.
-    heartbeat_ms : int, default 200
+    heartbeat_s : float, default 0.2
         The interval at which due retries are looked for while no new data arrives.
-    restart_attempts : int, default 5
+    max_restarts : int, default 5
         The number of restarts of a stream that Spark ended for a passing reason, without a
         micro-batch in between, before the query ends.
-    restart_backoff_ms : int, default 1000
+    restart_backoff_s : float, default 1.0
         The delay before the first restart; it doubles with each further one.
     trace_per_million : int, default 0
         The number of attempts in a million that are traced, with the bolts they passed and the
@@ -148,32 +152,34 @@ class Settings:
     """
 
     max_attempts: int = 5
-    backoff_ms: int = 1_000
-    max_backoff_ms: int = 300_000
-    unavailable_timeout_s: int = 604_800
+    backoff_s: float = 1.0
+    max_backoff_s: float = 300.0
+    unavailable_timeout_s: float = 604_800.0
     max_waiting: int = 1_000_000
     max_retries_per_batch: int = 100_000
     max_dead_window: int | None = None
     parallelism: int | None = None
     chunk_rows: int = 1 << 16
     reject: tuple[type[Exception], ...] = ()
-    sink_attempts: int = 5
-    sink_backoff_ms: int = 1_000
-    run_attempts: int = 8
+    max_sink_attempts: int = 5
+    sink_backoff_s: float = 1.0
+    max_runs: int = 8
     careful_after: int = 2
-    bolt_call_timeout_s: int | None = None
-    heartbeat_ms: int = 200
-    restart_attempts: int = 5
-    restart_backoff_ms: int = 1_000
+    bolt_call_timeout_s: float | None = None
+    heartbeat_s: float = 0.2
+    max_restarts: int = 5
+    restart_backoff_s: float = 1.0
     trace_per_million: int = 0
 
     def __post_init__(self) -> None:
         for name, allowed in _RANGES.items():
-            _check(name, getattr(self, name), allowed)
-        if self.max_backoff_ms < self.backoff_ms:
+            _check(name, value := getattr(self, name), allowed)
+            if allowed.kind is float and value is not None:
+                object.__setattr__(self, name, float(value))
+        if self.max_backoff_s < self.backoff_s:
             raise ValueError(
-                f"max_backoff_ms must be at least backoff_ms, got {self.max_backoff_ms} and "
-                f"{self.backoff_ms}; raise the one or lower the other"
+                f"max_backoff_s must be at least backoff_s, got {self.max_backoff_s} and "
+                f"{self.backoff_s}; raise the one or lower the other"
             )
         object.__setattr__(self, "reject", exception_classes(self.reject, "reject"))
 
@@ -238,9 +244,9 @@ def check_keywords(keywords: Iterable[str]) -> None:
 def _check(title: str, value: Any, allowed: _Range) -> None:
     if value is None and allowed.optional:
         return
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, (int, allowed.kind)):
         raise TypeError(f"{title} must be {allowed}, got {type(value).__name__} {value!r}")
-    if value < allowed.least or (allowed.most is not None and value > allowed.most):
+    if not value >= allowed.least or (allowed.most is not None and value > allowed.most):
         raise ValueError(f"{title} must be {allowed}, got {value}")
 
 
@@ -295,7 +301,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
             found[name] = [part.strip() for part in text.split(",") if part.strip()]
             continue
         try:
-            found[name] = int(text)
+            found[name] = _RANGES[name].kind(text)
         except ValueError:
             problems.append(
                 f"{variable} in the environment must be {_RANGES[name]}, got {text!r}; "

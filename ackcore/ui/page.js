@@ -91,8 +91,8 @@ const showTiles = (s) => {
     ["waiting", number(s.waiting.records)], ["dead", number(sum("dead"))],
     ["dead letters not replayed", number(s.dead.letters - s.dead.sent)],
     ["records/s", last ? number(last.records_per_s) : "–"],
-    ["latency, median", last && last.acked ? span(last.latency_ms.p50) : "–"],
-    ["latency, 99th percentile", last && last.acked ? span(last.latency_ms.p99) : "–"],
+    ["latency, median", last && last.acked ? span(1000 * last.latency_s.p50) : "–"],
+    ["latency, 99th percentile", last && last.acked ? span(1000 * last.latency_s.p99) : "–"],
     ["oldest waiting", s.waiting.oldest_ms === null ? "–" : span(Math.max(0, s.at_ms - s.waiting.oldest_ms))],
   ];
   if (Object.keys(s.lag).length) tiles.push(["lag, offsets", number(lag)]);
@@ -154,11 +154,11 @@ const showThroughput = (batches) => {
 const showLatency = (batches) => {
   if (!batches.length) return empty("latency");
   const names = ["p50", "p95", "p99"];
-  const top = Math.max(1, ...batches.map((b) => b.latency_ms.p99));
+  const top = Math.max(1, ...batches.map((b) => 1000 * b.latency_s.p99));
   const svg = frame("latency", "latency of acked records in the last micro-batches", top, span);
   const x = (n) => batches.length < 2 ? (LEFT + W - RIGHT) / 2 : LEFT + (W - LEFT - RIGHT) * n / (batches.length - 1);
   names.forEach((name, n) => {
-    const points = batches.flatMap((b, i) => b.acked ? [`${x(i).toFixed(1)},${(H - BOTTOM - (H - TOP - BOTTOM) * b.latency_ms[name] / top).toFixed(1)}`] : []);
+    const points = batches.flatMap((b, i) => b.acked ? [`${x(i).toFixed(1)},${(H - BOTTOM - (H - TOP - BOTTOM) * 1000 * b.latency_s[name] / top).toFixed(1)}`] : []);
     if (points.length === 1) points.push(points[0].replace(/^[\d.]+/, (at) => String(Number(at) + 3)));
     svg.append(shape("polyline", { class: `l${n}`, points: points.join(" ") }, name));
   });
@@ -178,7 +178,7 @@ const showTimeline = (all) => {
   const batches = all.slice(-30);
   if (!batches.length) return empty("timeline");
   const wide = Math.max(300, byId("timeline").clientWidth), row = 14, high = batches.length * row + BOTTOM + 4;
-  const from = Math.min(...batches.map((b) => b.at_ms - b.duration_ms)), to = Math.max(...batches.map((b) => b.at_ms));
+  const from = Math.min(...batches.map((b) => b.at_ms - 1000 * b.duration_s)), to = Math.max(...batches.map((b) => b.at_ms));
   const scale = (wide - LEFT - RIGHT) / Math.max(1, to - from);
   const svg = shape("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": "the last micro-batches, each from its plan to its mark" });
   batches.forEach((b, n) => {
@@ -186,10 +186,10 @@ const showTimeline = (all) => {
     const label = shape("text", { x: LEFT - 6, y: y + 10, "text-anchor": "end" });
     label.textContent = b.batch_id;
     svg.append(label);
-    let x = LEFT + (b.at_ms - b.duration_ms - from) * scale;
-    const known = STEPS.map((name) => [name, b.steps_ms[name] ?? 0]);
-    const rest = Math.max(0, b.duration_ms - known.reduce((sum, [, ms]) => sum + ms, 0));
-    const told = `micro-batch ${b.batch_id}: ${span(b.duration_ms)}, ${number(b.acked)} acked, ${number(b.failed)} failed, ${number(b.dead)} dead; ${Object.entries(b.steps_ms).map(([name, ms]) => `${name} ${span(ms)}`).join(", ")}`;
+    let x = LEFT + (b.at_ms - 1000 * b.duration_s - from) * scale;
+    const known = STEPS.map((name) => [name, 1000 * (b.steps_s[name] ?? 0)]);
+    const rest = Math.max(0, 1000 * b.duration_s - known.reduce((sum, [, ms]) => sum + ms, 0));
+    const told = `micro-batch ${b.batch_id}: ${span(1000 * b.duration_s)}, ${number(b.acked)} acked, ${number(b.failed)} failed, ${number(b.dead)} dead; ${Object.entries(b.steps_s).map(([name, s]) => `${name} ${span(1000 * s)}`).join(", ")}`;
     [...known, ["rest", rest]].forEach(([, ms], kind) => {
       if (!ms) return;
       svg.append(shape("rect", { class: `c${kind}`, x, y, width: Math.max(ms * scale, 0.8), height: row - 4 }, told));

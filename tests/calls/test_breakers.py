@@ -127,7 +127,7 @@ def test_an_endpoint_that_is_down_is_left_to_the_others():
         max_concurrency=2,
         chooser=RoundRobin,
         retry_on=ConnectionError,
-        attempts=2,
+        max_attempts=2,
     )
     with service(settings) as calls:
         outcomes = list(calls.run(range(1000)))
@@ -229,7 +229,7 @@ def test_an_item_that_opens_the_breaker_by_itself_has_had_its_attempt():
         raise ConnectionResetError("reset")
 
     settings = CallSettings(
-        retry_on=ConnectionError, attempts=100, backoff_s=0.001, wait_in_task_s=4
+        retry_on=ConnectionError, max_attempts=100, backoff_s=0.001, wait_in_task_s=4
     )
     with SimCalls(reset, settings) as calls:
         ((_, error, attempts, after_s),) = calls.run(["poison"])

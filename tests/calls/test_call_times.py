@@ -77,7 +77,7 @@ def test_the_time_in_which_nobody_looks_does_not_count():
         for outcome in calls.run(items()):
             assert outcome.error is None
             calls.sim.now_ns += 60_000 * MS
-        assert calls.state()[0][0].rtt_ms == pytest.approx(900, abs=1)
+        assert calls.state()[0][0].rtt_s == pytest.approx(0.9, abs=0.001)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
@@ -184,7 +184,7 @@ def test_errors_that_may_pass_are_tried_again_with_back_off():
         return item
 
     settings = CallSettings(
-        attempts=3,
+        max_attempts=3,
         retry_on=(Exception,),
         reject=[ValueError, BrokenPipeError],
         backoff_s=1,
@@ -210,7 +210,7 @@ def test_a_time_out_may_be_tried_again():
         await asyncio.sleep(10 if calls.counts.made == 1 else 0)
         return item
 
-    settings = CallSettings(timeout_s=1, retry_on=TimeoutError, attempts=2)
+    settings = CallSettings(timeout_s=1, retry_on=TimeoutError, max_attempts=2)
     with SimCalls(call, settings) as calls:
         assert next(calls.run("x"))[:3] == ("x", None, 2)
 

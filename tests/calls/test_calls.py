@@ -120,7 +120,7 @@ def test_the_window_may_be_a_law():
         return item
 
     def limit():
-        limits.append(RttThreshold(500, initial=3, max_limit=40))
+        limits.append(RttThreshold(0.5, initial=3, max_limit=40))
         return limits[-1]
 
     limits = []

@@ -43,7 +43,7 @@ def made(spark, lines):
     builder.spout("lines", lines)
     builder.bolt("split", Split()).shuffle("lines")
     builder.sink("split", write)
-    return builder.build(backoff_ms=10)
+    return builder.build(backoff_s=0.01)
 
 def batch(spark):
     return made(spark, spark.createDataFrame([("a b",), ("no",), ("c",)], "value string"))

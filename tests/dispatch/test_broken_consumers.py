@@ -16,7 +16,7 @@ from ackcore.flow.choosers import Idlest
 def dispatched(records, consumers, **settings):
     """Run a dispatcher whose waits are short; return its counts and the dead."""
     dead = []
-    settings = {"backoff_ms": 1, "breaker_reset_s": 0.001, **settings}
+    settings = {"backoff_s": 0.001, "breaker_reset_s": 0.001, **settings}
     counts = Dispatcher(
         records,
         consumers,
@@ -44,7 +44,7 @@ def test_consumers_that_fail_at_once_kill_nothing_that_a_slow_one_takes(chooser,
         {"a": bad, "b": bad, "c": good},
         chooser=chooser(),
         max_attempts=max_attempts,
-        backoff_ms=1000,
+        backoff_s=1.0,
         breaker_reset_s=1,
         clock=clock,
     )
@@ -88,7 +88,7 @@ def test_an_outage_of_all_consumers_for_a_second_kills_nothing():
     counts, dead = dispatched(
         range(2000),
         dict.fromkeys("abc", call),
-        backoff_ms=1000,
+        backoff_s=1.0,
         breaker_reset_s=1,
         clock=clock,
     )
@@ -112,7 +112,7 @@ def test_with_all_consumers_broken_new_records_are_tried_first_and_all_die_in_th
     assert min(Counter(order).values()) == 3
     assert "consumer 'a' of a Dispatcher failed repeatedly, the last time with Value" in caplog.text
     with pytest.raises(RecordDead, match="failed 3 times, the last time with ValueError: broken"):
-        Dispatcher([1], {"a": call}, max_attempts=3, backoff_ms=1).run()
+        Dispatcher([1], {"a": call}, max_attempts=3, backoff_s=0.001).run()
 
 
 def test_bad_records_in_a_row_hold_up_the_others_for_one_trial_only():
@@ -128,7 +128,7 @@ def test_bad_records_in_a_row_hold_up_the_others_for_one_trial_only():
         {"a": call},
         limit=one,
         max_attempts=2,
-        backoff_ms=100,
+        backoff_s=0.1,
         breaker_reset_s=0.1,
     )
     assert (sorted(dead), counts.acked) == (list(range(10)), 90)
@@ -210,7 +210,7 @@ def test_the_keys_of_a_broken_consumer_go_to_others():
         {"a": works, "b": broken},
         key=lambda record: record % 50,
         chooser=ByKey(),
-        backoff_ms=10,
+        backoff_s=0.01,
         breaker_reset_s=10,
         clock=clock,
     )

@@ -234,7 +234,7 @@ def test_retries_are_not_starved_by_new_records():
         {"a": call, "b": call},
         chooser=RoundRobin(),
         limit=lambda: Fixed(2),
-        backoff_ms=1,
+        backoff_s=0.001,
         clock=clock,
     ).run()
     assert order.count(0) == 2

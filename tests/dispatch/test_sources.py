@@ -49,7 +49,7 @@ def test_while_an_asynchronous_source_is_idle_all_else_goes_on(tmp_path):
             idle_after(2),
             {"a": call, "b": call},
             clock=lambda: clock.ns + time.monotonic_ns(),
-            backoff_ms=1,
+            backoff_s=0.001,
             timeout_s=0.5,
             checkpoint=tmp_path / "rt",
             checkpoint_s=0.01,

@@ -112,7 +112,7 @@ def test_a_call_that_goes_on_when_it_timed_out_decides_nothing():
             range(4),
             {"a": stubborn, "b": works},
             clock=lambda: clock.ns + time.monotonic_ns(),
-            backoff_ms=1,
+            backoff_s=0.001,
             timeout_s=0.5,
             max_attempts=2,
             limit=one,
@@ -136,7 +136,7 @@ def test_a_thread_that_hangs_is_replaced_and_what_waits_behind_it_is_no_attempt(
         limit=lambda: Fixed(10),
         timeout_s=0.1,
         max_attempts=2,
-        backoff_ms=1,
+        backoff_s=0.001,
         dead_letters=lambda position, record, error: dead.setdefault(record, type(error)),
     )
     counts = dispatcher.run()

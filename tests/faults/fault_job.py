@@ -436,7 +436,7 @@ def topology_of(spark, config):
     )
     writer, refuse = sink_of(config), config.get("refuse")
     builder.sink("count", writer if refuse is None else Picky(writer, refuse))
-    settings = {"backoff_ms": 50, "max_backoff_ms": 200, "sink_backoff_ms": 10, "parallelism": 3}
+    settings = {"backoff_s": 0.05, "max_backoff_s": 0.2, "sink_backoff_s": 0.01, "parallelism": 3}
     return builder.build(**{**settings, **config.get("settings", {})})
 
 

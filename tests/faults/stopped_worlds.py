@@ -55,7 +55,7 @@ class PlacedWorld(World):
 
     def __init__(self, place, role):
         self.place, self.role = place, role
-        super().__init__(place.checkpoint, {"sink_attempts": 1}, behaves=self.fails)
+        super().__init__(place.checkpoint, {"max_sink_attempts": 1}, behaves=self.fails)
 
     def _sink(self, builder):
         self.parquet = to_parquet(self.place.sink)

@@ -176,7 +176,7 @@ def test_no_credential_is_in_a_plan_a_log_an_error_or_an_object(bucket_job, s3, 
     """The processes of a running query and of refused ones: the driver, a task, a reader."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    it = bucket_job("stream", settings={"run_attempts": 1, "sink_attempts": 1})
+    it = bucket_job("stream", settings={"max_runs": 1, "max_sink_attempts": 1})
     jvm_log, events = it.directory / "jvm.log", it.directory / "events"
     events.mkdir()
     conf = {

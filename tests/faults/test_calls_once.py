@@ -95,7 +95,7 @@ def test_a_service_that_answers_otherwise_has_no_run_repeated(spark, job, servic
 def test_a_run_that_is_repeated_calls_nobody(spark, job, service, failing_at, place):
     """The driver fails when all has run, and after its decision; the next one finds the answers."""
     calls = service()
-    settings = {"run_attempts": 1}
+    settings = {"max_runs": 1}
     it = job(LINES, mode="batch", server=calls.port, settings=settings, place=place)
     for step in ("ran", "checked", "decided"):
         failing_at(step)

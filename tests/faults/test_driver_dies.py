@@ -32,7 +32,7 @@ RULES = {
     "count": {"until": {14: 1}},
 }
 #: Once a crash for each step was not counted against it, a record still has attempts left.
-SETTINGS = {"max_attempts": 5, "run_attempts": 1, "sink_attempts": 1}
+SETTINGS = {"max_attempts": 5, "max_runs": 1, "max_sink_attempts": 1}
 VARIANTS = [("id", "row"), (None, "batch")]
 
 

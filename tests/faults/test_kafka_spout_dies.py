@@ -65,7 +65,7 @@ def topology(kafka, topic, sink, marks=None, **settings):
     builder.spout("lines", spout)
     builder.bolt("take", Take(marks), parallelism=2).shuffle("lines")
     builder.sink("take", to_parquet(sink))
-    return builder.build(backoff_ms=50)
+    return builder.build(backoff_s=0.05)
 
 
 def written(spark, sink):

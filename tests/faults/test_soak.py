@@ -56,7 +56,7 @@ def test_chaos_loses_nothing_and_writes_nothing_twice(job):
         message_id="id",
         rules={"enrich": {"rate": 0.02, "reject_every": POISON}, "count": {"rate": 0.01}},
         # What is killed from outside is killed often: no record is to be taken for the cause.
-        settings={"max_attempts": 12, "run_attempts": 50, "careful_after": 5},
+        settings={"max_attempts": 12, "max_runs": 50, "careful_after": 5},
         trigger={"processingTime": "500 milliseconds"},
         conf={"spark.task.maxFailures": "8", "spark.deploy.maxExecutorRetries": "-1"},
     )

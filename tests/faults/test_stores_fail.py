@@ -61,7 +61,7 @@ def test_a_sink_fails_for_ever(spark, job):
         files=1,
         rules={"enrich": {**RULES["enrich"], "once": list(range(0, 40, 5))}},
         otherwise=True,
-        settings={"sink_attempts": 3},
+        settings={"max_sink_attempts": 3},
     )
     for _ in range(2):
         said = fault_job.run_job(spark, {**it.config, "sink": {"times": 1000}})
@@ -83,7 +83,7 @@ def test_the_dead_letters_cannot_be_written(spark, job, tmp_path):
         mode="batch",
         rules=RULES,
         dead_letters=str(store),
-        settings={"sink_attempts": 2},
+        settings={"max_sink_attempts": 2},
     )
     error = it.run_here(spark)
     assert f"{store.parent} must be a directory" in error
@@ -102,7 +102,7 @@ def test_the_dead_letters_break_down(spark, job, tmp_path):
         mode="batch",
         rules={"enrich": {**RULES["enrich"], "raise": [23]}},
         dead_letters=str(store),
-        settings={"sink_attempts": 2, "max_attempts": 3},
+        settings={"max_sink_attempts": 2, "max_attempts": 3},
         sink={},
     )
     away = tmp_path / "away"

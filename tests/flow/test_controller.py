@@ -270,7 +270,7 @@ def test_a_consumer_that_failed_is_tried_again_some_time(clock):
         flow.ack(lease)
     assert state(flow, "a").timed_out < 10 < 1000 < sum(at < 20 * S for _, at in tried)
     assert [name for name, at in tried if at > 40 * S].count("a") > 10
-    assert state(flow, "a").service_ms == pytest.approx(5, rel=0.2)
+    assert state(flow, "a").service_s == pytest.approx(0.005, rel=0.2)
 
 
 def test_states_are_readable(clock):
@@ -279,7 +279,7 @@ def test_states_are_readable(clock):
     lease = flow.try_acquire()
     clock.now_ns += 60 * MS
     flow.ack(lease)
-    assert state(flow, "a") == ("a", Pressure.SLOW, 0, 2, True, 60.0, 60.0, 0.0, 1, 0, 0)
+    assert state(flow, "a") == ("a", Pressure.SLOW, 0, 2, True, 0.06, 0.06, 0.0, 1, 0, 0)
     assert repr(flow) == "FlowController(1 consumers, in_flight=0, requeued=0)"
     assert repr(lease) == "Lease('a', attempt=0, acked)"
 

@@ -79,7 +79,7 @@ def test_below_saturation_it_is_nearly_the_ideal_queue(worlds):
 
 
 def test_the_seeds_round_robin_queues_several_times_as_long(worlds):
-    make = controllers(1, limit=lambda clock: lambda: RttThreshold(100), chooser=RoundRobin)
+    make = controllers(1, limit=lambda clock: lambda: RttThreshold(0.1), chooser=RoundRobin)
     result = pooled(worlds[:1], "70 % load, RttThreshold and round robin", make, load=0.7)
     assert result.p50 > 15
 

@@ -242,8 +242,8 @@ def consuming(counts, **arguments):
 def consumer_of(counts, **arguments):
     arguments = {
         "dead_letters": counts.dead_topic,
-        "backoff_ms": 20,
-        "max_backoff_ms": 50,
+        "backoff_s": 0.02,
+        "max_backoff_s": 0.05,
         "commit_interval_s": 0.05,
         **arguments,
     }

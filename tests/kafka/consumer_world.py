@@ -98,7 +98,7 @@ class Member:
             tasks=1 if by_hand else None,
             task=0 if by_hand else None,
             **{"start": start, "out_of_range": policy, "dead_letters": print},
-            **{"max_attempts": 2, "backoff_ms": 10, "timeout_s": 5.0},
+            **{"max_attempts": 2, "backoff_s": 0.01, "timeout_s": 5.0},
             **{"commit_interval_s": 0.02, "drain_s": 0, "refresh_s": 1.0},
             **{"max_in_flight": MOST_OUT, "max_waiting": 4},
         )

@@ -319,7 +319,7 @@ def test_a_record_that_died_too_often_ends_it_and_is_not_committed_over(counts):
 
 def test_what_is_done_is_not_handed_out_again_after_a_restart(counts):
     counts.produce(400)
-    with consuming(counts, **by_hand(counts), backoff_ms=60_000, max_backoff_ms=60_000) as consumer:
+    with consuming(counts, **by_hand(counts), backoff_s=60.0, max_backoff_s=60.0) as consumer:
         for record in take(consumer, 400):
             if record.offset % 3:
                 consumer.ack(record)
@@ -526,7 +526,7 @@ def test_records_in_retry_do_not_stop_the_others(counts):
     def may_fail(record):
         return None if record.offset % 10 > 2 or waits.is_set() else OSError("down")
 
-    arguments = {"max_attempts": 1000, "max_in_flight": 300, "backoff_ms": 50}
+    arguments = {"max_attempts": 1000, "max_in_flight": 300, "backoff_s": 0.05}
     with consuming(counts, **arguments) as consumer, workers(consumer, counts, may_fail=may_fail):
         wait_until(lambda: consumer.stats().counts.acked == 2800, "the others are done")
         assert sum(each.waiting for each in consumer.stats().partitions) > 4 * 200
@@ -559,8 +559,8 @@ def test_what_stopped_intake_in_flight_and_then_waits_is_told(counts, caplog):
     def paused():
         return [each.paused for each in consumer.stats().partitions]
 
-    arguments = {"max_in_flight": 1000, "max_waiting": 1000, "backoff_ms": 60_000}
-    with consuming(counts, **arguments, max_backoff_ms=60_000) as consumer:
+    arguments = {"max_in_flight": 1000, "max_waiting": 1000, "backoff_s": 60.0}
+    with consuming(counts, **arguments, max_backoff_s=60.0) as consumer:
         taken = take(consumer, 4000)
         wait_until(lambda: paused() == ["in flight"] * 4, "all are paused")
         told = "records wait for another attempt"

@@ -289,7 +289,7 @@ def test_aborted_transactions_are_not_handed_out_and_markers_passed(kafka_broker
             producer.abort_transaction(30)
         else:
             producer.commit_transaction(30)
-    with consuming(counts, backoff_ms=1, max_backoff_ms=1) as consumer:
+    with consuming(counts, backoff_s=0.001, max_backoff_s=0.001) as consumer:
         taken = take(consumer, 10)
         assert [record.value for record in taken] == [b"0"] * 5 + [b"2"] * 5
         consumer.fail(taken[3], "once")
@@ -309,7 +309,7 @@ def test_what_was_compacted_away_is_passed_over(kafka_broker, tmp_path):
         delete_retention_ms=0,
     )
     keyed = [{"key": b"%d" % (n % 3), "value": b"%d" % n} for n in range(30)]
-    arguments = {"partitions": [(counts.topic, 0)], "backoff_ms": 1, "max_backoff_ms": 1}
+    arguments = {"partitions": [(counts.topic, 0)], "backoff_s": 0.001, "max_backoff_s": 0.001}
     with consuming(counts, **arguments) as consumer:
         taken = []
         for n in range(0, 30, 10):

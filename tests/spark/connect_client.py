@@ -80,8 +80,8 @@ def run(spark, directory, place):
         return time.time_ns() // 1_000_000 - (1_000_000 if idle.exists() else 0)
 
     more = {"clock": clock, "wait": wait} if idle.exists() else {}
-    backoff_ms = 500_000 if idle.exists() else 1
-    it = builder.build(backoff_ms=backoff_ms, max_backoff_ms=500_000)
+    backoff_s = 500.0 if idle.exists() else 0.001
+    it = builder.build(backoff_s=backoff_s, max_backoff_s=500.0)
     try:
         counts = run_batch(it, spark, f"{place}/cp", **more)
     except RunCancelled as error:

@@ -39,7 +39,7 @@ class DiskWorld(World):
         with closing(sqlite3.connect(self.database)) as sink, sink:
             sink.execute("CREATE TABLE IF NOT EXISTS lines (line text, batch int)")
             sink.execute("CREATE TABLE IF NOT EXISTS batches (batch int PRIMARY KEY)")
-        super().__init__(self.root / "checkpoint", {"sink_attempts": 3})
+        super().__init__(self.root / "checkpoint", {"max_sink_attempts": 3})
 
     def _sink(self, builder):
         builder.sink("upper", self, isolate=[ValueError] if self.kind == "isolate" else False)

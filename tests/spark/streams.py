@@ -62,7 +62,7 @@ def word_count(source, sink, **settings):
     builder.bolt("split", Split()).shuffle("lines")
     builder.bolt("count", Count()).fields("split", "word")
     builder.sink("count", sink)
-    return builder.build(**{"backoff_ms": 300, "max_attempts": 3, "parallelism": 2, **settings})
+    return builder.build(**{"backoff_s": 0.3, "max_attempts": 3, "parallelism": 2, **settings})
 
 
 #: How often a sink fails that is down for ever.
@@ -73,7 +73,7 @@ def down_for_ever(source):
     """Return a sink that takes nothing, and a topology that goes on trying it."""
     store = Store()
     store.down = DOWN
-    return store, word_count(source, store, sink_attempts=10**6, sink_backoff_ms=50)
+    return store, word_count(source, store, max_sink_attempts=10**6, sink_backoff_s=0.05)
 
 
 class Folder:

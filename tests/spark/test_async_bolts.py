@@ -77,7 +77,7 @@ def ids(spark, bolt, rows, folder, **settings):
     builder.spout("ids", spark.range(0, rows, 1, numPartitions=2))
     builder.bolt("fetch", bolt).local_or_shuffle("ids")
     builder.sink("fetch", to_parquet(str(folder / "answers")))
-    return builder.build(backoff_ms=100, **settings)
+    return builder.build(backoff_s=0.1, **settings)
 
 
 def answers(spark, folder):

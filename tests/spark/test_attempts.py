@@ -256,7 +256,7 @@ def test_a_frame_that_cannot_be_tried_is_refused_by_name(spark, conf):
 def test_settings_that_do_not_fit_are_refused_by_name(spark):
     frame = spark.range(1)
     for settings, error, words in (
-        ({"attempts": 0}, ValueError, "attempts must be"),
+        ({"max_attempts": 0}, ValueError, "max_attempts must be"),
         ({"retry_on": "TimeoutError"}, TypeError, "retry_on must hold exception classes"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be"),
         ({"rate_per_s": -1}, ValueError, "rate_per_s must be"),

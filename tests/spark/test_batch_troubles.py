@@ -83,7 +83,7 @@ def test_more_failures_than_records_are_not_believed(world):
 
 
 def test_a_run_that_always_fails_ends_in_a_named_error_and_loses_nothing(tmp_path):
-    world = World(tmp_path, {"run_attempts": 3})
+    world = World(tmp_path, {"max_runs": 3})
 
     def behaves(line, attempt):
         raise RuntimeError("noise\nConnectionError: the network is down\n")

@@ -64,7 +64,7 @@ def word_count(lines, sink, **settings):
     builder.bolt("split", Split()).shuffle("lines")
     builder.bolt("count", Count()).fields("split", "word")
     builder.sink("count", sink)
-    return builder.build(**{"max_attempts": 2, "backoff_ms": 10, **settings})
+    return builder.build(**{"max_attempts": 2, "backoff_s": 0.01, **settings})
 
 
 def counts_in(url):

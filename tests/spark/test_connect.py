@@ -82,7 +82,7 @@ def topology(frame, bolt, *sinks):
     builder.bolt("bolt", bolt).shuffle("lines")
     for number, sink in enumerate(sinks):
         builder.sink("bolt", sink, name=f"sink-{number}")
-    return builder.build(backoff_ms=1)
+    return builder.build(backoff_s=0.001)
 
 
 def test_what_needs_the_jvm_of_a_classic_session_is_refused_by_name(connect, tmp_path):
@@ -282,7 +282,7 @@ def test_a_session_is_kept_alive_while_a_retry_is_waited_for(connect, tmp_path, 
     builder = TopologyBuilder()
     builder.spout("lines", rows)
     builder.bolt("bolt", Names()).shuffle("lines")
-    it = builder.build(backoff_ms=4_000_000, max_backoff_ms=4_000_000)
+    it = builder.build(backoff_s=4000.0, max_backoff_s=4000.0)
     counts = run_batch(it, connect, tmp_path / "cp", clock=lambda: now[0], wait=wait)
     assert (counts.acked, counts.retried) == (1, 1)
     assert len(heard) == len(waits) > 1

@@ -245,7 +245,7 @@ def endless(spark, tmp_path):
         builder = TopologyBuilder()
         builder.spout("words", folder.stream.withColumnRenamed("line", "word"))
         builder.bolt("count", Misspelt(mended)).shuffle("words")
-        return builder.build(max_attempts=2, backoff_ms=1)
+        return builder.build(max_attempts=2, backoff_s=0.001)
 
     return folder, topology
 

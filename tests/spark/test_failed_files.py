@@ -88,7 +88,7 @@ def topology(spark, away, exchange=False, **settings):
     builder.bolt("picky", Picky()).shuffle("fixed").shuffle("spilled")
     if exchange:
         builder.bolt("behind", Kept()).fields("picky", "n")
-    return builder.build(max_attempts=3, backoff_ms=1000, max_backoff_ms=60_000, **settings)
+    return builder.build(max_attempts=3, backoff_s=1.0, max_backoff_s=60.0, **settings)
 
 
 def run_through(spark, tmp_path, inline_bytes, monkeypatch, in_run=False, **settings):

@@ -72,7 +72,7 @@ def test_rows_are_written_once_with_their_columns_or_are_dead_letters(
     conf("spark.sql.session.timeZone", "UTC")
     out, checkpoint = tmp_path / "out", tmp_path / "cp"
     counts = guard(
-        frame_of(spark), fn, PRICE, to_parquet(out), checkpoint, backoff_ms=1, **settings
+        frame_of(spark), fn, PRICE, to_parquet(out), checkpoint, backoff_s=0.001, **settings
     )
     assert (counts.records, counts.acked, counts.dead) == (ROWS, ROWS - len(DEAD), len(DEAD))
     assert counts.balanced
@@ -132,7 +132,7 @@ def test_null_structs_of_fields_that_are_not_null_are_written_retried_and_dead_l
     frame = spark.range(0, 3, 1, 1).selectExpr("id", *shapes)
     out, checkpoint = tmp_path / "out", tmp_path / "cp"
     counts = guard(
-        frame, fails, "n int", to_parquet(out), checkpoint, backoff_ms=1, max_dead_ratio=None
+        frame, fails, "n int", to_parquet(out), checkpoint, backoff_s=0.001, max_dead_ratio=None
     )
     assert (counts.records, counts.acked, counts.dead) == (3, 2, 1)
     row = (None, (None,), [None, (1,)], {"k": None})
@@ -157,7 +157,7 @@ def test_a_stream_is_guarded(spark, folder, tmp_path, store):
         tmp_path / "cp",
         retry_on=["ConnectionError"],
         trigger={"availableNow": True},
-        backoff_ms=1,
+        backoff_s=0.001,
     )
     assert isinstance(query, Query)
     assert query.await_termination(120)

@@ -161,7 +161,7 @@ def pacemaker(beaten):
     made = []
 
     def make(clock, called=None):
-        made.append(Pacemaker(lambda: beaten.append(1), clock, poll_ms=5, called=called))
+        made.append(Pacemaker(lambda: beaten.append(1), clock, poll_s=0.005, called=called))
         made[-1].start()
         return made[-1]
 
@@ -215,7 +215,7 @@ def test_a_beat_that_cannot_be_written_is_tried_again(beats, caplog):
             raise OSError("no space left on device")
         beats.advance()
 
-    maker = Pacemaker(advance, lambda: 0, poll_ms=30)
+    maker = Pacemaker(advance, lambda: 0, poll_s=0.03)
     maker.schedule(0)
     maker.start()
     until(beats.clear)

@@ -320,7 +320,7 @@ def test_wherever_the_driver_fails_each_row_is_written_once(spark, lake, checkpo
         builder.spout("lines", spark.createDataFrame([("a b",), ("a",)], "line string"))
         builder.bolt("split", Split()).shuffle("lines")
         builder.sink("split", to_iceberg("shop.words", lake))
-        return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
+        return builder.build(max_attempts=1, max_sink_attempts=2, sink_backoff_s=0.001)
 
     for step in STEPS:
         monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))

@@ -34,7 +34,7 @@ from ackcore.topology import TopologyBuilder
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
 
-LONG = {"backoff_ms": 3_600_000, "max_backoff_ms": 3_600_000}
+LONG = {"backoff_s": 3600.0, "max_backoff_s": 3600.0}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def topology(sink, settings=None, /, **sources):
         builder.spout(name, frame, commit_group=group)
         builder.bolt(f"take_{name}", Take()).shuffle(name)
         builder.sink(f"take_{name}", writer(sink, name), name=f"sink_{name}")
-    settings = {"backoff_ms": 50, "max_attempts": 3, "parallelism": 2, **(settings or {})}
+    settings = {"backoff_s": 0.05, "max_attempts": 3, "parallelism": 2, **(settings or {})}
     return builder.build(**settings)
 
 

@@ -99,7 +99,7 @@ def test_an_outage_while_tasks_read_is_no_crash(
     mock_kafka.create_topic("t", 2)
     mock_kafka.produce("t", [b"a", b"bad"], 0)
     mock_kafka.produce("t", [b"b"], 1)
-    it = topology(source(mock_kafka, "t"), kept, run_attempts=1, careful_after=1)
+    it = topology(source(mock_kafka, "t"), kept, max_runs=1, careful_after=1)
     once_planned(lambda: down(mock_kafka))
     when_said("micro-batch 0 cannot be read", lambda: up(mock_kafka))
     counts = run_batch(it, spark, checkpoint)

@@ -57,7 +57,7 @@ def test_a_service_that_goes_down_while_nothing_waits_costs_no_record(
     """New records are left in Kafka while the waiting store is full, and go through later."""
     kept, away = Kept(), tmp_path / "away"
     mock_kafka.create_topic("t", 2)
-    it = asking(mock_kafka, away, kept, settings, backoff_ms=50, max_backoff_ms=200)
+    it = asking(mock_kafka, away, kept, settings, backoff_s=0.05, max_backoff_s=0.2)
     on = running(it, spark, checkpoint)
     mock_kafka.produce("t", [b"before"])
     on.process_all_available()
@@ -92,10 +92,10 @@ def test_without_room_the_next_micro_batch_comes_when_a_retry_is_due(
         mock_kafka.produce("t", [b"%d" % n for n in range(45)], partition)
     kept, away, now = Kept(), tmp_path / "away", [time.time_ns() // 1_000_000]
     away.touch()
-    hour_ms = 3_600_000
+    hour_s = 3600
     it = asking(
         *(mock_kafka, away, kept, {}),
-        backoff_ms=hour_ms, max_backoff_ms=hour_ms, heartbeat_ms=50,
+        backoff_s=hour_s, max_backoff_s=hour_s, heartbeat_s=0.05,
     )  # fmt: skip
     on = running(it, spark, checkpoint, trigger=trigger, clock=lambda: now[0])
     until(lambda: on.counts.waiting == 20, on)
@@ -104,7 +104,7 @@ def test_without_room_the_next_micro_batch_comes_when_a_retry_is_due(
     # One more at most, which was asked for while that one ran.
     assert on.progress.batch_id <= number + 1
     away.unlink()
-    now[0] += 2 * hour_ms
+    now[0] += 2000 * hour_s
     on.process_all_available() if trigger is None else on.await_termination(300)
     assert (on.counts.records, on.counts.acked, on.counts.dead) == (90, 90, 0)
 

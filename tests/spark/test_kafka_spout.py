@@ -90,7 +90,7 @@ def topology(spout, sink, other=None, far=False, **settings):
         builder.bolt("files_too", Lines()).shuffle("files")
         builder.sink("files_too", sink, name="of_files")
     builder.sink("take", sink)
-    return builder.build(**{"backoff_ms": 50, "max_attempts": 3, "parallelism": 2, **settings})
+    return builder.build(**{"backoff_s": 0.05, "max_attempts": 3, "parallelism": 2, **settings})
 
 
 class Lines(BasicBolt):
@@ -165,7 +165,7 @@ def test_a_deserializer_that_kills_its_worker_or_hangs_costs_that_record(
     mock_kafka.produce("t", [b"a", b"kill", b"b"], 0)
     mock_kafka.produce("t", [b"c", b"hang"], 1)
     spout = source(mock_kafka, "t", deserializer=kill_or_hang, value_type=pa.string(), tasks=2)
-    it = topology(spout, kept, run_attempts=1, bolt_call_timeout_s=1)
+    it = topology(spout, kept, max_runs=1, bolt_call_timeout_s=1)
     counts = run_batch(it, spark, checkpoint)
     assert kept.texts == ["a", "b", "c"]
     assert (counts.records, counts.dead) == (5, 2)
@@ -197,7 +197,7 @@ def test_a_batch_that_died_goes_on_with_the_ranges_on_record(
     """Records produced since are not among them."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b"])
-    it = topology(source(mock_kafka, "t"), kept, run_attempts=1)
+    it = topology(source(mock_kafka, "t"), kept, max_runs=1)
     failing_at(step)
     with pytest.raises(Exception, match=step):
         run_batch(it, spark, checkpoint)
@@ -244,7 +244,7 @@ def test_planned_offsets_that_are_deleted_before_their_decision_are_lost(
     mock_kafka.create_topic("t", 2)
     mock_kafka.produce("t", [b"a", b"bad", b"b", b"bad", b"c"], 0)
     mock_kafka.produce("t", [b"d"], 1)
-    it = topology(source(mock_kafka, "t"), kept, run_attempts=1, max_attempts=1)
+    it = topology(source(mock_kafka, "t"), kept, max_runs=1, max_attempts=1)
     failing_at(step)
     with pytest.raises(Exception, match=step):
         run_batch(it, spark, checkpoint)
@@ -301,7 +301,7 @@ def test_a_snapshot_outlasts_the_offsets_that_it_has(
 ):
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b"])
-    it = topology(source(mock_kafka, "t"), kept, careful_after=0, run_attempts=1)
+    it = topology(source(mock_kafka, "t"), kept, careful_after=0, max_runs=1)
     failing_at("ran")
     with pytest.raises(Exception, match="ran"):
         run_batch(it, spark, checkpoint)
@@ -352,9 +352,7 @@ def test_a_secret_is_in_no_checkpoint_log_plan_or_error(
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a"])
     mock_kafka.fail_requests(mock_broker.FETCH, *[29] * 100)  # TOPIC_AUTHORIZATION_FAILED
-    it = topology(
-        source(mock_kafka, "t", options={"sasl.password": "hunter2"}), kept, run_attempts=1
-    )
+    it = topology(source(mock_kafka, "t", options={"sasl.password": "hunter2"}), kept, max_runs=1)
     with caplog.at_level(logging.DEBUG), pytest.raises(RunFailed, match="authoriz") as raised:
         run_batch(it, spark, checkpoint)
     assert any("MapInArrow" in plan for plan in plans_made)
@@ -387,7 +385,7 @@ def test_a_group_is_told_of_holes(spark, mock_kafka, checkpoint, kept, running):
     """Waiting records hold the offset back, and records done above it are in the metadata."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"bad", b"b", b"bad", b"c"])
-    it = topology(source(mock_kafka, "t"), kept, backoff_ms=3_600_000, max_backoff_ms=3_600_000)
+    it = topology(source(mock_kafka, "t"), kept, backoff_s=3600.0, max_backoff_s=3600.0)
     on = running(it, spark, checkpoint)
     until(lambda: on.progress is not None and on.progress.acked, on)
     offset, metadata = mock_kafka.committed("g", "t")
@@ -403,7 +401,7 @@ def test_attempts_that_a_group_knows_of_go_on(spark, mock_kafka, tmp_path, kept,
     """A new checkpoint begins with the group's holes, which have had one attempt each."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"flaky", b"b", b"bad"])
-    hour = {"backoff_ms": 3_600_000, "max_backoff_ms": 3_600_000}
+    hour = {"backoff_s": 3600.0, "max_backoff_s": 3600.0}
     on = running(topology(source(mock_kafka, "t"), kept, **hour), spark, tmp_path / "one")
     until(lambda: on.progress is not None and on.progress.acked, on)
     on.stop()
@@ -462,7 +460,7 @@ def test_a_stream_that_died_repeats_the_ranges_on_record(
 ):
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"flaky", b"b"])
-    it = topology(source(mock_kafka, "t"), kept, run_attempts=1)
+    it = topology(source(mock_kafka, "t"), kept, max_runs=1)
     failing_at(step)
     on = running(it, spark, checkpoint)
     with pytest.raises(Exception, match=step):

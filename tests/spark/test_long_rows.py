@@ -55,7 +55,7 @@ def test_rows_of_ten_megabytes(spark, tmp_path, records):
         builder.bolt("flaky", Flaky(mended)).shuffle("lines")
         builder.bolt("twice", Twice()).fields("flaky", "text")
         builder.sink("twice", to_parquet(tmp_path / "out"))
-        return builder.build(max_attempts=2, backoff_ms=1)
+        return builder.build(max_attempts=2, backoff_s=0.001)
 
     def written():
         found = spark.read.parquet(str(tmp_path / "out"))

@@ -61,7 +61,7 @@ def test_the_same_as_from_a_data_frame(spark, write, random_events, expected, fo
     (directory / ".hidden").write_bytes(b"no table")
     timeout_ms = 300 if columns > 3 else None
     outcomes = expected([event[:columns] for event in events], 1000, timeout_ms)
-    options = {"now_ms": 1000, "timeout_ms": timeout_ms}
+    options = {"now_ms": 1000, "timeout_s": timeout_ms and timeout_ms / 1000}
     assert found(settle_parquet(spark, directory, **options)) == outcomes
     assert found(settle(spark.read.parquet(str(directory)), **options)) == outcomes
     assert found(settle_parquet(spark, str(directory), shards=5, **options)) == outcomes
@@ -309,8 +309,8 @@ def test_files_that_differ_are_refused(spark, write):
         ValueError, match=r"b\.parquet has a column ts_ms and .*a\.parquet has none"
     ):
         settle_parquet(spark, directory)
-    with pytest.raises(ValueError, match="timeout_ms was given, but events has no times"):
-        settle_parquet(spark, directory / "a.parquet", timeout_ms=5)
+    with pytest.raises(ValueError, match="timeout_s was given, but events has no times"):
+        settle_parquet(spark, directory / "a.parquet", timeout_s=0.005)
 
 
 @on_both_sessions

@@ -551,7 +551,7 @@ def topology(spark, sink):
     builder.spout("lines", spark.createDataFrame(lines, "line string"))
     builder.bolt("split", Split()).shuffle("lines")
     builder.sink("split", sink)
-    return builder.build(max_attempts=1, sink_attempts=2, sink_backoff_ms=1)
+    return builder.build(max_attempts=1, max_sink_attempts=2, sink_backoff_s=0.001)
 
 
 STEPS = ["decided", "in-transaction", "in-sink", "refused", "in-dead-letters", "acted", "marked"]

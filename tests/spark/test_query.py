@@ -97,7 +97,7 @@ def test_waiting_is_left_to_who_waits(spark, tmp_path, store):
         now[0] += round(1000 * seconds)
 
     lines = spark.createDataFrame([("flaky",)], LINE)
-    topology = word_count(lines, store, backoff_ms=3_600_000, max_backoff_ms=3_600_000)
+    topology = word_count(lines, store, backoff_s=3600.0, max_backoff_s=3600.0)
     counts = run_batch(topology, spark, tmp_path / "cp", clock=lambda: now[0], wait=wait)
     assert counts.acked == 1
     assert sum(waits) <= 3600
@@ -111,7 +111,7 @@ def test_several_sources_that_end(spark, tmp_path, store):
         builder.spout(name, frame, tracked=name != "free")
     builder.bolt("split", Split()).shuffle("one").shuffle("two").shuffle("free")
     builder.sink("split", store)
-    counts = run_batch(builder.build(backoff_ms=1, max_attempts=2), spark, tmp_path / "cp")
+    counts = run_batch(builder.build(backoff_s=0.001, max_attempts=2), spark, tmp_path / "cp")
     assert store.words == ["a", "b", "c", "flaky"]
     assert {name: (a.acked, a.dead) for name, a in counts.spouts.items()} == {
         "one": (2, 0),
@@ -152,7 +152,7 @@ def test_a_stream_retries_though_no_data_comes(spark, tmp_path, store, folder, r
 def test_to_wait_until_nothing_is_left(spark, tmp_path, store, folder, running):
     """Retries and replays included, whatever the trigger; and no longer than it runs."""
     folder.add("a flaky", "bad")
-    topology = word_count(folder.stream, store, sink_attempts=1)
+    topology = word_count(folder.stream, store, max_sink_attempts=1)
     on = running(topology, spark, tmp_path / "cp", trigger="100 milliseconds")
     on.process_all_available()
     assert (on.counts.acked, on.counts.dead, on.counts.waiting) == (1, 1, 0)
@@ -190,7 +190,7 @@ def test_available_now_ends_when_nothing_waits(spark, tmp_path, store, folder, c
 
 
 def test_a_stream_goes_on_where_it_was_stopped(spark, tmp_path, store, folder, running):
-    topology = word_count(folder.stream, store, backoff_ms=2_000)
+    topology = word_count(folder.stream, store, backoff_s=2.0)
     folder.add("a", "bad", "flaky")
     on = running(topology, spark, tmp_path / "cp", trigger="100 milliseconds")
     until(lambda: on.counts.acked == 1, on)
@@ -212,7 +212,7 @@ def test_several_streams(spark, tmp_path, store, folder):
     builder.sink("count", to_parquet(tmp_path / "out"))
     folder.add("a", "flaky")
     other.add("b flaky", "bad")
-    topology = builder.build(backoff_ms=1, max_attempts=2)
+    topology = builder.build(backoff_s=0.001, max_attempts=2)
     on = start(
         topology,
         spark,
@@ -234,7 +234,7 @@ def test_several_streams(spark, tmp_path, store, folder):
 def test_a_sink_that_stays_down_ends_the_query_with_its_name(spark, tmp_path, store, folder):
     store.down = 2
     folder.add("a", "flaky")
-    topology = word_count(folder.stream, store, sink_attempts=2, sink_backoff_ms=1)
+    topology = word_count(folder.stream, store, max_sink_attempts=2, sink_backoff_s=0.001)
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises(SinkError, match="sink 'count' failed 2 times with micro-batch 0"):
         on.await_termination(300)
@@ -250,7 +250,7 @@ def test_a_sink_that_stays_down_ends_the_query_with_its_name(spark, tmp_path, st
 def test_a_source_that_fails_ends_the_query_with_sparks_error(spark, tmp_path, store):
     failing = "cast(raise_error('no') as string) as line"
     stream = spark.readStream.format("rate").load().selectExpr(failing)
-    topology = word_count(stream, store, run_attempts=2, restart_attempts=1, restart_backoff_ms=1)
+    topology = word_count(stream, store, max_runs=2, max_restarts=1, restart_backoff_s=0.001)
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises((RunFailed, StreamingQueryException)):
         on.await_termination(300)
@@ -265,7 +265,7 @@ def test_a_record_that_kills_its_worker_is_found(spark, tmp_path, store, bolt):
     builder.spout("lines", spark.createDataFrame(lines, LINE))
     builder.bolt("kill", bolt()).shuffle("lines")
     builder.sink("kill", store)
-    topology = builder.build(careful_after=1, parallelism=2, run_attempts=3)
+    topology = builder.build(careful_after=1, parallelism=2, max_runs=3)
     counts = run_batch(topology, spark, tmp_path / "cp")
     assert (counts.acked, counts.dead) == (19, 1)
     assert len(store.words) == 19
@@ -392,7 +392,7 @@ def test_dots_in_names(spark, tmp_path, store, folder, dotted):
         builder.bolt("split", Split()).shuffle("lines")
     builder.bolt("count", Count()).fields("split", "word")
     builder.sink("count", store)
-    topology = builder.build(backoff_ms=10, careful_after=0)
+    topology = builder.build(backoff_s=0.01, careful_after=0)
     on = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     assert on.await_termination(300)
     times = 2 if dotted == "spouts" else 1
@@ -426,7 +426,7 @@ def test_wide_offsets_change_nothing(spark, tmp_path, store, conf):
 
 def test_a_sink_that_wants_to_exit_fails(spark, tmp_path, folder):
     folder.add("a")
-    topology = word_count(folder.stream, lambda frame, n: sys.exit("enough"), sink_attempts=1)
+    topology = word_count(folder.stream, lambda frame, n: sys.exit("enough"), max_sink_attempts=1)
     on = start(topology, spark, tmp_path / "cp")
     with pytest.raises(SinkError, match="SystemExit: enough"):
         on.await_termination(300)

@@ -177,10 +177,10 @@ def test_now_stays_as_it_was_at_the_call(monkeypatch, frame, found):
     module = sys.modules["ackcore.spark.settle.dataframes"]
     clock = types.SimpleNamespace(time_ns=lambda: 100 * 1_000_000)
     monkeypatch.setattr(module, "time", clock)
-    settled = settle(frame([(1, 5, 0, 0, None)], 5), timeout_ms=100)
+    settled = settle(frame([(1, 5, 0, 0, None)], 5), timeout_s=0.1)
     clock.time_ns = lambda: 101 * 1_000_000
     assert found(settled)[1].status == "OPEN"
-    assert found(settle(frame([(1, 5, 0, 0, None)], 5), timeout_ms=100))[1].status == "EXPIRED"
+    assert found(settle(frame([(1, 5, 0, 0, None)], 5), timeout_s=0.1))[1].status == "EXPIRED"
 
 
 SPECULATION = """

@@ -177,8 +177,8 @@ def test_tables_that_hold_no_open_rows(table, open_rows, change, error, match):
         ({"shards": 2**20 + 1}, ValueError, "shards"),
         ({"shards": 1.5}, TypeError, "shards must be an integer, got float"),
         ({"shards": "8"}, TypeError, "shards must be an integer, got str"),
-        ({"timeout_ms": -1}, ValueError, "timeout_ms must be at least 0, got -1"),
-        ({"timeout_ms": 1.0}, TypeError, "timeout_ms must be an integer"),
+        ({"timeout_s": -1}, ValueError, "timeout_s must be at least 0 and at most .*, got -1"),
+        ({"timeout_s": "1"}, TypeError, "timeout_s must be a number of seconds, got str"),
         ({"now_ms": "now"}, TypeError, "now_ms must be an integer"),
         ({"now_ms": 2**63}, OverflowError, "now_ms must fit in 64 bits"),
     ],
@@ -189,16 +189,14 @@ def test_arguments(table, arguments, error, match):
 
 
 def test_a_time_out_needs_times(table, frame):
-    with pytest.raises(
-        ValueError, match=r"timeout_ms was given, but events has no times; .* ts_ms"
-    ):
-        settle(table.drop("ts_ms"), timeout_ms=5)
+    with pytest.raises(ValueError, match=r"timeout_s was given, but events has no times; .* ts_ms"):
+        settle(table.drop("ts_ms"), timeout_s=0.005)
     # Rows that were combined tell only when they are read.
     combined = combine(frame([(1, 5, 0)]))
     with pytest.raises(
-        Exception, match="ValueError: timeout_ms was given, but the events have no times"
+        Exception, match="ValueError: timeout_s was given, but the events have no times"
     ):
-        settle(combined, timeout_ms=5).collect()
+        settle(combined, timeout_s=0.005).collect()
 
 
 def test_combined_rows_are_not_combined_again(table):

@@ -142,7 +142,7 @@ def test_a_retried_record_that_is_refused_is_dead_with_its_attempts(tmp_path):
     progress, counts = world.process(1, ["d"])
     assert (progress.retried, progress.acked, progress.failed, progress.dead) == (2, 2, 1, 1)
     assert (world.rows, world.parked, counts.dead) == (["A", "C", "D"], ["b"], 1)
-    assert (progress.latency_ms.p50, progress.latency_ms.p99) == (0, 10_000)  # of d and c
+    assert (progress.latency_s.p50, progress.latency_s.p99) == (0, 10)  # of d and c
     state, _ = world.driver()
     with state:
         assert state.decision(1).all_dead["lines"][ATTEMPT].to_pylist() == [2]
@@ -190,7 +190,7 @@ def test_all_may_be_refused(tmp_path):
 @pytest.mark.parametrize("how", ["return", "raise"])
 def test_a_mistake_in_what_is_refused_ends_the_query_at_once(tmp_path, rejects, words, how):
     """It is no outage, which may pass: the sink is called once, and is named."""
-    world = Refusing(tmp_path, {"sink_attempts": 3}, how=how)
+    world = Refusing(tmp_path, {"max_sink_attempts": 3}, how=how)
     world._named = lambda refused: rejects()
     world.bad = {"a"}
     with pytest.raises(
@@ -204,7 +204,7 @@ def test_a_mistake_in_what_is_refused_ends_the_query_at_once(tmp_path, rejects, 
 
 
 def test_more_than_are_looked_for_end_the_query_at_once(tmp_path):
-    world = Refusing(tmp_path, {"sink_attempts": 3}, bad={"a"}, how="raise")
+    world = Refusing(tmp_path, {"max_sink_attempts": 3}, bad={"a"}, how="raise")
     world._named = lambda refused: TooManyRefused("too many")
     with pytest.raises(TooManyRefused, match="too many"):
         world.process(0, ["a", "b"])
@@ -256,7 +256,7 @@ def test_a_decision_of_another_driver_stands(tmp_path, dying_at):
 
 
 def test_what_cannot_be_read_again_stops_the_query(tmp_path):
-    world = Refusing(tmp_path, {"sink_attempts": 1}, bad={"b"})
+    world = Refusing(tmp_path, {"max_sink_attempts": 1}, bad={"b"})
     fetch, world.fetch = world.fetch, lambda *args: {}
     with pytest.raises(SinkError, match="reading the records again that sinks refused"):
         world.process(0, ["a", "b"])
@@ -352,7 +352,7 @@ def test_a_part_of_a_batch_is_named_in_a_few_bytes(tmp_path):
 
 
 def test_a_sink_that_is_out_refuses_nothing(tmp_path):
-    world = Raising(tmp_path, {"sink_attempts": 3}, bad=["line-3"])
+    world = Raising(tmp_path, {"max_sink_attempts": 3}, bad=["line-3"])
     world.out = True
     many = [*LINES, *map(str, range(500))]
     with pytest.raises(SinkError, match="the last time with ConnectionError: it is out"):
@@ -364,7 +364,7 @@ def test_a_sink_that_is_out_refuses_nothing(tmp_path):
 
 @pytest.mark.parametrize("lines", [["a"], ["a", "b"]])
 def test_where_nothing_can_be_written_only_a_named_error_is_a_rows_fault(tmp_path, lines):
-    world = Raising(tmp_path / "any", {"sink_attempts": 2}, bad=["a", "b"])
+    world = Raising(tmp_path / "any", {"max_sink_attempts": 2}, bad=["a", "b"])
     with pytest.raises(
         SinkError, match=r"no a\. .* Bisected, as isolate asks for, the batch has no"
     ):
@@ -407,7 +407,7 @@ def test_an_outage_amid_the_search_is_no_refusal_of_too_many(tmp_path):
 
 
 def test_an_error_that_is_not_named_is_no_rows_fault(tmp_path):
-    world = Raising(tmp_path, {"sink_attempts": 2}, bad=["line-3"], isolate=[KeyError])
+    world = Raising(tmp_path, {"max_sink_attempts": 2}, bad=["line-3"], isolate=[KeyError])
     with pytest.raises(SinkError, match="no line-3"):
         world.process(0, LINES)
     assert world.calls == [LINES, LINES]
@@ -519,7 +519,7 @@ def test_a_stop_amid_the_search_is_heard(tmp_path):
 
 @pytest.mark.parametrize(("replaces", "says"), [(True, True), (False, False)])
 def test_where_rows_may_be_at_fault_the_way_out_is_told(tmp_path, replaces, says):
-    world = Raising(tmp_path, {"sink_attempts": 1}, bad=["a"], isolate=False)
+    world = Raising(tmp_path, {"max_sink_attempts": 1}, bad=["a"], isolate=False)
     world.replaces = replaces
     with pytest.raises(SinkError, match=r"sink 'upper' failed 1 times .*ValueError: no a") as told:
         world.process(0, ["a", "b"])
@@ -560,7 +560,7 @@ def ordered():
     def ordered(world):
         """Return its topology with an order."""
         builder.sink("upper", world)
-        return builder.build(backoff_ms=10_000, **world.settings)
+        return builder.build(backoff_s=10.0, **world.settings)
 
     return ordered
 

@@ -65,7 +65,7 @@ def test_a_source_that_was_down_is_asked_again(spark, unsteady, tmp_path, store,
     down = tmp_path / "down"
     down.touch()
     source = spark.readStream.format("unsteady").option("down", str(down)).load()
-    topology = word_count(source, store, restart_attempts=2, restart_backoff_ms=1)
+    topology = word_count(source, store, max_restarts=2, restart_backoff_s=0.001)
     on = running(topology, spark, tmp_path / "cp")
     with pytest.raises(StreamingQueryException, match="the store of lines is down"):
         on.await_termination(300)
@@ -76,7 +76,7 @@ def test_a_source_that_was_down_is_asked_again(spark, unsteady, tmp_path, store,
     ]
     assert "the store of lines is down" in told[0]
     caplog.clear()
-    topology = word_count(source, store, restart_attempts=100, restart_backoff_ms=1)
+    topology = word_count(source, store, max_restarts=100, restart_backoff_s=0.001)
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: "started again" in caplog.text, on)
     down.unlink()
@@ -181,7 +181,7 @@ def test_what_a_lost_query_of_sparks_has_called_ends_before_another_begins(
     store = CutOff()
     folder.add("a")
     folder.add("b")
-    on = running(word_count(folder.stream, store, restart_backoff_ms=1), spark, tmp_path / "cp")
+    on = running(word_count(folder.stream, store, restart_backoff_s=0.001), spark, tmp_path / "cp")
     monkeypatch.setattr(Stream, "_begin", begin)
     assert store.came.wait(60)
     first = on.spark_query
@@ -217,7 +217,7 @@ def test_the_lock_is_held_until_a_lost_call_has_returned(spark, tmp_path, folder
 def test_who_stops_sparks_query_stops_ours(spark, tmp_path, store, folder, running):
     """Though a record waits, and all that is available now has been read."""
     folder.add("a bad")
-    topology = word_count(folder.stream, store, backoff_ms=3_600_000, max_backoff_ms=3_600_000)
+    topology = word_count(folder.stream, store, backoff_s=3600.0, max_backoff_s=3600.0)
     on = running(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
     until(lambda: on.counts.waiting == 1, on)
     on.spark_query.stop()
@@ -229,7 +229,7 @@ def test_who_was_taken_over_leaves_sparks_part_alone(spark, unsteady, tmp_path, 
     """A host that was cut off and comes back: its Spark lost its source meanwhile."""
     down = tmp_path / "down"
     source = spark.readStream.format("unsteady").option("down", str(down)).load()
-    topology = word_count(source, Store(), restart_attempts=10**6, restart_backoff_ms=1)
+    topology = word_count(source, Store(), max_restarts=10**6, restart_backoff_s=0.001)
     on = running(topology, spark, tmp_path / "cp")
     until(lambda: on.counts.acked >= 1, on)
     (tmp_path / "cp/ackcore/lock").write_text("pid 7 on another host\n1\n")
@@ -253,7 +253,7 @@ def test_a_sink_may_stop_its_query(spark, tmp_path, folder):
 def test_what_is_told_of_errors_is_not_told_by_py4j(spark, tmp_path, store, folder, caplog):
     store.down = 1
     folder.add("a")
-    on = start(word_count(folder.stream, store, sink_attempts=1), spark, tmp_path / "cp")
+    on = start(word_count(folder.stream, store, max_sink_attempts=1), spark, tmp_path / "cp")
     with pytest.raises(SinkError):
         on.await_termination(300)
     assert [record.name for record in caplog.records] == ["ackcore"]

@@ -157,7 +157,7 @@ def topology_of(frame, sink, **settings):
     builder.bolt("flaky", Flaky()).shuffle("lines")
     builder.bolt("same", Same()).fields("flaky", "line")
     builder.sink("same", to_parquet(sink))
-    return builder.build(**{"backoff_ms": 1, "max_attempts": 2, **settings})
+    return builder.build(**{"backoff_s": 0.001, "max_attempts": 2, **settings})
 
 
 def lines_in(spark, sink):

@@ -38,7 +38,7 @@ def test_random_trees(
 ):
     events = random_events(columns, 1500)
     table = frame(events, columns).repartition(partitions)
-    settled = found(settle(table, now_ms=NOW, timeout_ms=timeout_ms))
+    settled = found(settle(table, now_ms=NOW, timeout_s=timeout_ms and timeout_ms / 1000))
     assert settled == expected([event[:columns] for event in events], NOW, timeout_ms)
     assert {row.status for row in settled.values()} == DECIDED | statuses
 
@@ -100,7 +100,7 @@ def test_any_cuts_are_those_of_the_twin(frame, random_events, found, reference):
     for n in range(3):
         part, now = events[n::3], 400 * (n + 1)
         settled = settle(
-            frame(part, 4), open_before=left, now_ms=now, timeout_ms=500, shards=3
+            frame(part, 4), open_before=left, now_ms=now, timeout_s=0.5, shards=3
         ).localCheckpoint()
         columns = [np.array(column) for column in zip(*part, strict=True)][:4]
         twin.fold(columns[0], columns[1], columns[2].astype(np.int32), columns[3])
@@ -119,9 +119,9 @@ def test_a_fail_before_its_init_goes_on(frame, found):
 
 
 def test_open_rows_time_out(frame, found):
-    first = settle(frame([(1, 5, 0, 100), (2, 5, -1, 100)], 4), now_ms=150, timeout_ms=50)
+    first = settle(frame([(1, 5, 0, 100), (2, 5, -1, 100)], 4), now_ms=150, timeout_s=0.05)
     assert {row.status for row in found(first).values()} == {"OPEN"}
-    second = settle(frame([(3, 5, 0, 140)], 4), open_before=first, now_ms=151, timeout_ms=50)
+    second = settle(frame([(3, 5, 0, 140)], 4), open_before=first, now_ms=151, timeout_s=0.05)
     statuses = {root: row.status for root, row in found(second).items()}
     assert statuses == {1: "EXPIRED", 2: "ORPHAN", 3: "OPEN"}
 
@@ -186,7 +186,7 @@ def test_combine_gives_one_row_per_root_and_partition(frame, random_events, expe
         )
         assert (got.first_ms, got.last_ms, got.reason) == (row.first_ms, row.last_ms, row.reason)
         assert (got.reason_ms is None) == (got.reason is None)
-    assert found(settle(combine(table.repartition(3)), now_ms=NOW, timeout_ms=200)) == expected(
+    assert found(settle(combine(table.repartition(3)), now_ms=NOW, timeout_s=0.2)) == expected(
         events, NOW, 200
     )
 
@@ -195,7 +195,7 @@ def test_combine_gives_one_row_per_root_and_partition(frame, random_events, expe
 def test_empty_tables_and_partitions(frame, found):
     nothing = frame([], 5)
     assert found(settle(nothing)) == {}
-    assert found(settle(nothing.coalesce(1), shards=5, timeout_ms=1)) == {}
+    assert found(settle(nothing.coalesce(1), shards=5, timeout_s=0.001)) == {}
     assert combine(nothing).collect() == []
     one = frame([(1, 5, 0, 1, None)], 5).repartition(8)
     assert found(settle(one, open_before=settle(nothing)))[1].status == "OPEN"
@@ -234,9 +234,9 @@ def test_nothing_runs_before_an_action(spark, frame):
 
 
 def test_now_is_the_time_of_the_call(frame, found):
-    long_ago = settle(frame([(1, 5, 0, 0)], 4), timeout_ms=10**12)
+    long_ago = settle(frame([(1, 5, 0, 0)], 4), timeout_s=10**9)
     assert found(long_ago)[1].status == "EXPIRED"
-    assert found(settle(frame([(1, 5, 0, 0)], 4), timeout_ms=2**62))[1].status == "OPEN"
+    assert found(settle(frame([(1, 5, 0, 0)], 4), timeout_s=2**62 / 1000))[1].status == "OPEN"
 
 
 def test_plans_of_ones_own(spark, frame, random_events, expected, found):
@@ -269,7 +269,7 @@ def test_partitions_of_an_rdd(spark, random_events, expected):
     nones = [(*event[:3], None, event[4]) for event in events]
     rows = list(settle_partitions(iter(nones)))
     assert {row[0]: row[1:] for row in rows} == expected(nones)
-    rows = list(settle_partitions(iter(events), now_ms=NOW, timeout_ms=200))
+    rows = list(settle_partitions(iter(events), now_ms=NOW, timeout_s=0.2))
     assert {row[0]: row[1:] for row in rows} == expected(events, NOW, 200)
     assert list(settle_partitions(iter([]))) == []
 
@@ -289,7 +289,7 @@ def test_rows_that_are_no_events_are_refused():
         list(settle_partitions([(None, 2, 3)]))
     with pytest.raises(ValueError, match=r"tasks must be .* got -4 in row 1"):
         list(settle_partitions([(1, 2, 3), (1, 2, -4)]))
-    with pytest.raises(ValueError, match="timeout_ms was given, but the events have no times"):
-        list(settle_partitions([(1, 2, 3)], timeout_ms=1))
+    with pytest.raises(ValueError, match="timeout_s was given, but the events have no times"):
+        list(settle_partitions([(1, 2, 3)], timeout_s=0.001))
     with pytest.raises(ValueError, match="ts_ms must not hold nulls"):
         list(settle_partitions([(1, 2, 3, 4), (1, 2, 3, None)]))

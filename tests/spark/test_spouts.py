@@ -67,7 +67,7 @@ def both(names, sources, sink):
         builder.spout(name, getattr(sources[name], "stream", sources[name]))
         split.shuffle(name)
     builder.sink("split", sink)
-    return builder.build(backoff_ms=1, max_attempts=2)
+    return builder.build(backoff_s=0.001, max_attempts=2)
 
 
 def test_spouts_declared_in_another_order_read_nothing_twice(spark, tmp_path, store, running):

@@ -253,7 +253,7 @@ def test_the_lock_of_another_process(tmp_path):
 
 def test_progress_is_kept_whole(tmp_path):
     progress = Progress(
-        3, 10, 9, latency_ms=Percentiles(1, 2, 3), steps_ms={"run": 5.5}, lag={"k": np.int64(4)}
+        3, 10, 9, latency_s=Percentiles(1, 2, 3), steps_s={"run": 5.5}, lag={"k": np.int64(4)}
     )
     log = ProgressLog(tmp_path)
     log.append({"at_ms": 5, **progress.to_json()})

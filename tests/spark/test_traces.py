@@ -34,7 +34,7 @@ def test_the_way_of_each_record_is_told():
     assert (way.spout, way.attempt, way.outcome) == ("lines", 0, "ACKED")
     assert way.steps[0].component == "split"
     assert sum(one.rows for one in way.steps if one.component == "count") == 2
-    assert all(one.took_ms >= 0 and one.started_ms > 1.6e12 for one in way.steps)
+    assert all(one.took_s >= 0 and one.started_ms > 1.6e12 for one in way.steps)
     outcomes = sorted(trace.outcome for trace in first)
     assert outcomes[1:] == [
         "failed in split with Reject: no",
@@ -90,11 +90,11 @@ def test_a_checkpoint_says_what_a_record_waits_for(tmp_path):
         assert read_pending(path, "id-1") is None
         run_one(state, 0, {"lines": records(0, 3), "clicks": records(2, 9)})
         waits = read_pending(path, "id-1", clock=lambda: 400)
-        assert (waits.spout, waits.attempt, waits.due_in_ms, waits.known_ms) == (
+        assert (waits.spout, waits.attempt, waits.due_in_s, waits.known_s) == (
             "lines",
             1,
-            601,
-            399,
+            0.601,
+            0.399,
         )
         assert (waits.component, waits.error_type, waits.running_in) == (
             "split",
@@ -130,8 +130,8 @@ def test_what_a_record_waits_for(spark, tmp_path, running, folder):
         folder.stream,
         lambda frame, number: None,
         trace_per_million=1_000_000,
-        backoff_ms=3_600_000,
-        max_backoff_ms=3_600_000,
+        backoff_s=3600.0,
+        max_backoff_s=3600.0,
     )
     folder.add("a")
     folder.add("bad")
@@ -148,7 +148,7 @@ def test_what_a_record_waits_for(spark, tmp_path, running, folder):
     pending = query.pending_tree(message_id)
     assert (pending.spout, pending.attempt, pending.running_in) == ("lines", 1, None)
     assert (pending.component, pending.error_message) == ("split", "cannot read bad")
-    assert 0 < pending.due_in_ms <= 3_600_000
+    assert 0 < pending.due_in_s <= 3600
     (trace,) = pending.traces
     assert [one.component for one in trace.steps] == ["split"]
     assert "attempt 1 is due in" in str(pending)

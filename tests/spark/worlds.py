@@ -101,7 +101,7 @@ class World:
         for spout in self.spouts:
             bolt.shuffle(spout)
         self._sink(builder)
-        self.topology = builder.build(backoff_ms=10_000, **self.settings)
+        self.topology = builder.build(backoff_s=10.0, **self.settings)
 
     # what the sinks and the store of the dead do
 

@@ -89,7 +89,7 @@ def test_word_count(make):
     assert drawn(make.word_count()) == expected(
         """
         1 spout, 2 bolts, 1 sink, 2 stages, 1 shuffle
-        settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000
+        settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
 
         stage 1, reads the source
           spout lines: message ids are stamped
@@ -124,7 +124,7 @@ def test_a_diamond(builder, make):
     assert drawn(builder) == expected(
         """
         1 spout, 4 bolts, 1 sink, 3 stages, 2 shuffles
-        settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000
+        settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
 
         stage 1, reads the source
           spout events: message id (topic, partition, offset), unique
@@ -174,7 +174,7 @@ def test_two_spouts_joined_by_their_fields(builder, make):
     assert drawn(builder) == expected(
         """
         2 spouts, 1 bolt, 1 sink, 2 stages, 1 shuffle
-        settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000
+        settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
 
         stage 1, reads the source
           spout orders: message id (item), checked to be unique
@@ -209,7 +209,7 @@ def test_a_stream_that_skips_a_level(builder, make):
     assert drawn(builder) == expected(
         """
         1 spout, 3 bolts, no sinks, 3 stages, 2 shuffles
-        settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000
+        settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
 
         stage 1, reads the source
           spout events: message ids are stamped
@@ -257,7 +257,7 @@ def test_named_streams_with_their_errors_to_a_sink_and_no_shuffle_at_all(builder
     assert drawn(builder) == expected(
         """
         1 spout, 2 bolts, 2 sinks, 1 stage, no shuffles
-        settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000
+        settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
 
         stage 1, reads the source
           spout events: message ids are stamped
@@ -307,20 +307,18 @@ def test_a_writer_is_called_what_it_calls_itself_if_that_is_short(make, shown, d
 
 def test_settings_that_are_not_the_defaults_are_shown(make):
     _, line, *_ = drawn(make.word_count(), max_attempts=3, chunk_rows=7).splitlines()
-    assert line == (
-        "settings: max_attempts=3, backoff_ms=1000, max_backoff_ms=300000, chunk_rows=7"
-    )
+    assert line == ("settings: max_attempts=3, backoff_s=1.0, max_backoff_s=300.0, chunk_rows=7")
     lines = drawn(
         make.word_count(),
         parallelism=4,
         reject=[ValueError, "json.JSONDecodeError"],
         careful_after=3,
-        sink_attempts=2,
+        max_sink_attempts=2,
     ).splitlines()
     assert lines[1:4] == [
-        "settings: max_attempts=5, backoff_ms=1000, max_backoff_ms=300000, parallelism=4, "
+        "settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0, parallelism=4, "
         "reject=[ValueError,",
-        "  JSONDecodeError], sink_attempts=2, careful_after=3",
+        "  JSONDecodeError], max_sink_attempts=2, careful_after=3",
         "",
     ]
 

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from ackcore.topology import Settings
 
+SECONDS = "a number of seconds"
+
 
 class Poison(Exception):
     """An exception of a user's own."""
@@ -32,23 +34,23 @@ def test_the_defaults():
     settings = Settings()
     assert {field.name: getattr(settings, field.name) for field in fields(Settings)} == {
         "max_attempts": 5,
-        "backoff_ms": 1_000,
-        "max_backoff_ms": 300_000,
-        "unavailable_timeout_s": 604_800,
+        "backoff_s": 1.0,
+        "max_backoff_s": 300.0,
+        "unavailable_timeout_s": 604_800.0,
         "max_waiting": 1_000_000,
         "max_retries_per_batch": 100_000,
         "max_dead_window": None,
         "parallelism": None,
         "chunk_rows": 65_536,
         "reject": (),
-        "sink_attempts": 5,
-        "sink_backoff_ms": 1_000,
-        "run_attempts": 8,
+        "max_sink_attempts": 5,
+        "sink_backoff_s": 1.0,
+        "max_runs": 8,
         "careful_after": 2,
         "bolt_call_timeout_s": None,
-        "heartbeat_ms": 200,
-        "restart_attempts": 5,
-        "restart_backoff_ms": 1_000,
+        "heartbeat_s": 0.2,
+        "max_restarts": 5,
+        "restart_backoff_s": 1.0,
         "trace_per_million": 0,
     }
     assert Settings.load(environ={}) == settings
@@ -73,10 +75,10 @@ def test_settings_cannot_be_changed_and_can_be_pickled():
 
 
 def test_a_keyword_counts_for_more_than_a_variable_and_that_for_more_than_the_file(tmp_path):
-    text = "[ackcore]\nmax_attempts = 2\nbackoff_ms = 20\nchunk_rows = 200\n[other]\nx = 1\n"
-    environ = {"ACKCORE_BACKOFF_MS": "30", "ACKCORE_CHUNK_ROWS": "300", "HOME": "/"}
+    text = "[ackcore]\nmax_attempts = 2\nbackoff_s = 20\nchunk_rows = 200\n[other]\nx = 1\n"
+    environ = {"ACKCORE_BACKOFF_S": "30", "ACKCORE_CHUNK_ROWS": "300", "HOME": "/"}
     settings = load(tmp_path, text, environ, chunk_rows=400)
-    assert settings == Settings(max_attempts=2, backoff_ms=30, chunk_rows=400)
+    assert settings == Settings(max_attempts=2, backoff_s=30.0, chunk_rows=400)
 
 
 @pytest.fixture
@@ -112,8 +114,8 @@ def test_the_environment_is_not_in_what_help_prints(monkeypatch, own_environment
     )
 )
 def test_every_setting_can_come_from_anywhere(tmp_path_factory, chosen):
-    chosen.setdefault("max_backoff_ms", 60_000)
-    chosen["max_backoff_ms"] = max(chosen["max_backoff_ms"], chosen.get("backoff_ms", 0))
+    chosen.setdefault("max_backoff_s", 60_000)
+    chosen["max_backoff_s"] = max(chosen["max_backoff_s"], chosen.get("backoff_s", 0))
     expected = Settings(**chosen)
     environ = {f"ACKCORE_{name.upper()}": str(value) for name, value in chosen.items()}
     lines = [f"{name} = {json.dumps(value)}" for name, value in chosen.items()]
@@ -185,30 +187,31 @@ def test_the_variable_of_reject_is_called_by_its_name(text, message):
 @pytest.mark.parametrize(
     ("name", "value", "must_be"),
     [
-        ("max_attempts", 0, "in 1..60"),
-        ("max_attempts", 61, "in 1..60"),
-        ("backoff_ms", 0, "in 1..31622400000"),
-        ("max_backoff_ms", 31_622_400_001, "in 1..31622400000"),
-        ("max_waiting", -1, "of at least 0"),
-        ("max_retries_per_batch", 0, "of at least 1"),
-        ("chunk_rows", 0, "of at least 1"),
-        ("sink_attempts", 0, "of at least 1"),
-        ("sink_backoff_ms", 0, "in 1..31622400000"),
-        ("run_attempts", 0, "of at least 1"),
-        ("careful_after", -1, "of at least 0"),
-        ("bolt_call_timeout_s", 0, "in 1..31622400, or None"),
-        ("heartbeat_ms", 0, "in 1..31622400000"),
-        ("restart_attempts", -1, "of at least 0"),
-        ("restart_backoff_ms", 0, "in 1..31622400000"),
+        ("max_attempts", 0, "an integer in 1..60"),
+        ("max_attempts", 61, "an integer in 1..60"),
+        ("backoff_s", 0.0009, f"{SECONDS} in 0.001..31622400"),
+        ("max_backoff_s", 31_622_401, f"{SECONDS} in 0.001..31622400"),
+        ("unavailable_timeout_s", float("nan"), f"{SECONDS} in 0..31622400"),
+        ("max_waiting", -1, "an integer of at least 0"),
+        ("max_retries_per_batch", 0, "an integer of at least 1"),
+        ("chunk_rows", 0, "an integer of at least 1"),
+        ("max_sink_attempts", 0, "an integer of at least 1"),
+        ("sink_backoff_s", 0, f"{SECONDS} in 0.001..31622400"),
+        ("max_runs", 0, "an integer of at least 1"),
+        ("careful_after", -1, "an integer of at least 0"),
+        ("bolt_call_timeout_s", 0, f"{SECONDS} in 1..31622400, or None"),
+        ("heartbeat_s", 0, f"{SECONDS} in 0.001..31622400"),
+        ("max_restarts", -1, "an integer of at least 0"),
+        ("restart_backoff_s", float("inf"), f"{SECONDS} in 0.001..31622400"),
     ],
 )
 def test_a_number_out_of_range_is_refused_wherever_it_comes_from(tmp_path, name, value, must_be):
-    with pytest.raises(ValueError, match=f"^{name} must be an integer {must_be}, got {value}$"):
+    with pytest.raises(ValueError, match=f"^{name} must be {must_be}, got {value}$"):
         Settings(**{name: value})
-    with pytest.raises(ValueError, match=f"^{name} in .*topology.toml must be an integer"):
+    with pytest.raises(ValueError, match=f"^{name} in .*topology.toml must be {must_be}"):
         load(tmp_path, f"[ackcore]\n{name} = {value}")
     variable = f"ACKCORE_{name.upper()}"
-    with pytest.raises(ValueError, match=f"^{variable} in the environment must be an integer"):
+    with pytest.raises(ValueError, match=f"^{variable} in the environment must be {must_be}"):
         Settings.load(environ={variable: str(value)})
 
 
@@ -244,9 +247,11 @@ def test_a_variable_is_an_integer(text):
 
 
 def test_the_doubling_stops_where_it_has_begun():
-    assert Settings(backoff_ms=7, max_backoff_ms=7)
-    with pytest.raises(ValueError, match=r"max_backoff_ms must be at least backoff_ms, got 6 and"):
-        Settings(backoff_ms=7, max_backoff_ms=6)
+    assert Settings(backoff_s=0.007, max_backoff_s=0.007)
+    with pytest.raises(
+        ValueError, match=r"max_backoff_s must be at least backoff_s, got 0.006 and"
+    ):
+        Settings(backoff_s=0.007, max_backoff_s=0.006)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +259,8 @@ def test_the_doubling_stops_where_it_has_begun():
     [
         ("max_attemps", "did you mean 'max_attempts'?"),
         ("MAX_ATTEMPTS", "did you mean 'max_attempts'?"),
-        ("heartbeat", "did you mean 'heartbeat_ms'?"),
-        ("zebra", "the settings are 'max_attempts', 'backoff_ms'"),
+        ("heartbeat", "did you mean 'heartbeat_s'?"),
+        ("zebra", "the settings are 'max_attempts', 'backoff_s'"),
     ],
 )
 def test_an_unknown_setting_is_named_with_its_near_miss(tmp_path, unknown, way_out):
@@ -270,7 +275,7 @@ def test_an_unknown_setting_is_named_with_its_near_miss(tmp_path, unknown, way_o
     ("unknown", "near"),
     [
         ("ACKCORE_MAX_ATTEMPS", "ACKCORE_MAX_ATTEMPTS"),
-        ("ACKCORE_HEARTBEAT", "ACKCORE_HEARTBEAT_MS"),
+        ("ACKCORE_HEARTBEAT", "ACKCORE_HEARTBEAT_S"),
         ("ACKCORE_max_attempts", "ACKCORE_MAX_ATTEMPTS"),
         ("ACKCORE_BACKENDS", "ACKCORE_BACKEND"),
     ],
@@ -283,7 +288,7 @@ def test_an_unknown_variable_is_named_with_its_near_miss(unknown, near):
 
 def test_all_unknown_settings_of_one_place_are_named_at_once(tmp_path):
     unknown = {"max_attemps": 1, "chunk_rows": 2, "back_off_ms": 3}
-    near = ["did you mean 'max_attempts'?", "did you mean 'backoff_ms'?"]
+    near = ["did you mean 'max_attempts'?", "did you mean 'backoff_s'?"]
     with pytest.raises(TypeError) as caught:
         Settings.load(environ={}, **unknown)
     assert str(caught.value).splitlines() == [

@@ -39,12 +39,18 @@ def checkpoint(tmp_path, monkeypatch):
                     records=1000,
                     acked=990,
                     failed=10,
-                    latency_ms=Percentiles(run_ms, 1.4 * run_ms, 2.2 * run_ms),
-                    duration_ms=run_ms + 300,
+                    latency_s=Percentiles(run_ms / 1e3, 1.4e-3 * run_ms, 2.2e-3 * run_ms),
+                    duration_s=(run_ms + 300) / 1e3,
                     records_per_s=1e6 / (run_ms + 300),
                     runs=1,
                     emitted={"lines": {"default": 1000}, "split": {"default": 3800}},
-                    steps_ms={"plan": 5, "run": run_ms, "check": 40, "decide": 30, "act": 160},
+                    steps_s={
+                        "plan": 0.005,
+                        "run": run_ms / 1e3,
+                        "check": 0.04,
+                        "decide": 0.03,
+                        "act": 0.16,
+                    },
                 ).to_json(),
             }
         )

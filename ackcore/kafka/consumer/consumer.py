@@ -122,7 +122,7 @@ class Consumer:
         The number of last ended records for both limits; None for all since the start.
     max_attempts : int, default 5
         The number of failures after which a record is dead.
-    backoff_ms, max_backoff_ms : int, default 1000, 300000
+    backoff_s, max_backoff_s : float, default 1.0, 300.0
         The longest wait after the first failure, and after any; it doubles in between. The actual
         wait is random, from 1 ms up to that.
     timeout_s : float, optional
@@ -195,8 +195,8 @@ class Consumer:
         max_dead_ratio: float | None = None,
         max_dead_window: int | None = 1000,
         max_attempts: int = 5,
-        backoff_ms: int = 1000,
-        max_backoff_ms: int = 300_000,
+        backoff_s: float = 1.0,
+        max_backoff_s: float = 300.0,
         timeout_s: float | None = None,
         unavailable_timeout_s: float = 7 * 24 * 3600.0,
         commit_interval_s: float = 1.0,
@@ -228,8 +228,8 @@ class Consumer:
             max_dead_ratio=max_dead_ratio,
             max_dead_window=max_dead_window,
             max_attempts=max_attempts,
-            backoff_ms=backoff_ms,
-            max_backoff_ms=max_backoff_ms,
+            backoff_s=backoff_s,
+            max_backoff_s=max_backoff_s,
             timeout_s=timeout_s,
             unavailable_timeout_s=unavailable_timeout_s,
             commit_interval_s=commit_interval_s,

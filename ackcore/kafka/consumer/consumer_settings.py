@@ -56,8 +56,8 @@ class ConsumerSettings:
     max_dead_ratio: float | None = None
     max_dead_window: int | None = 1000
     max_attempts: int = 5
-    backoff_ms: int = 1000
-    max_backoff_ms: int = 300_000
+    backoff_s: float = 1.0
+    max_backoff_s: float = 300.0
     timeout_s: float | None = None
     unavailable_timeout_s: float = 7 * 24 * 3600.0
     commit_interval_s: float = 1.0
@@ -85,8 +85,9 @@ class ConsumerSettings:
                     f"{name} must be callable, with the consumer and a list of (topic, partition); "
                     f"got {type(called).__name__}"
                 )
-        for name in ("max_attempts", "backoff_ms", "max_backoff_ms"):
-            as_count(getattr(self, name), name, 1, 2**62)
+        as_count(self.max_attempts, "max_attempts", 1, 2**62)
+        for name in ("backoff_s", "max_backoff_s"):
+            positive(getattr(self, name), name, 1e9, "seconds")
         for name in ("max_in_flight", "max_in_flight_bytes", "max_waiting", "max_waiting_bytes"):
             as_count(getattr(self, name), name, 1)
         for name, least in (("max_offset_behind", 0), ("max_dead_window", 1)):
@@ -187,7 +188,7 @@ class ConsumerSettings:
     @property
     def policy(self) -> Policy:
         """The attempts of a record, and the delays between them."""
-        return Policy(self.max_attempts, self.backoff_ms, self.max_backoff_ms)
+        return Policy.of_seconds(self.max_attempts, self.backoff_s, self.max_backoff_s)
 
     @property
     def limits(self) -> Limits:

@@ -19,8 +19,8 @@ class Step(NamedTuple):
         The number of tuples of the record in the call.
     started_ms : float
         The start of the call, in milliseconds since 1970 by the worker's clock.
-    took_ms : float
-        The duration of the whole call in milliseconds, with the tuples of other records.
+    took_s : float
+        The duration of the whole call in seconds, with the tuples of other records.
     call_rows : int
         The number of tuples of all records in the call; 0 for a flush.
     """
@@ -29,7 +29,7 @@ class Step(NamedTuple):
     partition: int
     rows: int
     started_ms: float
-    took_ms: float
+    took_s: float
     call_rows: int
 
 
@@ -61,5 +61,5 @@ class RecordTrace(NamedTuple):
         return cls(spout, message_id, attempt, outcome, tuple(Step(*step) for step in steps))
 
     def __str__(self) -> str:
-        way = ", ".join(f"{one.component} {one.took_ms:.1f} ms" for one in self.steps)
+        way = ", ".join(f"{one.component} {1000 * one.took_s:.1f} ms" for one in self.steps)
         return f"{self.message_id}, attempt {self.attempt}: {way or 'no bolt'}; {self.outcome}"

@@ -356,18 +356,18 @@ class Engine:
         first_ms: Int64s = np.empty(0, np.int64) if outcome is None else outcome.first_ms
         for table in decision.refused.values() if outcome is not None else ():
             first_ms = _without(first_ms, table[FIRST_MS].to_numpy())
-        new = (now - decision.now_ms, acked - len(first_ms))
+        new = ((now - decision.now_ms) / 1000, acked - len(first_ms))
         seconds = watch.seconds()
         return Progress(
             batch_id=decision.number,
             **known,
             waiting=decision.waiting.rows(),
-            oldest_ms=0 if oldest_ms is None else now - oldest_ms,
-            latency_ms=percentiles([new], now - first_ms),
-            duration_ms=1000 * seconds,
+            oldest_s=0.0 if oldest_ms is None else (now - oldest_ms) / 1000,
+            latency_s=percentiles([new], (now - first_ms) / 1000),
+            duration_s=seconds,
             records_per_s=(acked + failed) / seconds if runs else 0.0,
             runs=runs,
-            steps_ms=watch.laps,
+            steps_s=watch.laps,
             lag=lag,
             traces=() if outcome is None else outcome.traces,
         )

@@ -280,6 +280,6 @@ def _cut(
 
 def rules_of(plan: Plan, settings: Settings, ended_ms: int) -> Rules:
     """Return the rules by which the failed records of a micro-batch are judged."""
-    policy = Policy(settings.max_attempts, settings.backoff_ms, settings.max_backoff_ms)
+    policy = Policy.of_seconds(settings.max_attempts, settings.backoff_s, settings.max_backoff_s)
     timeout_ms = 1000 * settings.unavailable_timeout_s
     return Rules(plan.now_ms, ended_ms, policy, timeout_ms, INLINE_BYTES)

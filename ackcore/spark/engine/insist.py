@@ -12,7 +12,7 @@ from typing import TypeVar
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
-from ackcore.retry import capped_doubling
+from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import (
     CheckpointCorrupt,
@@ -150,12 +150,12 @@ class Calls:
         Exception
             The errors of `once` that end the query.
         """
-        for attempt in range(1, settings.sink_attempts + 1):
+        for attempt in range(1, settings.max_sink_attempts + 1):
             try:
                 return self.once(what, call, fenced=fenced)
             except Failed as failed:
                 error = failed.error
-            last = attempt == settings.sink_attempts
+            last = attempt == settings.max_sink_attempts
             found = None if mend is None or not (last or attempt > 1) else mend(error)
             if found is not None:
                 return found
@@ -166,13 +166,14 @@ class Calls:
                     f"with {said}. What is decided is recorded: when the cause is gone, start "
                     f"again on the same checkpoint, and it goes on there{hint}"
                 ) from error
-            waits = capped_doubling(settings.sink_backoff_ms, attempt, settings.max_backoff_ms)
+            sink_ms, most_ms = whole_ms(settings.sink_backoff_s), whole_ms(settings.max_backoff_s)
+            waits = capped_doubling(sink_ms, attempt, most_ms)
             _log.warning(
                 "%s failed with micro-batch %d, attempt %d of %d, again in %.1f s: %s",
                 what,
                 self._number,
                 attempt,
-                settings.sink_attempts,
+                settings.max_sink_attempts,
                 waits / 1000,
                 said,
             )

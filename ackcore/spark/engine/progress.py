@@ -162,7 +162,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Three percentiles of a distribution, in milliseconds."""
+    """Three percentiles of a distribution, in seconds."""
 
     p50: float = 0.0
     p95: float = 0.0
@@ -189,17 +189,17 @@ class Progress:
         Failed records that went to the dead letters.
     waiting : int
         Records that wait for a retry at the end of the micro-batch.
-    oldest_ms : int
-        Time since the oldest waiting record was first seen; 0 if no record waits.
-    latency_ms : Percentiles
+    oldest_s : float
+        Seconds since the oldest waiting record was first seen; 0 if no record waits.
+    latency_s : Percentiles
         Latency of the acked records: from the plan of their first micro-batch until the sinks had
         them.
-    duration_ms, records_per_s : float
-        Time from plan to mark, and executions per second of it.
+    duration_s, records_per_s : float
+        Seconds from plan to mark, and executions per second of it.
     runs : int
         Number of runs; more than 1 if a run died or its results did not agree.
-    steps_ms : mapping from str to float
-        Durations of the protocol's steps; steps done before a restart are missing.
+    steps_s : mapping from str to float
+        Durations of the protocol's steps, in seconds; steps done before a restart are missing.
     breaker_trips : int
         Number of times that a circuit breaker opened, in all tasks of the accepted run.
     emitted : mapping from str to mapping from str to int
@@ -222,12 +222,12 @@ class Progress:
     replayed: int = 0
     dead: int = 0
     waiting: int = 0
-    oldest_ms: int = 0
-    latency_ms: Percentiles = Percentiles()
-    duration_ms: float = 0.0
+    oldest_s: float = 0.0
+    latency_s: Percentiles = Percentiles()
+    duration_s: float = 0.0
     records_per_s: float = 0.0
     runs: int = 0
-    steps_ms: Mapping[str, float] = field(default_factory=dict)
+    steps_s: Mapping[str, float] = field(default_factory=dict)
     breaker_trips: int = 0
     lag: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -235,10 +235,10 @@ class Progress:
 
     def __str__(self) -> str:
         replayed = f", {self.replayed} replayed" if self.replayed else ""
-        p50, p95, p99 = (f"{ms:.0f}" for ms in astuple(self.latency_ms))
+        p50, p95, p99 = (f"{1000 * each:.0f}" for each in astuple(self.latency_s))
         # If no record was ACKED there is no latency: 0 ms would look fast.
         took = f"latency {p50}/{p95}/{p99} ms, " if self.acked else ""
-        oldest = f" (oldest {self.oldest_ms / 1000:.1f} s)" if self.waiting else ""
+        oldest = f" (oldest {self.oldest_s:.1f} s)" if self.waiting else ""
         free = f" ({self.uncounted} not counted)" if self.uncounted else ""
         trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
@@ -247,7 +247,7 @@ class Progress:
             f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed{free}, "
             f"{self.retried} retried{replayed}, {self.dead} dead, {self.waiting} waiting{oldest}, "
             f"{took}"
-            f"{self.records_per_s:.0f} records/s, {self.duration_ms / 1000:.2f} s"
+            f"{self.records_per_s:.0f} records/s, {self.duration_s:.2f} s"
             f"{lag}{trips}{again}"
         )
 
@@ -260,10 +260,10 @@ class Progress:
         """Read the result of `to_json`; other entries of the mapping are ignored."""
         known = {each.name: found[each.name] for each in fields(cls)}
         latency, traces = (
-            Percentiles(**found["latency_ms"]),
+            Percentiles(**found["latency_s"]),
             tuple(map(RecordTrace.of, found["traces"])),
         )
-        return cls(**{**known, "latency_ms": latency, "traces": traces})
+        return cls(**{**known, "latency_s": latency, "traces": traces})
 
     def log(self) -> None:
         """Log one line about the micro-batch to the logger ``ackcore``."""
@@ -301,7 +301,7 @@ def percentiles(groups: Iterable[tuple[float, int]], values: npt.ArrayLike = ())
 
 
 class Stopwatch:
-    """Milliseconds by step; the times of a repeated step are added."""
+    """Seconds by step; the times of a repeated step are added."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
@@ -310,7 +310,7 @@ class Stopwatch:
     def lap(self, name: str) -> None:
         """Add the time since the last lap to a step."""
         now = time.perf_counter()
-        self.laps[name] = self.laps.get(name, 0.0) + 1000 * (now - self._last)
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
         self._last = now
 
     def seconds(self) -> float:

@@ -197,7 +197,7 @@ class Runs:
                     self._state.write_plan(plan)
                 # Progress in finding crashing records resets the count: there may be more of them.
                 in_vain = 0 if isolation_progress(plan) > known else in_vain + 1
-                if in_vain >= self._topology.settings.run_attempts:
+                if in_vain >= self._topology.settings.max_runs:
                     raise given_up(plan, runs, error) from error
                 if in_vain:
                     waits = capped_doubling(_PAUSE_MS, in_vain, _LONGEST_PAUSE_MS)

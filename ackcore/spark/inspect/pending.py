@@ -30,10 +30,10 @@ class PendingTree:
         The record.
     attempt : int
         The next attempt, counted from 0.
-    due_in_ms : int
-        Milliseconds until the next attempt is due; negative if it is due.
-    known_ms : int
-        Milliseconds since the record was first seen.
+    due_in_s : float
+        Seconds until the next attempt is due; negative if it is due.
+    known_s : float
+        Seconds since the record was first seen.
     component, error_type, error_message : str
         The component and error of the last attempt.
     running_in : int or None
@@ -45,8 +45,8 @@ class PendingTree:
     spout: str
     message_id: str
     attempt: int
-    due_in_ms: int
-    known_ms: int
+    due_in_s: float
+    known_s: float
     component: str
     error_type: str
     error_message: str
@@ -56,12 +56,12 @@ class PendingTree:
     def __str__(self) -> str:
         if self.running_in is not None:
             waits = f"runs in micro-batch {self.running_in}"
-        elif self.due_in_ms > 0:
-            waits = f"is due in {self.due_in_ms / 1000:.1f} s"
+        elif self.due_in_s > 0:
+            waits = f"is due in {self.due_in_s:.1f} s"
         else:
             waits = "is due, with the next micro-batch"
         head = (
-            f"{self.message_id} of {self.spout}, known for {self.known_ms / 1000:.1f} s: attempt "
+            f"{self.message_id} of {self.spout}, known for {self.known_s:.1f} s: attempt "
             f"{self.attempt} {waits}. Failed in {self.component} with {self.error_type}: "
             f"{self.error_message}"
         )
@@ -114,8 +114,8 @@ def read_pending(
                 spout=name,
                 message_id=message_id,
                 attempt=attempt,
-                due_in_ms=due_ms - now_ms,
-                known_ms=now_ms - first_ms,
+                due_in_s=(due_ms - now_ms) / 1000,
+                known_s=(now_ms - first_ms) / 1000,
                 component=reason.component,
                 error_type=reason.type,
                 error_message=reason.message,

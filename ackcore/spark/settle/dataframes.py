@@ -85,7 +85,7 @@ def settle(
     shards: int | None = None,
     open_before: DataFrame | None = None,
     now_ms: int | None = None,
-    timeout_ms: int | None = None,
+    timeout_s: float | None = None,
 ) -> DataFrame:
     """Settle the roots in a table of ack events.
 
@@ -103,9 +103,9 @@ def settle(
         The result of an earlier call. Its ``OPEN`` rows are continued, its others ignored.
     now_ms : int, optional
         The time against which the time-out is measured; by default the time of the call.
-    timeout_ms : int, optional
-        The age of a root's last message from which the root is decided too: EXPIRED, or ORPHAN if
-        it never had an INIT.
+    timeout_s : float, optional
+        The age in seconds of a root's last message from which the root is decided too: EXPIRED, or
+        ORPHAN if it never had an INIT.
 
     Returns
     -------
@@ -122,12 +122,12 @@ def settle(
         ``open_before`` is of Spark Connect.
     ValueError
         If ``events`` is streaming (settle each micro-batch in ``foreachBatch``), a column is
-        missing or unknown, or ``timeout_ms`` was given without times. Nulls, and tasks below -3,
+        missing or unknown, or ``timeout_s`` was given without times. Nulls, and tasks below -3,
         raise when the job runs, with their place.
 
     Examples
     --------
-    >>> outcomes = settle(events, open_before=previous, timeout_ms=60_000).persist()
+    >>> outcomes = settle(events, open_before=previous, timeout_s=60).persist()
     >>> outcomes.where("status = 'FAILED'").show()
     >>> previous = outcomes.where("status = 'OPEN'")
     """
@@ -140,7 +140,7 @@ def settle(
         shards=shards,
         open_before=open_before,
         now_ms=now_ms,
-        timeout_ms=timeout_ms,
+        timeout_s=timeout_s,
         size=lambda: estimated_bytes(rows),
     )
     if columns.folded:
@@ -167,7 +167,7 @@ class Settling:
         Whether the events have times; None if only the rows can tell.
     reasons : bool
         Whether the events may have reasons.
-    shards, open_before, now_ms, timeout_ms
+    shards, open_before, now_ms, timeout_s
         As for `settle`.
     size : callable
         Returns the bytes of the events, or None if they are unknown; called if needed.
@@ -182,20 +182,18 @@ class Settling:
         shards: int | None,
         open_before: DataFrame | None,
         now_ms: int | None,
-        timeout_ms: int | None,
+        timeout_s: float | None,
         size: Callable[[], int | None],
     ) -> None:
         self._timed = timed
         self._open_before = open_before
         self._open_names = [] if open_before is None else check_open_before(open_before, spark)
-        self.timeout_ms = None
-        if timeout_ms is not None:
-            self.timeout_ms = _columns.as_count(timeout_ms, "timeout_ms", 0)
-            if timed is False:
-                raise ValueError(
-                    "timeout_ms was given, but events has no times; add a column ts_ms bigint "
-                    "(milliseconds), or omit timeout_ms"
-                )
+        self.timeout_ms = _columns.timeout_ms(timeout_s)
+        if self.timeout_ms is not None and timed is False:
+            raise ValueError(
+                "timeout_s was given, but events has no times; add a column ts_ms bigint "
+                "(milliseconds), or omit timeout_s"
+            )
         # Fixed here, so that each action on the result makes the same decisions.
         now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         self.now_ms = _columns.as_ms(now, "now_ms")

@@ -94,7 +94,7 @@ def settle_parquet(
     shards: int | None = None,
     open_before: DataFrame | None = None,
     now_ms: int | None = None,
-    timeout_ms: int | None = None,
+    timeout_s: float | None = None,
 ) -> DataFrame:
     """Settle the roots in Parquet files of ack events.
 
@@ -112,7 +112,7 @@ def settle_parquet(
         files must not change until the last action on the result.
     filesystem : pyarrow.fs.FileSystem, optional
         The file system of the paths, for instance with credentials, if they are not URIs.
-    shards, open_before, now_ms, timeout_ms
+    shards, open_before, now_ms, timeout_s
         As for `settle`. Without the first two, each of up to 4 cores reads all local files, and
         there is no shuffle.
 
@@ -142,7 +142,7 @@ def settle_parquet(
         shards=shards,
         open_before=open_before,
         now_ms=now_ms,
-        timeout_ms=timeout_ms,
+        timeout_s=timeout_s,
         size=lambda: rows * (_EVENT_BYTES + timed * _TIME_BYTES),
     )
     cores = task_slots(spark)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ackcore import _columns
 from ackcore._backend import Ledger
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.reasons import earliest
@@ -19,7 +20,7 @@ TUPLE_ROWS = 1 << 16
 
 
 def settle_partitions(
-    rows: Iterable[Any], *, now_ms: int | None = None, timeout_ms: int | None = None
+    rows: Iterable[Any], *, now_ms: int | None = None, timeout_s: float | None = None
 ) -> Iterator[tuple[Any, ...]]:
     """Settle each partition of an RDD by itself: ``rdd.mapPartitions(settle_partitions)``.
 
@@ -31,8 +32,8 @@ def settle_partitions(
         ``(root_id, val, task)``, ``(root_id, val, task, ts_ms)`` or ``(root_id, val, task, ts_ms,
         reason)``, all of one length. ``ts_ms`` must be None in all or in none; ``reason`` may be
         None.
-    now_ms, timeout_ms : int, optional
-        As for `ackcore.Ledger.settle`; they require times.
+    now_ms, timeout_s : optional
+        As for `settle`; they require times.
 
     Yields
     ------
@@ -49,6 +50,7 @@ def settle_partitions(
             f"rows must be an iterable of tuples, got {type(rows).__name__}; "
             "rdd.mapPartitions(settle_partitions) hands it those of each partition"
         )
+    overdue_ms = _columns.timeout_ms(timeout_s)
     ledger: Ledger | None = None
     timed = False
     texts = []
@@ -67,7 +69,7 @@ def settle_partitions(
                 texts.append(found)
         read += len(batch)
     if ledger is not None:
-        for batch in results(ledger, timed, earliest(texts), now_ms, timeout_ms):
+        for batch in results(ledger, timed, earliest(texts), now_ms, overdue_ms):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 

@@ -388,7 +388,7 @@ def results(
     """
     if timeout_ms is not None and not timed:
         raise ValueError(
-            "timeout_ms was given, but the events have no times; add ts_ms, or omit timeout_ms"
+            "timeout_s was given, but the events have no times; add ts_ms, or omit timeout_s"
         )
     decided = ledger.settle(now_ms, timeout_ms)
     still_open = ledger.entries()

@@ -134,7 +134,7 @@ class AttemptIsolation:
     isolates : bool
         Whether markers of earlier attempts are about the same rows, and not from speculative
         copies.
-    timeout_s : int or None
+    timeout_s : float or None
         The time limit of one call of a bolt in seconds.
     """
 
@@ -145,7 +145,7 @@ class AttemptIsolation:
         names: bool,
         alone: Mapping[int, int],
         isolates: bool,
-        timeout_s: int | None,
+        timeout_s: float | None,
     ) -> None:
         self._work = work
         self._attempt = attempt

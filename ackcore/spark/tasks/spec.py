@@ -57,7 +57,7 @@ class TaskSpec:
         The roots that fail without being run.
     isolates : bool
         Whether the markers of earlier attempts at a task are about the same rows.
-    timeout_s : int or None
+    timeout_s : float or None
         The time limit of one call of a bolt in seconds.
     slots : int
         The number of tasks that Spark runs at once.
@@ -84,7 +84,7 @@ class TaskSpec:
     suspects: Mapping[int, int] = field(default_factory=dict)
     rejected: frozenset[int] = frozenset()
     isolates: bool = False
-    timeout_s: int | None = None
+    timeout_s: float | None = None
     slots: int = 1
     rules: Rules | None = None
     trace_per_million: int = 0

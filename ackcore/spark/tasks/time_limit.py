@@ -26,13 +26,13 @@ class TimeLimit:
 
     Parameters
     ----------
-    limit_s : int or None
+    limit_s : float or None
         The limit in seconds; None for no limit.
     path : str
         The file for the component's name and the traceback.
     """
 
-    def __init__(self, limit_s: int | None, path: str) -> None:
+    def __init__(self, limit_s: float | None, path: str) -> None:
         self._limit_s = limit_s
         self._path = path
         self._file: int | None = None
@@ -61,7 +61,7 @@ class TimeLimit:
         if self._limit_s is not None and time.monotonic() - self._set_s > _OFTEN_S:
             self._set(self._limit_s)
 
-    def _set(self, limit_s: int) -> None:
+    def _set(self, limit_s: float) -> None:
         assert self._file is not None
         faulthandler.dump_traceback_later(limit_s, file=self._file, exit=True)
         self._set_s = time.monotonic()

@@ -63,7 +63,7 @@ class Tracer:
         roots = self._chunks.roots_of(rows.owners)[1]
         found, counts = np.unique(roots[self.sampled(roots)], return_counts=True)
         for root, n in zip(found.tolist(), counts.tolist(), strict=True):
-            times = started_ns / 1e6, took_ns / 1e6
+            times = started_ns / 1e6, took_ns / 1e9
             self._steps.append((root, component, self._partition, n, *times, call_rows))
 
     def to_json(self) -> dict[str, Any]:
