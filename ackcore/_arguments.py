@@ -72,7 +72,7 @@ MAX_OFFSET = 2**63 - 2
 MAX_GENERATION = 2**63 - 1
 MAX_PARTITION = 2**31 - 1
 
-_WHY_NEGATIVE = "; negative ones are Kafka's codes for positions, as -1001 is for none"
+_WHY_NEGATIVE = "; negative values are Kafka's codes for positions, such as -1001 for none"
 
 
 class Key(NamedTuple):
@@ -220,9 +220,7 @@ def in_place(column: Any, name: str) -> Int64s:
     """Return a column of 64-bit integers to be changed in place; raise if it is read-only."""
     checked = id_column(column, name)
     if not checked.flags.writeable:
-        raise ValueError(
-            f"{name} must be writable, as it is changed in place; pass a copy and use that"
-        )
+        raise ValueError(f"{name} must be writable, because it is changed in place; pass a copy")
     return checked
 
 

@@ -26,7 +26,7 @@ def _load(name: str) -> ModuleType:
     module = importlib.import_module(_OURS[name])
     for cls in ("Ledger", "OffsetTracker"):
         if not hasattr(module, cls):
-            raise ImportError(f"{_OURS[name]} has no {cls}; build it anew")
+            raise ImportError(f"{_OURS[name]} has no {cls}; rebuild it")
     return module
 
 
@@ -40,15 +40,15 @@ def _choose() -> tuple[str, ModuleType]:
         except Exception as error:
             # A numpy of another ABI raises ValueError or RuntimeError, not ImportError.
             raise ImportError(
-                f"ACKCORE_BACKEND={order} cannot be had: {type(error).__name__}: {error}"
+                f"ACKCORE_BACKEND={order} cannot be loaded: {type(error).__name__}: {error}"
             ) from error
     try:
         return "native", _load("native")
     except Exception as error:
         warnings.warn(
-            f"ackcore runs on its slow Python backend, as the native one cannot be had: "
-            f"{type(error).__name__}: {error}. ACKCORE_BACKEND=python accepts that, "
-            "ACKCORE_BACKEND=native makes it an error",
+            "ackcore runs on its slow Python backend, because the native one cannot be loaded: "
+            f"{type(error).__name__}: {error}. "
+            "Set ACKCORE_BACKEND=python to accept that, ACKCORE_BACKEND=native for an error",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -74,7 +74,7 @@ def kafka_implementation() -> ModuleType:
     except Exception as error:  # a numpy of another ABI raises ValueError or RuntimeError
         if os.environ.get("ACKCORE_BACKEND"):
             raise ImportError(
-                f"ACKCORE_BACKEND=native cannot be had: {type(error).__name__}: {error}"
+                f"ACKCORE_BACKEND=native cannot be loaded: {type(error).__name__}: {error}"
             ) from error
         warnings.warn(
             f"ackcore.kafka reads in Python, which is slow: {type(error).__name__}: {error}. "
@@ -250,4 +250,4 @@ def _registered(name: str) -> importlib.metadata.EntryPoint:
             f"several packages registered a backend {name!r}: {', '.join(sorted(found))}"
         )
     known = sorted({*_OURS, *points.names})
-    raise ValueError(f"no backend is called {name!r}; there are {', '.join(known)}")
+    raise ValueError(f"no backend has the name {name!r}; the known names are {', '.join(known)}")

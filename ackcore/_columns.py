@@ -86,8 +86,7 @@ def _column(column: Any, name: str, kind: _Kind) -> npt.NDArray[Any]:
 def _from_numpy(column: npt.NDArray[Any], name: str, kind: _Kind) -> npt.NDArray[Any]:
     if isinstance(column, np.ma.MaskedArray):
         raise TypeError(
-            f"{name} must not be a masked array, whose rows may be missing; "
-            "drop what is masked (.compressed()) first"
+            f"{name} must not be a masked array; drop the masked rows with .compressed() first"
         )
     dtype = column.dtype
     if dtype.kind not in kind.signs or dtype.itemsize != kind.dtype.itemsize or not dtype.isnative:
@@ -99,8 +98,8 @@ def _from_numpy(column: npt.NDArray[Any], name: str, kind: _Kind) -> npt.NDArray
 def _from_arrow(column: Any, name: str, kind: _Kind) -> npt.NDArray[Any]:
     if not hasattr(column, "buffers"):
         raise TypeError(
-            f"{name} must be one piece of memory, got a ChunkedArray of {column.num_chunks}; "
-            "pass its chunks one by one, or .combine_chunks() first"
+            f"{name} must be contiguous memory, got a ChunkedArray of {column.num_chunks} "
+            "chunks; pass its chunks one by one, or .combine_chunks() first"
         )
     if str(column.type) not in kind.arrow:
         _refuse_items(name, kind, f"an Arrow array of {column.type}")
@@ -374,8 +373,8 @@ def ledger_options(
     room = as_count(capacity, "capacity", 1)
     if room > MAX_CAPACITY:
         raise MemoryError(
-            f"no memory for a table of {room} entries, its capacity; ask for less: a ledger grows "
-            f"when it must, and holds no more than {MAX_CAPACITY} entries"
+            f"no memory for a table of {room} entries (capacity); pass a smaller capacity: a "
+            f"ledger grows on demand, up to {MAX_CAPACITY} entries"
         )
     return Options(
         room,
@@ -390,6 +389,7 @@ def ledger_options(
 def refuse_full(pending: int, new: int, max_entries: int) -> NoReturn:
     """Raise for a call with ``new`` rows whose roots are not among the ``pending`` ones."""
     raise LedgerFull(
-        f"{pending} roots are pending and {new} rows are of others, which may make more than "
-        f"max_entries={max_entries}; nothing was applied: try again when some have finished"
+        f"{pending} roots are pending and {new} rows have other roots, which may exceed "
+        f"max_entries={max_entries}; nothing was applied; try again when some roots have "
+        "completed"
     )

@@ -31,7 +31,7 @@ _EXACT = 1 << 53
 _UNARY = [b"0" * quotient + b"1" for quotient in range(ESCAPE + 1)]
 
 
-class Column:
+class RiceNumbers:
     """Numbers of 0 or more, and the parameter of their shortest code."""
 
     def __init__(self, numbers: Int64s) -> None:
@@ -48,9 +48,9 @@ class Column:
             self.parameter = min(sizes, key=sizes.__getitem__)
             self.size += sizes[self.parameter]
 
-    def first(self, n: int) -> Column:
+    def first(self, n: int) -> RiceNumbers:
         """Return a column of the first n numbers."""
-        return self if n == len(self.numbers) else Column(self.numbers[:n])
+        return self if n == len(self.numbers) else RiceNumbers(self.numbers[:n])
 
     def bits(self) -> list[Digits]:
         """Return the parameter, the unary quotients, the remainders, and the escaped quotients."""

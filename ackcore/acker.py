@@ -114,8 +114,8 @@ class Acker:
     ) -> None:
         if shards == 0:
             raise ValueError(
-                "shards must be at least 1, got 0: without an acker nothing is tracked; "
-                "to do without, do not make one and ack in the spout as it emits"
+                "shards must be at least 1, got 0: records would not be tracked; to run "
+                "without tracking, create no Acker"
             )
         shards = as_count(shards, "shards", 1, MAX_SHARDS)
         self._buckets = as_count(buckets, "buckets", MIN_BUCKETS, MAX_BUCKETS)
@@ -123,9 +123,10 @@ class Acker:
         self._period_ms = timeout_ms if period_s is None else _milliseconds(period_s, "period_s")
         if (self._buckets - 1) * self._period_ms < 2 * timeout_ms:
             raise ValueError(
-                f"the acker would forget trees after {(self._buckets - 1) * self._period_ms} ms, "
-                f"while a spout may wait 2 * timeout_s = {2 * timeout_ms} ms for them; "
-                f"use buckets={1 + -(-2 * timeout_ms // self._period_ms)} or "
+                "the acker would drop pending trees after "
+                f"{(self._buckets - 1) * self._period_ms} ms, and a spout may wait 2 * "
+                f"timeout_s = {2 * timeout_ms} ms for them; use "
+                f"buckets={1 + -(-2 * timeout_ms // self._period_ms)} or "
                 f"period_s={-(-2 * timeout_ms // (self._buckets - 1)) / 1000}"
             )
         self._clock = _callable(monotonic_ms if clock is None else clock, "clock")
@@ -305,7 +306,7 @@ class Acker:
         """
         with self._starting:
             if self._thread is not None:
-                raise RuntimeError("this acker's thread runs already; stop() it first")
+                raise RuntimeError("this acker's thread is already running; call stop() first")
             self._stopping.clear()
             thread = threading.Thread(target=self._run, name="ackcore-acker", daemon=True)
             thread.start()

@@ -34,8 +34,8 @@ from ackcore._rice import (
     FULL_BITS,
     SIZE_BITS,
     Bits,
-    Column,
     Digits,
+    RiceNumbers,
     field,
     fields,
     number,
@@ -207,7 +207,7 @@ def _packed(digits: Digits) -> bytes:
 class _Pair:
     """Two columns of the same length."""
 
-    def __init__(self, one: Column, other: Column) -> None:
+    def __init__(self, one: RiceNumbers, other: RiceNumbers) -> None:
         self.one, self.other = one, other
         self.head = number(len(one.numbers))
         self.size = len(self.head) + one.size + other.size
@@ -245,13 +245,13 @@ def _holes_of(state: OffsetState) -> _Pair:
     starts, ends = state.hole_starts, state.hole_ends
     lengths = ends - starts
     done = _shifted(starts, state.end) - ends
-    runs = _Pair(Column(lengths - 1), Column(done))
+    runs = _Pair(RiceNumbers(lengths - 1), RiceNumbers(done))
     if runs.one.size == SIZE_BITS or lengths.sum() > min(2 * len(lengths), _MOST_RUNS):
         return runs
     # Single holes have no lengths to write; the length of a run takes at least one bit.
     each = np.zeros(int(lengths.sum()), np.int64)
     each[np.cumsum(lengths) - 1] = done
-    singles = _Pair(Column(np.zeros_like(each)), Column(each))
+    singles = _Pair(RiceNumbers(np.zeros_like(each)), RiceNumbers(each))
     return min(runs, singles, key=lambda pair: pair.size)
 
 
@@ -269,7 +269,7 @@ def _failed_of(state: OffsetState) -> _Pair:
     distances[:1] -= state.committable
     distances[1:] -= failed[:-1] + 1
     attempts = state.attempts[:_MOST_RUNS].astype(np.int64) - 1
-    return _Pair(Column(distances), Column(attempts))
+    return _Pair(RiceNumbers(distances), RiceNumbers(attempts))
 
 
 def _to_wide(digits: Digits) -> str:
@@ -310,8 +310,8 @@ def decode_metadata(topic: str, partition: int, offset: int, metadata: str | Non
     except _Damaged as damaged:
         if metadata:
             _log.warning(
-                "%s-%d: the metadata of the committed offset %d says nothing, %s; what was done "
-                "above it is done again",
+                "%s-%d: the metadata of the committed offset %d is ignored, because %s; "
+                "records above that offset are processed again, even those that were done",
                 *(topic, partition, offset, damaged),
             )
         none = np.empty(0, np.int64)
@@ -324,19 +324,21 @@ def _decoded(
     topic: str, partition: int, offset: int, metadata: str | None
 ) -> tuple[int, int, OffsetState]:
     if not metadata:
-        raise _Damaged("as there is none")
+        raise _Damaged("there is none")
     start = len(_MAGIC)
     if metadata[:start] != _MAGIC or metadata[start + 1 : start + 2] not in (_WIDE, _BASE64):
-        raise _Damaged(f"as it is not ackcore's: {metadata[:40]!r}")
+        raise _Damaged(f"it is not ackcore's: {metadata[:40]!r}")
     if metadata[start] != _VERSION:
         raise _Damaged(
-            f"as it is of version {metadata[start]!r}, and this ackcore knows {_VERSION}"
+            f"it has version {metadata[start]!r}, and this ackcore reads version {_VERSION}"
         )
     bits = (_from_wide if metadata[start + 1] == _WIDE else _from_base64)(metadata[start + 2 :])
     reader = _Reader(bits)
     check_sum, content = reader.field(_CRC_BITS), bits[_CRC_BITS:]
     if check_sum != _check_sum(np.packbits(content).tobytes(), _key(topic, partition, offset)):
-        raise _Damaged("as its checksum is wrong: it is damaged, or of another partition or offset")
+        raise _Damaged(
+            "its checksum is wrong: it is damaged, or was written for another partition or offset"
+        )
     deployment, generation = signed(reader.field(_ID_BITS)), reader.number()
     holes, done = reader.pair()
     failed, attempts = reader.pair()
@@ -345,7 +347,7 @@ def _decoded(
     n = int(np.max(np.flatnonzero(done), initial=-1)) + 1
     holes, done = holes[:n], done[:n]
     if holes.sum(dtype=np.float64) > _MOST_OPEN:
-        raise _Damaged("as it says that more is not done than was ever read at once")
+        raise _Damaged("it has more open offsets than a reader can have")
     lengths = np.column_stack([holes + 1, done]).ravel()
     bounds = offset + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     starts, ends = bounds[:-1:2], bounds[1::2]
@@ -361,16 +363,16 @@ def _decoded(
     try:
         return deployment, generation, check_state(state)
     except (ValueError, TypeError) as error:
-        raise _Damaged(f"as it cannot be: {error}") from error
+        raise _Damaged(f"it is inconsistent: {error}") from error
 
 
 def _from_wide(text: str) -> Bits:
     try:
         units = np.frombuffer(text.encode("utf-16-le"), "<u2").astype(np.int64) - _FIRST_WIDE
     except UnicodeEncodeError:
-        raise _Damaged("as it has lone surrogates: another program has changed it") from None
+        raise _Damaged("it has lone surrogates: another program has changed it") from None
     if ((units < 0) | (units >= 1 << _WIDE_BITS)).any():
-        raise _Damaged("as it has characters that none of ours has")
+        raise _Damaged("it has characters that ackcore does not write")
     return fields(units, _WIDE_BITS)
 
 
@@ -378,7 +380,7 @@ def _from_base64(text: str) -> Bits:
     try:
         data = base64.b64decode(text + "A" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise _Damaged("as it has characters that none of ours has") from None
+        raise _Damaged("it has characters that ackcore does not write") from None
     return np.unpackbits(np.frombuffer(data, np.uint8))[: len(text) * _BASE64_BITS]
 
 
@@ -391,7 +393,7 @@ class _Reader:
 
     def _take(self, n: int) -> Bits:
         if n > len(self._bits) - self._at:
-            raise _Damaged("as it ends too early")
+            raise _Damaged("it ends too early")
         self._at += n
         return self._bits[self._at - n : self._at]
 
@@ -415,11 +417,11 @@ class _Reader:
         parameter = self.field(SIZE_BITS)
         if parameter == ALL_ZERO:
             if n > _MOST_RUNS:
-                raise _Damaged(f"as it has a column of {n} numbers")
+                raise _Damaged(f"it has a column of {n} numbers")
             return np.zeros(n, np.int64)
         stops = np.flatnonzero(self._bits[self._at :])[:n]
         if len(stops) < n:
-            raise _Damaged("as it ends too early")
+            raise _Damaged("it ends too early")
         self._take(int(stops[-1]) + 1 if n else 0)
         quotients = np.diff(stops, prepend=-1).astype(np.int64) - 1
         remainders = self.fields(n, parameter)
@@ -431,4 +433,4 @@ class _Reader:
         """Raise unless only the zeros that fill the last character are left."""
         rest = self._bits[self._at :]
         if len(rest) >= _WIDE_BITS or rest.any():
-            raise _Damaged("as it goes on after its end")
+            raise _Damaged("it has data after its end")

@@ -22,7 +22,7 @@ _DOUBLINGS = 63
 _LONGEST_MS = 2**62
 
 
-class Waiting(NamedTuple):
+class NextAttempt(NamedTuple):
     """The time and number of the next attempt of a record."""
 
     due_ms: int
@@ -90,7 +90,7 @@ def backoff_ms(message_id: str, attempt: int, *, base_ms: int, cap_ms: int) -> i
         If a number is out of range.
     """
     if attempt < 1:
-        raise ValueError(f"attempt must be at least 1, got {attempt}; the first is not waited for")
+        raise ValueError(f"attempt must be at least 1, got {attempt}; attempt 0 has no delay")
     _check_range(base_ms, cap_ms)
     widest = capped_doubling(base_ms, attempt, cap_ms)
     # The high half of a product maps 64 random bits to the range, without a modulo's bias.
@@ -189,7 +189,7 @@ class Policy(NamedTuple):
         counts: bool = True,
         not_before_ms: int = 0,
         first_ms: int | None = None,
-    ) -> Waiting | None:
+    ) -> NextAttempt | None:
         """Decide whether a failed record is retried, and when.
 
         Parameters
@@ -231,7 +231,7 @@ class Policy(NamedTuple):
         else:
             known = 0 if first_ms is None else max(now_ms - first_ms, 0)
             delay = unavailable_ms(message_id, attempt, known, base_ms=base, cap_ms=cap)
-        return Waiting(max(now_ms + delay, not_before_ms), attempt + counts)
+        return NextAttempt(max(now_ms + delay, not_before_ms), attempt + counts)
 
     def decide_many(
         self,

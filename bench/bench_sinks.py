@@ -22,7 +22,7 @@ import pytest
 
 from ackcore.spark import to_postgres
 from ackcore.spark.sinks.copy_format import as_csv
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_sink_file
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from bench.compiled import Unavailable
 
@@ -68,7 +68,7 @@ def dsn():
 
 
 @pytest.fixture(scope="module")
-def accepted(rows, tmp_path_factory) -> Accepted:
+def accepted(rows, tmp_path_factory) -> SinkBatch:
     """A micro-batch."""
     directory = str(tmp_path_factory.mktemp("rows"))
     rng = np.random.default_rng(7)
@@ -87,9 +87,9 @@ def accepted(rows, tmp_path_factory) -> Accepted:
             ]
             file.write(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
         name, n, _ = file.finish()
-        files.append(AcceptedFile(f"{directory}/{name}", n))
+        files.append(BatchFile(f"{directory}/{name}", n))
     nothing = np.empty(0, np.int64)
-    return Accepted(None, "out", "bench", directory, 0, tuple(files), nothing)  # type: ignore[arg-type]
+    return SinkBatch(None, "out", "bench", directory, 0, tuple(files), nothing)  # type: ignore[arg-type]
 
 
 def bench_to_postgres_against_a_bare_copy(dsn, accepted, rows, quick, interleaved, report_ratio):
@@ -122,12 +122,12 @@ def fresh_by(dsn, sink):
     return fresh
 
 
-def copy(dsn: str, accepted: Accepted) -> None:
+def copy(dsn: str, accepted: SinkBatch) -> None:
     """Copy the rows, by one connection."""
     with closing(psycopg.connect(dsn)) as connection:
         with connection.cursor().copy("COPY rows FROM STDIN (FORMAT csv)") as out:
             for file in accepted.files:
-                for batch in read_accepted(file, accepted.nonacked):
+                for batch in read_sink_file(file, accepted.nonacked):
                     out.write(as_csv(batch, [False] * 4))
         connection.commit()
 
@@ -140,7 +140,7 @@ def written_by(sink, accepted):
 
     def write() -> None:
         batch = replace(accepted, batch_id=next(_numbers))
-        assert sink.write_accepted(batch) is None
+        assert sink.write(batch) is None
 
     return write
 

@@ -110,7 +110,6 @@ LONGEST = [
         "spark/test_recompute",
         "faults/test_stores_fail",
         "faults/test_calls_once",
-        "kafka/test_brokers",
         "spark/test_word_count",
         "spark/test_delta_spark",
         "spark/test_run",

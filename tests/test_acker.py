@@ -63,13 +63,6 @@ def test_mixed_batch_is_applied_in_order_for_each_root(make_acker):
     assert len(acker) == 8  # the fail after the ack made an entry that nothing will finish
 
 
-def test_empty_batch_has_no_outcomes(make_acker):
-    received = []
-    acker = make_acker(on_outcomes=lambda *each: received.append(each))
-    outcomes = acker.apply(int64s([]), int64s([]), int32s([]))
-    assert (len(outcomes), outcomes.elapsed_ms.dtype, received) == (0, np.int64, [])
-
-
 def test_roots_go_to_the_shard_that_storm_sends_them_to(Ledger):
     made = []
 
@@ -128,82 +121,13 @@ def test_refused_calls_apply_nothing(make_acker, error, words, call):
 # Trees.  The shapes of Storm's integration tests, as the acker sees them.
 
 
-class Tree:
-    """Sends what spouts and bolts would; edges are distinct powers, so nothing cancels by luck."""
-
-    def __init__(self, acker):
-        self.acker, self.drawn = acker, 0
-
-    def edge(self):
-        self.drawn += 1
-        return 1 << self.drawn
-
-    def emit(self, root, copies=1):
-        edges = [self.edge() for _ in range(copies)]
-        assert self.acker.init(root, sum(edges), 0) is None
-        return edges
-
-    def execute(self, root, edges, copies):
-        """A bolt gets tuples on these edges of one root, and emits copies anchored to all."""
-        emitted = [[self.edge() for _ in edges] for _ in range(copies)]
-        outcome = None
-        for position, edge in enumerate(edges):
-            out_val = sum(of_copy[position] for of_copy in emitted)
-            outcome = self.acker.ack(root, edge ^ out_val) or outcome
-        return [sum(of_copy) for of_copy in emitted], outcome
-
-
-def test_branches_join_before_the_tree_is_acked(make_acker):
-    """Storm's testAckBranching: one tuple into two bolts, joined by a third."""
-    tree = Tree(make_acker())
-    left, right = tree.emit(1, copies=2)
-    [left], none = tree.execute(1, [left], 1)
-    [right], none_either = tree.execute(1, [right], 1)
-    assert none is none_either is None
-    _, outcome = tree.execute(1, [left, right], 0)
-    assert outcome.kind == ACKED
-
-
-def test_tuple_anchored_to_one_input_twice(make_acker):
-    """Storm's testAckingSelfAnchor: anchors=[t, t] gives two edges, XORed into one copy."""
-    acker = make_acker()
-    tree = Tree(acker)
-    [edge] = tree.emit(1)
-    first, second = tree.edge(), tree.edge()
-    assert acker.ack(1, edge ^ first ^ second) is None
-    assert acker.ack(1, first ^ second).kind == ACKED
-
-
-def test_tuple_anchored_to_three_roots_holds_all_of_them(make_acker):
-    """Storm's testAcking: a join of three spouts' tuples, then a branch in two."""
-    acker = make_acker()
-    tree = Tree(acker)
-    inputs = {root: tree.emit(root)[0] for root in (1, 2, 3)}
-    copies = [{root: tree.edge() for root in inputs} for _ in range(2)]
-    for root, edge in inputs.items():
-        assert acker.ack(root, edge ^ copies[0][root] ^ copies[1][root]) is None
-    assert [acker.ack(root, edge) for root, edge in copies[0].items()] == [None] * 3
-    assert [acker.ack(root, edge).kind for root, edge in copies[1].items()] == [ACKED] * 3
-
-
-def test_hundred_layers_close_only_at_the_last(make_acker):
-    """Heron's test_anchors."""
-    tree = Tree(make_acker())
-    [edge] = tree.emit(5)
-    for _ in range(50):
-        [edge], outcome = tree.execute(5, [edge], 1)
-        assert outcome is None
-    _, outcome = tree.execute(5, [edge], 0)
-    assert outcome.kind == ACKED
-
-
 # Arguments.
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"shards": 0}, ValueError, "without an acker nothing is tracked"),
+        ({"shards": 0}, ValueError, "records would not be tracked"),
         ({"shards": -1}, ValueError, "shards must be in 1..65536, got -1"),
         ({"shards": 1.5}, TypeError, "shards must be an integer"),
         ({"buckets": 1}, ValueError, "buckets must be in 2..126, got 1"),
@@ -228,7 +152,7 @@ def test_wrong_arguments_are_refused_by_name(make_acker, arguments, error, words
 @pytest.mark.parametrize(
     ("backend", "error", "words"),
     [
-        ("rust", ValueError, "no backend is called 'rust'"),
+        ("rust", ValueError, "no backend has the name 'rust'"),
         (5, TypeError, "backend must be the name of one, or a callable that .*, got int; leave"),
         ({}, TypeError, "backend must be the name of one, or a callable that .*, got dict; leave"),
         *(

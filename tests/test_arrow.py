@@ -279,20 +279,25 @@ def test_hashes_of_columns_never_change():
 @pytest.mark.parametrize(
     ("columns", "n", "error", "words"),
     [
-        ([[1, 2]], 2, TypeError, "columns must be Arrow arrays, got list in place 0"),
-        ([pa.chunked_array([[1], [2]])], 2, TypeError, "got ChunkedArray in place 0; pass the ch"),
-        ([pa.array([1]), pa.array([1, 2])], 1, ValueError, "must have 1 rows, got 2 in place 1"),
+        ([[1, 2]], 2, TypeError, "columns must be Arrow arrays, got list at position 0"),
+        (
+            [pa.chunked_array([[1], [2]])],
+            2,
+            TypeError,
+            "got ChunkedArray at position 0; pass the ch",
+        ),
+        ([pa.array([1]), pa.array([1, 2])], 1, ValueError, "must have 1 rows, got 2 at position 1"),
         (
             [pa.array([1]), pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64()))],
             1,
             TypeError,
-            "columns cannot be hashed by map<string, int64>, got map<.* in place 1; take fields",
+            "columns cannot be hashed by map<string, int64>, got map<.* at position 1; hash its",
         ),
         (
             [pa.array([], pa.list_(pa.struct({"m": pa.map_(pa.string(), pa.int64())})))],
             0,
             TypeError,
-            "columns cannot be hashed by map<string, int64>, got list<.* in place 0",
+            "columns cannot be hashed by map<string, int64>, got list<.* at position 0",
         ),
         (
             [pa.array([[]], pa.list_(pa.map_(pa.string(), pa.int64())))],

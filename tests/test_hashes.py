@@ -1,11 +1,14 @@
 """Columns are hashed alike by both backends, as defined, and so for ever."""
 
+import threading
+
 import numpy as np
 import pytest
 from definitions import (
     ANY_BITS,
     MASK,
     NO_VALUE,
+    fingerprint_of,
     fold,
     hash_of_bytes,
     hash_of_number,
@@ -211,3 +214,140 @@ NUMBERS_TWICE = [
     2607203880522472624,
 ]
 AND_STRINGS = [855882832545710127, -6780260368182832577, 1298259394691958792, 802993479406444366]
+
+
+# --- Fingerprints are the same from both backends, as defined, and so for ever.
+
+
+@given(st.binary(max_size=100), ANY_BITS)
+def test_fingerprints_are_as_defined(native, data, seed):
+    wanted = fingerprint_of(data, seed)
+    assert native.fingerprint(data, seed) == _reference.fingerprint(data, seed) == wanted
+
+
+def test_fingerprints_never_change(backend):
+    found = [backend.fingerprint(data) for data in (b"", b"\0", b"ackcore", bytes(range(256)))]
+    assert [*found, backend.fingerprint(b"ackcore", -1)] == FINGERPRINTS
+
+
+def test_fingerprints_of_long_data(backend):
+    """Also over the twin's blocks, and from addresses that are no multiple of 8."""
+    data = np.random.default_rng(1).bytes(2**18 + 2**18 + 13)
+    wanted = fingerprint_of(data, 5)
+    assert backend.fingerprint(data, 5) == wanted
+    assert backend.fingerprint(memoryview(b"x" + data)[1:], 5) == wanted
+
+
+def test_fingerprints_notice_accidents(backend):
+    data = bytearray(np.random.default_rng(2).bytes(4096))
+    seen = {backend.fingerprint(data), backend.fingerprint(data, 1), backend.fingerprint(data[:-1])}
+    seen |= {backend.fingerprint(data + bytes(n)) for n in range(1, 17)}
+    seen |= {backend.fingerprint(data[512:] + data[:512]), backend.fingerprint(data + data)}
+    seen |= {backend.fingerprint(bytes(n)) for n in range(40)}
+    changes = 4096
+    for place in range(changes):
+        data[place] ^= 1 << place % 8
+        seen.add(backend.fingerprint(data))
+        data[place] ^= 1 << place % 8
+    assert len(seen) == 3 + 16 + 2 + 40 + changes
+
+
+def test_fingerprints_of_any_buffer(backend):
+    pa = pytest.importorskip("pyarrow")
+    numbers = np.arange(12, dtype=np.int32)
+    wanted = backend.fingerprint(numbers.tobytes())
+    for data in (numbers, numbers.reshape(3, 4), memoryview(numbers), pa.py_buffer(numbers)):
+        assert backend.fingerprint(data) == wanted
+    assert (
+        backend.fingerprint(np.empty(0))
+        == backend.fingerprint(pa.py_buffer(b""))
+        == FINGERPRINTS[0]
+    )
+
+
+def test_what_fingerprints_refuse(backend):
+    with pytest.raises(TypeError, match="data must be bytes or another buffer, got str"):
+        backend.fingerprint("text")
+    with pytest.raises(ValueError, match="data must be C-contiguous"):
+        backend.fingerprint(np.arange(9)[::3])
+    with pytest.raises(TypeError, match="seed must be an integer"):
+        backend.fingerprint(b"", 0.5)
+    with pytest.raises(OverflowError, match="seed must fit in 64 bits"):
+        backend.fingerprint(b"", 2**64)
+
+
+def test_threads_do_not_disturb_each_other(native):
+    """The loops run without the GIL."""
+    data, found = np.arange(200_000), []
+
+    def work():
+        hashes = np.zeros(len(data), np.int64)
+        native.hash_fixed(hashes, data, 8)
+        found.append((native.fingerprint(data), native.fingerprint(hashes)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+FINGERPRINTS = [
+    5608870745677987462,
+    3047026642955291612,
+    8761221559836216189,
+    653027024418767747,
+    -1274325050204851155,
+]
+
+
+# --- The strings of a column are put in another order alike by both backends.
+
+
+@given(st.data())
+def test_gathered_strings_are_those_named(native, data):
+    strings = data.draw(st.lists(st.binary(max_size=24), min_size=1, max_size=12))
+    order = data.draw(st.lists(st.integers(0, len(strings) - 1), max_size=30))
+    dtype = data.draw(st.sampled_from([np.int32, np.int64]))
+    offsets, memory = lay_out(strings, dtype, data.draw(st.binary(max_size=3)), b"after" * 3)
+    for backend in (native, _reference):
+        ends, gathered = backend.gather_binary(offsets, memory, int64s(order))
+        assert ends.dtype == dtype
+        assert gathered.dtype == np.uint8
+        assert gathered.tobytes() == b"".join(strings[row] for row in order)
+        assert ends.tolist() == [0, *np.cumsum([len(strings[row]) for row in order], dtype=int)]
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 16, 17, 63])
+def test_what_is_behind_gathered_bytes_is_zero(backend, length):
+    """Whoever writes a column out fills it up to 8 or 64 bytes with what is behind it."""
+    offsets, memory = lay_out([b"x" * length, b"y" * 40], np.int32)
+    junk = [np.full(128, 0xAB, np.uint8) for _ in range(50)]  # what malloc gives next
+    del junk
+    _, gathered = backend.gather_binary(offsets, memory, int64s([0]))
+    whole = gathered.base
+    assert len(whole) % 64 == 0
+    assert whole[:length].tobytes() == b"x" * length
+    assert not whole[length:].any()
+
+
+def test_what_gathers_refuse(backend):
+    offsets, order = np.array([0, 1, 3], np.int32), int64s([1, 0])
+    assert backend.gather_binary(offsets[:1], b"", order[:0])[0].tolist() == [0]
+    for arguments, error, words in (
+        (([0, 1, 3], b"abc", order), TypeError, "offsets must be a numpy array"),
+        ((offsets[:0], b"abc", order), ValueError, "offsets must have one item more"),
+        ((offsets, b"ab", order), ValueError, "within the 2 bytes of data, got 1..3 in row 1"),
+        ((offsets.astype(np.int64), b"ab", order), ValueError, "got 1..3 in row 1"),
+        ((offsets, b"abc", [1, 0]), TypeError, "order must be an array"),
+        ((offsets, b"abc", int64s([0, 2])), ValueError, "row numbers in 0..1, got 2 at 1"),
+        ((offsets, b"abc", int64s([-1, 0])), ValueError, "row numbers in 0..1, got -1 at 0"),
+        ((offsets[:1], b"", order), ValueError, "in no rows at all .* got 1 at 0"),
+    ):
+        with pytest.raises(error, match=words):
+            backend.gather_binary(*arguments)
+    long = np.array([0, 2**20], np.int32)
+    with pytest.raises(ValueError, match="room for the bytes of all rows in order; cast them to i"):
+        backend.gather_binary(long, bytes(2**20), np.zeros(2**11, np.int64))

@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg", "deltalake", "pyiceberg", "obstore"}),
     ({"testing"}, {"pyarrow", "pyspark"}),
     ({"ui"}, {"pyarrow", "pyspark", "py4j", "starlette", "uvicorn"}),
-    ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka"}),
+    ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka", "pymongo"}),
     ({"cli"}, {"pyarrow", "pyspark", "py4j", "rich", "typer"}),
 )
 
@@ -151,6 +151,20 @@ def test_modules_of_one_layer_do_not_import_each_other_in_a_ring() -> None:
     """Those of a layer may import one another, but never in a ring."""
     ours = {name: imported(name) & MODULES.keys() - {name} for name in MODULES}
     assert list(graphlib.TopologicalSorter(ours).static_order())
+
+
+#: Names that still stand for two classes.
+SHARED_NAMES = {"Calls", "Checkpoint", "Entry", "Kind", "Parts", "Reader", "Status", "Target"}
+
+
+def test_class_names_are_unique() -> None:
+    """One name for one class, so that a traceback or a search leads to one place."""
+    found: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.walk(parsed(module)):
+            if isinstance(node, ast.ClassDef) and node.name not in SHARED_NAMES:
+                found.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
 
 
 # A process for each, as fresh as a new interpreter but for numpy and for what the module's own

@@ -246,7 +246,7 @@ def test_no_flipped_bit_makes_an_answer(opened, tmp_path, synced, caplog):
             None if lost else key * 2 for key, lost in zip((A, B, C), hit, strict=True)
         ]
         if synced or header or not hit[-1]:  # else it is as if its writer had died there
-            assert "calls whose answers were there are made again" in caplog.text
+            assert "calls whose answers it held are made again" in caplog.text
 
 
 @pytest.mark.parametrize("where", ["another journal", "this file"])
@@ -490,7 +490,7 @@ def test_a_file_system_without_links_is_refused(opened, monkeypatch):
     one = opened()
     one.append(A, b"a")
     monkeypatch.setattr(os, "link", failing("not permitted", errno.EPERM))
-    with pytest.raises(OSError, match="needs a file system with hard links; keep the checkpoint"):
+    with pytest.raises(OSError, match="needs a file system with hard links; put the checkpoint"):
         one.sync()
 
 

@@ -1,10 +1,17 @@
 """Offset trackers, on both backends: what is done, what may be committed, what changes nothing."""
 
 import copy
+import os
 import pickle
+import random
+import sys
+import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from offset_oracle import STEPS, Machine
 
 from ackcore import OffsetState
 from ackcore._records import OffsetStats
@@ -37,110 +44,13 @@ def holes_of(tracker):
 # What Storm's OffsetManagerTest asks, in its words where it has them.
 
 
-def test_nothing_is_committable_without_acks(tracker):
-    assert tracker.committable == 100
-    assert (tracker.pending, tracker.oldest, tracker.position) == (10, 100, 110)
-
-
-def test_one_ack_at_the_head(tracker):
-    assert tracker.acked(100) == 1
-    assert (tracker.committable, tracker.pending, tracker.oldest) == (101, 9, 101)
-
-
 def test_acks_out_of_order_become_contiguous(tracker):
     for offset, committable in [(102, 100), (101, 100), (104, 100), (100, 103), (103, 105)]:
         assert tracker.acked(offset) == 1
         assert tracker.committable == committable
 
 
-def test_a_hole_stops_the_commit(tracker):
-    tracker.acked(np.arange(101, 110))
-    assert tracker.committable == 100
-    assert holes_of(tracker) == [100]
-    assert tracker.acked(100) == 1
-    assert tracker.committable == 110
-    assert (tracker.pending, tracker.oldest, holes_of(tracker)) == (0, None, [])
-
-
-def test_what_was_not_emitted_in_the_middle_is_skipped(tracker):
-    tracker.emitted(int64s(112, 113, 120))
-    tracker.acked(np.arange(100, 114))
-    assert tracker.committable == 120
-    assert tracker.acked(120) == 1
-    assert tracker.committable == 121
-
-
-def test_gaps_are_between_all_of_a_column_whatever_its_order(OffsetTracker):
-    """A lower offset further on in the column is no gap: it is in flight."""
-    tracker = OffsetTracker("lines", 0, 0, 5)
-    offsets = int64s(9, 6, 12, 7)
-    assert tracker.emitted(offsets) == 4
-    assert offsets.tolist() == [9, 6, 12, 7]
-    assert (tracker.committable, tracker.pending) == (6, 4)
-    assert holes_of(tracker) == [6, 7, 9]
-    tracker.acked(int64s(12, 7))
-    assert tracker.committable == 6
-
-
-def test_what_was_not_emitted_before_the_first_is_skipped(OffsetTracker):
-    tracker = OffsetTracker("lines", 0, 0, 5)
-    tracker.emitted(9)
-    assert tracker.committable == 9
-    tracker.acked(9)
-    assert tracker.committable == 10
-
-
-def test_an_ack_below_what_is_committable_changes_nothing(tracker):
-    tracker.acked(np.arange(100, 105))
-    assert tracker.acked(int64s(100, 104, 99)) == 0
-    assert (tracker.committable, tracker.pending) == (105, 5)
-    assert tracker.stats == OffsetStats(0, 1, 0, 2)
-
-
-def test_a_commit_leaves_nothing_of_what_is_below_it(tracker):
-    """Storm's commit prunes, and says how much; what is done below here is gone by then."""
-    assert [tracker.acked(offset) for offset in (100, 101, 102, 104)] == [1, 1, 1, 1]
-    state = tracker.state()
-    assert (state.committable, state.end, tracker.pending) == (103, 105, 6)
-    assert [tracker.acked(offset) for offset in (100, 102)] == [0, 0]
-    assert tracker.emitted(np.arange(100, 103)) == 0
-    assert tracker.state().hole_starts.tolist() == state.hole_starts.tolist() == [103]
-
-
-def test_double_acks_are_tolerated(tracker):
-    assert tracker.acked(int64s(103, 103, 105, 103)) == 2
-    assert tracker.acked(103) == 0
-    assert tracker.stats.repeated == 3
-    assert tracker.pending == 8
-
-
 # Failures.
-
-
-def test_a_failed_record_is_pending_until_it_is_done(tracker):
-    assert tracker.failed(int64s(100, 104)) == 2
-    assert (tracker.pending, tracker.waiting) == (10, 2)
-    tracker.acked(np.arange(101, 110))
-    assert (tracker.committable, tracker.pending, tracker.waiting) == (100, 1, 1)
-    assert tracker.acked(100) == 1  # as a dead letter does
-    assert (tracker.committable, tracker.waiting) == (110, 0)
-
-
-def test_a_record_fails_once_for_each_time_it_was_emitted(tracker):
-    assert tracker.attempt(101) == 0
-    assert tracker.failed(101) == 1
-    assert tracker.failed(int64s(101, 101)) == 0
-    assert tracker.attempt(101) == 1
-    assert tracker.emitted(101) == 1
-    assert (tracker.waiting, tracker.position) == (0, 110)
-    assert tracker.emitted(101) == 0
-    assert tracker.failed(101) == 1
-    assert tracker.attempt(101) == 2
-    assert tracker.stats == OffsetStats(0, 0, 0, 3)
-    tracker.acked(101)
-    assert tracker.attempt(101) == 0
-    assert tracker.failed(101) == 0
-    assert (tracker.waiting, tracker.stats.repeated) == (0, 4)
 
 
 def test_a_thousand_failures_are_each_counted(OffsetTracker):
@@ -194,16 +104,6 @@ def test_what_was_never_emitted_changes_nothing(tracker):
     assert not tracker.is_done(110)
 
 
-def test_a_generation_begins_where_it_was_told(OffsetTracker):
-    """Within the word that the base lies in, too, what is below it was never emitted here."""
-    tracker = OffsetTracker("lines", 0, 0, 70)
-    tracker.emitted(np.arange(70, 80))
-    assert tracker.acked(int64s(75, 69, 64, 0)) == 1
-    assert tracker.failed(int64s(76, 69)) == 1
-    assert tracker.stats == OffsetStats(0, 4, 0, 0)
-    assert (tracker.committable, tracker.pending) == (70, 9)
-
-
 # Gaps and positions.
 
 
@@ -248,24 +148,6 @@ def test_many_gaps_in_one_column(OffsetTracker):
     assert tracker.committable == 999**3 + 1
 
 
-def test_markers_behind_the_last_record_leave_no_lag(tracker):
-    tracker.acked(np.arange(100, 110))
-    assert tracker.advance(112) is None
-    assert (tracker.committable, tracker.position) == (112, 112)
-    tracker.advance(105)  # a reader that went back
-    assert (tracker.committable, tracker.position) == (112, 112)
-    assert tracker.acked(111) == 0
-    assert tracker.emitted(111) == 0
-    assert tracker.emitted(112) == 1
-
-
-def test_a_position_over_records_in_flight_is_committable_after_them(tracker):
-    tracker.advance(1_000)
-    assert (tracker.committable, tracker.position, tracker.pending) == (100, 1_000, 10)
-    tracker.acked(np.arange(100, 110))
-    assert tracker.committable == 1_000
-
-
 def test_the_last_offset_there_is(OffsetTracker):
     last = 2**63 - 2
     tracker = OffsetTracker("lines", 2**31 - 1, 2**63 - 1, last - 70)
@@ -279,23 +161,6 @@ def test_the_last_offset_there_is(OffsetTracker):
 
 
 # Columns and numbers.
-
-
-def test_a_batch_equals_its_rows(OffsetTracker):
-    chance = np.random.default_rng(5)
-    batches = [
-        (name, chance.integers(0, 400, chance.integers(0, 40)))
-        for name in ["emitted", "acked", "failed"] * 40
-    ]
-    column, rows = (OffsetTracker("lines", 0, 0, 20) for _ in range(2))
-    for name, offsets in batches:
-        if name == "emitted":
-            offsets = np.sort(offsets)
-        changed = getattr(column, name)(offsets)
-        assert changed == sum(map(getattr(rows, name), offsets.tolist()))
-        assert column.stats == rows.stats
-        assert column.committable == rows.committable
-        assert holes_of(column) == holes_of(rows)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +209,7 @@ def test_what_is_taken(tracker, offsets):
         (
             int64s(110, 111, -1001),
             ValueError,
-            "got -1001 in row 2; negative ones are Kafka's codes",
+            "got -1001 in row 2; negative values are Kafka's codes",
         ),
         (int64s(110, 2**63 - 1), ValueError, "got 9223372036854775807 in row 1"),
         (np.array([110, 2**64 - 1], np.uint64), ValueError, "got 18446744073709551615 in row 1"),
@@ -554,3 +419,154 @@ def test_limits_of_holes(tracker):
     for limit in range(8):
         assert tracker.holes(limit).tolist() == holes[:limit]
     assert tracker.holes(10**30).tolist() == holes
+
+
+# --- Trackers of both backends against sets, step by step.
+
+
+#: 1_000_000 takes minutes a backend.
+RANDOM_STEPS = int(os.environ.get("ACKCORE_OFFSET_STEPS", "10000"))
+STEPS_A_RUN = 250
+
+NUMBERS = st.lists(
+    st.sampled_from([0, 0, 0, 1, 2, 3, 7, 19, 40]) | st.integers(0, 700), max_size=12
+)
+STEP = st.tuples(st.sampled_from(STEPS), NUMBERS, st.sampled_from(["column", "scalars"]))
+
+
+@given(st.sampled_from([0, 1, 63, 64, 1000]), st.lists(STEP, max_size=40))
+def test_any_steps(OffsetTracker, base, steps):
+    """Short and shrinkable."""
+    machine = Machine(OffsetTracker, base)
+    for name, numbers, how in steps:
+        getattr(machine, name)(numbers, how)
+        machine.check()
+
+
+def test_many_random_steps(OffsetTracker):
+    """Long runs, so that words are packed, dropped and added; seeded, and the seed is shown."""
+    for run in range(RANDOM_STEPS // STEPS_A_RUN):
+        chance = random.Random(run)
+        gap = chance.choice([0, 0, 1, 5, 300, 700])  # how far apart records are, at most
+        machine = Machine(OffsetTracker, chance.choice([0, 5, 64, 10_000]))
+        for at in range(STEPS_A_RUN):
+            name = chance.choice(STEPS)
+            n = chance.choice([0, 1, 3, 10, 30, 60 if gap < 300 else 5])
+            most = gap if name == "read" else chance.choice([40, 700])
+            numbers = [chance.randint(0, most) for _ in range(n)]
+            try:
+                getattr(machine, name)(numbers, chance.choice(["column", "scalars"]))
+                machine.check()
+            except AssertionError as error:
+                raise AssertionError(f"run {run}, step {at}: {name} {numbers}") from error
+
+
+# --- The memory of offset trackers, and threads that share one.
+
+
+def test_an_offset_in_flight_takes_a_bit_and_a_half(native):
+    tracker = native.OffsetTracker("lines", 0, 0, 0)
+    for start in range(0, 1_000_000, 10_000):
+        tracker.emitted(np.arange(start, start + 10_000))
+    assert tracker.pending == 1_000_000
+    assert tracker.nbytes <= 0.2 * 1_000_000
+
+
+@pytest.mark.parametrize("batch", [10_000, 5_000_000])
+def test_five_million_behind_a_poison_head_take_less_than_a_megabyte(native, batch):
+    tracker = native.OffsetTracker("lines", 0, 0, 0)
+    most = 0
+    for start in range(0, 5_000_000, batch):
+        tracker.emitted(np.arange(start, start + batch))
+        tracker.acked(np.arange(max(1, start), start + batch))
+        most = max(most, tracker.nbytes)
+    assert (tracker.committable, tracker.pending) == (0, 1)
+    assert most < 1_000_000
+    assert tracker.state().hole_ends.tolist() == [1]
+    tracker.acked(0)
+    assert tracker.committable == 5_000_000
+
+
+def test_a_window_that_slides_takes_no_more_memory(native):
+    tracker = native.OffsetTracker("lines", 0, 0, 0)
+    chance = np.random.default_rng(2)
+    tracker.emitted(np.arange(10_000))
+    most = 0
+    for start in range(10_000, 2_000_000, 5_000):
+        tracker.emitted(np.arange(start, start + 5_000))
+        order = chance.permutation(np.arange(start - 10_000, start - 5_000))
+        tracker.acked(order)
+        most = max(most, tracker.nbytes)
+    assert tracker.committable == 1_990_000
+    assert most < 10_000
+
+
+def test_memory_of_a_rush_is_given_back(native):
+    tracker = native.OffsetTracker("lines", 0, 0, 0)
+    tracker.emitted(np.arange(5_000_000))
+    tracker.failed(np.arange(0, 5_000_000, 500))
+    assert tracker.nbytes > 900_000
+    tracker.acked(np.arange(5_000_000))
+    tracker.emitted(5_000_000)
+    tracker.acked(5_000_000)
+    assert tracker.nbytes < 20_000
+
+
+def test_an_idle_tracker_takes_next_to_nothing(native):
+    assert native.OffsetTracker("lines", 0, 0, 0).nbytes == 0
+
+
+def test_what_cannot_be_had_is_refused_and_nothing_is_applied(native):
+    """A run of holes that would take more than the address space."""
+    tracker = native.OffsetTracker("lines", 0, 0, 0)
+    whole = OffsetState(
+        0, 2**62 + 1, *(np.array(n, np.int64) for n in ([0], [2**62], [])), np.empty(0, np.int32)
+    )
+    with pytest.raises(MemoryError, match="read from committable again"):
+        native.OffsetTracker.from_state("lines", 0, 0, whole)
+    assert tracker.pending == 0
+
+
+def test_threads_that_share_a_tracker_lose_nothing(backend):
+    tracker = backend.OffsetTracker("lines", 0, 0, 0)
+    rows, batch, threads = 20_000, 100, 4
+    counts, errors = [0] * threads, []
+    tracker.emitted(np.arange(rows))
+    start = threading.Barrier(threads + 1)
+
+    def acking(mine):
+        order = np.random.default_rng(mine).permutation(rows // batch) * batch
+        start.wait()
+        try:
+            for at in order:
+                counts[mine] += tracker.acked(np.arange(at, at + batch))
+                counts[mine] += tracker.acked(int(at))
+        except BaseException as error:
+            errors.append(error)
+
+    def looking():
+        start.wait()
+        try:
+            while tracker.pending:
+                seen = tracker.state()
+                assert seen.committable <= seen.end
+                assert len(seen.hole_starts) == 0 or seen.hole_starts[0] == seen.committable
+                pickle.dumps(tracker)
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        workers = [threading.Thread(target=acking, args=(mine,)) for mine in range(threads)]
+        workers.append(threading.Thread(target=looking))
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
+    assert sum(counts) == rows
+    assert tracker.committable == rows
+    assert tracker.stats.repeated == (threads - 1) * rows + threads * (rows // batch)

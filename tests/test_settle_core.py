@@ -83,61 +83,9 @@ def test_statuses_are_those_of_a_second_opinion(Ledger, stream, cuts):
     assert set(ledger.entries().root_ids.tolist()) == set(wanted) - set(decided)
 
 
-def test_parts_merge_to_the_whole(Ledger, stream):
-    """Combined on five machines, merged in one: the same rows, all columns."""
-    roots, vals, tasks, times = stream
-    whole = Ledger(clock=Clock())
-    whole.fold(roots, vals, tasks, times)
-    merged = Ledger(capacity=1, clock=Clock())
-    for part in np.array_split(np.arange(len(roots)), 5):
-        combined = Ledger(capacity=1, clock=Clock())
-        combined.fold(roots[part], vals[part], tasks[part], times[part])
-        merged.merge(combined.entries())
-    assert sorted(merged.entries()) == sorted(whole.entries())
-    assert sorted(merged.settle(1_000, 200)) == sorted(whole.settle(1_000, 200))
-    assert len(merged) == len(whole)
-
-
-def test_settling_in_cuts_keeps_the_open_ones(Ledger, stream):
-    """Roots open after one micro-batch are the start of the next one, with their flags."""
-    roots, vals, tasks, _ = stream
-    whole = Ledger()
-    whole.fold(roots, vals, tasks)
-    open_before = Ledger().entries()
-    for part in np.array_split(np.arange(len(roots)), 3):
-        ledger = Ledger.from_entries(open_before)
-        ledger.fold(roots[part], vals[part], tasks[part])
-        open_before = ledger.entries()
-    ledger = Ledger.from_entries(open_before)
-    assert sorted(ledger.settle()) == sorted(whole.settle())
-
-
-def test_a_fail_before_its_init_is_still_there_in_the_next_cut(Ledger):
-    """The flag is all that such an entry has; an entry without val, task or init is not empty."""
-    first = Ledger()
-    first.fold(int64s([7]), int64s([0]), int32s([records.FAIL]))
-    assert len(first.settle()) == 0
-    second = Ledger.from_entries(first.entries())
-    second.fold(int64s([7]), int64s([5]), int32s([3]))
-    assert [row.status for row in second.settle()] == [records.FAILED]
-
-
 def test_settling_an_expiring_ledger_leaves_the_expired_alone(Ledger):
     ledger = Ledger(buckets=2)
     ledger.merge(entries_of([(1, 0, 4, 1, 0, 1, None, None), (2, 0, 4, 1, 0, 0, None, None)]))
     ledger.rotate()
     assert [row.root_id for row in ledger.settle()] == [2]
     assert [row.root_id for row in ledger.expired()] == [1]
-
-
-def test_a_big_ledger_settles_and_stays_usable(Ledger):
-    roots = np.arange(50_000, dtype=np.int64)
-    ledger = Ledger()
-    ledger.fold(roots, roots * 3, np.zeros(50_000, np.int32))
-    assert ledger.settle().root_ids.tolist() == [0]
-    ledger.fold(roots, roots * 3, np.full(50_000, records.ACK, np.int32))
-    settled = ledger.settle()
-    # Root 0 was decided before: its late row is an entry without an init.
-    assert sorted(settled.root_ids.tolist()) == roots[1:].tolist()
-    assert set(settled.statuses.tolist()) == {records.ACKED}
-    assert ledger.entries().root_ids.tolist() == [0]

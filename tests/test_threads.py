@@ -49,34 +49,6 @@ def forest(trees):
     return roots, np.bitwise_xor.reduce(edges), edges
 
 
-def test_acks_of_four_threads_complete_every_tree_once(Ledger):
-    trees, batch = 4_000, 50
-    roots, vals, edges = forest(trees)
-    ledger = Ledger(capacity=1)
-    outcomes = []
-
-    def acking(mine):
-        order = np.random.default_rng(mine).permutation(trees // batch) * batch
-
-        def work():
-            for at in order:
-                some = slice(at, at + batch)
-                outcomes.extend(ledger.ack_many(roots[some], edges[mine][some]))
-
-        return work
-
-    def initing():
-        for at in range(0, trees, batch):
-            some = slice(at, at + batch)
-            tasks = int32s([7] * batch)
-            outcomes.extend(ledger.init_many(roots[some], vals[some], tasks))
-
-    run_threads(initing, *(acking(thread) for thread in range(THREADS)))
-    assert sorted(row.root_id for row in outcomes) == sorted(roots.tolist())
-    assert {(row.task, row.kind.name) for row in outcomes} == {(7, "ACKED")}
-    assert len(ledger) == 0
-
-
 def test_long_batches_of_four_threads_on_the_same_roots(native):
     """Batches long enough that two of them run at once, if nothing keeps them apart."""
     roots = np.arange(1_600_000) % 16

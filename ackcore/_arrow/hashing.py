@@ -50,17 +50,18 @@ def hash_columns(columns: Sequence[pa.Array], n: int) -> Int64s:
     for number, column in enumerate(columns):
         if not isinstance(column, pa.Array):
             raise TypeError(
-                f"columns must be Arrow arrays, got {type(column).__name__} in place {number}; "
-                "pass the chunks of a ChunkedArray one by one, or .combine_chunks() first"
+                f"columns must be Arrow arrays, got {type(column).__name__} at position "
+                f"{number}; pass the chunks of a ChunkedArray one by one, or "
+                ".combine_chunks() first"
             )
         if len(column) != n:
-            raise ValueError(f"columns must have {n} rows, got {len(column)} in place {number}")
+            raise ValueError(f"columns must have {n} rows, got {len(column)} at position {number}")
         try:
             _hash_into(hashes, column)
         except _NotHashed as error:
             raise TypeError(
-                f"columns cannot be hashed by {error}, got {column.type} in place {number}; "
-                "take fields or entries out of it, or turn it to text, and hash those"
+                f"columns cannot be hashed by {error}, got {column.type} at position "
+                f"{number}; hash its fields or entries, or convert it to text"
             ) from None
     return hashes
 

@@ -130,7 +130,7 @@ def as_mapping(value: Any) -> Mapping[Any, Any] | None:
             return None
         found = dict(zip(names, value, strict=True))
         if len(found) < len(value):
-            raise ValueError(f"fields must have names of their own, got {', '.join(names)}")
+            raise ValueError(f"fields must have unique names, got {', '.join(names)}")
         return found
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
@@ -162,7 +162,9 @@ def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
             types = {field.name: field.type for field in arrow_type}
             unknown = [] if projects else [name for name in named if name not in types]
             if unknown:
-                raise ValueError(f"{arrow_type} has no field {unknown[0]!r}; its fields go by name")
+                raise ValueError(
+                    f"{arrow_type} has no field {unknown[0]!r}; values with names go by name"
+                )
             missing = [] if projects else [name for name in types if name not in named]
             if missing:
                 raise ValueError(
@@ -284,7 +286,7 @@ def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
     if kind.is_struct(was) and kind.is_struct(now):
         names = {field.name for field in was} & {field.name for field in now}
         if any(len(was.get_all_field_indices(name)) > 1 for name in names):
-            raise ValueError(f"fields must have names of their own, got {was}")
+            raise ValueError(f"fields must have unique names, got {was}")
         return all(_means_the_same(was.field(name).type, now.field(name).type) for name in names)
     # If only one of them is nested, Arrow raises, because it has no such cast.
     fields = range(min(was.num_fields, now.num_fields))

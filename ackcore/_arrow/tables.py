@@ -35,8 +35,8 @@ def refuse_nulls(column: pa.Array, name: str) -> None:
     if column.null_count:
         first = pc.index(pc.is_null(column), True).as_py()
         raise ValueError(
-            f"{name} must not hold nulls, got {column.null_count} of {len(column)} rows, the first "
-            f"in row {first}; drop these rows or give them a value first"
+            f"{name} must not hold nulls, got {column.null_count} of {len(column)} rows, the "
+            f"first in row {first}; drop these rows or set a value first"
         )
 
 

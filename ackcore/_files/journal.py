@@ -55,7 +55,7 @@ MOST_BYTES = 1 << 30
 _OPEN = re.compile(r"[0-9a-f]{16}\.open")
 
 
-class Answered(Protocol):
+class JournalAnswers(Protocol):
     """Answers by key, shared by all writers that open the same place."""
 
     def get(self, key: bytes) -> bytes | None:
@@ -299,8 +299,8 @@ class Journal:
                 raise
             raise OSError(
                 error.errno,
-                "a journal needs a file system with hard links; keep the checkpoint on another, or "
-                "set journal = False",
+                "a journal needs a file system with hard links; put the checkpoint on "
+                "another file system, or set journal = False",
                 str(self._directory),
             ) from error
         return True
@@ -378,7 +378,7 @@ class Journal:
         found = self._formats[other.descriptor].entries(data, start, other.read)
         for key, begin, length, skipped in found:
             if skipped:
-                self._warn(name, f"is damaged: {skipped} bytes are passed over")
+                self._warn(name, f"is damaged: {skipped} bytes are skipped")
             end = begin + length
             place = _Place(other.descriptor, other.read + begin, length)
             self._candidates.setdefault(key, place)
@@ -403,7 +403,7 @@ class Journal:
             end = offset + length
         lost += len(data) - end
         if lost:
-            self._warn(path.name, f"is damaged: {lost} of its {len(data)} bytes are passed over")
+            self._warn(path.name, f"is damaged: {lost} of its {len(data)} bytes are skipped")
 
     def _read(self, key: bytes, place: _Place) -> bytes | None:
         """Return an answer, or None if its entry was damaged after it was found."""
@@ -427,7 +427,7 @@ class Journal:
 
     def _warn(self, name: str, what: str) -> None:
         _log.warning(
-            "%s/%s %s; calls whose answers were there are made again", self._directory, name, what
+            "%s/%s %s; calls whose answers it held are made again", self._directory, name, what
         )
 
 

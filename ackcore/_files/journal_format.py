@@ -122,7 +122,7 @@ def read_header(data: bytes, context: bytes) -> FileFormat | None:
     if len(data) < found.header_bytes:
         return None
     if data[: found.header_bytes] != found.header(context):
-        raise ValueError("damaged, or of another context")
+        raise ValueError("damaged, or written for another context")
     return found
 
 

@@ -6,7 +6,16 @@ raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retrie
 """
 
 from ackcore.calls.calls import Calls
-from ackcore.calls.outcomes import Outcome, Reject, Retry, Unavailable
+from ackcore.calls.outcomes import CallCounts, CallOutcome, Reject, Retry, Unavailable
 from ackcore.calls.settings import CallSettings
 
-__all__ = ["CallSettings", "Calls", "Outcome", "Reject", "Retry", "Unavailable"]
+__all__ = [
+    "BreakerState",
+    "CallCounts",
+    "CallOutcome",
+    "CallSettings",
+    "Calls",
+    "Reject",
+    "Retry",
+    "Unavailable",
+]

@@ -11,7 +11,7 @@ from inspect import iscoroutine
 from typing import Any, Generic, Self, TypeVar
 
 from ackcore.calls.limits import BreakerState
-from ackcore.calls.outcomes import CallCounts, Outcome, Value
+from ackcore.calls.outcomes import CallCounts, CallOutcome, Value
 from ackcore.calls.settings import MAX_THREADS, CallSettings
 from ackcore.calls.threads import CallThreads, is_async
 from ackcore.calls.workers import Workers
@@ -81,7 +81,7 @@ class Calls(Generic[Item, Value]):
         self._running = False
         self._entered = False
 
-    def run(self, items: Iterable[Item]) -> Generator[Outcome[Value], None, None]:
+    def run(self, items: Iterable[Item]) -> Generator[CallOutcome[Value], None, None]:
         """Call the function with each item.
 
         Parameters

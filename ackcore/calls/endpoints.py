@@ -10,7 +10,7 @@ from ackcore.calls.limits import Breaker, BreakerState
 from ackcore.calls.outcomes import Retry, Unavailable
 from ackcore.calls.settings import CallSettings
 from ackcore.flow.choosers import Chooser
-from ackcore.flow.consumers import Consumer, ConsumerState, Lease, state_of
+from ackcore.flow.consumers import ConsumerState, FlowConsumer, Lease, state_of
 from ackcore.flow.limits import DelayTarget, Fixed, Limit
 from ackcore.flow.windows import Windows
 from ackcore.retry import capped_doubling
@@ -127,7 +127,7 @@ class Endpoints:
             self._windows.resume(consumer)
             self._windows.pause(consumer.name, open_ns)
 
-    def _refused(self, consumer: Consumer, error: Retry, now_ns: int) -> None:
+    def _refused(self, consumer: FlowConsumer, error: Retry, now_ns: int) -> None:
         """Pause an endpoint that refuses calls: briefly at first, then longer each time.
 
         The first pause is its service time, after which a service with a rate limit accepts the
@@ -145,7 +145,7 @@ class Endpoints:
         first_ns = max(_SHORTEST_PAUSE_NS, int(consumer.service.service_ns))
         self._windows.pause(consumer.name, capped_doubling(first_ns, times + 1, most_ns))
 
-    def _answered(self, consumer: Consumer, on_trial: bool) -> None:
+    def _answered(self, consumer: FlowConsumer, on_trial: bool) -> None:
         if self._breakers[consumer.name].succeeded(on_trial):
             self._windows.resume(consumer)
 

@@ -81,7 +81,7 @@ class Unavailable(Retry):
     """
 
 
-class Outcome(NamedTuple, Generic[Value]):
+class CallOutcome(NamedTuple, Generic[Value]):
     """The outcome of one item.
 
     Attributes

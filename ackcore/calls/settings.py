@@ -110,7 +110,7 @@ class CallSettings:
         if self.max_backoff_s < self.backoff_s:
             raise ValueError(
                 f"max_backoff_s must be at least backoff_s, got {self.max_backoff_s:g} and "
-                f"{self.backoff_s:g}; raise the one or lower the other"
+                f"{self.backoff_s:g}; increase the first or decrease the second"
             )
         self._set("wait_in_task_s", _wait(self.wait_in_task_s))
         self._set("max_attempts", as_count(self.max_attempts, "max_attempts", 1))

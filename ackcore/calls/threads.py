@@ -22,7 +22,7 @@ def is_async(function: Any) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _ThreadCall:
     """A call that a thread makes."""
 
     answer: asyncio.Future[Any]
@@ -52,7 +52,7 @@ class CallThreads:
         self._threads = threads
         self._name = name
         self._started = 0  # threads, without those whose call was cancelled
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[_ThreadCall | None] = SimpleQueue()
         self._waiting = 0  # calls without an answer yet
         self._lock = Lock()  # guards each call's is_out and lost together
 
@@ -69,7 +69,7 @@ class CallThreads:
             Called without arguments, in the thread, when the call begins.
         """
         loop = asyncio.get_running_loop()
-        call = _Call(loop.create_future(), arguments, began)
+        call = _ThreadCall(loop.create_future(), arguments, began)
         call.answer.add_done_callback(functools.partial(self._ended, call, loop))
         self._waiting += 1
         self._calls.put(call)
@@ -90,7 +90,7 @@ class CallThreads:
             Thread(target=self._work, args=(loop,), name=self._name, daemon=True).start()
 
     def _ended(
-        self, call: _Call, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]
+        self, call: _ThreadCall, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]
     ) -> None:
         self._waiting -= 1
         with self._lock:

@@ -28,9 +28,9 @@ from typing import Any
 
 from ackcore.calls.endpoints import Endpoints
 from ackcore.calls.limits import TokenBucket
-from ackcore.calls.outcomes import CallCounts, Outcome, Retry
+from ackcore.calls.outcomes import CallCounts, CallOutcome, Retry
 from ackcore.calls.settings import CallSettings
-from ackcore.flow.consumers import Consumer, Lease
+from ackcore.flow.consumers import FlowConsumer, Lease
 from ackcore.retry import capped_doubling
 
 _S = 1_000_000_000
@@ -53,7 +53,7 @@ class _Call:
         self.value: Any = None
         self.error: BaseException | None = None
         self.after_s: float | None = None
-        self.avoid: tuple[Consumer, ...] = ()  # the endpoint at which it failed
+        self.avoid: tuple[FlowConsumer, ...] = ()  # the endpoint at which it failed
         self.made = self.failures = 0
         self.waited = 0  # nanoseconds
         self.done = False
@@ -130,13 +130,13 @@ class Workers:
         self._waits: list[tuple[int, int, _Call]] = []  # a heap by due time
         self._waits_begun = 0
         # Calls whose wait is over, by the endpoint that they avoid.
-        self._due: dict[tuple[Consumer, ...], deque[tuple[int, int, _Call]]] = {}
+        self._due: dict[tuple[FlowConsumer, ...], deque[tuple[int, int, _Call]]] = {}
 
     def now_ns(self) -> int:
         """Return the time of a clock that stops while calls are out and the loop does not run."""
         return self._clock() - self._stood_ns
 
-    def outcomes(self, loop: AbstractEventLoop, items: Iterator[Any]) -> Iterator[Outcome[Any]]:
+    def outcomes(self, loop: AbstractEventLoop, items: Iterator[Any]) -> Iterator[CallOutcome[Any]]:
         """Make the calls of a run, and yield the outcome of each; see `Calls.run`."""
         self._loop, self._items, self._exhausted, self.running = loop, items, False, True
         order = self._order
@@ -152,7 +152,7 @@ class Workers:
                 since = self._clock()
                 while order and order[0].done:
                     call = order.popleft()
-                    yield Outcome(call.value, call.error, call.made, call.after_s)
+                    yield CallOutcome(call.value, call.error, call.made, call.after_s)
                 if self.endpoints.in_flight:
                     self._stood_ns += self._clock() - since
         finally:

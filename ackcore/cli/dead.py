@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ import typer
 
 from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, plain, print_json, table, time_of
 from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import (
@@ -26,7 +27,6 @@ from ackcore.spark.dead_letters.listing import (
     none_found,
 )
 from ackcore.spark.dead_letters.replay import Replay, replay
-from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
 Place = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint, or its store of dead letters.")
@@ -206,7 +206,7 @@ def show(
             value = json.dumps(value, ensure_ascii=False, indent=2)
             lines = value.splitlines()
         else:
-            value = time_of(value) if name in ("first_ms", "last_ms") else value
+            value = time_of(value) if name.endswith("_ms") else value
             lines = str("-" if value is None else value).splitlines() or [""]
         for at, line in enumerate(lines):
             typer.echo(f"{'' if at else name.removesuffix('_ms'):<14}{plain(line)}")
@@ -368,11 +368,14 @@ def time_in(text: str) -> int:
 
 
 def _to_json(letter: Letter) -> dict[str, Any]:
-    told = {"letter": str(letter.id), "spout": letter.id.spout, "batch_id": letter.id.batch_id}
-    names = ("message_id", "attempts", "component", "error_type", "error_message")
-    told |= {name: getattr(letter, name) for name in names}
-    told |= {"first_ms": letter.first_ms, "last_ms": letter.last_ms}
-    told |= {"replays": letter.replays, "sent": letter.sent, "request": letter.request}
+    told = asdict(letter)
+    del told["id"], told["payload"]
+    told = {
+        "letter": str(letter.id),
+        "spout": letter.id.spout,
+        "batch_id": letter.id.batch_id,
+        **told,
+    }
     if letter.payload is not None:
         told["record"] = json.loads(letter.payload)
     return told

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ackcore.cli.reporting import print_json
-from ackcore.ui.server import Server
+from ackcore.ui.server import PageServer
 
 
 def add_to(app: typer.Typer) -> None:
@@ -54,7 +54,7 @@ def ui(
         token = os.environ.get("ACKCORE_UI_TOKEN")
         if not token:
             token = new = secrets.token_urlsafe(24)
-    with Server(checkpoints, host=host, port=port, token=token, hosts=known_as or ()) as server:
+    with PageServer(checkpoints, host=host, port=port, token=token, hosts=known_as or ()) as server:
         if as_json:
             print_json({"url": server.url, "token": new})
             sys.stdout.flush()  # it waits from now on, and who reads may be behind a pipe

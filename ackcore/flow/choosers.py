@@ -14,7 +14,7 @@ from math import inf, sqrt
 from typing import ClassVar, Protocol
 
 from ackcore._reference.mix import mix
-from ackcore.flow.consumers import Consumer
+from ackcore.flow.consumers import FlowConsumer
 
 _CLOSED = inf  # the score of a slot without room, or without a consumer
 _UNKNOWN_NS = 1e6  # the service time of a consumer that was never acked
@@ -29,16 +29,16 @@ class Chooser(Protocol):
         is outstanding.
         """
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, consumer: FlowConsumer) -> None:
         """Add a consumer at its slot. A call of `changed` follows."""
 
-    def leave(self, consumer: Consumer) -> None:
+    def leave(self, consumer: FlowConsumer) -> None:
         """Remove a consumer. Another one may use its slot from now on."""
 
-    def changed(self, consumer: Consumer) -> None:
+    def changed(self, consumer: FlowConsumer) -> None:
         """Update the choice after a change of a consumer's limit, load, service time or silence."""
 
-    def choose(self, key: Hashable, avoid: tuple[Consumer, ...]) -> Consumer | None:
+    def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
         """Return a consumer that has room, or None.
 
         Parameters
@@ -60,9 +60,9 @@ class _ByScore:
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
         self._scores: list[float] = []
-        self._consumers: list[Consumer | None] = []
+        self._consumers: list[FlowConsumer | None] = []
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, consumer: FlowConsumer) -> None:
         """See `Chooser.join`."""
         while len(self._scores) <= consumer.slot:
             self._scores.append(_CLOSED)
@@ -73,16 +73,16 @@ class _ByScore:
             )
         self._consumers[consumer.slot] = consumer
 
-    def leave(self, consumer: Consumer) -> None:
+    def leave(self, consumer: FlowConsumer) -> None:
         """See `Chooser.leave`."""
         self._scores[consumer.slot] = _CLOSED
         self._consumers[consumer.slot] = None
 
-    def changed(self, consumer: Consumer) -> None:
+    def changed(self, consumer: FlowConsumer) -> None:
         """See `Chooser.changed`."""
         raise NotImplementedError
 
-    def choose(self, key: Hashable, avoid: tuple[Consumer, ...]) -> Consumer | None:
+    def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
         """See `Chooser.choose`."""
         if not (avoid and (avoid := self._avoided(avoid))):
             return self._pick()
@@ -96,14 +96,14 @@ class _ByScore:
         finally:
             self._scores = kept
 
-    def _pick(self) -> Consumer | None:
+    def _pick(self) -> FlowConsumer | None:
         scores = self._scores
         if not scores:
             return None
         least = min(scores)
         return None if least == _CLOSED else self._consumers[scores.index(least)]
 
-    def _avoided(self, avoid: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
+    def _avoided(self, avoid: tuple[FlowConsumer, ...]) -> tuple[FlowConsumer, ...]:
         """Return the latest of these consumers, as many as leave another one open."""
         opened = [c for c in self._consumers if c is not None and c.is_open]
         while avoid and all(c in avoid for c in opened):
@@ -131,14 +131,14 @@ class Idlest(_ByScore):
         super().__init__(seed)
         self._shares: list[float] = []
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, consumer: FlowConsumer) -> None:
         """See `Chooser.join`."""
         super().join(consumer)
         while len(self._shares) < len(self._scores):
             # Several producers must not all begin with the same consumer.
             self._shares.append(1.0 + self._random.random() * 1e-6)
 
-    def changed(self, consumer: Consumer) -> None:
+    def changed(self, consumer: FlowConsumer) -> None:
         """See `Chooser.changed`."""
         slot = consumer.slot
         out = consumer.out
@@ -172,18 +172,18 @@ class ByKey(_ByScore):
         super().__init__()
         self._salts: list[int] = []
 
-    def join(self, consumer: Consumer) -> None:
+    def join(self, consumer: FlowConsumer) -> None:
         """See `Chooser.join`."""
         super().join(consumer)
         while len(self._salts) < len(self._scores):
             self._salts.append(0)
         self._salts[consumer.slot] = _hashed(consumer.name)
 
-    def changed(self, consumer: Consumer) -> None:
+    def changed(self, consumer: FlowConsumer) -> None:
         """See `Chooser.changed`."""
         self._scores[consumer.slot] = 0.0 if consumer.has_room else _CLOSED
 
-    def choose(self, key: Hashable, avoid: tuple[Consumer, ...]) -> Consumer | None:
+    def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
         """See `Chooser.choose`. The keys of a paused consumer wait for it, if its pause has
         ``keys_wait``.
         """

@@ -45,7 +45,7 @@ class Lease:
 
     # Neither slots nor a constructor: a controller sets only the attributes that differ from these
     # defaults, which takes half of the time.
-    consumer: Consumer
+    consumer: FlowConsumer
     item: Any
     sent_ns: int
     key: Hashable = None
@@ -53,7 +53,7 @@ class Lease:
     fate = Fate.OUT
     began_ns: int | None = None
     due_ns = 0  # of a re-queued item: the earliest time to send it again
-    failed_at: tuple[Consumer, ...] = ()
+    failed_at: tuple[FlowConsumer, ...] = ()
 
     @property
     def name(self) -> Hashable:
@@ -64,7 +64,7 @@ class Lease:
         return f"Lease({self.name!r}, attempt={self.attempt}, {self.fate.value})"
 
 
-class Consumer:
+class FlowConsumer:
     """One consumer, as its controller and the chooser see it.
 
     Attributes
@@ -162,7 +162,7 @@ class ConsumerState(NamedTuple):
     timed_out: int
 
 
-def state_of(consumer: Consumer) -> ConsumerState:
+def state_of(consumer: FlowConsumer) -> ConsumerState:
     """Return a consumer's state."""
     return ConsumerState(
         consumer.name,

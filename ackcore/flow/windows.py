@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from ackcore.flow.choosers import Chooser
-from ackcore.flow.consumers import Consumer, Fate, Lease
+from ackcore.flow.consumers import Fate, FlowConsumer, Lease
 from ackcore.flow.limits import DelayTarget, Limit
 
 _SWEEP_NS = 2_000_000
@@ -57,7 +57,7 @@ class Windows:
         self._delays = 0
         self._held: set[Hashable] = set()  # with a chooser by key: keys of tuples not done
         self._next_sweep_ns = clock()
-        self.consumers: dict[Hashable, Consumer] = {}
+        self.consumers: dict[Hashable, FlowConsumer] = {}
         self.in_flight = 0
         self.requeued = 0
         self.late = 0
@@ -69,7 +69,7 @@ class Windows:
         slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
         # With any law, the choice needs the service time.
         service = limit if isinstance(limit, DelayTarget) else DelayTarget(clock=self._clock)
-        consumer = Consumer(name, slot, limit, service, self._clock())
+        consumer = FlowConsumer(name, slot, limit, service, self._clock())
         self.consumers[name] = consumer
         self._chooser.join(consumer)
         self._chooser.changed(consumer)
@@ -97,13 +97,13 @@ class Windows:
         consumer.opens_ns = max(consumer.opens_ns, self._clock() + for_ns)
         self._chooser.changed(consumer)
 
-    def resume(self, consumer: Consumer) -> None:
+    def resume(self, consumer: FlowConsumer) -> None:
         """End a consumer's pause at once."""
         consumer.opens_ns = 0
         consumer.is_open = True
         self._chooser.changed(consumer)
 
-    def named(self, name: Hashable) -> Consumer:
+    def named(self, name: Hashable) -> FlowConsumer:
         """Return the consumer of that name."""
         try:
             return self.consumers[name]
@@ -114,7 +114,11 @@ class Windows:
             ) from None
 
     def lease(
-        self, item: Any, key: Hashable = None, avoid: tuple[Consumer, ...] = (), attempt: int = 0
+        self,
+        item: Any,
+        key: Hashable = None,
+        avoid: tuple[FlowConsumer, ...] = (),
+        attempt: int = 0,
     ) -> Lease | None:
         """Return a lease, or None if there is no room."""
         now = self._clock()
@@ -322,7 +326,7 @@ class Windows:
     def _ends_ns(self, lease: Lease) -> int:
         return (lease.sent_ns if lease.began_ns is None else lease.began_ns) + self._timeout_ns
 
-    def _one_less(self, consumer: Consumer) -> None:
+    def _one_less(self, consumer: FlowConsumer) -> None:
         consumer.out -= 1
         self.in_flight -= 1
         self._chooser.changed(consumer)

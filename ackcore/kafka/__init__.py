@@ -20,12 +20,9 @@ from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.dead_limit import TooManyDead
 from ackcore.kafka.cluster import (
     ClusterFailed,
-    TopicPartition,
     UnknownTopics,
 )
 from ackcore.kafka.consumer.consumer import Consumer, ConsumerStats
-from ackcore.kafka.consumer.consumer_client import ConsumerError, OffsetsOutOfRange
-from ackcore.kafka.consumer.consumer_letters import DeadLetterLoop
 from ackcore.kafka.consumer.consumer_records import (
     ConsumerCounts,
     Failure,
@@ -33,7 +30,13 @@ from ackcore.kafka.consumer.consumer_records import (
     PartitionStats,
 )
 from ackcore.kafka.consumer.letter_replay import SentBack, replay_letters
-from ackcore.kafka.kafka_errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
+from ackcore.kafka.kafka_errors import (
+    ConsumerError,
+    OffsetsLost,
+    OffsetsOutOfRange,
+    ReadFailed,
+    ReadTimedOut,
+)
 from ackcore.kafka.producing import DeliveryError
 from ackcore.kafka.spout import KafkaGroup, KafkaSpout
 
@@ -43,13 +46,11 @@ __all__ = [
     "ConsumerCounts",
     "ConsumerError",
     "ConsumerStats",
-    "DeadLetterLoop",
     "DeliveryError",
     "Failure",
     "KafkaGroup",
     "KafkaRecord",
     "KafkaSpout",
-    "LogTruncated",
     "OffsetsLost",
     "OffsetsOutOfRange",
     "PartitionStats",
@@ -59,7 +60,6 @@ __all__ = [
     "Retry",
     "SentBack",
     "TooManyDead",
-    "TopicPartition",
     "Unavailable",
     "UnknownTopics",
     "replay_letters",

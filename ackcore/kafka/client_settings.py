@@ -19,7 +19,7 @@ _OURS = {
     "enable.auto.commit": "offsets are committed when their records are done",
     "enable.auto.offset.store": "offsets are committed when their records are done",
     "auto.offset.reset": "where reading starts is an argument, and lost offsets are never passed",
-    "enable.partition.eof": "it says where a range ends",
+    "enable.partition.eof": "ackcore sets it to find the end of a range",
     "test.mock.num.brokers": "brokers are at bootstrap_servers",
 }
 #: Security settings that may be shown.  All other security settings count as secrets.

@@ -18,6 +18,14 @@ def is_fatal(error: KafkaError) -> bool:
     return error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID)
 
 
+class ConsumerError(RuntimeError):
+    """The error that ended a `Consumer`."""
+
+
+class OffsetsOutOfRange(ConsumerError):
+    """The next offset to read was deleted, or does not exist yet."""
+
+
 class OffsetsLost(RuntimeError):
     """Offsets of a range no longer exist in the partition, or do not exist again yet.
 
@@ -47,35 +55,6 @@ class OffsetsLost(RuntimeError):
         )
 
 
-class LogTruncated(RuntimeError):
-    """The log of a partition was truncated below the next offset to read, and written again.
-
-    It is not known which of its records were read before. In contrast, after `OffsetsLost` the
-    offsets below ``low`` are gone and all others are unchanged.
-
-    Attributes
-    ----------
-    range : OffsetRange
-        The part of the range that was not read yet.
-    low, high : int
-        The first offset of the partition, and the offset of its next record. ``range.start`` is
-        between them.
-    cause : str
-        librdkafka's message.
-    """
-
-    def __init__(self, range: OffsetRange, low: int, high: int, cause: str) -> None:
-        super().__init__(range, low, high, cause)
-        self.range, self.low, self.high, self.cause = range, low, high, cause
-
-    def __str__(self) -> str:
-        return (
-            f"{self.range} cannot be read: offset {self.range.start} was refused, and the "
-            f"partition has offsets [{self.low}, {self.high}); its log was truncated and written "
-            f"anew, so that other records may have the offsets now: {self.cause}"
-        )
-
-
 class ReadTimedOut(TimeoutError):
     """No record of a range has come for too long.
 
@@ -99,6 +78,10 @@ class ReadTimedOut(TimeoutError):
 
 class ReadFailed(RuntimeError):
     """A range cannot be read, and waiting would not help.
+
+    The code is ``_AUTO_OFFSET_RESET`` or ``_LOG_TRUNCATION`` if the log of the partition was
+    truncated below ``range.start`` and written again. It is then not known which of its records
+    were read before. In contrast, after `OffsetsLost` all offsets that are left are unchanged.
 
     Attributes
     ----------

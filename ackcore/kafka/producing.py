@@ -28,12 +28,12 @@ from ackcore.kafka.kafka_errors import error_text
 _OURS = {
     "acks": "a message is delivered when all replicas in sync have it",
     "request.required.acks": "a message is delivered when all replicas in sync have it",
-    "enable.idempotence": "what librdkafka sends again is there once",
+    "enable.idempotence": "each message is stored once, also if librdkafka sends it again",
     "transactional.id": "it is made from the deployment and the sink",
-    "delivery.report.only.error": "every report is looked at here",
-    "on_delivery": "every report is looked at here",
-    "dr_cb": "every report is looked at here",
-    "error_cb": "what it hears goes into errors",
+    "delivery.report.only.error": "ackcore checks every report",
+    "on_delivery": "ackcore checks every report",
+    "dr_cb": "ackcore checks every report",
+    "error_cb": "ackcore adds its messages to errors",
 }
 
 #: The headers of a message.
@@ -70,12 +70,12 @@ _WAYS_OUT = {
     KafkaError.INVALID_PRODUCER_EPOCH: _SHUT_OUT,
     KafkaError.PRODUCER_FENCED: _SHUT_OUT,
     KafkaError.MSG_SIZE_TOO_LARGE: (
-        "raise max.message.bytes of the topic, and message.max.bytes in options if it is there; or "
-        "send less"
+        "raise max.message.bytes of the topic, and message.max.bytes if options set it, or send "
+        "less"
     ),
     KafkaError.INVALID_RECORD: (
-        "give each message a key, which a topic with cleanup.policy=compact asks for; else see "
-        "what the broker's log says of it"
+        "give each message a key, which a topic with cleanup.policy=compact requires; else see "
+        "the log of the broker"
     ),
     KafkaError.UNKNOWN_TOPIC_OR_PART: "make the topic",
     KafkaError._UNKNOWN_TOPIC: "make the topic",
@@ -493,7 +493,9 @@ class Transactions:
         except KafkaException as error:
             self.close()
             reason = self._deliveries._told(error.args[0])
-            raise DeliveryError(f"{self._of}: the last one is not known: {reason}") from None
+            raise DeliveryError(
+                f"{self._of}: the last transaction could not be read: {reason}"
+            ) from None
         except BaseException:
             self.close()
             raise

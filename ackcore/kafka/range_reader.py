@@ -28,7 +28,6 @@ from ackcore._records import RawMessage
 from ackcore.flow.numbers import positive
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.kafka_errors import (
-    LogTruncated,
     OffsetsLost,
     ReadFailed,
     ReadTimedOut,
@@ -160,12 +159,11 @@ class RangeReader:
             closed.
         OffsetsLost
             If offsets of the range were deleted. The records before them were yielded.
-        LogTruncated
-            If the partition's log was truncated and written again.
         ReadTimedOut
             If nothing came for ``timeout_s``.
         ReadFailed
-            If the brokers refuse, or send unreadable data. The records before it were yielded.
+            If the brokers refuse, or send unreadable data, or the partition's log was truncated and
+            written again. The records before it were yielded.
         """
         if range_.start < 0:
             # librdkafka uses -1 for the end and -2 for the beginning.
@@ -257,7 +255,7 @@ class RangeReader:
             if rest != before:
                 last, asked = time.monotonic(), False
             elif silent_s > self._timeout_s:
-                text = self._settings.redacted(self._heard or "no broker has said why")
+                text = self._settings.redacted(self._heard or "no broker has sent a reason")
                 failure = ReadTimedOut(rest, self._timeout_s, text)
             elif silent_s > _ASK_AFTER_S and not asked:
                 asked, failure = True, self._refused(rest)
@@ -311,10 +309,17 @@ class RangeReader:
             text = self._settings.redacted(exception_text(error))
             return ReadTimedOut(rest, self._timeout_s, text)
         if found is None:
-            return ReadTimedOut(rest, self._timeout_s, "no broker says where the partition begins")
+            return ReadTimedOut(
+                rest, self._timeout_s, "no broker answered where the partition begins"
+            )
         low, high = found
         if low <= rest.start <= high:
-            return LogTruncated(rest, low, high, self._settings.redacted(error_text(why)))
+            cause = (
+                f"offset {rest.start} was refused, and the partition has offsets [{low}, {high}); "
+                "its log was truncated and written anew, so that other records may have the "
+                f"offsets now: {self._settings.redacted(error_text(why))}"
+            )
+            return ReadFailed(rest, why.name(), cause)
         return OffsetsLost(rest, low, high)
 
     def close(self) -> None:
@@ -329,18 +334,6 @@ class RangeReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def read_range(
-    settings: ClientSettings,
-    range_: OffsetRange,
-    batch_bytes: int = BATCH_BYTES,
-    *,
-    timeout_s: float = 60.0,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the records of one range, with a consumer of its own; see `RangeReader.read`."""
-    with RangeReader(settings, batch_bytes=batch_bytes, timeout_s=timeout_s) as reader:
-        yield from reader.read(range_)
 
 
 def _offset(record: Message | RawMessage) -> int:

@@ -99,6 +99,6 @@ def _is_same(consumer: Consumer, where: TopicPartition, until: float) -> bool:
         ):
             return False
     raise ConnectionError(
-        f"nobody says in time whether {where.topic}-{where.partition} is as it was below offset "
-        f"{where.offset}"
+        f"no broker answered in time whether the log of {where.topic}-{where.partition} below "
+        f"offset {where.offset} is unchanged"
     )

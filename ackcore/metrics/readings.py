@@ -29,7 +29,7 @@ DURATION_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5
 
 
 @dataclass
-class Snapshot:
+class MetricsSnapshot:
     """The latest values that listeners received."""
 
     progress: Any = None
@@ -67,7 +67,7 @@ class SnapshotListener:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._at = Snapshot()
+        self._at = MetricsSnapshot()
 
     def on_start(self, counts: Any) -> None:
         """Record the start."""
@@ -92,11 +92,13 @@ class Reading(NamedTuple):
     kind: Literal["counter", "gauge"]
     unit: str
     about: str
-    values: Callable[[Snapshot], Iterable[Value]]
+    values: Callable[[MetricsSnapshot], Iterable[Value]]
 
 
-def _by_spout(name: str, operation: str | None = None) -> Callable[[Snapshot], Iterable[Value]]:
-    def values(at: Snapshot) -> Iterable[Value]:
+def _by_spout(
+    name: str, operation: str | None = None
+) -> Callable[[MetricsSnapshot], Iterable[Value]]:
+    def values(at: MetricsSnapshot) -> Iterable[Value]:
         for spout, account in at.counts.spouts.items() if at.counts is not None else ():
             told = {SYSTEM: "ackcore", DESTINATION: spout}
             if operation is not None:
@@ -106,11 +108,11 @@ def _by_spout(name: str, operation: str | None = None) -> Callable[[Snapshot], I
     return values
 
 
-def _of_progress(value: Callable[[Any], float]) -> Callable[[Snapshot], Iterable[Value]]:
+def _of_progress(value: Callable[[Any], float]) -> Callable[[MetricsSnapshot], Iterable[Value]]:
     return lambda at: [] if at.progress is None else [({}, value(at.progress))]
 
 
-def _latency(at: Snapshot) -> Iterable[Value]:
+def _latency(at: MetricsSnapshot) -> Iterable[Value]:
     if at.progress is not None and at.progress.acked:
         latency = at.progress.latency_s
         for quantile, seconds in (
@@ -121,7 +123,7 @@ def _latency(at: Snapshot) -> Iterable[Value]:
             yield {"quantile": quantile}, seconds
 
 
-def _lag(at: Snapshot) -> Iterable[Value]:
+def _lag(at: MetricsSnapshot) -> Iterable[Value]:
     if at.progress is not None:
         for spout, lag in at.progress.lag.items():
             yield {SYSTEM: "kafka", DESTINATION: spout}, lag

@@ -12,6 +12,10 @@
 `to_jdbc`              a sink: a table of any JDBC database, each micro-batch once, as above
 `to_delta`             a sink: a Delta table, each micro-batch once, merged by keys or appended
 `to_iceberg`           a sink: an Iceberg table, each micro-batch once, merged by keys or appended
+`Sink`                 base class of sinks, also of your own
+`TransactionalSink`    base class of sinks for stores with transactions: each micro-batch once
+`SinkBatch`            the rows of a micro-batch that a sink writes
+`Written`              the number and content of the micro-batch that a sink wrote last
 `SinkRejects`          the rows that a sink refuses, with reasons; a sink returns or raises it
 `dead_letters`         read the dead letters
 `DeadLetterTopic`      a Kafka topic to which dead letters are also sent
@@ -42,7 +46,6 @@ if TYPE_CHECKING:
     from ackcore.calls import Reject, Retry, Unavailable
     from ackcore.dead_limit import TooManyDead
     from ackcore.spark import functions
-    from ackcore.spark.attempts import attempt
     from ackcore.spark.base.errors import (
         CheckpointCorrupt,
         CheckpointForeign,
@@ -59,7 +62,7 @@ if TYPE_CHECKING:
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
     from ackcore.spark.engine.insist import RunFailed, SinkError
     from ackcore.spark.engine.progress import Counts, Progress
-    from ackcore.spark.guards import guard
+    from ackcore.spark.guards import attempt, guard
     from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
     from ackcore.spark.query import Query, run_batch, start
@@ -73,6 +76,8 @@ if TYPE_CHECKING:
     from ackcore.spark.sinks.parquet import to_parquet
     from ackcore.spark.sinks.postgres import to_postgres
     from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, TooManyRefused
+    from ackcore.spark.sinks.sink import Sink, TransactionalSink, Written
+    from ackcore.spark.sinks.sink_batch import SinkBatch
     from ackcore.spark.sinks.unavailable import SinkUnavailable
 
 __all__ = [
@@ -93,14 +98,18 @@ __all__ = [
     "Retry",
     "RunCancelled",
     "RunFailed",
+    "Sink",
+    "SinkBatch",
     "SinkError",
     "SinkRejects",
     "SinkUnavailable",
     "StateError",
     "TooManyDead",
     "TooManyRefused",
+    "TransactionalSink",
     "Unavailable",
     "WorkerPythonError",
+    "Written",
     "attempt",
     "combine",
     "dead_letters",
@@ -140,15 +149,19 @@ _MODULES = {
     "Retry": "ackcore.calls",
     "RunCancelled": ".base.interrupts",
     "RunFailed": ".engine.insist",
+    "Sink": ".sinks.sink",
+    "SinkBatch": ".sinks.sink_batch",
     "SinkError": ".engine.insist",
     "SinkRejects": ".sinks.rejects",
     "SinkUnavailable": ".sinks.unavailable",
     "StateError": ".base.errors",
     "TooManyDead": "ackcore.dead_limit",
     "TooManyRefused": ".sinks.rejects",
+    "TransactionalSink": ".sinks.sink",
     "Unavailable": "ackcore.calls",
+    "Written": ".sinks.sink",
     "WorkerPythonError": ".base.workers",
-    "attempt": ".attempts",
+    "attempt": ".guards",
     "combine": ".settle.dataframes",
     "dead_letters": ".dead_letters.reading",
     "guard": ".guards",

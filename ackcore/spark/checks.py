@@ -12,15 +12,13 @@ from pyspark.sql.types import StructType
 
 from ackcore._arrow import hash_columns, nullable_within
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_connect, refuse_frame, refuse_mixed, refuse_session
-from ackcore.spark.base.sources import emitted_schema, source_schema
-from ackcore.spark.base.streams import reads_kafka, streams_in
+from ackcore.spark.base.sources import emitted_schema, reads_kafka, source_schema, streams_in
 from ackcore.spark.base.versions import lost_in_arrow, to_arrow_schema
-from ackcore.spark.base.workers import check_workers
+from ackcore.spark.base.workers import check_workers, refuse_unpicklable
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place
-from ackcore.spark.sinks.interface import check_sink
+from ackcore.spark.sinks.sink import as_sink, check_sink
 from ackcore.spark.stores.opening import place_of
 from ackcore.topology.builder import Topology
 from ackcore.topology.parts import BoltSpec, Input, Spout
@@ -43,23 +41,29 @@ _INSTEAD = (
 )
 
 
-def check_trigger(topology: Topology, spark: SparkSession, options: Mapping[str, Any]) -> None:
-    """Raise ValueError if Spark does not accept a trigger."""
+def read_trigger(
+    trigger: str | Mapping[str, Any] | None, topology: Topology, spark: SparkSession
+) -> dict[str, Any]:
+    """Return the keywords for Spark's ``trigger()``; raise ValueError if Spark refuses them."""
+    if trigger is None:
+        return {}
+    options = {"processingTime": trigger} if isinstance(trigger, str) else trigger
+    match options:
+        case {"processingTime": str()} | {"availableNow": True} if len(options) == 1:
+            pass
+        case _:
+            raise ValueError(f"trigger must be {TRIGGERS}; got {trigger!r}")
     source = next((one.source for one in topology.spouts.values() if one.kind is None), None)
     try:
-        if options:
-            if source is None:
-                source = spark.readStream.format("rate").load()
-            source.writeStream.trigger(**options)
+        if source is None:
+            source = spark.readStream.format("rate").load()
+        source.writeStream.trigger(**options)
     except PySparkException as error:
         raise ValueError(f"trigger must be {TRIGGERS}; got {options}: {one_line(error)}") from error
+    return dict(options)
 
 
-def check_options(
-    dead_letters: Place,
-    accept_changes: bool,
-    **functions: Callable[..., object],
-) -> None:
+def check_options(dead_letters: Place, accept_changes: bool, clock: Callable[[], int]) -> None:
     """Check the types of the other arguments of `start` and `run_batch`.
 
     Raises
@@ -74,9 +78,13 @@ def check_options(
             f"accept_changes must be True or False, got {type(accept_changes).__name__} "
             f"{accept_changes!r}"
         )
-    for name, function in functions.items():
-        if not callable(function):
-            raise TypeError(f"{name} must be callable, got {type(function).__name__} {function!r}")
+    check_callable("clock", clock)
+
+
+def check_callable(name: str, function: Callable[..., object]) -> None:
+    """Raise TypeError unless an argument is callable."""
+    if not callable(function):
+        raise TypeError(f"{name} must be callable, got {type(function).__name__} {function!r}")
 
 
 def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
@@ -95,8 +103,8 @@ def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
         if spout.kind == "kafka" and source.reads(topic) and servers & _servers(source.client):
             raise ValueError(
                 f"dead_letters must not be a topic that is read, got {topic!r}, and spout "
-                f"{name!r}, {source!r}, reads it: they would come back. Name another topic, or a "
-                "pattern that it does not fit"
+                f"{name!r}, {source!r}, reads it: it would read the dead letters as records. Name "
+                "another topic, or a pattern that it does not match"
             )
 
 
@@ -159,7 +167,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
                 _check_input(bolt, each, schemas[each.component])
         refuse_unpicklable(f"bolt {name!r}", bolt.component, "prepare()")
     for sink in topology.sinks.values():
-        if getattr(sink.writer, "needs_jvm", False):
+        if as_sink(sink.writer).needs_jvm:
             refuse_connect(
                 spark,
                 f"sink {sink.name!r}, {sink.writer!r}, needs the JVM of a classic session",
@@ -168,7 +176,9 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         found = schemas.get(sink.component)
         if found is None:
             found = topology.bolts[sink.component].schemas[sink.stream]
-        check_sink(sink.name, sink.writer, found, is_case_sensitive(spark))
+        check_sink(
+            sink.name, sink.writer, found, is_case_sensitive(spark), isolated=bool(sink.isolate)
+        )
     check_workers(spark)
 
 
@@ -178,8 +188,8 @@ def _check_source(spout: Spout, spark: SparkSession, streaming: bool) -> None:
     refuse_mixed(spout.source, name, spark, "spark")
     if spout.source.isStreaming and not streaming:
         raise ValueError(
-            f"the source of spout {spout.name!r} is a stream, which never ends; "
-            "use start(), with trigger={'availableNow': True} to end with what there is"
+            f"the source of spout {spout.name!r} is a stream, which never ends; use start(), with "
+            f"trigger={{'availableNow': True}} to end after the present data"
         )
     if streaming and not spout.source.isStreaming:
         raise ValueError(
@@ -193,8 +203,8 @@ def _check_group(spout: Spout, streaming: bool) -> None:
         return
     if not streaming:
         raise ValueError(
-            f"spout {spout.name!r} has a commit_group, which is told of a stream; use start(), "
-            "with trigger={'availableNow': True} to end with what there is"
+            f"spout {spout.name!r} has a commit_group, which only works with streams; use "
+            f"start(), with trigger={{'availableNow': True}} to end after the present data"
         )
     streams = streams_in(spout.source)
     if len(streams) != 1 or not reads_kafka(streams[0]):
@@ -216,13 +226,14 @@ def _check_names(what: str, schema: pa.Schema, sensitive: bool) -> None:
         where = f" in {'.'.join(inside)!r}" if inside else ""
         if one == other:
             raise ValueError(
-                f"{what} has two columns {one!r}{where}, which Arrow cannot hand to Python apart; "
+                f"{what} has two columns {one!r}{where}, which Python could not distinguish; "
                 "rename one of them"
             )
         if not sensitive:
             raise ValueError(
-                f"{what} has columns {one!r} and {other!r}{where}, which differ in case only, and "
-                "to Spark are one; rename one of them, or set spark.sql.caseSensitive to true"
+                f"{what} has columns {one!r} and {other!r}{where}, which differ in case only, so "
+                "that Spark takes them for one; rename one of them, or set "
+                "spark.sql.caseSensitive to true"
             )
 
 
@@ -298,21 +309,6 @@ def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
         if asked != nullable_within(field.type):
             raise TypeError(
                 f"inputs of bolt {bolt.name!r} ask for '{field.name}: {asked}', and the source of "
-                f"spout {each.component!r} has '{field.name}: {field.type}'; change the one, or "
-                "cast the other"
+                f"spout {each.component!r} has '{field.name}: {field.type}'; change the inputs, "
+                "or cast the column"
             )
-
-
-def read_trigger(trigger: str | Mapping[str, Any] | None) -> tuple[bool, dict[str, Any]]:
-    """Return whether the trigger is ``availableNow``, and the keywords for Spark's trigger()."""
-    if trigger is None:
-        return False, {}
-    if isinstance(trigger, str):
-        return False, {"processingTime": trigger}
-    if isinstance(trigger, Mapping) and len(trigger) == 1:
-        ((name, value),) = trigger.items()
-        if name == "processingTime" and isinstance(value, str):
-            return False, {name: value}
-        if name == "availableNow" and value is True:
-            return True, {name: value}
-    raise ValueError(f"trigger must be {TRIGGERS}; got {trigger!r}")

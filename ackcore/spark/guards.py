@@ -1,4 +1,9 @@
-"""`guard`: call a function for each row of a frame in a topology with one bolt."""
+"""Functions of a user, called for each row of a frame: `attempt` and `guard`.
+
+`attempt` makes the errors of the function a column.  It tracks and records nothing.  It is a single
+mapInArrow, so it is lazy, and works in batches, in streams and on Spark Connect.  `guard` runs a
+topology with one bolt, which calls the function, by `run_batch` or `start`.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +13,155 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
+from ackcore import _columns
 from ackcore.calls import CallSettings
-from ackcore.flow import Limit
-from ackcore.spark.attempts import WHERE
-from ackcore.spark.base.pickling import refuse_unpicklable
-from ackcore.spark.base.session import refuse_frame
-from ackcore.spark.call_arguments import (
-    check_names,
-    read_concurrency,
-    read_outputs,
-    share_of_rate,
-)
-from ackcore.spark.checks import kept_schema
+from ackcore.flow import DelayTarget, Limit
+from ackcore.spark.base.batches import plainly_named
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.session import refuse_frame, task_slots
+from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.base.workers import check_workers, refuse_unpicklable
+from ackcore.spark.checks import arrow_schema, is_case_sensitive, kept_schema
 from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.engine.progress import Counts
 from ackcore.spark.query import Query, run_batch, start
-from ackcore.spark.tasks.attempts import FUNCTION, SOURCE
+from ackcore.spark.tasks.attempts import ERROR, ERROR_COLUMN, FUNCTION, SOURCE, Attempts
 from ackcore.topology.builder import TopologyBuilder
 from ackcore.topology.components import Component
 from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.function_calls import BatchFunction, RowFunction
 from ackcore.topology.functions import Function, Kind, kind_of
+
+#: Places to create objects that cannot be pickled: tasks enter a context manager before calls.
+WHERE = "fn, or in __enter__() or __aenter__() of an object that is called"
+
+
+def attempt(
+    frame: DataFrame,
+    fn: Function,
+    outputs: str | StructType | pa.Schema,
+    *,
+    retry_on: type[BaseException] | Iterable[type[BaseException]] = (),
+    max_attempts: int = 3,
+    max_concurrency: int | Callable[[], Limit] | None = None,
+    rate_per_s: float | None = None,
+    timeout_s: float | None = None,
+    wait_in_task_s: float = 5.0,
+    tasks: int | None = None,
+) -> DataFrame:
+    """Call a function for each row. Its answer and its error become columns.
+
+    Parameters
+    ----------
+    frame : pyspark.sql.DataFrame
+        Bounded or streaming, of a classic session or of Spark Connect.
+    fn : callable
+        A callable of one argument, of one of three kinds:
+
+        - a function of a row. It receives an `ackcore.topology.Tuple` (``row["text"]``, ``row[0]``,
+          ``text, n = row``) and returns the outputs as a tuple, a list or a dict; a single
+          output may also be returned as the value itself;
+        - an ``async`` function of a row. Many calls run concurrently;
+        - a function of batches. Its parameter must be annotated as `pyarrow.RecordBatch`. It
+          returns the outputs for the rows it received, in their order: a RecordBatch, a Table, a
+          dict or list of columns, or the single column.
+
+        Objects with ``__call__`` work too. If the object is an (asynchronous) context manager, it
+        is entered before a task's first call: open connections there.
+    outputs : str, StructType or pyarrow.Schema
+        The columns of the answer: ``"label string, score double"``. Answers must not be null in
+        columns that are not nullable.
+    retry_on : exception class, or iterable of them, default ()
+        The exceptions after which a call is repeated, with a back-off; all others are final. By
+        default none is repeated, since the rows behind it wait. (`guard` retries between
+        micro-batches, and by default all exceptions.)
+    max_attempts : int, default 3
+        The maximum number of calls per row, the first one included. `ackcore.calls.Retry` may
+        exceed it, within `wait_in_task_s`; `ackcore.calls.Reject` is never retried.
+    max_concurrency : int or callable, optional
+        The number of concurrent calls in a task: a number, or a callable that returns a `Limit` of
+        `ackcore.flow`. By default the number of async calls adapts to the service (`DelayTarget`),
+        and any other function is called one at a time. With a number, a plain function is called
+        from that many threads. A function of batches is always called one at a time. A call that
+        timed out no longer counts, though it may still run.
+    rate_per_s : float, optional
+        The maximum number of calls per second for the whole frame. Each of the `tasks` has an equal
+        share.
+    timeout_s : float, optional
+        Seconds after which a call fails with `TimeoutError`. A plain function cannot be cancelled
+        and occupies its thread until it returns.
+    wait_in_task_s : float, default 5.0
+        Seconds that a row may wait between its calls, in total.
+    tasks : int, optional
+        The number of tasks that run at once, for `rate_per_s`. The default is the session's default
+        parallelism, which equals its cores. With fewer partitions the rate is lower; if the cluster
+        grows meanwhile, it is higher. On Spark Connect a small job finds the default, once per
+        session.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        The rows of the frame in their order, with its columns, the outputs, and ``error
+        struct<type string, message string, attempts int>``. ``error`` is null for rows that
+        succeeded. For all others the outputs are null, and ``attempts`` is the number of calls.
+
+    Raises
+    ------
+    TypeError
+        If an argument has another type, the function is of none of these kinds or cannot be
+        pickled, or a column has a type that Spark does not pass to Python.
+    ValueError
+        If an output has the name of another column, or a setting is out of range.
+    WorkerPythonError
+        If the workers' Python cannot run it.
+
+    Notes
+    -----
+    Nothing is called before an action, and **each action calls the function again**: write or cache
+    a frame that you read twice. ``orderBy`` reads twice in one action, since Spark samples the rows
+    to sort: `fn` is called twice for each row. A task that Spark repeats calls again. Any exception
+    of `fn` is the error of its row, also `SystemExit`. A function that ends its process ends the
+    task and finally the job (`guard` finds that row). If a function of batches raises, the batch is
+    bisected to the failing rows; but `Retry`, exceptions in `retry_on` and time-outs concern the
+    call, and all its rows fail.
+
+    Examples
+    --------
+    >>> async def geocode(row):
+    ...     answer = await client.get(URL, params={"q": row["address"]})
+    ...     return answer.json()
+    >>> found = attempt(shops, geocode, "lat double, lon double", rate_per_s=50)
+    >>> found.where("error is not null").select("address", "error.*").show()
+    """
+    refuse_frame(frame, "frame")
+    kind = kind_of(fn)
+    columns, answers = read_outputs(outputs, frame)
+    check_names(frame, columns, [ERROR_COLUMN])
+    settings = CallSettings(
+        max_concurrency=read_concurrency(kind, max_concurrency),
+        timeout_s=timeout_s,
+        rate_per_s=rate_per_s,
+        max_attempts=max_attempts,
+        retry_on=retry_on,  # type: ignore[arg-type] # one class is put into a tuple
+        wait_in_task_s=wait_in_task_s,
+    )
+    share = share_of_rate(frame, settings.rate_per_s, tasks)
+    run = Attempts(
+        fn,
+        kind,
+        arrow_schema(frame.schema, "frame"),
+        answers,
+        replace(settings, rate_per_s=share),
+    )
+    refuse_unpicklable("fn", fn, WHERE)
+    check_workers(frame.sparkSession)
+    error = from_arrow_schema(pa.schema([pa.field(ERROR_COLUMN, ERROR)]))
+    result = StructType([*frame.schema.fields, *columns, *error.fields])
+    return plainly_named(frame).mapInArrow(run, result)
 
 
 def guard(
@@ -71,9 +201,9 @@ def guard(
         here. An exception fails the record, which is retried after a back-off.
     outputs : str, StructType or pyarrow.Schema
         As for `attempt`.
-    sink : callable or object with a ``write``
+    sink : Sink or callable
         The sink of the rows that succeeded, each written once, with the frame's columns and the
-        outputs: `to_parquet`, or a function of (DataFrame, batch id).
+        outputs: a `Sink` such as `to_parquet`, or a function of (DataFrame, batch id).
     checkpoint : path
         See `run_batch` and `start`.
     message_id : str or sequence of str, optional
@@ -146,33 +276,166 @@ def guard(
         bolt = BatchFunction(fn, answers, kept, shared, **told)
     else:
         raise ValueError(
-            f"journal must be left out for a function of batches, got {journal!r}: whose answer is "
-            "whose is known only where each row is a call of its own"
+            f"journal must be left out for a function of batches, got {journal!r}: results can be "
+            "assigned to rows only if each row is a call of its own"
         )
     builder = TopologyBuilder()
     builder.spout(SOURCE, frame, message_id=message_id)
     builder.bolt(FUNCTION, bolt).shuffle(SOURCE)
     builder.sink(FUNCTION, sink, name="sink")
     topology = builder.build(**settings)
-    if not frame.isStreaming:
-        return run_batch(
-            topology,
-            frame.sparkSession,
-            checkpoint,
-            max_dead=max_dead,
-            max_dead_ratio=max_dead_ratio,
-            dead_letters=dead_letters,
-            accept_changes=accept_changes,
-            listeners=listeners,
+    options: dict[str, Any] = {
+        "max_dead": max_dead,
+        "max_dead_ratio": max_dead_ratio,
+        "dead_letters": dead_letters,
+        "accept_changes": accept_changes,
+        "listeners": listeners,
+    }
+    if frame.isStreaming:
+        return start(topology, frame.sparkSession, checkpoint, trigger=trigger, **options)
+    return run_batch(topology, frame.sparkSession, checkpoint, **options)
+
+
+# ------------------------------------------------------------------------------------- arguments
+
+_FORMS = "a schema: 'label string, score double', a StructType or a pyarrow.Schema"
+
+
+def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]:
+    """Return the output columns of a function as a Spark schema and as an Arrow schema.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are not columns that Spark accepts from Python.
+    """
+    if isinstance(outputs, StructType):
+        columns = outputs
+    elif isinstance(outputs, pa.Schema):
+        columns = _from_arrow(outputs)
+    elif isinstance(outputs, str):
+        columns = _from_ddl(outputs, frame)
+    else:
+        raise TypeError(f"outputs must be {_FORMS}, got {type(outputs).__name__} {outputs!r}")
+    if not columns.fields:
+        raise ValueError(f"outputs must have a column at least, got none; give {_FORMS}")
+    return _nullable_within(columns), arrow_schema(columns, "outputs")
+
+
+def _nullable_within(kind: Any) -> Any:
+    """Return a Spark type with all nested types nullable, like `ackcore._arrow.nullable_within`.
+
+    If a type is declared not nullable, Spark reads a null as 0.
+    """
+    if isinstance(kind, StructType):
+        return StructType(
+            [
+                StructField(field.name, _nullable_within(field.dataType), True, field.metadata)
+                for field in kind
+            ]
         )
-    return start(
-        topology,
-        frame.sparkSession,
-        checkpoint,
-        trigger=trigger,
-        max_dead=max_dead,
-        max_dead_ratio=max_dead_ratio,
-        dead_letters=dead_letters,
-        accept_changes=accept_changes,
-        listeners=listeners,
-    )
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable_within(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_nullable_within(kind.keyType), _nullable_within(kind.valueType))
+    return kind
+
+
+def _from_arrow(outputs: pa.Schema) -> StructType:
+    for field in outputs:
+        try:
+            from_arrow_schema(pa.schema([field]))
+        except PySparkException as error:
+            raise TypeError(
+                f"outputs has a column {field.name!r} of {field.type}, for which Spark has no type "
+                f"({one_line(error)}); declare another, to which the answers are cast"
+            ) from None
+    return from_arrow_schema(outputs)
+
+
+def _from_ddl(outputs: str, frame: DataFrame) -> StructType:
+    try:
+        # This call uses the DDL parser of the JVM or of Spark Connect.
+        columns: StructType = frame.sparkSession.createDataFrame([], outputs).schema
+    except (PySparkException, ValueError) as error:
+        raise ValueError(f"outputs must be {_FORMS}, got {outputs!r}: {one_line(error)}") from None
+    # Spark reads a type without a name as a column of this name.
+    if columns.names == ["value"] and "value" not in outputs.lower():
+        raise ValueError(
+            f"outputs must name its columns, got {outputs!r}; give 'answer {outputs.strip()}'"
+        )
+    return columns
+
+
+def check_names(frame: DataFrame, columns: StructType, added: Sequence[str] = ()) -> None:
+    """Refuse columns if two of them have the same name in this session.
+
+    ``columns`` are the outputs, ``added`` the names of columns that ackcore adds to the frame's.
+
+    Raises
+    ------
+    ValueError
+        If two names are equal; the message has both.
+    """
+    sensitive = is_case_sensitive(frame.sparkSession)
+    taken: dict[str, tuple[str, str]] = {}
+    for whose, names in (
+        ("frame", frame.columns),
+        ("outputs", columns.names),
+        ("the result", added),
+    ):
+        for name in names:
+            key = name if sensitive else name.lower()
+            if key in taken:
+                other, first = taken[key]
+                case = "; in this session names that differ only in case are equal"
+                alike = "" if name == other else case
+                raise ValueError(
+                    f"columns must have different names, got {other!r} of {first} and {name!r} of "
+                    f"{whose}{alike}; rename that of {first}"
+                )
+            taken[key] = (name, whose)
+
+
+def read_concurrency(
+    kind: Kind, given: int | Callable[[], Limit] | None
+) -> int | Callable[[], Limit]:
+    """Return the number of calls that a task makes at once, or a callable that returns a `Limit`.
+
+    By default only an async function is called several times at once: few other functions are
+    thread-safe.
+
+    Raises
+    ------
+    ValueError
+        If a function of batches is to be called several times at once.
+    """
+    if kind is Kind.BATCH and given not in (None, 1):
+        raise ValueError(
+            "max_concurrency must be left out for a function of batches, which is called with one "
+            f"at a time, got {given!r}; an async function of a row has many calls at once"
+        )
+    if given is None:
+        return DelayTarget if kind is Kind.ASYNC else 1
+    return given
+
+
+def share_of_rate(frame: DataFrame, rate_per_s: float | None, tasks: int | None) -> float | None:
+    """Return the rate of one task: the total rate divided by the number of concurrent tasks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `tasks` is not a positive number, or is given without a rate.
+    """
+    if tasks is not None:
+        tasks = _columns.as_count(tasks, "tasks", 1)
+    if rate_per_s is None:
+        if tasks is not None:
+            raise ValueError(
+                f"tasks must be left out without rate_per_s, which it divides, got {tasks}"
+            )
+        return None
+    if tasks is None:
+        tasks = task_slots(frame.sparkSession)
+    return rate_per_s / tasks

@@ -91,15 +91,8 @@ class Beats:
 def with_heartbeat(spark: SparkSession, frame: DataFrame | None, directory: Path) -> DataFrame:
     """Return a streaming DataFrame that also has a micro-batch for each beat.
 
-    Parameters
-    ----------
-    spark : SparkSession
-        The session of the query.
-    frame : DataFrame or None
-        A streaming frame.  Its columns are kept, but become nullable in the schema.  None for beats
-        alone.
-    directory : Path
-        The directory of the beats.
+    The columns of ``frame`` are kept, but become nullable in the schema.  Without a frame it is the
+    beats alone, in ``directory``.
     """
     reader = spark.readStream.format("text").schema("value string").option("maxFileAge", _KNOWN)
     # Hadoop unescapes nothing after the scheme, but reads special characters as a glob.
@@ -172,11 +165,6 @@ def trim_log(log: Path) -> None:
 
     Nobody may read or write the log meanwhile.  A compact file has a line for every file that the
     source ever read.  The last line is kept, so that `find_log` finds the log.
-
-    Parameters
-    ----------
-    log : Path
-        ``sources/<number>`` of Spark's part of a checkpoint.
     """
     compact = numbered(log, ".compact")
     if not compact:

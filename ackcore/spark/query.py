@@ -12,35 +12,25 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ackcore.dead_limit import DeadLimit
-from ackcore.spark.base.clocks import Clock, read_clock, wall_clock_ms
-from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.clocks import Clock, wall_clock_ms
 from ackcore.spark.base.session import ALIVE_S, is_connect, keep_alive
-from ackcore.spark.base.sources import kept_schemas, source_schema
-from ackcore.spark.checkpoint.state import State
-from ackcore.spark.checks import check, check_dead_topic, check_options, check_trigger, read_trigger
-from ackcore.spark.dead_letters.store import DeadLetters, check_letters_url
-from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
-from ackcore.spark.engine.act import DeadLetterWriter
+from ackcore.spark.checks import check_callable
+from ackcore.spark.dead_letters.topic import Place
+from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.causes import close_run
 from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.inspect.pending import PendingTree, read_pending
-from ackcore.spark.kafka import kafka_sources
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.sinks.interface import claim_sink, release_sinks
-from ackcore.spark.stores.opening import is_bucket, place_of
 from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
 
@@ -125,46 +115,26 @@ def start(
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     """
-    DeadLimit(max_dead, max_dead_ratio)  # raises for invalid limits before anything is read
-    check_options(dead_letters, accept_changes, clock=clock)
-    told = Listeners(listeners)
-    check(topology, spark, streaming=True)
-    check_dead_topic(topology, dead_letters)
-    available_now, options = read_trigger(trigger)
-    check_trigger(topology, spark, options)
-    place = _place_of(checkpoint, dead_letters)
-    spark_place = _spark_checkpoint_of(place, spark_checkpoint)
-    state = State.open(
-        place,
+    deployment = Deployment(
         topology,
-        sources=kept_schemas(_schemas(topology), topology),
-        kind="stream",
-        offsets=spark_place / "offsets",
+        spark,
+        checkpoint,
+        streaming=True,
+        max_dead=max_dead,
+        max_dead_ratio=max_dead_ratio,
+        dead_letters=dead_letters,
         accept_changes=accept_changes,
-        clock_ms=read_clock(clock),
+        listeners=listeners,
+        clock=clock,
+        trigger=trigger,
+        spark_checkpoint=spark_checkpoint,
     )
     try:
-        topology = topology.in_order(state.spout_order)
-        _claim_sinks(topology, state)
-        _, write_dead_letters, release = _open_dead_letters(topology, state, dead_letters)
-        stream = Stream(
-            topology,
-            spark,
-            state,
-            place,
-            spark_place,
-            available_now,
-            options,
-            write_dead_letters,
-            clock,
-            DeadLimit(max_dead, max_dead_ratio, topology.settings.max_dead_window),
-            told,
-            release,
-        )
+        stream = Stream(deployment)
     except BaseException:
-        state.close()
+        deployment.close()
         raise
-    return Query(stream, place)
+    return Query(stream, deployment.checkpoint)
 
 
 def run_batch(
@@ -199,17 +169,8 @@ def run_batch(
     max_dead_ratio : float or None, default 1.0
         The maximum share of the records read that are dead at the end, from 0 to 1; if all of them
         are dead, the run always fails.  None for no limit.
-    dead_letters : path or DeadLetterTopic, optional
-        The directory of the dead letters, or the URL of a place in a bucket, which is required if
-        the checkpoint is in a bucket.  By default the place of the last start, and at the first
-        start ``<checkpoint>/ackcore/dead_letters``.  With a topic, dead letters are sent to it as
-        well.
-    accept_changes : bool, default False
-        Whether to continue although the topology differs from the one that made the checkpoint.
-    listeners : sequence of QueryListener, optional
-        The listeners, which are called for each micro-batch, for dead letters, and at the end.
-    clock : callable, optional
-        Returns milliseconds since 1970.
+    dead_letters, accept_changes, listeners, clock
+        See `start`.
     wait : callable, optional
         Called with the seconds until the next retry is due.
 
@@ -243,46 +204,38 @@ def run_batch(
         If a signal handler raises it.  The job is cancelled; a call with the same checkpoint
         continues.
     """
-    limit = DeadLimit(max_dead, max_dead_ratio)
-    check_options(dead_letters, accept_changes, clock=clock, wait=wait)
-    told = Listeners(listeners)
-    check(topology, spark, streaming=False)
-    check_dead_topic(topology, dead_letters)
-    place = _place_of(checkpoint, dead_letters)
-    with ExitStack() as stack:
-        state = stack.enter_context(
-            State.open(
-                place,
-                topology,
-                sources=kept_schemas(_schemas(topology), topology),
-                kind="batch",
-                accept_changes=accept_changes,
-                clock_ms=read_clock(clock),
-            )
-        )
-        topology = topology.in_order(state.spout_order)
-        stack.callback(release_sinks, *_writers(topology, state))
-        _claim_sinks(topology, state)
-        letters, write_dead_letters, release = _open_dead_letters(topology, state, dead_letters)
-        stack.callback(release)
-        offsets = kafka_sources(topology, spark, state, ends=True, once=True)
-        if offsets is not None:
-            stack.enter_context(closing(offsets))
-        engine = Engine(topology, spark, state, write_dead_letters, clock=clock, offsets=offsets)
+    check_callable("wait", wait)
+    deployment = Deployment(
+        topology,
+        spark,
+        checkpoint,
+        streaming=False,
+        max_dead=max_dead,
+        max_dead_ratio=max_dead_ratio,
+        dead_letters=dead_letters,
+        accept_changes=accept_changes,
+        listeners=listeners,
+        clock=clock,
+    )
+    with closing(deployment):
+        engine, topology = deployment.engine(), deployment.topology
         new = [
             InputFrame(spout.source, spout.name)
             for spout in topology.spouts.values()
             if spout.kind is None
         ]
-        stack.enter_context(told.of_run(engine))
         patient = partial(_wait, spark, wait)
-        if not run_to_end(engine, new, lambda: _nothing(topology, spark), patient, told):
-            _log.warning(
-                "%s is of a run that has ended, so nothing was run; what is new in the source "
-                "takes a checkpoint of its own",
-                place,
-            )
-        return close_run(engine.counts, letters.reasons(), place, limit)
+        with deployment.listeners.of_run(engine):
+            if not run_to_end(
+                engine, new, lambda: _nothing(topology, spark), patient, deployment.listeners
+            ):
+                _log.warning(
+                    "the run with checkpoint %s has ended, so nothing was run; new data of the "
+                    "source needs a new checkpoint",
+                    deployment.checkpoint,
+                )
+            reasons = deployment.letters.reasons()
+            return close_run(engine.counts, reasons, deployment.checkpoint, deployment.limit)
 
 
 def run_to_end(
@@ -294,23 +247,9 @@ def run_to_end(
 ) -> bool:
     """Run micro-batch 0 and those of its retries, until each record is ACKED or DEAD.
 
-    Parameters
-    ----------
-    engine : Engine
-        The owner of the checkpoint.
-    new : sequence of InputFrame
-        The rows of micro-batch 0.
-    nothing : callable
-        Returns the inputs of a micro-batch that has retries only.
-    wait : callable
-        Called with the seconds until the next retry is due.
-    listeners : Listeners
-        Called for each micro-batch.
-
-    Returns
-    -------
-    bool
-        Whether any micro-batch was run.
+    ``new`` are the rows of micro-batch 0, and ``nothing`` returns the inputs of a micro-batch that
+    has retries only.  ``wait`` is called with the seconds until the next retry is due.  Returns
+    whether any micro-batch was run.
     """
     state = engine.state
 
@@ -340,67 +279,6 @@ def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) 
     """Wait; on Spark Connect for `ALIVE_S` at most, because its server ends idle sessions."""
     wait(min(seconds, ALIVE_S) if is_connect(spark) else seconds)
     keep_alive(spark)
-
-
-def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
-    """Return the place of a checkpoint; check that the dead letters' place suits it."""
-    place = place_of(checkpoint, "checkpoint")
-    path = dead_letters.store if isinstance(dead_letters, DeadLetterTopic) else dead_letters
-    if path is not None:
-        check_letters_url(place_of(path, "dead_letters"), place)
-    return place
-
-
-def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:
-    """Return the directory of Spark's own part of a checkpoint.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If it is not a path of a file system, or is required and missing.
-    """
-    if given is not None:
-        return local_path(given, "spark_checkpoint")
-    if not is_bucket(checkpoint):
-        return Path(checkpoint, "spark")
-    raise ValueError(
-        f"spark_checkpoint must be given where the checkpoint is in a bucket ({checkpoint!r}): a "
-        "directory for Spark's offset log, that the driver writes and the next one finds again"
-    )
-
-
-def _writers(topology: Topology, state: State) -> tuple[dict[str, Any], str]:
-    writers = {sink.name: sink.writer for sink in topology.sinks.values()}
-    return writers, f"{state.deployment_key:016x}"
-
-
-def _claim_sinks(topology: Topology, state: State) -> None:
-    writers, deployment = _writers(topology, state)
-    for name, writer in writers.items():
-        claim_sink(name, writer, deployment, state.url)
-
-
-def _schemas(topology: Topology) -> dict[str, pa.Schema]:
-    return {name: source_schema(spout) for name, spout in topology.spouts.items()}
-
-
-def _open_dead_letters(
-    topology: Topology, state: State, place: Place
-) -> tuple[DeadLetters, DeadLetterWriter, Callable[[], object]]:
-    """Return the dead-letter store, the function that writes to it, and one that closes it."""
-    schemas = _schemas(topology)
-    sources = {name: schemas[name] for name, spout in topology.spouts.items() if spout.tracked}
-    path = place.store if isinstance(place, DeadLetterTopic) else place
-    letters = DeadLetters.open(state.url, state.deployment_key, path, sources, state.records)
-    if not isinstance(place, DeadLetterTopic):
-        return letters, letters.write, lambda: None
-    topic = TopicWriter(place, f"{state.deployment_key:016x}", sources)
-
-    def write(number: int, dead: Mapping[str, pa.Table]) -> None:
-        letters.write(number, dead)
-        topic.write(number, dead)
-
-    return letters, write, topic.close
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:
@@ -537,7 +415,7 @@ class Query:
 
         Returns
         -------
-        ackcore.ui.server.Server
+        ackcore.ui.server.PageServer
             The server, with ``url``. It ends with ``close()`` or with this process.
 
         Raises
@@ -552,7 +430,7 @@ class Query:
         """
         # Imported here: it needs an extra.
         server = import_module("ackcore.ui.server")
-        return server.Server([self._checkpoint], host=host, port=port, token=token, hosts=hosts)
+        return server.PageServer([self._checkpoint], host=host, port=port, token=token, hosts=hosts)
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the query has ended.

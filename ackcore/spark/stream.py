@@ -12,25 +12,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from pathlib import Path
-from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ackcore.dead_limit import DeadLimit, TooManyDead
+from ackcore.dead_limit import TooManyDead
 from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.clocks import Clock
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import Py4JError
-from ackcore.spark.checkpoint.state import State
-from ackcore.spark.engine.act import DeadLetterWriter
-from ackcore.spark.engine.batch import Engine
+from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.causes import StreamLimit
 from ackcore.spark.engine.insist import RunFailed, Stopped
 from ackcore.spark.engine.progress import Progress
@@ -43,11 +38,8 @@ from ackcore.spark.heartbeat import (
     trim_log,
     with_heartbeat,
 )
-from ackcore.spark.kafka import frame_groups, kafka_sources
 from ackcore.spark.kafka.watch import Watch
-from ackcore.spark.listeners import Listeners
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
-from ackcore.spark.sinks.interface import release_sinks
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
@@ -65,30 +57,8 @@ class Stream:
 
     Parameters
     ----------
-    topology : Topology
-        The topology, with its spouts in the order of the checkpoint.
-    spark : SparkSession
-        The session.
-    state : State
-        The open checkpoint; closed when the stream has ended.
-    checkpoint : str
-        The place of the checkpoint.
-    spark_checkpoint : Path
-        The directory of Spark's own part of it.
-    available_now : bool
-        Whether it ends when the sources have been read and no record waits.
-    trigger : mapping
-        Keywords for Spark's ``trigger()``; empty for its default.
-    write_dead_letters : callable
-        Writes the dead letters of a micro-batch; see `Engine`.
-    clock : callable
-        Returns milliseconds since 1970.
-    limit : DeadLimit
-        The limit on dead records; see `start`.
-    listeners : Listeners
-        Called for each micro-batch, and at the end.
-    release : callable, optional
-        Called at the end, to close the writer of the dead letters.
+    deployment : Deployment
+        The topology and its open checkpoint; closed when the stream has ended.
 
     Attributes
     ----------
@@ -104,27 +74,14 @@ class Stream:
         The counts after the last finished micro-batch.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        spark: SparkSession,
-        state: State,
-        checkpoint: str,
-        spark_checkpoint: Path,
-        available_now: bool,
-        trigger: Mapping[str, Any],
-        write_dead_letters: DeadLetterWriter,
-        clock: Clock,
-        limit: DeadLimit,
-        listeners: Listeners,
-        release: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._release = release
-        self._state = state
-        self._spark = spark
-        self._settings = topology.settings
-        self.listeners = listeners
-        self._available_now = available_now
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._state = deployment.state
+        self._spark = spark = deployment.spark
+        self._settings = deployment.topology.settings
+        self._available_now = deployment.available_now
+        self._offsets, self._groups = deployment.offsets, deployment.groups
+        self.listeners = deployment.listeners
         #: Set to begin no new micro-batch; set to abandon the running one.
         self._leaving, self._stopping = threading.Event(), threading.Event()
         #: The thread that runs a micro-batch.  `_changed` is notified of changes of this object.
@@ -137,29 +94,19 @@ class Stream:
         self.ended = threading.Event()
         self.error: Exception | None = None
         self.recent: deque[Progress] = deque(maxlen=_RECENT)
-        self._sinks = tuple(topology.sinks.values())
-        self._groups = frame_groups(topology, state, spark_checkpoint / "offsets")
-        self._offsets = kafka_sources(topology, spark, state, ends=available_now)
-        self._engine = Engine(
-            topology,
-            spark,
-            state,
-            write_dead_letters,
-            clock=clock,
-            pause=self._pause,
-            offsets=self._offsets,
-            groups=self._groups,
-        )
+        self._engine = deployment.engine(self._pause)
         self.counts = self._engine.counts
-        self._limit = StreamLimit(limit, self.counts, self._engine.clock(), checkpoint)
+        self._limit = StreamLimit(
+            deployment.limit, self.counts, self._engine.clock(), deployment.checkpoint
+        )
         self._poll_s = self._settings.heartbeat_s
-        self._spark_checkpoint = spark_checkpoint
+        self._spark_checkpoint = deployment.spark_checkpoint
         self._beats = Beats.beside(spark)
         self._pacemaker: Pacemaker | None = None
         self._watch: Watch | None = None
-        if self._offsets is not None and not available_now:
-            self._watch = Watch(self._offsets.has_new, self._beats.advance)
-        if not available_now:
+        if not self._available_now:
+            if self._offsets is not None:
+                self._watch = Watch(self._offsets.has_new, self._beats.advance)
             self._pacemaker = Pacemaker(
                 self._beats.advance,
                 self._engine.clock,
@@ -168,7 +115,7 @@ class Stream:
             )
             self._pacemaker.schedule(self._engine.next_due_ms)
         try:
-            frame, self._spout = _united(topology)
+            frame, self._spout = _united(deployment.topology)
             self._has_frame = frame is not None
             beaten = with_heartbeat(spark, frame, self._beats.directory)
             self._writer = (
@@ -176,28 +123,22 @@ class Stream:
                 # Hadoop unescapes nothing after the scheme: an escaped path would be another one.
                 .option("checkpointLocation", f"file://{self._spark_checkpoint}")
             )
-            if trigger:
-                self._writer = self._writer.trigger(**trigger)
-            listeners.started(topology, self.counts)
+            if deployment.trigger:
+                self._writer = self._writer.trigger(**deployment.trigger)
+            self.listeners.started(deployment.topology, self.counts)
             try:
                 self.spark_query = self._begin()
             except BaseException as error:
-                listeners.ended(error, self.counts)
+                self.listeners.ended(error, self.counts)
                 raise
         except BaseException:
             self._beats.close()
-            self._close_kafka()
             raise
         for one in (self._pacemaker, self._watch):
             if one is not None:
                 one.start()
         self._thread = threading.Thread(target=self._attend, name="ackcore-query", daemon=True)
         self._thread.start()
-
-    def _close_kafka(self) -> None:
-        for one in (self._offsets, self._groups):
-            if one is not None:
-                one.close()
 
     def _is_called(self) -> bool:
         """Return whether a replay, or a commit that failed, needs a micro-batch."""
@@ -299,12 +240,8 @@ class Stream:
             for one in (self._pacemaker, self._watch):
                 if one is not None:
                     one.stop()
-            self._close_kafka()
             self._beats.close()
-            writers = {sink.name: sink.writer for sink in self._sinks}
-            release_sinks(writers, f"{self._state.deployment_key:016x}")
-            self._release()
-            self._state.close()
+            self._deployment.close()
             self.listeners.ended(self.error, self.counts)
             # `TooManyDead` is not logged if a waiting call raises it.
             if self.error and not (self._awaited and isinstance(self.error, TooManyDead)):
@@ -510,15 +447,7 @@ class Stream:
 
 
 class _SparkQuery(StreamingQuery):
-    """Spark's query, whose `stop` also stops the `Stream`, which would otherwise restart it.
-
-    Parameters
-    ----------
-    query : StreamingQuery
-        The query that Spark has started.
-    leave : callable
-        Called before the query is stopped.
-    """
+    """Spark's query, whose `stop` also stops the `Stream`, which would otherwise restart it."""
 
     def __init__(self, query: StreamingQuery, leave: Callable[[], object]) -> None:
         super().__init__(query._jsq)

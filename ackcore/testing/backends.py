@@ -61,7 +61,7 @@ class _Clock:
         return self.now_ms
 
 
-class _Call(NamedTuple):
+class _Op(NamedTuple):
     """A call of a method; its text is Python code."""
 
     method: str
@@ -150,7 +150,7 @@ def _reloaded(ledger: Any) -> Any:
     return type(ledger).from_entries(ledger.entries(), **options)
 
 
-def _drawn(chance: random.Random, buckets: int, timed: bool) -> _Call:
+def _drawn(chance: random.Random, buckets: int, timed: bool) -> _Op:
     """Draw a random call; some have invalid arguments."""
 
     def root() -> int:
@@ -186,29 +186,29 @@ def _drawn(chance: random.Random, buckets: int, timed: bool) -> _Call:
         "__contains__": lambda: (root(),),
     }
     method = chance.choice([*draws, "apply", "apply", "rotate"])
-    return _Call(method, draws[method]())
+    return _Op(method, draws[method]())
 
 
-def _refused(chance: random.Random) -> _Call:
+def _refused(chance: random.Random) -> _Op:
     """Draw a random call with an invalid argument."""
     bad, no_id = chance.choice(_NO_COLUMNS), chance.choice(_NO_IDS)
     two, tasks, unknown = _int64s([1, 2]), _int32s([4, ACK]), _int32s([4, RESET - 1])
     return chance.choice(
         [
-            _Call("apply", (bad, two, tasks)), _Call("apply", (two, bad, tasks)),
-            _Call("apply", (two, two, bad)), _Call("apply", (two, two, unknown)),
-            _Call("init_many", (two, two, tasks)), _Call("init_many", (two, bad, tasks)),
-            _Call("ack_many", (bad, two)), _Call("ack_many", (two, bad)),
-            _Call("fail_many", (None,)),
-            _Call("reset_timeout_many", (None,)), _Call("fold", (two, two, unknown)),
-            _Call("fold", (two, bad, tasks)),
-            _Call("fold", (two, two, tasks[:1])),
-            _Call("init_many", (two, two, abs(tasks[:1]))), _Call("init", (1, no_id, 1)),
-            _Call("init", (1, 1, -1)), _Call("init", (1, 1, 2**31)), _Call("ack", (no_id, 1)),
-            _Call("ack", (1, no_id)), _Call("fail", (no_id,)), _Call("get", (no_id,)),
-            _Call("reset_timeout", (no_id,)), _Call("__contains__", (no_id,)),
-            _Call("expired", (-1,)), _Call("oldest", (1.5,)), _Call("merge", ([],)),
-            _Call("settle", (1.5, 1)), _Call("settle", (1, -1)),
+            _Op("apply", (bad, two, tasks)), _Op("apply", (two, bad, tasks)),
+            _Op("apply", (two, two, bad)), _Op("apply", (two, two, unknown)),
+            _Op("init_many", (two, two, tasks)), _Op("init_many", (two, bad, tasks)),
+            _Op("ack_many", (bad, two)), _Op("ack_many", (two, bad)),
+            _Op("fail_many", (None,)),
+            _Op("reset_timeout_many", (None,)), _Op("fold", (two, two, unknown)),
+            _Op("fold", (two, bad, tasks)),
+            _Op("fold", (two, two, tasks[:1])),
+            _Op("init_many", (two, two, abs(tasks[:1]))), _Op("init", (1, no_id, 1)),
+            _Op("init", (1, 1, -1)), _Op("init", (1, 1, 2**31)), _Op("ack", (no_id, 1)),
+            _Op("ack", (1, no_id)), _Op("fail", (no_id,)), _Op("get", (no_id,)),
+            _Op("reset_timeout", (no_id,)), _Op("__contains__", (no_id,)),
+            _Op("expired", (-1,)), _Op("oldest", (1.5,)), _Op("merge", ([],)),
+            _Op("settle", (1.5, 1)), _Op("settle", (1, -1)),
         ]
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -26,9 +26,9 @@ from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
 from ackcore.spark.base.letters import as_letters
 from ackcore.spark.base.paths import Place
-from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.sources import kept_schemas, source_schema
+from ackcore.spark.base.workers import refuse_unpicklable
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.action import Jobs, read_results
 from ackcore.spark.engine.batch import Engine
@@ -36,23 +36,23 @@ from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.engine.setup import InputFrame, RunPlan, RunResult, RunSetup, SpoutRows
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.query import run_to_end
-from ackcore.spark.sinks.interface import Accepted, read_accepted
+from ackcore.spark.sinks.sink import Sink
+from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, SETTLE
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.results import RESULT_SCHEMA
-from ackcore.spark.tasks.retry_stage import RetryStage
 from ackcore.spark.tasks.row_files import read_whole
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.spout_stage import SpoutStage
+from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.spark.tasks.task import called_as
 from ackcore.testing.results import DeadLetter, Kill, TopologyRun
 from ackcore.testing.task_kills import Kills, TaskKilled
 from ackcore.topology.batch_collector import conform
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.parts import Sink, Spout
+from ackcore.topology.parts import SinkSpec, Spout
 from ackcore.topology.row_conversion import RowSchema
 from ackcore.topology.stage_layout import Layout
 
@@ -96,18 +96,17 @@ def run_in_process(
         return runs.run(Path(directory))
 
 
-class _Recorder:
+class _Recorder(Sink):
     """A sink that keeps its rows in memory."""
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
 
-    def write_accepted(self, accepted: Accepted) -> None:
+    def write(self, batch: SinkBatch) -> None:
         """Keep the rows of a micro-batch."""
-        for file in accepted.files:
-            for batch in read_accepted(file, accepted.nonacked):
-                # Copied, because the file is deleted with the checkpoint.
-                self.batches.append(pa.concat_batches([batch]))
+        for rows in batch.record_batches():
+            # Copied, because the file is deleted with the checkpoint.
+            self.batches.append(pa.concat_batches([rows]))
 
 
 class _Copies(Mapping[str, Any]):
@@ -158,7 +157,7 @@ class LocalRuns:
         self._topology = replace(
             topology,
             sinks={
-                name: Sink(name, sink.component, sink.stream, self._sinks[name])
+                name: SinkSpec(name, sink.component, sink.stream, self._sinks[name])
                 for name, sink in topology.sinks.items()
             },
         )
@@ -266,8 +265,8 @@ class LocalRuns:
     def _take_dead(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         for spout, table in dead.items():
             for letter in shown_rows(as_letters(table, number)):
-                del letter["first_ms"], letter["last_ms"], letter["replays"]
-                self._dead.append(DeadLetter(spout, **letter))
+                letter["spout"] = spout
+                self._dead.append(DeadLetter(*(letter[each.name] for each in fields(DeadLetter))))
 
     # ---------------------------------------------------------------------- in place of Spark
 
@@ -382,9 +381,8 @@ def _tables(topology: Topology, rows: Mapping[str, Any]) -> dict[str, pa.Table]:
         )
     if set(rows) != set(topology.spouts):
         raise ValueError(
-            f"rows must have the rows of each spout, and of nothing else: give them for "
-            f"{', '.join(map(repr, topology.spouts))} ([] where there are none), got "
-            f"{', '.join(map(repr, rows)) or 'none'}"
+            f"rows must have one entry per spout: {', '.join(map(repr, topology.spouts))} "
+            f"([] for a spout without rows), got {', '.join(map(repr, rows)) or 'none'}"
         )
     return {name: _table(spout, rows[name]) for name, spout in topology.spouts.items()}
 

@@ -145,9 +145,9 @@ class TopologyRun:
         if counts.waiting:
             wrong.append(f"{counts.waiting} records wait")
         if counts.dead != dead:
-            wrong.append(f"{counts.dead} records died, and {dead} were to")
+            wrong.append(f"{counts.dead} records are dead, and dead={dead} was expected")
         if self.untracked_failures:
-            wrong.append(f"{self.untracked_failures} tuples failed that hang from no record")
+            wrong.append(f"{self.untracked_failures} tuples failed that belong to no record")
         if wrong:
             raise AssertionError(f"{'; '.join(wrong)}\n{self}")
         return self

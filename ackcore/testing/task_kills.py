@@ -54,8 +54,8 @@ class Kills:
             places = [kill] if isinstance(kill, int) else list(kill)
             if not all(isinstance(at, int) and at > 0 for at in places):
                 raise ValueError(
-                    f"kills[{name!r}] must be a tuple's place from 1, several of them, or a "
-                    f"function of a row, got {kill!r}"
+                    f"kills[{name!r}] must be a tuple's position from 1, several positions, "
+                    f"or a function of a row, got {kill!r}"
                 )
             self._at[name] = set(places)
         #: The number of tuples that each bolt took.

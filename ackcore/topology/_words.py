@@ -33,7 +33,7 @@ def numbered(problems: Sequence[str]) -> str:
     if len(problems) == 1:
         return problems[0]
     lines = [f"{at}. {problem}" for at, problem in enumerate(problems, 1)]
-    return "\n".join([f"{len(lines)} things are wrong:", *lines])
+    return "\n".join([f"{len(lines)} problems:", *lines])
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

@@ -19,7 +19,7 @@ from ackcore._records import Int64s
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import no_stream
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.tuples import Anchors, Identity, Reason
 
 _NOT_GIVEN: Any = object()
@@ -33,7 +33,7 @@ class BatchCollector:
 
     Parameters
     ----------
-    reasons : Reasons
+    reasons : ReasonMaker
         The reasons of the component.
     schemas : mapping of str to pyarrow.Schema
         The schema of each stream that the bolt emits.
@@ -47,7 +47,7 @@ class BatchCollector:
 
     def __init__(
         self,
-        reasons: Reasons,
+        reasons: ReasonMaker,
         schemas: Mapping[str, pa.Schema],
         first_row: int,
         rows: int,
@@ -82,10 +82,10 @@ class BatchCollector:
         title = f"{self._reasons.component}'s stream {stream!r}"
         if parents is _NOT_GIVEN:
             raise TypeError(
-                f"emit to {title} must say by parents= which input each tuple hangs from, and got "
-                "none: parents=range(len(batch)) if tuple i comes of row i, "
-                "parents=pc.list_parent_indices(lists) for what a list column was flattened to, a "
-                "list of rows per tuple for a sum of several, None to leave them untracked"
+                f"emit to {title} needs parents=, the input rows of each tuple, and got "
+                "none; pass parents=range(len(batch)) if tuple i is made from row i, "
+                "parents=pc.list_parent_indices(lists) for a flattened list column, a list "
+                "of rows per tuple for a sum of several rows, None for untracked tuples"
             )
         batch = conform(columns, schema, title)
         anchors = self._anchors(parents, batch.num_rows)
@@ -128,8 +128,9 @@ class BatchCollector:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise RuntimeError(
-                f"out of {self._reasons.component} is closed: the call that it was handed to has "
-                "returned, and its rows are acked or failed; wait for your threads in it"
+                f"out of {self._reasons.component} is closed: the call that received it has "
+                "returned, and its rows are acked or failed; wait for your threads before "
+                "the call returns"
             )
 
     def _anchors(self, parents: Any, rows: int) -> Anchors:

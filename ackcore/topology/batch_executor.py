@@ -24,14 +24,22 @@ from ackcore.topology.bolt_calls import (
     refuse_returned,
 )
 from ackcore.topology.components import BatchBolt, Context, output_streams
-from ackcore.topology.failure_reasons import Reasons, missing_column
-from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Reason, Results
+from ackcore.topology.failure_reasons import ReasonMaker, missing_column
+from ackcore.topology.tuples import (
+    Anchors,
+    Emission,
+    FailedInputs,
+    Identity,
+    Raised,
+    Reason,
+    Results,
+)
 
 
 class BatchExecutor:
     """The executor of one task of a `BatchBolt`; see `ackcore.topology.executors.Executor`."""
 
-    def __init__(self, component: BatchBolt, context: Context, reasons: Reasons) -> None:
+    def __init__(self, component: BatchBolt, context: Context, reasons: ReasonMaker) -> None:
         self.component = component
         self.reasons = reasons
         self.context = context
@@ -50,7 +58,7 @@ class BatchExecutor:
     ) -> Results:
         """Run the bolt on a batch."""
         if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
+            raise RuntimeError(f"{self.reasons.component} has been flushed and takes no more input")
         first, rows = self._seen, batch.num_rows
         if not rows:
             return self._results([], {})
@@ -59,7 +67,7 @@ class BatchExecutor:
             self._prepare()
         if self._broken:
             handles = np.arange(first, self._seen, dtype=np.int64)
-            return Results([], [Failure(handles, [self._broken])], 0)
+            return Results([], [FailedInputs(handles, [self._broken])], 0)
         emitted: list[Piece] = []
         failures: dict[int, Reason] = {}
         calls, types = 0, Counter[str]()

@@ -23,7 +23,7 @@ from ackcore.flow.numbers import positive
 from ackcore.topology._words import near_miss
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Component
 from ackcore.topology.failure_reasons import exception_classes
-from ackcore.topology.tuples import Anchors, Emission, Failure, Reason
+from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Reason
 
 #: The maximum number of joined bytes: an Arrow array of text holds up to 2 GiB.
 JOIN_BYTES = 1 << 30
@@ -156,7 +156,7 @@ def refuse_returned(result: object, emit: str) -> None:
         )
 
 
-def failures_of(failures: Mapping[int, Reason]) -> list[Failure]:
+def failures_of(failures: Mapping[int, Reason]) -> list[FailedInputs]:
     """Convert failures by handle to columns."""
     if not failures:
         return []
@@ -164,7 +164,7 @@ def failures_of(failures: Mapping[int, Reason]) -> list[Failure]:
     if all(reason is reasons[0] for reason in reasons):
         # Rows that fail in columns share one reason, which is then encoded once.
         reasons = reasons[:1]
-    return [Failure(np.array(list(failures), np.int64), reasons)]
+    return [FailedInputs(np.array(list(failures), np.int64), reasons)]
 
 
 def overrides_flush(component: object, base: type) -> bool:
@@ -190,15 +190,15 @@ def journaled(component: Component) -> BasicBolt | AsyncBolt:
         return component
     if not isinstance(component, BasicBolt):
         raise TypeError(
-            f"{made}.journal must be False, got True for what is neither an AsyncBolt nor a "
-            "BasicBolt: only where each input is a call of its own is it known what the call came "
-            "to; write one of these, or leave journal out"
+            f"{made}.journal must be False, got True for a bolt that is neither an AsyncBolt "
+            "nor a BasicBolt: only these make one call per input, whose result a journal can "
+            "keep; derive from one of them, or remove journal"
         )
     if overrides_flush(component, BasicBolt):
         raise TypeError(
             f"{made}.journal must be False, got True for a bolt with a flush: execute is not "
-            "called with an input whose answer is known, so there is nothing of it to flush; emit "
-            "in execute, or leave journal out"
+            "called for an input whose result is in the journal, so flush would miss it; "
+            "emit in execute, or remove journal"
         )
     return component
 

@@ -32,7 +32,7 @@ from ackcore.topology.parts import (
     PartialKey,
     Parts,
     Shuffle,
-    Sink,
+    SinkSpec,
     Spout,
     check_max_refused,
     kind_of,
@@ -73,7 +73,7 @@ class Topology(Parts):
 
     Parameters
     ----------
-    spouts, bolts, sinks : mapping from str to Spout, BoltSpec and Sink
+    spouts, bolts, sinks : mapping from str to Spout, BoltSpec and SinkSpec
         The declared components by name.
     settings : Settings
         The settings.
@@ -147,7 +147,7 @@ class TopologyBuilder:
     def __init__(self) -> None:
         self._spouts: list[Spout] = []
         self._bolts: list[BoltDeclarer] = []
-        self._sinks: list[Sink] = []
+        self._sinks: list[SinkSpec] = []
 
     def spout(
         self,
@@ -274,8 +274,8 @@ class TopologyBuilder:
         ----------
         component : str
             The bolt or spout whose stream is written.
-        writer : callable or object with a ``write``
-            Called with a DataFrame and the batch id.
+        writer : ackcore.spark.Sink or callable
+            A sink, such as ``to_parquet(path)``, or a function of (DataFrame, batch_id).
         stream : str, default "default"
             The stream.
         name : str, optional
@@ -295,7 +295,8 @@ class TopologyBuilder:
         Raises
         ------
         TypeError
-            If an argument has another type, or the writer cannot be called with parts of a batch.
+            If an argument has another type. `run_batch` and `start` refuse a sink with `isolate`
+            that does not replace the rows of an id.
         ValueError
             If `isolate` names no exception, or `max_refused` is negative or given without
             `isolate`.
@@ -310,20 +311,19 @@ class TopologyBuilder:
                 f"writer of sink {name!r} must be a function or an object, "
                 f"got the class {writer.__name__}; pass {writer.__name__}(...)"
             )
-        written_by = (getattr(writer, name, None) for name in ("write", "write_accepted"))
-        if not any(map(callable, (writer, *written_by))):
+        if not callable(writer) and not callable(getattr(writer, "write", None)):
             raise TypeError(
-                f"writer of sink {name!r} must be a function of (DataFrame, batch_id) or have a "
-                f"method write(DataFrame, batch_id), got {type(writer).__name__}"
+                f"writer of sink {name!r} must be a function of (DataFrame, batch_id) or an "
+                f"ackcore.spark.Sink, got {type(writer).__name__}"
             )
-        errors, alone = _isolated(isolate, writer, name)
+        errors, alone = _isolated(isolate, name)
         check_max_refused(max_refused)
         if max_refused != MAX_REFUSED and not errors:
             raise ValueError(
-                f"max_refused of sink {name!r} is for how many rows isolate looks, and there is no "
-                "isolate; of a database's table it is an argument of to_postgres() and to_jdbc()"
+                f"max_refused of sink {name!r} is the limit of isolate, which is not set; "
+                "set isolate, or pass max_refused to to_postgres() or to_jdbc()"
             )
-        self._sinks.append(Sink(name, component, stream, writer, errors, alone, max_refused))
+        self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone, max_refused))
 
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
         """Check all declarations, and return the topology.
@@ -409,7 +409,7 @@ def _refuse_foreign(source: Any, name: str) -> None:
             )
 
 
-def _isolated(isolate: Any, writer: Any, sink: str) -> tuple[tuple[type[BaseException], ...], bool]:
+def _isolated(isolate: Any, sink: str) -> tuple[tuple[type[BaseException], ...], bool]:
     """Return the classes of errors over which to bisect, and whether one such error suffices.
 
     True for `isolate` means all errors, and needs proof that another part could be written.
@@ -418,12 +418,6 @@ def _isolated(isolate: Any, writer: Any, sink: str) -> tuple[tuple[type[BaseExce
         errors: tuple[type[BaseException], ...] = (BaseException,) if isolate else ()
     else:
         errors = exception_classes(isolate, f"isolate of sink {sink!r}")
-    if errors and hasattr(writer, "write_accepted") and not getattr(writer, "replaces", False):
-        raise TypeError(
-            f"sink {sink!r} cannot be isolated: {writer!r} is handed files, and does not say by an "
-            "attribute 'replaces' that it replaces what it wrote under the same batch id; have it "
-            "return or raise ackcore.spark.SinkRejects"
-        )
     return errors, not isinstance(isolate, bool)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from ackcore.calls import Calls, CallSettings
 from ackcore.topology.bolt_calls import cleaned_up, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_collector import CallCollector, Emitted
 from ackcore.topology.row_executor import SLICE_ROWS, RowExecutor
 from ackcore.topology.tuples import Emission, Origin, Reason, Results, Tuple
@@ -53,7 +53,7 @@ class CallExecutor(RowExecutor):
         self,
         component: Bolt | BasicBolt | AsyncBolt,
         context: Context,
-        reasons: Reasons,
+        reasons: ReasonMaker,
         settings: CallSettings,
         progressed: Callable[[], None],
     ) -> None:

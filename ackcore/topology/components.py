@@ -440,10 +440,7 @@ def output_streams(component: Component) -> dict[str, pa.Schema]:
                 f"{type(schema).__name__}"
             )
         if not len(schema):
-            raise ValueError(
-                f"{name}.outputs[{stream!r}] must have a field at least; a tuple without values "
-                "carries nothing"
-            )
+            raise ValueError(f"{name}.outputs[{stream!r}] must have at least one field")
     return {
         stream: pa.schema(
             [field.with_type(nullable_within(field.type)) for field in schema], schema.metadata
@@ -485,12 +482,12 @@ def _refuse_plain(component: AsyncBolt) -> None:
     for method in ("prepare", "execute", "cleanup"):
         if not inspect.iscoroutinefunction(getattr(component, method)):
             raise TypeError(
-                f"{made}.{method} must be a coroutine function, as it is an AsyncBolt's; write it "
-                "with 'async def', or derive from BasicBolt with threads=... for a client that "
-                "blocks"
+                f"{made}.{method} must be a coroutine function, because the bolt is an "
+                "AsyncBolt; write it with 'async def', or derive from BasicBolt with "
+                "threads=... for a blocking client"
             )
     if hasattr(component, "flush"):
         raise TypeError(
-            f"{made}.flush would never be called, as an AsyncBolt has no flush: each input is done "
-            "when its execute returns; emit there what is to be emitted"
+            f"{made}.flush would never be called, because an input of an AsyncBolt is done "
+            "when its execute returns; emit in execute"
         )

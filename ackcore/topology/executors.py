@@ -23,7 +23,7 @@ from ackcore.topology.components import (
     Context,
     refuse_unrunnable,
 )
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.journaled_executor import Answers, JournaledCallExecutor, JournaledExecutor
 from ackcore.topology.row_executor import RowExecutor
 from ackcore.topology.tuples import Identity, Results
@@ -120,7 +120,7 @@ def executor_for(
     refuse_unrunnable(component)
     assert isinstance(component, Bolt | BasicBolt | AsyncBolt | BatchBolt)
     context = Context(name, task, batch_id)
-    reasons = Reasons(name, (*reject, *component.reject), component.retry_on)
+    reasons = ReasonMaker(name, (*reject, *component.reject), component.retry_on)
     kept = answers if component.journal else None
     if kept is not None:
         component = journaled(component)

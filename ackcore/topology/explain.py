@@ -14,7 +14,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.parts import BoltSpec, Parts, Sink, Spout
+from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
 
@@ -293,7 +293,7 @@ def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
 def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[str]:
     readers = [_reader(sub) for sub in layout.out(component, stream)]
     readers += [_sink(sink) for sink in _sinks(parts, component, stream)]
-    return readers or ["─ nobody reads it"]
+    return readers or ["─ not read"]
 
 
 def _reader(sub: Subscription) -> str:
@@ -310,11 +310,11 @@ def _stays(sub: Subscription) -> str:
     return "" if sub.spreads else ", partition by partition"
 
 
-def _sinks(parts: Parts, component: str, stream: str) -> list[Sink]:
+def _sinks(parts: Parts, component: str, stream: str) -> list[SinkSpec]:
     return [s for s in parts.sinks.values() if (s.component, s.stream) == (component, stream)]
 
 
-def _sink(sink: Sink) -> str:
+def _sink(sink: SinkSpec) -> str:
     return f"──▶ sink {sink.name}: {_writer(sink.writer)}"
 
 

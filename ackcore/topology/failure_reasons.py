@@ -61,8 +61,9 @@ def contradictions(
             if issubclass(kind, rejected):
                 what = "" if kind is rejected else f" as {rejected.__name__}"
                 yield (
-                    f"retry_on of bolt {bolt!r} must not hold what is rejected, got "
-                    f"{kind.__name__}, which reject has{what}; take it out of one of the two"
+                    f"retry_on of bolt {bolt!r} must not contain rejected exceptions, got "
+                    f"{kind.__name__}, which reject contains{what}; remove it from one of "
+                    "them"
                 )
                 break
 
@@ -106,8 +107,7 @@ def _exception_class(item: Any, title: str) -> type[Exception]:
                 ) from None
     if not (isinstance(found, type) and issubclass(found, Exception)):
         raise ValueError(
-            f"{title} must hold classes derived from Exception, got {item!r}; "
-            "only such a class can be what a bolt raises"
+            f"{title} must hold classes derived from Exception, got {item!r}; remove it"
         )
     return found
 
@@ -120,7 +120,7 @@ _NO_COLUMN = re.compile(
 MAX_AFTER_MS = int(MAX_AFTER_S * 1000)
 
 
-class Reasons:
+class ReasonMaker:
     """The conversion of exceptions and texts to the reasons of one component.
 
     Parameters

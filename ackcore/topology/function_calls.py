@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.calls import Calls, CallSettings, Outcome, Retry
+from ackcore.calls import CallOutcome, Calls, CallSettings, Retry
 from ackcore.calls.settings import MAX_THREADS
 from ackcore.calls.threads import CallThreads, is_async
 from ackcore.topology.components import (
@@ -25,7 +25,7 @@ from ackcore.topology.components import (
     Component,
     Context,
 )
-from ackcore.topology.functions import Answers, Function, columns_of
+from ackcore.topology.functions import AnswerRows, Function, columns_of
 from ackcore.topology.row_conversion import Row, rows_of
 from ackcore.topology.row_executor import SLICE_ROWS
 from ackcore.topology.tuples import Origin, Tuple
@@ -94,7 +94,7 @@ class RowFunction(_Calling, AsyncBolt):
     async def prepare(self, context: Context) -> None:  # type: ignore[override]
         """Enter the function, if it is a context manager, and create its threads."""
         function = self._function
-        self._answers = Answers(self._schema)
+        self._answers = AnswerRows(self._schema)
         self._threads: CallThreads | None = None
         self._call = function
         if not is_async(function):
@@ -181,14 +181,14 @@ class BatchFunction(_Calling, BatchBolt):
 Piece = tuple[Int64s, pa.RecordBatch]
 
 
-class Failed(NamedTuple):
+class FailedRow(NamedTuple):
     """The error of a row without an answer, and the number of calls made with it."""
 
     error: BaseException
     attempts: int
 
 
-class Answered(NamedTuple):
+class RowOutcomes(NamedTuple):
     """The outcomes of some rows.
 
     Attributes
@@ -203,7 +203,7 @@ class Answered(NamedTuple):
 
     batch: pa.RecordBatch
     pieces: list[Piece]
-    failed: dict[int, Failed]
+    failed: dict[int, FailedRow]
 
 
 class RowCalls:
@@ -232,11 +232,11 @@ class RowCalls:
         as_seen: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
     ) -> None:
         self._calls: Calls[Tuple, Any] = Calls(function, settings)
-        self._answers = Answers(answers)
+        self._answers = AnswerRows(answers)
         self._source = source
         self._as_seen = as_seen
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Answered]:
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RowOutcomes]:
         """Call the function with each row of the batches; yield all outcomes in slices, in order.
 
         It reads ahead no more rows than one slice and those that are in a call or buffered.
@@ -272,7 +272,7 @@ class RowCalls:
                 fields = tuple(seen.schema.names)
                 origin = Origin(None, self._source, DEFAULT_STREAM, fields, 0, None)
                 rows, misfits = rows_of(seen)
-                failed = {row: Failed(error, 0) for row, error in misfits}
+                failed = {row: FailedRow(error, 0) for row, error in misfits}
                 called = [row for row in range(len(rows)) if row not in failed]
                 pending.append(_Slice(part, called, failed))
                 for row in called:
@@ -282,7 +282,9 @@ class RowCalls:
 class _Slice:
     """Rows that the function is called with, and their outcomes so far."""
 
-    def __init__(self, batch: pa.RecordBatch, called: list[int], failed: dict[int, Failed]) -> None:
+    def __init__(
+        self, batch: pa.RecordBatch, called: list[int], failed: dict[int, FailedRow]
+    ) -> None:
         self._batch = batch
         self._called = called
         self._taken = 0
@@ -296,7 +298,7 @@ class _Slice:
         """Whether a call has no outcome yet."""
         return self._taken < len(self._called)
 
-    def take(self, outcome: Outcome[Any], answers: Answers) -> None:
+    def take(self, outcome: CallOutcome[Any], answers: AnswerRows) -> None:
         """Store the outcome of the next call."""
         row, error = self._called[self._taken], outcome.error
         self._taken += 1
@@ -311,13 +313,13 @@ class _Slice:
                 self._rows.append(row)
                 self._attempts.append(outcome.attempts)
                 return
-        self._failed[row] = Failed(error, outcome.attempts)
+        self._failed[row] = FailedRow(error, outcome.attempts)
 
-    def answered(self, answers: Answers) -> Answered:
+    def answered(self, answers: AnswerRows) -> RowOutcomes:
         """Return the outcomes of all rows."""
         batches, misfits = answers.batches(self._values)
         rows = np.array(self._rows, np.int64)
         for at, error in misfits:
-            self._failed[self._rows[at]] = Failed(error, self._attempts[at])
+            self._failed[self._rows[at]] = FailedRow(error, self._attempts[at])
         pieces = [(rows[start : start + len(batch)], batch) for start, batch in batches]
-        return Answered(self._batch, pieces, self._failed)
+        return RowOutcomes(self._batch, pieces, self._failed)

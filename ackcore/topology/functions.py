@@ -121,7 +121,7 @@ def _annotation(function: Any) -> str | None:
     return annotated.strip("'\" ").rpartition(".")[2]
 
 
-class Answers:
+class AnswerRows:
     """Conversion of the values that a function returns into rows of a schema.
 
     Parameters

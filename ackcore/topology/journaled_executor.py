@@ -26,13 +26,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ackcore._files.journal import MOST_BYTES, Answered
+from ackcore._files.journal import MOST_BYTES, JournalAnswers
 from ackcore._files.journal_format import KEY_BYTES
 from ackcore.calls import CallSettings
 from ackcore.topology.bolt_calls import joined
 from ackcore.topology.call_executor import CallExecutor, CallInput
 from ackcore.topology.components import AsyncBolt, BasicBolt, Context
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_conversion import Row, RowSchema
 from ackcore.topology.row_executor import RowExecutor
 from ackcore.topology.tuples import (
@@ -100,12 +100,14 @@ class Answers:
         The bolt's name.
     schemas : mapping of str to pyarrow.Schema
         The schema of each stream that the bolt emits.
-    journal : Answered
+    journal : JournalAnswers
         The journal in a directory of the bolt's own, with the context that `context_of` returns for
         the same arguments.
     """
 
-    def __init__(self, component: str, schemas: Mapping[str, pa.Schema], journal: Answered) -> None:
+    def __init__(
+        self, component: str, schemas: Mapping[str, pa.Schema], journal: JournalAnswers
+    ) -> None:
         self._component = component
         self._streams = {
             name: RowSchema(component, name, schema) for name, schema in schemas.items()
@@ -131,7 +133,7 @@ class Answers:
         """Return whether the journal has an answer for this input."""
         return self._journal.get(key) is not None
 
-    def emitted(self, key: bytes, rows: Mapping[str, Sequence[Row]], reasons: Reasons) -> None:
+    def emitted(self, key: bytes, rows: Mapping[str, Sequence[Row]], reasons: ReasonMaker) -> None:
         """Write the rows that a call emitted; if they do not fit their schema, write a failure.
 
         Parameters
@@ -140,7 +142,7 @@ class Answers:
             The key of the input.
         rows : mapping of str to sequence of tuple
             The rows of each stream, as `RowSchema.row` returns them.
-        reasons : Reasons
+        reasons : ReasonMaker
             The reasons of the component.
         """
         parts = []
@@ -156,7 +158,7 @@ class Answers:
             return
         answer = b"".join([_HEAD.pack(_EMITTED, len(parts) // 2), *parts])
         if len(answer) >= MOST_BYTES:
-            text = f"its call emitted {len(answer)} bytes, and a journal takes {MOST_BYTES - 1}"
+            text = f"its call emitted {len(answer)} bytes, and the limit is {MOST_BYTES - 1}"
             self.failed(key, Reason(self._component, "AnswerTooLarge", text))
             return
         self._journal.append(key, answer)
@@ -196,8 +198,8 @@ class Answers:
             data = self._journal.get(key)
             if data is None:
                 raise RuntimeError(
-                    f"the answer to an input of {self._component} was in its journal a moment ago, "
-                    "and is damaged now; the task has to be run again"
+                    f"the journal of {self._component} no longer has a readable answer to an "
+                    "input that was answered; run the task again"
                 )
             answer = self._read(data)
             if answer.reason is not None:
@@ -267,7 +269,7 @@ class _Journaled(RowExecutor):
             If the journal fails.
         """
         if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
+            raise RuntimeError(f"{self.reasons.component} has been flushed and takes no more input")
         first = self._seen
         self._seen += batch.num_rows
         origin = Origin(self.collector, source, stream, tuple(batch.schema.names), first, identity)
@@ -330,7 +332,7 @@ class JournaledExecutor(_Journaled):
     """
 
     def __init__(
-        self, component: BasicBolt, context: Context, reasons: Reasons, answers: Answers
+        self, component: BasicBolt, context: Context, reasons: ReasonMaker, answers: Answers
     ) -> None:
         super().__init__(component, context, reasons)
         self._answers = answers
@@ -356,7 +358,7 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         self,
         component: BasicBolt | AsyncBolt,
         context: Context,
-        reasons: Reasons,
+        reasons: ReasonMaker,
         settings: CallSettings,
         progressed: Callable[[], None],
         answers: Answers,

@@ -207,7 +207,7 @@ class BoltSpec:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sink:
+class SinkSpec:
     """A writer, and the stream that it writes.
 
     ``isolate`` has the classes of errors over which a batch is bisected. ``isolate_alone`` is
@@ -230,7 +230,7 @@ class Parts:
 
     spouts: Mapping[str, Spout]
     bolts: Mapping[str, BoltSpec]
-    sinks: Mapping[str, Sink]
+    sinks: Mapping[str, SinkSpec]
 
     def streams(self, component: str) -> tuple[str, ...]:
         """Return the names of a component's streams."""

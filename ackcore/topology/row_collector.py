@@ -29,7 +29,7 @@ import pyarrow as pa
 from ackcore._arrow import offsets_of
 from ackcore.topology.bolt_calls import joined, no_stream
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_conversion import Row, RowSchema, no_values
 from ackcore.topology.tuples import (
     ACKED,
@@ -61,7 +61,7 @@ class RowCollector:
 
     Parameters
     ----------
-    reasons : Reasons
+    reasons : ReasonMaker
         The reasons of the component.
     schemas : mapping of str to pyarrow.Schema
         The schema of each stream that the bolt emits.
@@ -69,7 +69,7 @@ class RowCollector:
         Whether the emissions of a tuple are dropped when the tuple fails.
     """
 
-    def __init__(self, reasons: Reasons, schemas: Mapping[str, pa.Schema], basic: bool) -> None:
+    def __init__(self, reasons: ReasonMaker, schemas: Mapping[str, pa.Schema], basic: bool) -> None:
         self.ignored = 0
         self._reasons = reasons
         self._streams = {
@@ -86,7 +86,7 @@ class RowCollector:
         self._of_thread: threading.local | None = None
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a collector lives in its task; take it from self.collector there")
+        raise TypeError("a collector cannot be pickled; use self.collector of each task instead")
 
     # -- called by a bolt ---------------------------------------------------------------------
 
@@ -206,8 +206,7 @@ class RowCollector:
             raise error
         if anchor._state == FAILED and self._basic:
             raise ValueError(
-                f"nothing more can be emitted for {anchor!r}: it failed, and what it emitted was "
-                "dropped"
+                f"cannot emit for {anchor!r}: it failed, and its emitted tuples were dropped"
             )
         return (
             anchor._state == FAILED
@@ -219,14 +218,14 @@ class RowCollector:
         if self._closed:
             raise self._too_late()
         raise ValueError(
-            f"tuple must be an input of this task of {self._reasons.component}, got {tuple!r}, "
-            "which another task or component was given"
+            f"tuple must be an input of this task of {self._reasons.component}, got "
+            f"{tuple!r}, an input of another task or component"
         )
 
     def _too_late(self) -> RuntimeError:
         return RuntimeError(
-            f"the collector of {self._reasons.component} is closed: its flush() has returned, and "
-            "what was open has failed; wait for your threads in flush()"
+            f"the collector of {self._reasons.component} is closed: its flush() has "
+            "returned, and all open tuples have failed; wait for your threads in flush()"
         )
 
     # -- called by the executor ---------------------------------------------------------------
@@ -305,8 +304,8 @@ class RowCollector:
         with self._lock:
             self._is_gone(tuple)
             error = ValueError(
-                f"nothing can be emitted for {tuple!r} any more: its execute has ended; await, or "
-                "join, what it started before it returns"
+                f"cannot emit for {tuple!r}: its execute has ended; await, or join, all that "
+                "execute starts before it returns"
             )
             self._set_failed(tuple, self._reasons.of(error))
             raise error

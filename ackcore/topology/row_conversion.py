@@ -89,8 +89,8 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
                     raise
                 (value,) = shown_values(column)
                 raise ValueError(
-                    f"{name!r} holds a {column.type} that Python has no value for: "
-                    f"{short_repr(value)}; a BatchBolt takes it as it is"
+                    f"{name!r} holds a {column.type} without a Python value: "
+                    f"{short_repr(value)}; use a BatchBolt, which reads Arrow columns"
                 ) from error
         rows[start:stop] = zip(*columns, strict=True)
 
@@ -206,7 +206,7 @@ class RowSchema:
             if column.null_count and not field.nullable:
                 raise ValueError(f"{field.name!r} of {self.title} must not be null, got None")
             if isinstance(column, pa.ChunkedArray):  # more text than one array can hold
-                raise OverflowError(f"{field.name!r} of {self.title} has too much text at once")
+                raise OverflowError(f"{field.name!r} of {self.title} has more than 2 GiB of text")
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -234,7 +234,7 @@ def _transposed(rows: Sequence[Row], width: int) -> Iterable[Sequence[Any]]:
 def no_values(values: object, title: str) -> TypeError:
     """Return the error for an object that is neither a sequence nor a mapping of values."""
     if isinstance(values, Tuple):
-        way_out = "pass tuple.values to emit it as it is"
+        way_out = "pass tuple.values to emit it unchanged"
     else:
         way_out = "put all values of a row in one tuple or list, or in a dict by field"
     return TypeError(

@@ -16,14 +16,14 @@ from ackcore.topology.bolt_calls import (
     refuse_returned,
 )
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context, output_streams
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_collector import InputCollector, RowCollector
 from ackcore.topology.row_conversion import rows_of
 from ackcore.topology.tuples import (
     ACKED,
     OPEN,
     Emission,
-    Failure,
+    FailedInputs,
     Identity,
     Origin,
     Reason,
@@ -45,7 +45,7 @@ class RowExecutor:
     """
 
     def __init__(
-        self, component: Bolt | BasicBolt | AsyncBolt, context: Context, reasons: Reasons
+        self, component: Bolt | BasicBolt | AsyncBolt, context: Context, reasons: ReasonMaker
     ) -> None:
         self.component = component
         self.reasons = reasons
@@ -75,14 +75,14 @@ class RowExecutor:
     ) -> Results:
         """Run the bolt on every row of a batch."""
         if self._flushed:
-            raise RuntimeError(f"{self.reasons.component} was flushed: there can be no more input")
+            raise RuntimeError(f"{self.reasons.component} has been flushed and takes no more input")
         first, rows = self._seen, batch.num_rows
         self._seen += rows
         if rows and not self._prepared:
             self._prepare()
         if self._broken:
             handles = np.arange(first, self._seen, dtype=np.int64)
-            return Results([], [Failure(handles, [self._broken])] if rows else [], 0)
+            return Results([], [FailedInputs(handles, [self._broken])] if rows else [], 0)
         fields = tuple(batch.schema.names)
         origin = Origin(self.collector, source, stream, fields, first, identity)
         self._run_all(origin, batch, first)

@@ -179,7 +179,7 @@ class Settings:
         if self.max_backoff_s < self.backoff_s:
             raise ValueError(
                 f"max_backoff_s must be at least backoff_s, got {self.max_backoff_s} and "
-                f"{self.backoff_s}; raise the one or lower the other"
+                f"{self.backoff_s}; increase the first or decrease the second"
             )
         object.__setattr__(self, "reject", exception_classes(self.reject, "reject"))
 

@@ -71,7 +71,7 @@ class Reason(NamedTuple):
             except KeyboardInterrupt:
                 raise
             except BaseException as broken:  # __str__ is user code
-                text = f"its text is not to be had: __str__ raised {type(broken).__name__}"
+                text = f"the exception has no text: __str__ raised {type(broken).__name__}"
         else:
             kind, text = "Failed", error
         return cls(component, _clean(kind), _clean(text[:MESSAGE_CHARS]), final)
@@ -267,7 +267,9 @@ class Tuple:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Tuple lives in the task that got it; pickle its values instead")
+        raise TypeError(
+            "a Tuple belongs to one task and cannot be pickled; pickle its values instead"
+        )
 
 
 class Anchors(NamedTuple):
@@ -304,7 +306,7 @@ class Emission(NamedTuple):
     anchors: Anchors
 
 
-class Failure(NamedTuple):
+class FailedInputs(NamedTuple):
     """Inputs that failed; each handle occurs once.
 
     Attributes
@@ -381,7 +383,7 @@ class Results(NamedTuple):
     """
 
     emissions: list[Emission]
-    failures: list[Failure]
+    failures: list[FailedInputs]
     open: int
     raised: Raised | None = None
     breaker_trips: int = 0

@@ -30,7 +30,7 @@ from ackcore.topology.components import (
     Component,
 )
 from ackcore.topology.failure_reasons import contradictions, exception_classes
-from ackcore.topology.parts import BoltSpec, Fields, Input, PartialKey, Sink, Spout
+from ackcore.topology.parts import BoltSpec, Fields, Input, PartialKey, SinkSpec, Spout
 from ackcore.topology.settings import MAX_PARALLELISM
 
 #: The prefix of ackcore's own columns.
@@ -83,7 +83,7 @@ _SHAPES = (
 def problems(
     spouts: Sequence[Spout],
     bolts: Sequence[BoltSpec],
-    sinks: Sequence[Sink],
+    sinks: Sequence[SinkSpec],
     broken: set[str],
     reject: Sequence[type[Exception]] = (),
 ) -> Iterator[str]:
@@ -114,8 +114,8 @@ def problems(
             found = find(f"bolt {bolt.name!r}", each.component, each.stream)
             if isinstance(found, str):
                 yield found
-            yield from _grouping(bolt, each, found if isinstance(found, _Stream) else None)
-            if isinstance(found, _Stream):
+            yield from _grouping(bolt, each, found if isinstance(found, _DeclaredStream) else None)
+            if isinstance(found, _DeclaredStream):
                 yield from _wanted(bolt, each, found)
     for sink in sinks:
         found = find(f"sink {sink.name!r}", sink.component, sink.stream)
@@ -125,7 +125,7 @@ def problems(
     yield from _circle([bolt for bolt in bolts if bolt.name not in broken])
 
 
-class _Stream:
+class _DeclaredStream:
     """The known facts of a stream: its fields, and for a bolt's stream their types."""
 
     def __init__(self, fields: Sequence[str], types: Sequence[pa.DataType] = ()) -> None:
@@ -135,7 +135,7 @@ class _Stream:
 
 
 def _names(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[Sink]
+    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[SinkSpec]
 ) -> Iterator[str]:
     if not spouts:
         yield "the topology has no spout; declare one with .spout(name, source)"
@@ -145,12 +145,15 @@ def _names(
         yield from _name(kind, name)
     yield from _twice("components", components, "rename all but one")
     named = [("sink", sink.name) for sink in sinks]
-    yield from _twice("sinks", named, "give all but one another with name=")
+    yield from _twice("sinks", named, "set another name with name=")
 
 
 def _name(what: str, name: str) -> Iterator[str]:
     if name.lower().startswith(RESERVED):
-        yield f"{what} {name!r} must not begin with {RESERVED!r}, as our own names do; rename it"
+        yield (
+            f"{what} {name!r} must not begin with {RESERVED!r}, which is reserved for ackcore; "
+            "rename it"
+        )
     elif not _NAME.fullmatch(name) or len(name) > MAX_NAME:
         usable = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)
         usable = (usable if re.match(r"[A-Za-z_]", usable) else f"_{usable}")[:MAX_NAME]
@@ -172,8 +175,8 @@ def _twice(what: str, named: Sequence[tuple[str, str]], way_out: str) -> Iterato
         names = sorted({name for _, name in group})
         if len(names) > 1:
             yield (
-                f"{what} {' and '.join(map(repr, names))} differ only in case, which neither "
-                "Spark's columns nor every file system tells apart; rename one"
+                f"{what} {' and '.join(map(repr, names))} differ only in case, and Spark's "
+                "columns and some file systems ignore case; rename one"
             )
         else:
             kinds = ", ".join(f"a {kind}" for kind, _ in group)
@@ -199,27 +202,30 @@ def _spout(spout: Spout) -> Iterator[str]:
             )
     if spout.ordered_by and not spout.tracked:
         yield (
-            f"{subject} is ordered_by {listed(spout.ordered_by)}, and untracked: none of its "
-            "records ever waits; leave one of the two out"
+            f"{subject} is ordered_by {listed(spout.ordered_by)} but untracked, and "
+            "untracked records never wait for a retry; remove ordered_by or tracked=False"
         )
     if spout.unique and not spout.message_id:
         yield (
-            f"unique=True of {subject} says that its message ids need no check, and it has none; "
-            "name their columns in message_id, or leave unique out"
+            f"unique=True of {subject} applies to message ids, and message_id is not set; "
+            "name their columns in message_id, or remove unique"
         )
     if spout.group is None:
         return
     if spout.kind is not None:
-        yield f"commit_group of {subject}: a KafkaSpout has a group_id of its own, give it that"
+        yield (
+            f"commit_group of {subject} is for Spark's own Kafka source, got a KafkaSpout; set the "
+            "group_id of the KafkaSpout instead"
+        )
     elif lacks := [column for column in KAFKA_ID if column not in spout.fields]:
         yield (
-            f"commit_group of {subject} is told offsets, and its source has no column "
-            f"{listed(lacks)}; keep those of Spark's Kafka source"
+            f"commit_group of {subject} needs the offset columns of Spark's Kafka source, "
+            f"and its source lacks {listed(lacks)}; keep these columns"
         )
     if not spout.tracked:
         yield (
-            f"commit_group of {subject} is told what is done, which is known of tracked records "
-            "only; leave tracked=False out"
+            f"commit_group of {subject} commits the offsets of tracked records, and the "
+            "spout is untracked; remove tracked=False"
         )
 
 
@@ -232,15 +238,15 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
         )
     if bolt.parallelism is not None and not 1 <= bolt.parallelism <= MAX_PARALLELISM:
         yield (
-            f"parallelism of {subject} must be in 1..{MAX_PARALLELISM}, got {bolt.parallelism}; "
-            "leave it out for as many tasks as there are"
+            f"parallelism of {subject} must be in 1..{MAX_PARALLELISM}, got "
+            f"{bolt.parallelism}; leave it out for the default"
         )
     seen = set()
     for each in bolt.inputs:
         if (each.component, each.stream) in seen:
             yield (
-                f"{subject} reads {_words(each.component, each.stream)} twice; "
-                "a bolt reads a stream by one grouping, so take the other away"
+                f"{subject} reads {_words(each.component, each.stream)} twice; a bolt can "
+                "read a stream by one grouping only; remove one of them"
             )
         seen.add((each.component, each.stream))
     named = [("stream", stream) for stream in bolt.schemas]
@@ -253,9 +259,9 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
             plain = _laid_out_otherwise(field.type)
             if plain is not None:
                 yield (
-                    f"field {field.name!r} of {words} must be of a type whose rows can be cut, "
-                    f"taken and sent by themselves, got {plain}; declare the values' own type, "
-                    "such as string: what is emitted is cast to it"
+                    f"field {field.name!r} of {words} must have a type whose rows can be "
+                    f"sent one by one, got {plain}; declare the type of the values, such as "
+                    "string: emitted values are cast to it"
                 )
     wanted: Any = getattr(bolt.component, "inputs", None)
     if wanted is not None and not isinstance(wanted, pa.Schema):
@@ -351,7 +357,7 @@ def _field_names(what: str, names: Sequence[str], way_out: str) -> Iterator[str]
         if name.lower().startswith(RESERVED):
             yield (
                 f"{what} has a field named {name!r}, and names that begin with {RESERVED!r} "
-                "are our own; rename it"
+                "are reserved for ackcore; rename it"
             )
 
 
@@ -364,27 +370,28 @@ def _shared(bolts: Sequence[BoltSpec]) -> Iterator[str]:
         if len(names) > 1:
             made = type(bolt.component).__name__
             yield (
-                f"bolts {' and '.join(map(repr, names))} are one and the same object, "
-                f"which can keep one collector only; make a {made}(...) for each"
+                f"bolts {' and '.join(map(repr, names))} are the same object, and a bolt "
+                f"object has only one collector; create a {made}(...) for each"
             )
 
 
 def _finder(
     spouts: Sequence[Spout], bolts: Sequence[BoltSpec], broken: set[str]
-) -> Callable[[str, str, str], _Stream | str | None]:
+) -> Callable[[str, str, str], _DeclaredStream | str | None]:
     """Return a function that finds a stream.
 
     It returns the stream, or an error, or None if that error was reported already.
     """
-    streams: dict[str, dict[str, _Stream]] = {}
+    streams: dict[str, dict[str, _DeclaredStream]] = {}
     for spout in spouts:
-        streams[spout.name] = {DEFAULT_STREAM: _Stream(spout.fields)}
+        streams[spout.name] = {DEFAULT_STREAM: _DeclaredStream(spout.fields)}
     for bolt in bolts:
         streams[bolt.name] = {
-            stream: _Stream(schema.names, schema.types) for stream, schema in bolt.schemas.items()
+            stream: _DeclaredStream(schema.names, schema.types)
+            for stream, schema in bolt.schemas.items()
         }
 
-    def find(subject: str, component: str, stream: str) -> _Stream | str | None:
+    def find(subject: str, component: str, stream: str) -> _DeclaredStream | str | None:
         if component in broken:
             return None
         if component not in streams:
@@ -397,15 +404,15 @@ def _finder(
             return known[stream]
         missing = f"{subject} reads stream {stream!r} of {component!r}, "
         if any(component == spout.name for spout in spouts):
-            return missing + f"which is a spout; a spout's one stream is {DEFAULT_STREAM!r}"
+            return missing + f"which is a spout, and a spout's only stream is {DEFAULT_STREAM!r}"
         if not known:
-            return missing + "which emits nothing; declare what it emits in its outputs"
-        return missing + f"which has none such; {near_miss(stream, list(known), 'streams')}"
+            return missing + "which declares no outputs; declare the stream in its outputs"
+        return missing + f"which does not exist; {near_miss(stream, list(known), 'streams')}"
 
     return find
 
 
-def _grouping(bolt: BoltSpec, each: Input, found: _Stream | None) -> Iterator[str]:
+def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Iterator[str]:
     keys = each.grouping.keys
     how = f"{each.grouping.name} grouping of bolt {bolt.name!r}"
     words = _words(each.component, each.stream)
@@ -451,7 +458,7 @@ def _has_map(type_: pa.DataType) -> bool:
     return any(_has_map(type_.field(at).type) for at in range(type_.num_fields))
 
 
-def _wanted(bolt: BoltSpec, each: Input, found: _Stream) -> Iterator[str]:
+def _wanted(bolt: BoltSpec, each: Input, found: _DeclaredStream) -> Iterator[str]:
     """Yield the fields that a bolt requires of its inputs and that are missing."""
     wanted: Any = getattr(bolt.component, "inputs", None)
     if not isinstance(wanted, pa.Schema):
@@ -464,11 +471,11 @@ def _wanted(bolt: BoltSpec, each: Input, found: _Stream) -> Iterator[str]:
             continue
         comes = found.types.get(field.name)
         if comes is not None and nullable_within(comes) != nullable_within(field.type):
-            yield f"{must} has '{field.name}: {comes}'; change the one or the other"
+            yield f"{must} has '{field.name}: {comes}'; change one of the two types"
 
 
 def _unread(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[Sink]
+    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[SinkSpec]
 ) -> Iterator[str]:
     read = {each.component for bolt in bolts for each in bolt.inputs}
     read |= {sink.component for sink in sinks}
@@ -476,9 +483,7 @@ def _unread(
         return  # the reader of an undeclared component may have meant any of them
     for spout in spouts:
         if spout.name not in read:
-            yield (
-                f"nobody reads spout {spout.name!r}; let a bolt or a sink read it, or take it away"
-            )
+            yield (f"no bolt or sink reads spout {spout.name!r}; let one read it, or remove it")
 
 
 def _circle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
@@ -495,9 +500,9 @@ def _circle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
         at = circle.index(min(circle, key=list(graph).index))
         shown = " -> ".join([*circle[at:], *circle[: at + 1]])
         yield (
-            f"bolts read one another in a circle: {shown}; a tree of tuples must end within its "
-            "micro-batch, so take one of these inputs away (what must come round again leaves "
-            "by a sink and comes in by a spout)"
+            f"bolts read one another in a cycle: {shown}; a tuple tree must end within its "
+            "micro-batch; remove one of these inputs, or write the tuples to a sink and read "
+            "them with a spout"
         )
 
 

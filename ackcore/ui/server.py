@@ -36,6 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ackcore.metrics.listening import listening
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
+from ackcore.spark.dead_letters.checkpoints import opened_checkpoint, store_of
 from ackcore.spark.dead_letters.listing import (
     LetterFilter,
     LetterId,
@@ -43,7 +44,6 @@ from ackcore.spark.dead_letters.listing import (
     none_found,
 )
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint, store_of
 from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter
 from ackcore.spark.inspect.status import Status, read_status
 from ackcore.topology.explain import draw
@@ -248,7 +248,7 @@ def _letters(path: str, wanted: LetterFilter, limit: int) -> dict[str, Any]:
     return {"letters": found, "damaged": list(map(str, damaged)), **none}
 
 
-class Server:
+class PageServer:
     """The page, served by a thread of this process until it is closed.
 
     Parameters
@@ -331,7 +331,7 @@ class Server:
         self._thread.join()
         self._socket.close()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> PageServer:
         return self
 
     def __exit__(self, *error: object) -> None:

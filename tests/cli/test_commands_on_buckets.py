@@ -108,7 +108,7 @@ def test_what_may_not_be_read_is_told_without_a_secret(ackcore, url, s3, monkeyp
 
 def test_the_page(url, unchanged):
     server = pytest.importorskip("ackcore.ui.server")
-    with server.Server([url]) as served:
+    with server.PageServer([url]) as served:
 
         def asked(path):
             with urllib.request.urlopen(served.url + path) as answer:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from ackcore._arrow.shown import text_of
 from ackcore.spark.base import letters as letter_files
 from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.dead_letters.checkpoints import store_of
 from ackcore.spark.dead_letters.letter_store import files_of
 from ackcore.spark.dead_letters.letters import reading_letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.topology.tuples import Reason
 
 
@@ -87,7 +87,7 @@ def test_the_table_shows_what_records_say_and_obeys_nothing(ackcore, checkpoint)
     assert "the newest 4 of 7; --limit shows more" in said
     said = ackcore("dead", "list", checkpoint, "--component", "x").stdout
     assert said == (
-        "of 7 dead letters none is like that: there are 5 of enrich with TimeoutError, 2 of split "
+        "no dead letter of 7 matches: the store has 5 of enrich with TimeoutError, 2 of split "
         "with ValueError\n"
     )
     assert ackcore("dead", "replay", checkpoint, "--error", "TimeoutErr").stdout == said

@@ -64,7 +64,7 @@ def test_a_batch_is_run_and_too_many_dead_are_told(on_this_spark, tmp_path):
     assert "1 of 3 records died" in said
     assert f"`ackcore dead list {tmp_path / 'c'} --payload` shows each" in said
     assert "`ackcore dead replay` and another `ackcore run` send them through again" in said
-    assert "a larger --max-dead lets such a run pass" in said
+    assert "set a larger --max-dead to accept so many dead records" in said
     assert "Traceback" not in done.stderr
 
 

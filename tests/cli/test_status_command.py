@@ -143,7 +143,7 @@ def test_a_path_beside_a_checkpoint_is_put_right(ackcore, checkpoint):
         said = ackcore(*words, checkpoint.parent, code=3).stderr
         assert said.endswith(f"below it there is {checkpoint}\n")
         said = ackcore(*words, checkpoint / "no", code=3).stderr
-        assert said.endswith(f"{checkpoint / 'no'} is not there\n")
+        assert said.endswith(f"{checkpoint / 'no'} does not exist\n")
 
 
 def test_help_and_version(ackcore):

@@ -19,20 +19,21 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "kafka"))
 from consumer_counts import Effects, work
 from servers import wait_until
 
-from ackcore.kafka import Consumer, commits, dead_letters
+from ackcore.kafka import Consumer
+from ackcore.kafka.consumer import consumer_client, consumer_letters
 
 #: Where a process can be told to die: what is called there, before or after which.
 POINTS = {
     "after the effect, before the ack": (Consumer, "ack", "before, with all else committed"),
     "after the dead letter is kept, before it is known": (
-        dead_letters.DeadLetters,
+        consumer_letters.LettersUnderWay,
         "_report",
         "before",
     ),
-    "before the commit is sent": (commits, "_offsets", "before"),
-    "after the commit is sent, before its answer": (commits.Commits, "answered", "before"),
-    "in the revocation, before the commit": (commits.Commits, "send_last", "before"),
-    "in the revocation, after the commit": (commits.Commits, "send_last", "after"),
+    "before the commit is sent": (consumer_client, "_offsets", "before"),
+    "after the commit is sent, before its answer": (consumer_client.Commits, "answered", "before"),
+    "in the revocation, before the commit": (consumer_client.Commits, "send_last", "before"),
+    "in the revocation, after the commit": (consumer_client.Commits, "send_last", "after"),
 }
 
 

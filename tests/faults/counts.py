@@ -126,10 +126,29 @@ def read_table(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.BufferReader(data)).read_all()
 
 
-def _numbers(directory: Path, ending: str) -> tuple[int, ...]:
-    names = [path.name for path in directory.glob(f"*{ending}")] if directory.is_dir() else []
-    found = (re.fullmatch(rf"(\d+){re.escape(ending)}", name) for name in names)
-    return tuple(sorted(int(each[1]) for each in found if each))
+def records(root: Path) -> dict[str, dict[str, Any]]:
+    """The records that the head has, by name; a large one is a file of its own."""
+    head = _newest(root / "head.json")
+    found = {} if head is None else read_record(head)["records"]
+    for name, body in found.items():
+        if "object" in body:
+            data = (root / body["object"]).read_bytes()
+            if blake2b(data, digest_size=16).hexdigest() != body["blake2b"]:
+                raise Damaged(f"{root / body['object']} and its checksum do not fit")
+            found[name] = json.loads(data)
+    return found
+
+
+def numbers(found: dict[str, dict[str, Any]], ending: str) -> tuple[int, ...]:
+    """The micro-batches that have a record of a kind."""
+    matches = (re.fullmatch(rf"batches/(\d+)\.{ending}", name) for name in found)
+    return tuple(sorted(int(each[1]) for each in matches if each))
+
+
+def _newest(path: Path) -> Path | None:
+    """An object: on a disk a directory with its versions, in a bucket a file."""
+    newest = max(path.glob("*.version"), default=None) if path.is_dir() else path
+    return newest if newest is not None and newest.exists() else None
 
 
 def _held(table: pa.Table, spout: str, key: str) -> Iterator[Held]:
@@ -144,13 +163,9 @@ def _held(table: pa.Table, spout: str, key: str) -> Iterator[Held]:
 
 
 def letter_files(directory: Path) -> Iterator[tuple[Path, int, int]]:
-    """Files that the index names, with their first and last micro-batch.
-
-    On a disk the index is a directory with its versions, in a bucket an object.
-    """
-    index = directory / "index.json"
-    newest = max(index.glob("*.version"), default=None) if index.is_dir() else index
-    if newest is not None and newest.exists():
+    """Files that the index names, with their first and last micro-batch."""
+    newest = _newest(directory / "index.json")
+    if newest is not None:
         for spout in read_record(newest)["spouts"].values():
             for each in spout["files"]:
                 yield directory / each["object"], each["first"], each["last"]
@@ -212,19 +227,17 @@ def read(
         If a file that was recorded is not whole.
     """
     root = Path(checkpoint, "ackcore")
-    planned, done = _numbers(root / "batches", ".plan"), _numbers(root / "batches", ".done")
-    for number in planned:
-        read_record(root / "batches" / f"{number}.plan")
+    recorded = records(root)
+    planned, done = numbers(recorded, "plan"), numbers(recorded, "done")
     decided = {}
     corrected = {}
     waiting: list[Held] = []
     totals: Counter[str] = Counter()
-    manifests = sorted((root / "batches").glob("*.decision"), key=lambda p: int(p.stem))
-    for path in manifests:
-        number, manifest = int(path.stem), read_record(path)
-        refused = path.with_name(f"{number}.refused")
+    for number in numbers(recorded, "decision"):
+        manifest = recorded[f"batches/{number}.decision"]
         # What sinks refused makes more of them dead, after the decision.
-        after = [read_record(refused)] if refused.exists() else []
+        refused = recorded.get(f"batches/{number}.refused")
+        after = [] if refused is None else [refused]
         corrected[number] = (after or [manifest])[0]["totals"]
         dead = [
             message_id

@@ -66,13 +66,15 @@ def lines(n, seed=0):
 
 # ------------------------------------------------------------------- what runs in Spark's workers
 
+from counts import numbers, records  # noqa: E402
 from pyspark import TaskContext  # noqa: E402
 
 import ackcore.spark.engine.action  # noqa: E402
 from ackcore.spark.query import run_batch, start  # noqa: E402
-from ackcore.spark.sinks.interface import read_accepted  # noqa: E402
 from ackcore.spark.sinks.parquet import to_parquet  # noqa: E402
 from ackcore.spark.sinks.rejects import SinkRejects  # noqa: E402
+from ackcore.spark.sinks.sink import Sink as Base  # noqa: E402
+from ackcore.spark.sinks.sink_batch import read_sink_file  # noqa: E402
 from ackcore.spark.tasks.settle_stage import SettleStage  # noqa: E402
 from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Bolt, Reject, TopologyBuilder  # noqa: E402
 
@@ -362,7 +364,7 @@ class Sink:
         self.path, self.marks, self.times, self.partial = path, marks, times, partial
         self.mode = mode
 
-    def write(self, frame, batch_id):
+    def __call__(self, frame, batch_id):
         place = f"{self.path}/batch_id={batch_id}"
         for time_ in range(self.times):
             if first_time(self.marks, f"sink-{batch_id}-{time_}"):
@@ -372,7 +374,7 @@ class Sink:
         frame.write.mode(self.mode).parquet(place)
 
 
-class Picky:
+class Picky(Base):
     """Another sink, but rows of some ids are refused before it is asked."""
 
     replaces = True
@@ -381,19 +383,16 @@ class Picky:
         self.writer, self.refuse = writer, set(refuse)
         self.claim = writer.claim
 
-    def write(self, frame, batch_id):
-        raise AssertionError("the files are handed over")
-
-    def write_accepted(self, accepted):
+    def write(self, accepted):
         ids = {
             key
             for file in accepted.files
-            for rows in read_accepted(file, accepted.nonacked)
+            for rows in read_sink_file(file, accepted.nonacked)
             for key in rows["id"].to_pylist()
         }
         if bad := sorted(ids & self.refuse):
             raise SinkRejects(pa.table({"id": pa.array(bad, pa.int64())}), "no such order")
-        self.writer.write_accepted(accepted)
+        self.writer.write(accepted)
 
 
 def source_of(spark, config):
@@ -475,10 +474,10 @@ def checkpoint_of(config):
 
 def clock_of(config):
     """The system's clock; or one that is an hour back from the first micro-batch that is done."""
-    done = f"{checkpoint_of(config)}/ackcore/batches/*.done"
+    root = Path(checkpoint_of(config), "ackcore")
 
     def clock():
-        back = config.get("clock_back_ms", 0) if glob(done) else 0
+        back = config.get("clock_back_ms", 0) if numbers(records(root), "done") else 0
         return time.time_ns() // 1_000_000 - back
 
     return clock

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from hashlib import blake2b
 from pathlib import Path
 from typing import ClassVar
 
@@ -103,21 +101,12 @@ class Bucket:
         return {name for name in files if name.removeprefix(below).encode() not in index}
 
     def fetched(self) -> Path:
-        """Where all of it lies as files: the records, too, which are in one object."""
+        """Where all of it lies as files."""
         self._looks += 1
         copy = self._directory / f"fetched-{self._looks}"
         objects = self._objects()
         for name in self._unnamed_letters(objects):
             del objects[name]
-        root = "checkpoint/ackcore"
-        head = objects.pop(f"{root}/head.json", None)
-        for name, body in ({} if head is None else _checked(head)["records"]).items():
-            if "object" in body:
-                data = objects[f"{root}/{body['object']}"]
-                assert (len(data), _digest(data)) == (body["bytes"], body["blake2b"])
-            else:
-                data = json.dumps(body).encode()
-            objects[f"{root}/{name}"] = data + f"\nblake2b {_digest(data)}\n".encode()
         for name, data in objects.items():
             path = copy / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,13 +141,3 @@ class Bucket:
 
     def lose_lock(self) -> None:
         """There is none: whoever comes takes over."""
-
-
-def _checked(head: bytes) -> dict:
-    line, _, rest = head.partition(b"\n")
-    assert rest.split() == [b"blake2b", _digest(line).encode()]
-    return json.loads(line)
-
-
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()

@@ -14,9 +14,10 @@ from worlds import World
 
 from ackcore.spark.base import failpoints
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.sinks.interface import read_accepted
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.sink import Sink
+from ackcore.spark.sinks.sink_batch import read_sink_file
 from ackcore.topology.tuples import Reason
 
 #: Of each micro-batch; what begins with "bad" is rejected by the bolt, with "no" by the sink.
@@ -27,7 +28,7 @@ DEAD = ["bad-1", "bad-2", "no-1", "no-2"]
 FLAKY = {"first": ("a", "d"), "second": ("b", "e"), "third": ("c", "f")}
 
 
-class Picky:
+class Picky(Sink):
     """Parquet that does not take all."""
 
     replaces = True
@@ -35,19 +36,16 @@ class Picky:
     def __init__(self, writer):
         self.writer = writer
 
-    def write(self, frame, batch_id):
-        raise AssertionError("the files are handed over")
-
-    def write_accepted(self, accepted):
+    def write(self, accepted):
         lines = [
             line
             for file in accepted.files
-            for rows in read_accepted(file, accepted.nonacked)
+            for rows in read_sink_file(file, accepted.nonacked)
             for line in rows["line"].to_pylist()
         ]
         if bad := [line for line in lines if line.startswith("NO")]:
             raise SinkRejects(pa.table({"line": bad}), "not taken")
-        self.writer.write_accepted(accepted)
+        self.writer.write(accepted)
 
 
 class PlacedWorld(World):

@@ -55,13 +55,12 @@ def test_a_damaged_checkpoint_is_refused(spark, interrupted):
     """Whatever is missing or not as it was written: nothing begins anew in silence."""
     it = interrupted()
     checkpoint = it.directory / "checkpoint" / "ackcore"
-    needed = ["meta.json", "batches/1.plan", "batches/0.decision", "state/0.*waiting-*.arrow"]
-    for file in needed:
-        (path,) = checkpoint.glob(file)
+    for file in ["head.json/*.version", "state/0.*waiting-*.arrow"]:
+        path = max(checkpoint.glob(file))
         whole, ways = damaged(path)
         for way, damage in ways.items():
-            if (file, way) == ("batches/1.plan", "gone"):
-                continue  # as if the driver had died before it planned
+            if (file, way) == ("head.json/*.version", "gone"):
+                continue  # as if the driver had died before that step
             damage()
             error = it.run_here(spark)
             assert error is not None, (file, way)
@@ -69,10 +68,10 @@ def test_a_damaged_checkpoint_is_refused(spark, interrupted):
             assert str(path.parent) in error
             assert "Restore the whole checkpoint directory" in error
             path.write_bytes(whole)
-    mark = checkpoint / "batches" / "0.done"
-    mark.rename(mark.with_suffix(".away"))
+    head = checkpoint / "head.json"
+    head.rename(checkpoint / "away")
     assert it.run_here(spark).startswith("CheckpointCorrupt: ")
-    mark.with_suffix(".away").rename(mark)
+    (checkpoint / "away").rename(head)
     # What is put back is as good as new: nothing was touched.
     assert it.run_here(spark) is None
     it.check(dead=dead, alive=alive)

@@ -76,7 +76,7 @@ def test_a_thin_client_runs_all_that_another_does(tmp_path, place):
 
 def was_cut_off(answer):
     assert answer["shut_down"], answer
-    assert "is not there any more, or no server answers" in answer["cancelled"]
+    assert "has ended, or its server does not answer" in answer["cancelled"]
 
 
 def test_a_server_that_is_killed_ends_the_run_and_another_goes_on(tmp_path, place):

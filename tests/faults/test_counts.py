@@ -6,6 +6,7 @@ query does; a forgery then changes one thing in them.
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from hashlib import blake2b
@@ -65,6 +66,7 @@ class History:
 
     def __init__(self, directory, seed, stop=None):
         rng = random.Random(seed)
+        self.recorded = {}
         self.root, self.sink = directory / "checkpoint" / "ackcore", directory / "sink"
         self.records = {
             n: {"id": n, "text": " ".join(rng.choices("abcde", k=rng.randrange(0, 5)))}
@@ -107,7 +109,7 @@ class History:
 
     def commit(self, acked, waiting, dead):
         n, state = self.number, self.root / "state"
-        write_record(self.root / "batches" / f"{n}.plan", {"number": n})
+        self.record(f"{n}.plan", {"number": n})
         held = {"waiting": {}, "dead": {}}
         for name, rows in (("waiting", waiting.items()), ("dead", dead)):
             if rows:
@@ -115,19 +117,23 @@ class History:
                 write = write_segments if name == "waiting" else write_table
                 held[name]["lines"] = write(state, f"{n}.{name}-lines", table)
         totals = {"batches": n + 1, "spouts": {"lines": dict(self.totals)}}
-        write_record(self.manifest(n), {"number": n, "totals": totals, **held})
+        self.record(f"{n}.decision", {"number": n, "totals": totals, **held})
         rows = [row for each in acked for row in rows_of(self.records[each])]
         if rows:
             (self.sink / f"batch_id={n}").mkdir(parents=True)
             pq.write_table(pa.Table.from_pylist(rows), self.sink / f"batch_id={n}/part-0.parquet")
         self.write_letters(n, [self.letter(n, *row) for row in dead])
-        write_record(self.root / "batches" / f"{n}.done", {"number": n})
-        for old in (n - 2,) if n >= 2 else ():
-            for path in (self.root / "batches").glob(f"{old}.*"):
-                path.unlink()
+        self.record(f"{n}.done", {"number": n})
+        for ending in ("plan", "decision", "done") if n >= 2 else ():
+            self.forget(f"{n - 2}.{ending}")
 
-    def manifest(self, n):
-        return self.root / "batches" / f"{n}.decision"
+    def record(self, name, body):
+        self.recorded[f"batches/{name}"] = body
+        write_record(self.root / "head.json/000000000001.version", {"records": self.recorded})
+
+    def forget(self, name):
+        del self.recorded[f"batches/{name}"]
+        write_record(self.root / "head.json/000000000001.version", {"records": self.recorded})
 
     def letter(self, batch, number, attempts):
         return {
@@ -156,9 +162,9 @@ class History:
     # What forgeries do.
 
     def edit_manifest(self, n, change):
-        body = counts.read_record(self.manifest(n))
+        body = copy.deepcopy(self.recorded[f"batches/{n}.decision"])
         change(body)
-        write_record(self.manifest(n), body)
+        self.record(f"{n}.decision", body)
 
     def edit_totals(self, **more):
         def change(body):
@@ -320,16 +326,16 @@ FORGERIES = {
     "one waits by the counts": (lambda h: h.edit_totals(waiting=1), "wait by the counts"),
     # The protocol.
     "no plan": (
-        lambda h: (h.root / f"batches/{h.number - 1}.plan").unlink(),
+        lambda h: h.forget(f"{h.number - 1}.plan"),
         "decided without a plan",
     ),
-    "no decision": (lambda h: h.manifest(h.number - 1).unlink(), "done without a decision"),
+    "no decision": (lambda h: h.forget(f"{h.number - 1}.decision"), "done without a decision"),
     "no mark": (
-        lambda h: (h.root / f"batches/{h.number - 1}.done").unlink(),
+        lambda h: h.forget(f"{h.number - 1}.done"),
         "planned and not done",
     ),
     "planned too early": (
-        lambda h: write_record(h.root / f"batches/{h.number + 1}.plan", {}),
+        lambda h: h.record(f"{h.number + 1}.plan", {}),
         "planned before the last one was done",
     ),
 }
@@ -363,7 +369,7 @@ def test_rows_of_two_executions_are_found(tmp_path):
             "decided otherwise than before: 1 (2)",
         ),
         (
-            lambda h: [(h.root / f"batches/{n}.done").unlink() for n in (1, 2)],
+            lambda h: [h.forget(f"{n}.done") for n in (1, 2)],
             "done before, and not any more: 2 (1, 2)",
         ),
         (
@@ -386,13 +392,13 @@ def test_what_changes_after_it_was_recorded_is_found(tmp_path, forge, message):
     before = history.read()
     assert counts.check_since(before, history.read()) == []
     # The sink's oldest micro-batch counts as long as its mark is there.
-    write_record(history.root / "batches/0.done", {"number": 0})
+    history.record("0.done", {"number": 0})
     before = history.read()
     forge(history)
     assert any(message in problem for problem in counts.check_since(before, history.read()))
 
 
-@pytest.mark.parametrize("pattern", ["batches/*.plan", "batches/*.decision", "state/*.arrow"])
+@pytest.mark.parametrize("pattern", ["head.json/*", "state/*.arrow"])
 def test_damage_is_noticed(tmp_path, pattern):
     history = History(tmp_path, 4, 2)
     (file, *_) = sorted(history.root.glob(pattern), reverse=True)

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "spark"))
 from letter_homes import Home, asked, contents, every, listed
 from letter_writers import BATCHES, DROPPED, SENT, write_letters
 
+from ackcore.spark.dead_letters.checkpoints import store_of
 from ackcore.spark.dead_letters.listing import LetterFilter, list_letters
-from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 
 #: In `make test`, where it goes through or does not; `make faults` kills at each request.
 FEW, FEWER = 48, 96

@@ -17,6 +17,8 @@ from collections import Counter
 
 import fault_job
 import pytest
+from books import numbers
+from books import records as recorded
 
 MASTER = os.environ.get("ACKCORE_SOAK_MASTER", "local-cluster[2,1,1024]")
 SECONDS = int(os.environ.get("ACKCORE_SOAK_S", "90"))
@@ -42,8 +44,8 @@ def feed(directory, records, number):
 
 def done_batches(directory):
     """How many micro-batches are done; each read one file, or retries alone."""
-    marks = directory.glob("checkpoint/ackcore/batches/*.done")
-    return max((int(mark.stem) + 1 for mark in marks), default=0)
+    marks = numbers(recorded(directory / "checkpoint/ackcore"), "done")
+    return max((number + 1 for number in marks), default=0)
 
 
 @pytest.mark.faults

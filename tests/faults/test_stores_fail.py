@@ -6,7 +6,7 @@ import fault_job
 import pytest
 from pyspark import cloudpickle
 
-import ackcore.spark.sinks.interface
+import ackcore.spark.sinks.sink_batch
 
 cloudpickle.register_pickle_by_value(fault_job)
 
@@ -44,7 +44,7 @@ def test_the_counts_tell_of_a_sink_that_does_not_replace(spark, job):
 def test_the_counts_tell_of_rows_that_are_not_acked(spark, job, monkeypatch):
     """A sink that is given all that was emitted, failed records' rows too."""
     monkeypatch.setattr(
-        ackcore.spark.sinks.interface,
+        ackcore.spark.sinks.sink_batch,
         "acked_rows",
         lambda batch, failed: None,
     )
@@ -106,7 +106,7 @@ def test_the_dead_letters_break_down(spark, job, tmp_path):
         sink={},
     )
     away = tmp_path / "away"
-    breaks = fault_job.Sink.write
+    breaks = fault_job.Sink.__call__
 
     def write(self, frame, batch_id):
         breaks(self, frame, batch_id)
@@ -115,7 +115,7 @@ def test_the_dead_letters_break_down(spark, job, tmp_path):
             store.touch()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fault_job.Sink, "write", write)
+        patch.setattr(fault_job.Sink, "__call__", write)
         error = it.run_here(spark)
     assert error.startswith("SinkError: the dead-letter store failed 2 times with micro-batch 0")
     store.unlink()

@@ -17,12 +17,12 @@ from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.consumer import client_thread, partition_reading, topic_watch
 from ackcore.kafka.consumer.client_thread import ClientThread
-from ackcore.kafka.consumer.consumer_client import OffsetsOutOfRange
 from ackcore.kafka.consumer.consumer_letters import LettersUnderWay
 from ackcore.kafka.consumer.consumer_records import Failure
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import OUT
 from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.kafka.kafka_errors import OffsetsOutOfRange
 from ackcore.offsets import decode_metadata
 
 NO = Failure("ValueError", "no")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 import time
 
@@ -16,9 +18,9 @@ from confluent_kafka import Consumer, Producer
 from servers import TIMEOUT_S, wait_until
 
 from ackcore import OffsetTracker
-from ackcore.kafka import ClusterFailed, TopicPartition, UnknownTopics
+from ackcore.kafka import ClusterFailed, UnknownTopics
 from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.cluster import Cluster, Committed, Partition, Watermarks
+from ackcore.kafka.cluster import Cluster, Committed, Partition, TopicPartition, Watermarks
 from ackcore.offsets import KAFKA_LIMIT, decode_metadata, encode_metadata
 
 
@@ -332,3 +334,15 @@ def test_partitions_are_pairs_or_what_was_listed(kafka, cluster):
     listed = cluster.partitions([topic])
     assert isinstance(listed[0], Partition)
     assert cluster.watermarks(listed) == cluster.watermarks([(topic, 0), (topic, 0)])
+
+
+def test_a_mock_ends_with_who_started_it(mock_kafka):
+    code = "import mock_broker, os; mock_broker.MockKafka(); os._exit(9)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(mock_broker.PATH.parent)},
+        stderr=subprocess.PIPE,
+        timeout=30,
+    )
+    # Both have this pipe: it was at its end, so neither is there any more.
+    assert ended.returncode == 9, ended.stderr

@@ -69,7 +69,7 @@ def test_a_letter_is_as_large_as_its_topic_takes_and_what_is_larger_says_what_to
     with consuming(counts) as consumer:
         for record in take(consumer, 1):
             consumer.fail(record, Reject("no"))
-        wait_until(lambda: "is not kept" in caplog.text, "the topic does not take it")
+        wait_until(lambda: "is not stored" in caplog.text, "the topic does not take it")
         assert "MSG_SIZE_TOO_LARGE); raise max.message.bytes of the topic" in caplog.text
         assert counts.committed()[0][0] < 1
         to = [ConfigEntry(name, str(of), incremental_operation=SET) for name, of in large.items()]

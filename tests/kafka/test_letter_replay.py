@@ -139,7 +139,7 @@ def test_letters_of_a_topic_that_was_made_anew_are_sent_if_that_is_said(counts):
     since = {"since": datetime(1970, 1, 1, tzinfo=UTC)}
     counts.server.produce(counts.dead_topic, [letter_of(counts.topic)] * 3)
     sent_to(counts, 1, "the id of another topic")
-    with pytest.raises(ValueError, match=f"given: {counts.dead_topic} was made anew since .* 0/1 "):
+    with pytest.raises(ValueError, match=f"given: {counts.dead_topic} was created again .* 0/1 "):
         send(counts)
     assert send(counts, **since) == (3, 0)
     assert send(counts) == (0, 0)

@@ -13,7 +13,7 @@ pytest.importorskip("confluent_kafka")
 
 
 from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.kafka_errors import LogTruncated, OffsetsLost, ReadFailed, ReadTimedOut
+from ackcore.kafka.kafka_errors import OffsetsLost, ReadFailed, ReadTimedOut
 from ackcore.kafka.ranges import OffsetRange
 
 
@@ -22,7 +22,6 @@ from ackcore.kafka.ranges import OffsetRange
     [
         (OffsetsLost(OffsetRange("t", 0, 5, 9), 7, 20), "t-0 [5, 9) .* below 7 were deleted"),
         (OffsetsLost(OffsetRange("t", 0, 50, 90), 0, 20), "ends at offset 20; .* truncated"),
-        (LogTruncated(OffsetRange("t", 0, 5, 9), 0, 7, "why"), "5 was refused, .* anew, .*: why"),
         (ReadTimedOut(OffsetRange("t", 0, 5, 9), 3.0, "why"), "for 3 s: why"),
         (ReadFailed(OffsetRange("t", 0, 5, 9), "CODE", "why"), "cannot be read: why"),
     ],

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from ackcore._arrow.shown import text_of
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile
 from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
@@ -23,7 +23,7 @@ def row_file(directory, rows, partition=0, schema=WORDS, batch=2):
         columns = [pa.array(list(c), f.type) for c, f in zip(some, schema, strict=True)]
         file.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     name, n, _ = file.finish()
-    return AcceptedFile(str(directory / name), n)
+    return BatchFile(str(directory / name), n)
 
 
 def latin_file(directory):
@@ -34,7 +34,7 @@ def latin_file(directory):
     columns = [words, pa.array([1, 2, 3, 4]), pa.array([10, 11, None, 10])]
     file.write(pa.RecordBatch.from_arrays(columns, schema=schema))
     name, n, _ = file.finish()
-    return AcceptedFile(str(directory / name), n)
+    return BatchFile(str(directory / name), n)
 
 
 def two_files(directory):
@@ -48,18 +48,18 @@ def two_files(directory):
 def written_without_refused(sink, files):
     """Write; return why rows are refused, by their places, having written the others then."""
     with pytest.raises(SinkRejects) as raised:
-        sink.write_accepted(accepted(files))
+        sink.write(accepted(files))
     of, at = raised.value.places
     why = [raised.value.reasons[number] for number in raised.value.reason_of]
     known = [
         file._replace(refused=at[np.flatnonzero(of == number)]) for number, file in enumerate(files)
     ]
     for _ in range(2):
-        sink.write_accepted(accepted(known))
+        sink.write(accepted(known))
     return dict(zip(zip(of.tolist(), at.tolist(), strict=True), why, strict=True))
 
 
 def accepted(files, batch_id=0, nonacked=(11,), **changes):
     about = {"spark": None, "sink": "count", "deployment": "abc", "checkpoint": "/cp"}
     rows = {"files": tuple(files), "nonacked": np.array(nonacked, np.int64)}
-    return Accepted(batch_id=batch_id, **{**about, **rows, **changes})
+    return SinkBatch(batch_id=batch_id, **{**about, **rows, **changes})

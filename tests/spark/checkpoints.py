@@ -15,8 +15,8 @@ from ackcore.spark.base.schemas import REASON, REASON_TYPE, TRACKING
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.checkpoint.waiting import Waiting
+from ackcore.spark.dead_letters.checkpoints import checkpoint_at, checkpoint_of, store_of
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of, store_of
 from ackcore.spark.engine.progress import Account, Counts
 from ackcore.topology.tuples import Reason
 
@@ -131,6 +131,18 @@ def with_dead_letters(path, message="no", records_of=None):
             letters.write(number, {"lines": dead})
             totals = Counts(number + 1, spouts).to_json()
             run_one(state, number, {"lines": records(20, 3)}, {"lines": dead}, totals=totals)
+    return path
+
+
+def recorded(checkpoint):
+    """The records of a checkpoint, by name, as who looks at it sees them."""
+    return checkpoint_at(str(checkpoint)).records()
+
+
+def damage_head(checkpoint, change):
+    """Change the bytes of the newest version of the head."""
+    path = max((checkpoint / "ackcore/head.json").iterdir())
+    path.write_bytes(change(path.read_bytes()))
     return path
 
 

@@ -67,6 +67,12 @@ def checkpoint(tmp_path):
     return tmp_path / "checkpoint"
 
 
+@pytest.fixture(params=["disk", "bucket"])
+def place(request):
+    """The same on a disk, and in a bucket."""
+    return request.getfixturevalue("checkpoint" if request.param == "disk" else "bucket")
+
+
 @pytest.fixture
 def no_syncing(monkeypatch):
     """Durability when a machine stops is the matter of test_state_crash.py."""

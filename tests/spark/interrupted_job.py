@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 
 from ackcore.spark import RunCancelled, run_batch, to_parquet
 from ackcore.spark.base.versions import to_arrow
+from ackcore.spark.dead_letters.checkpoints import checkpoint_at
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 LINES = 40
@@ -111,7 +112,8 @@ def main(directory):
             builder.sink("slow", to_parquet(f"{directory}/sink"))
             return builder.build()
 
-        plan = Path(directory, "checkpoint", "ackcore", "batches", "0.plan")
+        def plan():
+            return checkpoint_at(f"{directory}/checkpoint").records().read("batches/0.plan")
 
         def press():
             os.killpg(0, signal.SIGINT)  # as a terminal does: to the whole group
@@ -140,7 +142,7 @@ def main(directory):
                 run_batch(topology(slow), spark, f"{directory}/checkpoint")
             except (KeyboardInterrupt, RunCancelled) as error:
                 took = time.monotonic() - when[0]
-                body = json.loads(plan.read_text().splitlines()[0])
+                body = plan()
                 said.append([type(error).__name__, str(error), took, body])
         leave = (lambda number, frame: sys.exit("enough"), press)
         in_sinks = sinks_that_are_interrupted(directory, spark, [*ways[:2], ways[1], leave])

@@ -18,8 +18,8 @@ from worlds import World
 
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.sinks.interface import read_with_places
 from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.sink_batch import read_with_places
 
 #: Lines of each micro-batch; those that begin with "bad" are refused.
 BATCHES = (["a", "bad-b", "c", "d"], ["e", "f", "bad-g", "bad-h"])
@@ -47,7 +47,7 @@ class DiskWorld(World):
     def pause(self, seconds):
         return False
 
-    def write_accepted(self, accepted):
+    def write(self, accepted):
         lines = [
             line
             for file in accepted.files

@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 from checkpoints import OPEN, died, ids, run_one
 
 from ackcore.spark.base.clocks import wall_clock_ms
-from ackcore.spark.dead_letters.checkpoints import letters_at
+from ackcore.spark.dead_letters.checkpoints import letters_at, store_of
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.spark.stores.opening import open_store
 
 VALUE = {"lines": pa.schema([("value", pa.string())])}

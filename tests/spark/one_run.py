@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from ackcore.spark.base.schemas import (
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.action import run
 from ackcore.spark.engine.setup import InputFrame, RunPlan, setup_on_spark
-from ackcore.spark.sinks.interface import AcceptedFile, read_accepted
+from ackcore.spark.sinks.sink_batch import BatchFile, read_sink_file
 from ackcore.spark.tasks.row_files import (
     ROOT_ID,
     RowFile,
@@ -118,7 +119,8 @@ def executing_in(directory):
             inputs = [InputFrame(spout.source, spout.name) for spout in topology.spouts.values()]
         given = {"number": 3, "now_ms": 0, "key": 77, "work": str(work), **plan}
         plan = RunPlan(journal=f"{work}.journal", **given)
-        done = run(topology, layout, inputs, plan)
+        # Without the kept files, so that sources are read again.
+        done = replace(run(topology, layout, inputs, plan), kept={})
         assert done.problems == ()
         setup = setup_on_spark(topology, layout, inputs, plan, done.spilled)
         payload = fetched(setup, done, done.failed["root_id"].to_numpy())
@@ -138,7 +140,7 @@ def executing_in(directory):
         bad = np.sort(done.failed["root_id"].to_numpy())
         rows = collections.defaultdict(collections.Counter)
         for file in done.files:
-            for batch in read_accepted(AcceptedFile(str(work / file.path), file.rows), bad):
+            for batch in read_sink_file(BatchFile(str(work / file.path), file.rows), bad):
                 columns = [map(hashable, column.to_pylist()) for column in batch.columns]
                 rows[file.component, file.stream].update(zip(*columns, strict=True))
         return Result(done, failed, rows)

@@ -45,7 +45,7 @@ class Store:
         self.rows = {}
         self.down = 0
 
-    def write(self, frame, number):
+    def __call__(self, frame, number):
         if self.down:
             self.down -= 1
             raise ConnectionError("the store is down")

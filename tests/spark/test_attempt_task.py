@@ -138,7 +138,7 @@ def test_rows_that_python_cannot_show_fail_without_a_call():
     assert table["square"].to_pylist() == [1_000, None, 2_000]
     error = table["error"].to_pylist()[1]
     assert error["attempts"] == 0
-    assert "'at' holds a timestamp[us] that Python has no value for" in error["message"]
+    assert "'at' holds a timestamp[us] without a Python value" in error["message"]
     assert table["at"].combine_chunks().equals(times)
 
 

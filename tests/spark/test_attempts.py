@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from sessions import on_both_sessions
 
 from ackcore.spark import attempt
-from ackcore.spark.call_arguments import share_of_rate
+from ackcore.spark.guards import share_of_rate
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -81,13 +81,6 @@ def test_a_record_is_due_when_its_failure_asks_for_it(world):
     assert world.rows == ["A", "B"]
 
 
-def test_a_failure_that_asks_for_a_wait_is_an_attempt(world):
-    world.behaves = lambda line, attempt: Reason("upper", "Retry", "busy", after_ms=1_000)
-    world.process(0, ["a"])
-    counts = world.drain(1)
-    assert (world.parked, counts.retried) == (["a"], 4)
-
-
 def unavailable(line, attempt):
     return Reason("upper", "Unavailable", "open", after_ms=20_000, counts=False)
 
@@ -224,12 +217,6 @@ def test_a_replayed_record_is_told_from_a_retry_of_its_message_id(world, again, 
     assert (counts.acked, counts.resolved, counts.balanced) == (2, 1, True)
 
 
-def test_nothing_waits_where_nothing_may(tmp_path):
-    world = World(tmp_path, {"max_waiting": 0})
-    world.behaves = fails("a")
-    assert world.process(0, ["a", "b"])[0].dead == 1
-
-
 def test_who_shares_a_row_with_a_failed_record_fails_with_it(tmp_path):
     world = World(tmp_path)
     world.behaves = fails("a")
@@ -320,7 +307,12 @@ def test_decided_rows_are_not_dropped_with_their_sink(world, dying_at):
     builder.sink("loud", world)
     world.topology = builder.build()
     state, engine = world.driver(accept_changes=True)
-    with state, pytest.raises(CheckpointForeign, match=r"2 rows of 'upper' .* no sink .*'upper'"):
+    with (
+        state,
+        pytest.raises(
+            CheckpointForeign, match=r"2 rows of 'upper' .* no longer has a sink .*'upper'"
+        ),
+    ):
         engine.process(0, [])
     world.topology = former
     state, engine = world.driver(accept_changes=True)

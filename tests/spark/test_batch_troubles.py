@@ -154,14 +154,14 @@ class MuteError(Exception):
     "kind", [KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit, StopIteration, MuteError]
 )
 def test_whatever_a_sink_raises_its_rows_come_once(world, kind):
-    good, world.behaves = world.write_accepted, fails("b")
+    good, world.behaves = world.write, fails("b")
 
     def write(accepted):
         world.written[accepted.batch_id] = ["half of it"]
-        world.write_accepted = good
+        world.write = good
         raise kind
 
-    world.write_accepted = write
+    world.write = write
     if kind is KeyboardInterrupt:
         with pytest.raises(kind):
             world.process(0, ["a", "b"])
@@ -256,16 +256,6 @@ def test_a_bolt_that_raises_often_is_told_once_with_the_way_out(world, caplog):
     )
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"), [({}, "for 0 rows; a"), ({"E": 1}, "for 1 row, mostly E; a")]
-)
-def test_calls_that_raise_for_few_rows_or_none_are_told(world, caplog, rows, said):
-    """A large batch may raise where none of its rows does."""
-    world.raised = {"parse": Raised(500, len(rows), Counter(rows))}
-    world.process(0, ["a"])
-    assert f"raised in 500 calls, {said} batch" in caplog.text
-
-
 def test_a_stream_without_rows_calls_no_sink(world):
     world.process(0, [])
     assert world.written == {}
@@ -302,7 +292,7 @@ def test_a_sink_that_tells_nothing_of_the_damage_it_met(world, monkeypatch):
         flip(Path(accepted.files[0].path))
         raise ConnectionError("the sink is down")
 
-    monkeypatch.setattr(world, "write_accepted", silent)
+    monkeypatch.setattr(world, "write", silent)
     with pytest.raises(CheckpointCorrupt, match=r"\.arrow is damaged"):
         world.process(0, ["a"])
     assert world.paused == []

@@ -17,9 +17,9 @@ from letter_homes import VALUE, Home, every, listed, named, write
 
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
+from ackcore.spark.dead_letters.checkpoints import store_of
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import open_store
 

@@ -18,7 +18,7 @@ from s3_server import environment
 from worlds import Killed, killed
 
 from ackcore.spark.base.errors import RowFileDamaged
-from ackcore.spark.checkpoint.head import HeadRecords
+from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.dead_letters import store
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.engine import act, batch, decide, runs
@@ -142,7 +142,7 @@ def test_killed_at_every_step_it_goes_on(spark, places, monkeypatch, steps):
     for module in (batch, runs, act, parquet_objects):
         monkeypatch.setattr(module, "failpoint", failpoint)
     # Who is killed gives nothing back.
-    monkeypatch.setattr(HeadRecords, "close", lambda self: None)
+    monkeypatch.setattr(Records, "close", lambda self: None)
     topology = word_count(spark.createDataFrame(LINES, "line string"), to_parquet(tallies))
     drivers = 0
     while True:
@@ -223,7 +223,7 @@ def test_where_spark_keeps_its_part_is_to_be_given(spark, bucket, tmp_path):
     stream = word_count(
         spark.readStream.schema("line string").json(str(tmp_path)), to_parquet(tmp_path / "tallies")
     )
-    with pytest.raises(ValueError, match="spark_checkpoint must be given where the checkpoint is"):
+    with pytest.raises(ValueError, match="spark_checkpoint must be given if the checkpoint is"):
         start(stream, spark, bucket)
     with pytest.raises(ValueError, match="spark_checkpoint must be a path"):
         start(stream, spark, bucket, spark_checkpoint="s3a://bucket/spark")

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from checkpoints import OPEN, TOPOLOGY, Topology, decision, ids, records, roots, run_one
 from s3_server import DENIED, ERROR_AFTER, LOST
 
-from ackcore.spark.base.checksummed import read_record
 from ackcore.spark.base.errors import (
     CheckpointCorrupt,
     CheckpointForeign,
     CheckpointInUse,
     CheckpointReadOnly,
 )
-from ackcore.spark.base.paths import local_path
-from ackcore.spark.checkpoint import head as heads
+from ackcore.spark.checkpoint import records as heads
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.requests import POINTER
 from ackcore.spark.dead_letters.store import DeadLetters
@@ -39,62 +38,7 @@ def plan_of(state, number):
     state.write_plan(state.make_plan(number, number * 1000))
 
 
-# -- what is written is read ----------------------------------------------------------------------
-
-
-def test_a_micro_batch_goes_from_plan_to_mark(bucket):
-    refused = Refusal("out", True, pa.Table.from_pylist([], schema=REFUSED))
-    with OPEN(bucket) as state:
-        assert (state.last_plan, state.last_done) == (None, None)
-        plan_of(state, 0)
-        given = decision(
-            0,
-            {"lines": records(0, 3), "clicks": records(0, 0)},
-            {"clicks": records(7, 1)},
-            nonacked=roots(-5, 2**63 - 1),
-            counts={"acked": 9},
-        )
-        state.write_decision(given)
-        state.refusals.add(0, 0, refused)
-        state.close_refusals(state.decision(0), {"lines": records(9, 1)}, {"acked": 8}, {})
-        state.write_done(0)
-        state.prune(0)
-        key = state.deployment_key
-    with OPEN(bucket) as state:
-        assert state.deployment_key == key
-        assert (state.last_plan, state.last_done) == (0, 0)
-        found = state.decision(0)
-        assert dict(found.waiting) == {"lines": records(0, 3)}
-        assert dict(found.dead) == {"clicks": records(7, 1)}
-        assert ids(found.refused["lines"]) == ["id-9"]
-        assert found.nonacked["root_id"].to_pylist() == [-5, 2**63 - 1]
-        assert found.counts == {"acked": 8}
-        assert [each.sink for each in state.refusals.of(0)] == ["out"]
-        assert state.url == bucket
-
-
-def test_what_waits_is_carried_on_and_what_nobody_names_goes(bucket):
-    with OPEN(bucket) as state:
-        run_one(state, 0, {"lines": records(0, 3, due_ms=10**9)})
-        state.prune(0)
-    for number in range(1, 6):
-        with OPEN(bucket) as state:
-            plan_of(state, number)
-            rest = state.split_due(state.plan(number)).rest
-            rest = rest.plus("clicks", records(number, 1, due_ms=0))
-            state.write_decision(decision(number, rest))
-            state.write_done(number)
-            state.prune(number)
-    head = head_of(bucket)
-    kept = [name for name in head["records"] if name.startswith("batches/")]
-    # What is removed goes with the next step, or when the checkpoint is given back.
-    assert {int(name.split("/")[1].split(".")[0]) for name in kept} == {4, 5}
-    tables = [entry.key for entry in store_of(bucket).list("state")]
-    # Each micro-batch wrote one of clicks, since what was due ran; and the first one of lines.
-    assert sum("lines" in key for key in tables) == 1
-    assert {int(key.split("/")[1].split(".")[0]) for key in tables} == {0, 4, 5}
-    with OPEN(bucket) as state:
-        assert ids(state.waiting(5)["lines"]) == ["id-0", "id-1", "id-2"]
+# -- removal --------------------------------------------------------------------------------------
 
 
 def test_what_dead_drivers_left_is_swept(bucket, monkeypatch):
@@ -158,7 +102,7 @@ def test_a_large_record_is_an_object_of_its_own(bucket, monkeypatch):
     assert entry.key not in kept
     assert len(kept) <= 3
     store_of(bucket).put(kept[-1], b"{}")
-    with pytest.raises(CheckpointCorrupt, match="not as the head has it"):
+    with pytest.raises(CheckpointCorrupt, match="differs from its length or checksum"):
         OPEN(bucket)
     store_of(bucket).delete(kept)
     with pytest.raises(CheckpointCorrupt, match="is missing, though the head names it"):
@@ -233,30 +177,6 @@ def test_what_a_step_was_to_drop_stays_if_it_fails(bucket, s3, how):
     assert left() == ["1.e1", "2.e1", "3.e1"]
 
 
-def test_a_table_that_is_damaged_or_gone_is_named(bucket):
-    with OPEN(bucket) as state:
-        run_one(state, 0, {"lines": records(0, 3)})
-    (entry,) = store_of(bucket).list("state")
-    data = store_of(bucket).get(entry.key).data
-    for change in (data[:-1], data[:200] + b"x" + data[201:], b""):
-        store_of(bucket).put(entry.key, change)
-        with pytest.raises(CheckpointCorrupt, match=rf"{entry.key} is damaged"):
-            OPEN(bucket)
-    store_of(bucket).delete([entry.key])
-    with pytest.raises(CheckpointCorrupt, match=rf"{entry.key} is missing"):
-        OPEN(bucket)
-
-
-def test_a_head_that_is_damaged_is_named_and_stays(bucket):
-    with OPEN(bucket) as state:
-        run_one(state, 0)
-    data = store_of(bucket).get("head.json").data
-    store_of(bucket).put("head.json", data.replace(b"epoch", b"epocH", 1))
-    with pytest.raises(CheckpointCorrupt, match=r"ackcore/head.json is damaged"):
-        OPEN(bucket)
-    assert store_of(bucket).get("head.json").data != data
-
-
 # -- epochs and owners ----------------------------------------------------------------------------
 
 
@@ -270,10 +190,7 @@ def test_every_record_bears_the_epoch_of_its_driver(bucket, checkpoint):
                 assert state._records.read("batches/0.done")["epoch"] == 1
                 elsewhere = f"{place}-dead/{number}"
                 DeadLetters.open(place, state.deployment_key, elsewhere, None, state.records)
-                if place == bucket:
-                    pointer = state._records.read(POINTER)
-                else:
-                    pointer = read_record(place / "ackcore" / POINTER, POINTER)
+                pointer = state._records.read(POINTER)
                 assert (pointer["epoch"], pointer["path"]) == (number + 1, elsewhere)
     assert head_of(bucket)["open"] is False
 
@@ -292,19 +209,21 @@ BEFORE = {"plan": [], "decide": [], "refuse": ["decide"], "close": ["decide", "r
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_driver_that_was_cut_off_takes_no_further_step(bucket, step, caplog):
-    with OPEN(bucket) as first:
+def test_a_driver_that_was_cut_off_takes_no_further_step(place, step, caplog):
+    with OPEN(place) as first:
         run_one(first, 0)
         run_one(first, 1, {"lines": records(5, 5, due_ms=10**9)})
         plan_of(first, 2)
         for before in BEFORE.get(step, ["decide"]):
             STEPS[before](first)
-        with caplog.at_level(logging.WARNING, "ackcore"), OPEN(bucket) as second:
+        if isinstance(place, Path):  # its file system has given the lock to another host
+            (place / "ackcore/lock").unlink()
+        with caplog.at_level(logging.WARNING, "ackcore"), OPEN(place) as second:
             assert "is taken over from pid" in caplog.text
-            before = head_of(bucket)
-            with pytest.raises(CheckpointInUse, match=r"epoch 1\) by another \(pid .*epoch 2"):
+            before = head_of(place)
+            with pytest.raises(CheckpointInUse, match="was taken over from this driver"):
                 STEPS[step](first)
-            assert head_of(bucket) == before
+            assert head_of(place) == before
             # The other goes on to the end, and what the first one does of its own accord
             # afterwards takes nothing away.
             if second.decision(2) is None:
@@ -316,7 +235,7 @@ def test_a_driver_that_was_cut_off_takes_no_further_step(bucket, step, caplog):
             second.prune(2)
             with pytest.raises(CheckpointInUse):
                 first.check_owner()
-    with OPEN(bucket) as third:
+    with OPEN(place) as third:
         assert third.last_done == 2
         assert ids(third.waiting(2)["lines"]) == ["id-0", "id-1"]
         assert third._records.epoch == 3
@@ -481,10 +400,3 @@ def test_nothing_depends_on_a_list(bucket, s3):
             state.prune(number)
     with OPEN(bucket) as state:
         assert state.waiting(3).rows() == 4
-
-
-def test_what_is_not_ready_for_buckets_refuses_them():
-    """`start` and `run_batch` ask for such a path first."""
-    url = "s3://bucket/a"
-    with pytest.raises(ValueError, match=r"must be a path on a local or shared file .*\(s3:\)"):
-        local_path(url, "checkpoint")

@@ -16,8 +16,7 @@ from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.tasks import spout_stage
 from ackcore.spark.tasks.record_ids import SpoutSpec
-from ackcore.spark.tasks.retry_stage import due_records
-from ackcore.spark.tasks.spout_stage import chunked
+from ackcore.spark.tasks.spout_stage import chunked, due_records
 
 
 def batches(*sizes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import json
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ import time
 
 import pyarrow as pa
 import pytest
+from checkpoints import recorded
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql.types import LongType, StructField, StructType
@@ -34,8 +34,8 @@ from ackcore.spark import (
     to_parquet,
 )
 from ackcore.spark.base import session, workers
-from ackcore.spark.base.determinism import has_fixed_order, has_fixed_rows
 from ackcore.spark.base.session import session_lost, task_slots
+from ackcore.spark.base.sources import has_fixed_order, has_fixed_rows
 from ackcore.spark.settle.dataframes import estimated_bytes
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
@@ -233,7 +233,7 @@ def ended(topology, spark, directory, slow):
     slow.unlink()
     counts = run_batch(topology, spark, directory / "cp")
     assert (counts.acked, counts.dead, counts.retried, counts.balanced) == (3, 0, 0, True)
-    return json.loads((directory / "cp/ackcore/batches/0.plan").read_text().splitlines()[0])
+    return recorded(directory / "cp").read("batches/0.plan")
 
 
 def test_an_interrupt_cancels_the_job_and_costs_nothing(connect, tmp_path, slow):
@@ -333,7 +333,7 @@ def test_a_server_with_another_python_is_refused(connect, monkeypatch):
 
 def test_a_server_without_ackcore_is_refused(connect, monkeypatch):
     monkeypatch.setattr(workers, "_FIT", {})
-    lacks = workers.Answer("/there/python", "3.11.2", None, "ModuleNotFoundError: ackcore")
+    lacks = workers.WorkerReport("/there/python", "3.11.2", None, "ModuleNotFoundError: ackcore")
     monkeypatch.setattr(workers, "ask", lambda spark: {lacks})
     with pytest.raises(WorkerPythonError, match=r"/there/python .* cannot import ackcore.* Start"):
         settle(connect.createDataFrame([], "root_id bigint, val bigint, task int"))

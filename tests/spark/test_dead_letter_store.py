@@ -146,16 +146,6 @@ def test_a_large_file_does_not_keep_later_ones_apart(letters, monkeypatch):
     assert len(numbers(letters.path)) == 2 + 20_000 + 38
 
 
-def test_many_files_that_an_older_ackcore_left_go_in_a_few_steps(letters, monkeypatch):
-    monkeypatch.setattr(compaction, "_FEWEST", 10_000)
-    write(letters, 0, 300)
-    assert len(active(letters)) == 300
-    monkeypatch.undo()
-    write(letters, 300, 303)
-    assert numbers(letters.path) == wrote(303)
-    assert len(active(letters)) < 50
-
-
 def test_a_damaged_file_is_told_once_and_does_not_stop_the_dead(letters, checkpoint, caplog):
     write(letters, 0, 15)
     path = path_of(letters, "batch-3.parquet")

@@ -10,11 +10,13 @@ import pytest
 pytest.importorskip("deltalake")
 
 from accepted_rows import WORDS, accepted, two_files
-from test_delta_sink import cut_off, rows, started
+from deltalake.exceptions import CommitFailedError
+from test_delta_sink import rows, started
 
 from ackcore.spark import SinkUnavailable, to_delta
+from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.sinks.interface import check_sink
+from ackcore.spark.sinks.sink import check_sink
 from ackcore.spark.sinks.unavailable import bare, redacted
 
 
@@ -40,19 +42,28 @@ def test_a_table_in_a_bucket_has_each_micro_batch_once(lake, files, keys):
     path, options = lake
     for number in (0, 0, 1):
         sink = started(path, keys=keys, storage_options=options)
-        sink.write_accepted(accepted(files, number))
+        sink.write(accepted(files, number))
     first = [("a", 1), ("a", 5), ("c", 3), ("d", 4)]
     assert rows(path, options) == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(2 * first))
     with pytest.raises(
-        CheckpointForeign, match=rf"Delta table {path} has micro-batch 1 .* 0 comes"
+        CheckpointForeign, match=rf"{path}.* has micro-batch 1 .* is at micro-batch 0"
     ):
-        sink.write_accepted(accepted(files))
+        sink.write(accepted(files))
 
 
 def test_of_two_drivers_one_commits_to_a_table_in_a_bucket(lake, files):
     path, options = lake
-    first = cut_off(path, files, storage_options=options)
-    first.write_accepted(accepted(files))
+    first, second = (started(path, storage_options=options) for _ in range(2))
+    fences = []
+
+    def take_over():
+        if not fences:
+            fences.append(None)
+            second.write(accepted(files))
+
+    with fenced(take_over), pytest.raises(CommitFailedError):
+        first.write(accepted(files))
+    first.write(accepted(files))
     assert len(rows(path, options)) == 4
 
 

@@ -65,7 +65,7 @@ def test_rows_whose_values_a_cast_would_change_are_refused(
         places = [(0, 2 + 2 * n) for n in range(len(bad))]
         assert written_without_refused(sink, [file]) == dict.fromkeys(places, said)
     else:
-        sink.write_accepted(accepted([file]))
+        sink.write(accepted([file]))
     table = deltalake.DeltaTable(path).to_pyarrow_table()["v"].to_pylist()
     assert table == [within(None), *[within(becomes)] * (1 + len(bad))]
 
@@ -81,7 +81,7 @@ def test_fields_that_the_table_does_not_have_are_not_dropped(path, tmp_path):
     with pytest.raises(ValueError, match=said):
         started(path, schema)
     with pytest.raises(ValueError, match=said):  # as one that was changed while the query ran
-        sink.write_accepted(accepted([row_file(tmp_path, [([], None)], schema=schema)]))
+        sink.write(accepted([row_file(tmp_path, [([], None)], schema=schema)]))
 
 
 def test_a_column_that_the_stream_does_not_have_and_takes_no_null_is_named(path, tmp_path):
@@ -94,10 +94,10 @@ def test_a_column_that_the_stream_does_not_have_and_takes_no_null_is_named(path,
         started(path)
     file = row_file(tmp_path, [("a", 2, None)])
     with pytest.raises(ValueError, match=said):  # as one that was changed while the query ran
-        sink.write_accepted(accepted([file]))
+        sink.write(accepted([file]))
     # Rows that are there keep theirs.
     deltalake.write_deltalake(path, pa.table({"word": ["a"], "n": [1], "at": [9]}), mode="append")
-    started(path, keys="word").write_accepted(accepted([file]))
+    started(path, keys="word").write(accepted([file]))
     assert rows(path) == [("a", 2, 9)]
 
 
@@ -110,11 +110,11 @@ def test_a_column_that_the_table_computes_is_computed(path, tmp_path, keys):
     deltalake.DeltaTable.create(str(path), schema=schema)
     sink = started(path, keys=keys)
     for _ in range(2):
-        sink.write_accepted(accepted([row_file(tmp_path, [("a", 2, None)])]))
+        sink.write(accepted([row_file(tmp_path, [("a", 2, None)])]))
     assert rows(path) == [("a", 2, 20)]
     own = pa.schema([*WORDS, ("tens", pa.int64())])
     some = [("b", 3, 30, None)]
-    started(path, own, keys=keys).write_accepted(
+    started(path, own, keys=keys).write(
         accepted([row_file(tmp_path, some, schema=own)], batch_id=1)
     )
     assert rows(path) == [("a", 2, 20), ("b", 3, 30)]
@@ -125,5 +125,5 @@ def test_columns_are_named_as_they_are(path, tmp_path):
     sink = started(path, schema, keys=["a`b", "c.d"])
     for number, value in enumerate((5, 6)):
         some = [(1, 2, value, None)]
-        sink.write_accepted(accepted([row_file(tmp_path, some, schema=schema)], number))
+        sink.write(accepted([row_file(tmp_path, some, schema=schema)], number))
     assert rows(path) == [(1, 2, 6)]

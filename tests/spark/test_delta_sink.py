@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import traceback
 
@@ -22,24 +19,20 @@ import deltalake
 from accepted_rows import (
     WORDS,
     accepted,
-    latin_file,
     row_file,
     two_files,
     written_without_refused,
 )
-from deltalake.exceptions import CommitFailedError, SchemaMismatchError, TableNotFoundError
+from deltalake.exceptions import SchemaMismatchError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from one_sink import Split, word_count
 from small_disk import SmallDisk
 
 from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_delta
-from ackcore.spark.base import failpoints
-from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
-from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.sinks import columns
-from ackcore.spark.sinks.interface import check_sink
+from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.sinks.sink import check_sink
+from ackcore.spark.sinks.sink_batch import SinkBatch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -103,21 +96,6 @@ def test_columns_are_refused_before_anything_runs(path):
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
-def test_a_micro_batch_is_written_once(path, files, keys):
-    sink = started(path, keys=keys)
-    for _ in range(2):
-        sink.write_accepted(accepted(files))
-    sink = started(path, keys=keys)  # which leaves the table as it is
-    sink.write_accepted(accepted(files[1:], 3))
-    first, second = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
-    assert rows(path) == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(first + second))
-    # Another sink, another checkpoint: numbers of their own.
-    sink.write_accepted(accepted(files[1:], sink="other"))
-    sink.write_accepted(accepted(files[1:], deployment="def"))
-    assert len(rows(path)) == (3 if keys else 10)
-
-
-@pytest.mark.parametrize("keys", [None, "word"])
 def test_columns_that_the_stream_does_not_have_stay_or_are_null(path, files, keys):
     """So does one that the table gained while the query ran."""
     sink = started(path, keys=keys)
@@ -125,7 +103,7 @@ def test_columns_that_the_stream_does_not_have_stay_or_are_null(path, files, key
     table.alter.add_columns(deltalake.Schema.from_arrow(pa.schema([("note", pa.string())])).fields)
     old = pa.table({"word": ["a"], "n": [0], "note": ["old"]})
     deltalake.write_deltalake(path, old, mode="append")
-    sink.write_accepted(accepted(files))
+    sink.write(accepted(files))
     new = [("c", 3, None), ("d", 4, None)]
     if keys:
         assert rows(path) == [("a", 5, "old"), *new]
@@ -139,7 +117,7 @@ def test_a_key_that_is_null_equals_none(path, tmp_path):
     sink = started(path, keys="word")
     some = [(None, 1, None), ("a", 3, None), (None, 2, None), ("a", 4, None)]
     for _ in range(2):
-        sink.write_accepted(accepted([row_file(tmp_path, some)]))
+        sink.write(accepted([row_file(tmp_path, some)]))
     found = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
     assert sorted((row["word"] or "", row["n"]) for row in found) == [("", 1), ("", 2), ("a", 4)]
 
@@ -166,7 +144,7 @@ def test_values_of_every_type_come_through(path, tmp_path, keys):
     schema = pa.schema([(name, kind) for name, (kind, _) in VALUES.items()])
     values = [value for _, value in VALUES.values()]
     sink = started(path, schema, keys=keys)
-    sink.write_accepted(accepted([row_file(tmp_path, [(*values, None)], schema=schema)]))
+    sink.write(accepted([row_file(tmp_path, [(*values, None)], schema=schema)]))
     (found,) = deltalake.DeltaTable(path).to_pyarrow_table().to_pylist()
     assert list(found.values()) == values
 
@@ -185,7 +163,7 @@ def test_merges_are_those_of_a_dict(path, tmp_path, batches):
     sink = started(path, keys="word")
     expected = {}
     for number, some in enumerate(batches):
-        sink.write_accepted(accepted([row_file(tmp_path, some, batch=5)], number))
+        sink.write(accepted([row_file(tmp_path, some, batch=5)], number))
         expected |= {word: n for word, n, root in some if root != 11}
         assert rows(path) == sorted(expected.items())
 
@@ -256,13 +234,13 @@ def test_rows_that_deltalake_refuses_are_no_outage_and_their_values_not_shown(pa
     deltalake.DeltaTable(path).alter.add_constraint({"small": "n < 5"})
     says = r"sink 'count': Delta table .* 1 rows failed validation check\. .* DROP CONSTRAINT"
     with pytest.raises(ValueError, match=says) as told:
-        sink.write_accepted(accepted(files[1:]))
+        sink.write(accepted(files[1:]))
     shown = "".join(traceback.format_exception(told.value))
     assert "Preview" not in shown
     assert "| d" not in shown
     assert rows(path) == []
     deltalake.DeltaTable(path).alter.drop_constraint("small")
-    sink.write_accepted(accepted(files[1:]))
+    sink.write(accepted(files[1:]))
     assert rows(path) == [("a", 5), ("d", 4)]
 
 
@@ -281,7 +259,7 @@ def test_whatever_deltalake_says_of_rows_is_said_without_values(
     sink = started(path)
     monkeypatch.setattr(deltalake, "write_deltalake", lambda *_, **__: raise_(error))
     with pytest.raises(ValueError, match=f"none is written: {said}") as told:
-        sink.write_accepted(accepted(files))
+        sink.write(accepted(files))
     assert "abc" not in "".join(traceback.format_exception(told.value))
 
 
@@ -293,50 +271,9 @@ def test_rows_are_read_once_where_none_can_be_refused(path, tmp_path, monkeypatc
     """Text can be: it need not be UTF-8."""
     schema = pa.schema([("n", pa.int64())])
     sink = started(path, schema)
-    monkeypatch.setattr(columns, "read_with_places", None)
-    sink.write_accepted(accepted([row_file(tmp_path, [(1, 10), (2, None)], schema=schema)]))
+    monkeypatch.setattr(SinkBatch, "numbered", None)
+    sink.write(accepted([row_file(tmp_path, [(1, 10), (2, None)], schema=schema)]))
     assert rows(path) == [(1,), (2,)]
-
-
-def test_a_table_that_went_away_fails_the_sink_until_it_is_back(path, files):
-    sink = started(path)
-    path.rename(path.with_name("gone"))
-    with pytest.raises(
-        SinkUnavailable, match=r"sink 'count', Delta table .*table: TableNotFound"
-    ) as e:
-        sink.write_accepted(accepted(files))
-    assert isinstance(e.value.__cause__, TableNotFoundError)
-    path.with_name("gone").rename(path)
-    sink.write_accepted(accepted(files))
-    assert len(rows(path)) == 4
-
-
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_a_number_that_the_table_has_with_other_rows_is_refused(path, files, keys):
-    sink = started(path, keys=keys)
-    sink.write_accepted(accepted(files, 4))
-    found = rows(path)
-    late = "has micro-batch 4 of sink 'count', and {} comes only now"
-    for number, some, says in (
-        (3, accepted(files, 3), late.format(3)),
-        (4, accepted(files[1:], 4), late.format("4") + " with other rows: the checkpoint /cp is"),
-        (4, accepted(files, 4, nonacked=(10, 11)), late.format("4") + " with other rows"),
-    ):
-        with pytest.raises(CheckpointForeign, match=says) as told:
-            sink.write_accepted(some)
-        assert (number, rows(path)) == (number, found)
-    # As the message has it: this one is right as it is; or it is written again.
-    application = "ackcore-abc-count"
-    without_rows(path, (application, 4), (f"{application}-content", 0))
-    sink.write_accepted(accepted(files[1:], 4))
-    assert rows(path) == found
-    again = f"deltalake.Transaction('{application}', 3)"
-    assert again in str(told.value)
-    without_rows(path, (application, 3))
-    sink.write_accepted(accepted(files[1:], 4))
-    assert len(rows(path)) == (3 if keys else 6)
-    sink.write_accepted(accepted(files[1:], 4))
-    assert len(rows(path)) == (3 if keys else 6)
 
 
 def without_rows(path, *transactions):
@@ -354,7 +291,7 @@ def test_a_number_by_who_kept_no_fingerprint_is_refused(path, files):
     sink = started(path)
     without_rows(path, ("ackcore-abc-count", 0))
     with pytest.raises(CheckpointForeign, match=r"has micro-batch 0 .* with other rows"):
-        sink.write_accepted(accepted(files))
+        sink.write(accepted(files))
 
 
 def test_a_number_by_somebody_else_is_refused_though_the_rows_are_those_of_the_one_before(
@@ -362,16 +299,16 @@ def test_a_number_by_somebody_else_is_refused_though_the_rows_are_those_of_the_o
 ):
     """Delta's own writers set a number under any name, and leave the fingerprint as it was."""
     sink = started(path)
-    sink.write_accepted(accepted(files))
+    sink.write(accepted(files))
     without_rows(path, ("ackcore-abc-count", 1))
     with pytest.raises(CheckpointForeign, match=r"has micro-batch 1 .* with other rows"):
-        sink.write_accepted(accepted(files, 1))
+        sink.write(accepted(files, 1))
     assert len(rows(path)) == 4
 
 
 def test_what_is_in_the_table_is_known_when_its_log_was_cleaned_up(path, files):
     sink = started(path)
-    sink.write_accepted(accepted(files))
+    sink.write(accepted(files))
     (last,) = deltalake.DeltaTable(path).history(1)
     content = accepted(files).content()
     assert last["userMetadata"] == f"ackcore ackcore-abc-count/0 {content}"
@@ -379,47 +316,10 @@ def test_what_is_in_the_table_is_known_when_its_log_was_cleaned_up(path, files):
     deltalake.DeltaTable(path).create_checkpoint()
     for number in (0, 1):
         (path / "_delta_log" / f"{number:020}.json").unlink()
-    sink.write_accepted(accepted(files))
+    sink.write(accepted(files))
     assert len(rows(path)) == 4
     with pytest.raises(CheckpointForeign):
-        sink.write_accepted(accepted(files[1:]))
-
-
-def cut_off(path, files, **arguments):
-    """Return a sink that stood still between its look at the table and its commit.
-
-    Who takes over has written meanwhile, so that its commit failed.
-    """
-    first, second = (started(path, **arguments) for _ in range(2))
-    fences = []
-
-    def take_over():
-        fences.append(None)
-        second.write_accepted(accepted(files))
-
-    with fenced(lambda: take_over() if not fences else None), pytest.raises(CommitFailedError):
-        first.write_accepted(accepted(files))
-    return first
-
-
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_one_that_was_cut_off_commits_nothing_that_another_has(path, files, keys):
-    first = cut_off(path, files, keys=keys)
-    found = rows(path)
-    assert len(found) == (3 if keys else 4)
-    first.write_accepted(accepted(files))
-    assert rows(path) == found
-
-
-def test_one_that_was_taken_over_writes_nothing(path, files):
-    sink = started(path)
-
-    def fence():
-        raise CheckpointInUse("was taken over")
-
-    with fenced(fence), pytest.raises(CheckpointInUse):
-        sink.write_accepted(accepted(files))
-    assert rows(path) == []
+        sink.write(accepted(files[1:]))
 
 
 def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):
@@ -432,58 +332,17 @@ def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):
         sink = started(path)
         for _ in range(2):
             with pytest.raises(SinkUnavailable, match="No space left"):
-                sink.write_accepted(accepted([file]))
+                sink.write(accepted([file]))
             assert rows(path) == []
         disk.resize(64)
         for _ in range(2):
-            sink.write_accepted(accepted([file]))
+            sink.write(accepted([file]))
         assert len(rows(path)) == 60_000
     finally:
         disk.remove()
 
 
-JOB = """
-import numpy as np
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile
-from ackcore.spark.sinks.delta import to_delta
-from ackcore.spark.base.failpoints import failpoint
-sink = to_delta({path!r})
-for number in range(2):
-    files = tuple(AcceptedFile(*file) for file in {files!r})
-    sink.write_accepted(Accepted(None, "count", "abc", "/cp", number, files, np.array([11])))
-    failpoint("in-sink", number)
-"""
-
-
-def run_job(path, files, points):
-    job = JOB.format(path=str(path), files=[file[:2] for file in files])
-    environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
-    return subprocess.Popen([sys.executable, "-c", job], env=environment)
-
-
-def test_each_row_is_there_once_whenever_the_driver_is_killed(path, files):
-    started(path)
-    for points, n in (("in-transaction:0", 0), ("in-sink:0", 4)):
-        assert run_job(path, files, points).wait(60) == -signal.SIGKILL
-        assert len(rows(path)) == n
-    assert run_job(path, files, "").wait(60) == 0
-    assert len(rows(path)) == 8
-
-
 # -- in a topology ---------------------------------------------------------------------------------
-
-
-STEPS = ["decided", "in-transaction", "in-sink", "in-dead-letters", "acted", "marked"]
-
-
-def test_wherever_the_driver_fails_each_row_is_written_once(spark, path, checkpoint, monkeypatch):
-    for step in STEPS:
-        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
-        with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
-            run_batch(word_count(spark, to_delta(path)), spark, checkpoint)
-    monkeypatch.setattr(failpoints, "_POINTS", {})
-    run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead_ratio=None)
-    assert rows(path) == [("a",), ("a",), ("b",)]
 
 
 def test_a_query_whose_rows_deltalake_refuses_ends_in_a_sink_error_without_them(
@@ -500,19 +359,6 @@ def test_a_query_whose_rows_deltalake_refuses_ends_in_a_sink_error_without_them(
     deltalake.DeltaTable(path).alter.drop_constraint("short")
     run_batch(word_count(spark, to_delta(path)), spark, checkpoint, max_dead_ratio=None)
     assert rows(path) == [("a",), ("a",), ("b",)]
-
-
-@pytest.mark.parametrize("arguments", [{}, {"keys": "word"}])
-def test_a_row_whose_text_is_not_utf8_is_refused_and_the_table_stays_readable(
-    path, tmp_path, arguments
-):
-    sink = started(path, **arguments)
-    file = latin_file(tmp_path)
-    assert written_without_refused(sink, [file]) == {
-        (0, 2): "the text of column 'word' is not UTF-8"
-    }
-    sink.write_accepted(accepted([row_file(tmp_path, [("e", 5, 10)], 1)], 1))
-    assert rows(path) == [("a", 1), ("d", 4), ("e", 5)]
 
 
 @pytest.mark.parametrize("keys", [None, "n"])

@@ -59,7 +59,7 @@ def test_spark_and_the_sink_know_each_others_numbers(delta_spark, tmp_path, keys
     path, files = tmp_path / "table", two_files(tmp_path)
     delta_spark.sql(f"CREATE TABLE delta.`{path}` (word string, n bigint) USING delta")
     sink = started(path, keys=keys)
-    sink.write_accepted(accepted(files))
+    sink.write(accepted(files))
     written = [("a", 5), ("c", 3), ("d", 4)] if keys else [("a", 1), ("a", 5), ("c", 3), ("d", 4)]
     assert words(delta_spark, path) == written
     row = delta_spark.createDataFrame([("x", 1)], "word string, n bigint")
@@ -68,7 +68,7 @@ def test_spark_and_the_sink_know_each_others_numbers(delta_spark, tmp_path, keys
         by_spark.option("txnVersion", number).save(str(path))
     assert words(delta_spark, path) == [*written, ("x", 1)]
     with pytest.raises(CheckpointForeign, match=r"has micro-batch 1 .* with other rows"):
-        sink.write_accepted(accepted(files, 1))  # 1 is, by Spark
+        sink.write(accepted(files, 1))  # 1 is, by Spark
     assert words(delta_spark, path) == [*written, ("x", 1)]
     history = delta_spark.sql(f"DESCRIBE HISTORY delta.`{path}`").collect()
     (said,) = {row.userMetadata for row in history} - {None}

@@ -24,7 +24,7 @@ from worlds import Killed, killed
 from ackcore.spark import dead_letters, replay, run_batch
 from ackcore.spark.base import checksummed
 from ackcore.spark.base.atomic import link_file
-from ackcore.spark.base.checksummed import NamedByChecksum, read_table, write_batches
+from ackcore.spark.base.checksummed import NamedByChecksum, write_batches
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
 from ackcore.spark.base.letters import as_letters, letters_writer
 from ackcore.spark.base.root_ids import in_order
@@ -94,7 +94,7 @@ def topology(spark, away, exchange=False, **settings):
 def run_through(spark, tmp_path, inline_bytes, monkeypatch, in_run=False, **settings):
     """Run all to its end by a clock of its own; return what can be told of it."""
     monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
-    monkeypatch.setattr(reread, "_READ_HERE", 10_000 if inline_bytes else 0)
+    monkeypatch.setattr(reread, "_READ_HERE", 1 << 25 if inline_bytes else 0)
     if not in_run:
         monkeypatch.setattr(runs.Runs, "_rules_in_run", lambda self, plan: None)
     now = [1_700_000_000_000]
@@ -577,9 +577,3 @@ def test_a_fingerprint_does_not_depend_on_what_a_file_was_written_in(sizes, piec
             parts.update(memoryview(data)[start : start + size])
             start += size
         assert whole.hex() == parts.hex()
-
-
-def test_a_large_table_is_read_as_it_was_written(tmp_path, no_syncing):
-    table = records(0, 10_000)
-    name = write_batches(tmp_path, "t", table.schema, table.to_batches(1000), large=True)
-    assert read_table(tmp_path / name).equals(table)

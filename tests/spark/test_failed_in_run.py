@@ -1,18 +1,23 @@
-"""Records that fail while their task has them are written as if they were read again."""
+"""Failed records are judged where they are: in the run, or when they are read again.
+
+Records that fail before anything of them crosses an exchange need no ledger: their tasks judge
+them while they hold them, and the outcome is as if they were read again.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from branching import ROWS, Branch, RowBranch
+from branching import ROWS, Branch, RowBranch, expected
 from hypothesis import given
 from hypothesis import strategies as st
-from test_stages import Hold, Simulation
+from test_stages import Hold, Simulation, roots
 
 from ackcore.retry import Policy
 from ackcore.spark.base.checksummed import read_table
@@ -21,16 +26,17 @@ from ackcore.spark.base.letters import as_letters, as_tracked
 from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING
+from ackcore.spark.engine import reread
 from ackcore.spark.engine.decide import propagate_failures
-from ackcore.spark.tasks import failed_writer
+from ackcore.spark.tasks import failed_writer, settle_stage
+from ackcore.spark.tasks.exchange_format import LEDGER, RESULT, TUPLES
 from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.record_ids import RETRIES
-from ackcore.spark.tasks.retry_stage import RetryStage, Slice
-from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile, RowFileWriter
+from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, RowFile, RowFileWriter, partition_in
 from ackcore.spark.tasks.source_records import pick
-from ackcore.spark.tasks.spout_stage import SpoutStage
+from ackcore.spark.tasks.spout_stage import RetryStage, Slice, SpoutStage
 from ackcore.testing import Source
-from ackcore.topology import Bolt, Reason, Reject, Retry, TopologyBuilder, Unavailable
+from ackcore.topology import BatchBolt, Bolt, Reason, Reject, Retry, TopologyBuilder, Unavailable
 
 RULES = Rules(1_000_000, 1_000_000, Policy(2, 1000, 60_000), 1e12, inline_bytes=0)
 
@@ -38,11 +44,24 @@ RULES = Rules(1_000_000, 1_000_000, Policy(2, 1000, 60_000), 1e12, inline_bytes=
 class Asks(Branch):
     """Fails by turns for good, with a wait that it asks for, and as any."""
 
+    def children(self, value):
+        return []
+
     def process(self, batch, out):
         for i, value in enumerate(batch.column("value").to_pylist()):
             if self.fails(value):
                 kinds = [Reject("no"), Retry("later", after_s=5.0), ValueError(f"value {value}")]
                 out.fail([i], kinds[value % 3])
+
+
+class FailsEven(BatchBolt):
+    """Fails the records of some tuples."""
+
+    outputs = ROWS
+
+    def process(self, batch, out):
+        bad = [i for i, value in enumerate(batch.column("value").to_pylist()) if value % 2 == 0]
+        out.fail(bad, [ValueError("even")] * len(bad))
 
 
 class FailsTwice(Bolt):
@@ -78,6 +97,8 @@ class FailsTheFirst(Bolt):
 class FailsLater(Bolt):
     """Fails all in flush."""
 
+    outputs = ROWS
+
     def prepare(self, context):
         self.open = []
 
@@ -92,6 +113,8 @@ class FailsLater(Bolt):
 class FailsWithTheNext(Bolt):
     """Fails each tuple, but those with a 1 only when the next one comes."""
 
+    outputs = ROWS
+
     def prepare(self, context):
         self.open = []
 
@@ -103,18 +126,39 @@ class FailsWithTheNext(Bolt):
             self.open.clear()
 
 
+class Says(BatchBolt):
+    """Fails all of its rows, with one text."""
+
+    outputs = ROWS
+
+    def __init__(self, text):
+        self.text = text
+
+    def process(self, batch, out):
+        out.fail(range(len(batch)), [ValueError(self.text)] * len(batch))
+
+
 @st.composite
-def narrow(draw):
-    """A spout and bolts without an exchange, many of which fail."""
+def topologies(draw):
+    """A spout and bolts, many of which fail: without an exchange, or with at least one."""
     builder = TopologyBuilder()
     builder.spout("spout", Source(ROWS))
-    names = ["spout"]
+    names, crosses = ["spout"], draw(st.booleans())
+    ways = ["local_or_shuffle", "local_or_shuffle", *(["fields", "all"] if crosses else [])]
     for number in range(draw(st.integers(1, 4))):
-        kind = draw(st.sampled_from([Branch, Asks, RowBranch, Hold]))
-        declared = builder.bolt(f"b{number}", kind(number, draw(st.sampled_from([0, 2, 3, 7]))))
+        kind = draw(st.sampled_from([Branch, Branch, Asks, RowBranch, Hold]))
+        bolt = kind(number, draw(st.sampled_from([0, 1, 2, 3, 7])))
+        declared = builder.bolt(f"b{number}", bolt)
         for source in draw(st.sets(st.sampled_from(names), min_size=1, max_size=2)):
-            declared.local_or_shuffle(source)
+            how = draw(st.sampled_from(ways))
+            getattr(declared, how)(source, *(("value",) if how == "fields" else ()))
         names.append(f"b{number}")
+    if crosses:
+        last = Branch(9, draw(st.sampled_from([0, 2])))
+        builder.bolt("last", last).fields(names[-1], "value")
+        names.append("last")
+    for name in names[1:]:
+        builder.sink(name, lambda frame, number: None)
     return builder.build(chunk_rows=draw(st.sampled_from([1, 4, 1000])))
 
 
@@ -122,7 +166,6 @@ def narrow(draw):
 def simulate(tmp_path_factory):
     def simulate(topology, rules=RULES):
         made = Simulation(topology, tmp_path_factory.mktemp("work"))
-        assert not made.layout.settles
         made.work = dataclasses.replace(made.work, rules=rules)
         return made
 
@@ -179,7 +222,7 @@ def written(done):
 def unwritten(simulate, topology, values):
     """Return the result of the same run when its tasks write nothing."""
     simulation = simulate(topology, rules=None)
-    plain = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    plain = through(simulation, values)
     assert not plain.judged.found
     return plain.failed.take(pa.array(np.argsort(plain.failed["root_id"].to_numpy())))
 
@@ -204,42 +247,67 @@ def read_again(simulation, done, failed, values):
     return [sorted(map(repr, some)) for some in found]
 
 
+def in_front(*bolts, behind=None, name="behind", sends=False, **options):
+    """A spout, bolts one after the other, and one behind an exchange."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    before = "spout"
+    for number, bolt in enumerate(bolts):
+        builder.bolt(f"b{number}", bolt).local_or_shuffle(before)
+        before = f"b{number}"
+    last = builder.bolt(name, behind or Branch(9, 0)).fields(before, "value")
+    if sends:
+        last.fields("spout", "value")
+    return builder.build(**options)
+
+
+def through(simulation, values, seed=0):
+    return simulation.rest(simulation.first(values), np.random.default_rng(seed))
+
+
+def kinds_sent(simulation, values):
+    return [row["kind"] for task in simulation.first(values) for row in task]
+
+
+SIZES = {
+    "_FILE_BYTES": [1, 500, 1 << 26],
+    "_LETTERS_BYTES": [1, 500, 1 << 26],
+    "GROUP_BYTES": [1, 300, 1 << 23],
+    "_SORTED_BYTES": [1, 300, 1 << 22],
+    "_TOGETHER_BYTES": [1, 1 << 30],
+}
+
+
 @given(
-    topology=narrow(),
+    topology=topologies(),
     values=st.lists(st.integers(0, 10**6), max_size=40),
-    file_bytes=st.sampled_from([1, 500, 1 << 26]),
-    group_bytes=st.sampled_from([1, 300, 1 << 23]),
-    sorted_bytes=st.sampled_from([1, 300, 1 << 22]),
+    seed=st.integers(0, 2**32),
+    sizes=st.fixed_dictionaries({name: st.sampled_from(some) for name, some in SIZES.items()}),
     inline_bytes=st.sampled_from([0, 0, 500, 1 << 20]),
 )
-def test_what_is_written_is_what_reading_again_would_have_led_to(
-    simulate, topology, values, file_bytes, group_bytes, sorted_bytes, inline_bytes
+def test_judged_in_the_run_or_not_each_record_has_the_same_outcome(
+    simulate, topology, values, seed, sizes, inline_bytes
 ):
+    """The same records, for the same first reasons, and the same rows for the sinks."""
     simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(failed_writer, "_FILE_BYTES", file_bytes)
-        patch.setattr(failed_writer, "_LETTERS_BYTES", file_bytes)
-        patch.setattr(failed_writer, "GROUP_BYTES", group_bytes)
-        patch.setattr(failed_writer, "_SORTED_BYTES", sorted_bytes)
-        done = simulation.rest(simulation.first(values), np.random.default_rng(0))
-    failed = unwritten(simulate, topology, values)
-    rows = {one["root_id"]: one for one in failed.to_pylist()}
-    left = done.failed.to_pylist()
-    roots = in_order(*done.judged.roots()).tolist()
-    assert left == [rows[one["root_id"]] for one in left]
-    assert sorted(roots + [one["root_id"] for one in left]) == sorted(rows)
-    assert written(done) == read_again(simulation, done, failed, values)
-
-
-def test_all_that_fails_at_once_is_written(simulate):
-    values = [n * 3 for n in range(30)]  # which are rejected
-    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
-    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
-    failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
-    assert sorted(in_order(*done.judged.roots())) == failed["root_id"].to_pylist()
-    assert not len(done.failed)
-    assert [len(rows) for rows in written(done)] == [0, 30]
+        for name, size in sizes.items():
+            patch.setattr(failed_writer, name, size)
+        sent = simulation.first(values)
+        assert simulation.first(values) == sent
+    done = simulation.rest(sent, np.random.default_rng(seed))
     assert done.problems == ()
+    failed = unwritten(simulate, topology, values)
+    model, rows = expected(topology, simulation.layout, values)
+    assert set(failed["root_id"].to_pylist()) == roots(simulation, model, len(values))
+    known = {one["root_id"]: one for one in failed.to_pylist()}
+    left = done.failed.to_pylist()
+    assert left == [known[one["root_id"]] for one in left]
+    judged = in_order(*done.judged.roots()).tolist()
+    assert sorted(judged + [one["root_id"] for one in left]) == sorted(known)
+    assert written(done) == read_again(simulation, done, failed, values)
+    all_failed = dataclasses.replace(done, failed=failed)
+    assert simulation.rows_of(all_failed) == {name: found for name, found in rows.items() if found}
 
 
 def test_a_file_of_roots_that_is_damaged_has_the_run_repeated(simulate):
@@ -254,32 +322,10 @@ def test_a_file_of_roots_that_is_damaged_has_the_run_repeated(simulate):
         simulation.rest(sent, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("sorted_bytes", [1, 300, 1 << 22])
-def test_what_waits_is_sorted_by_when_it_is_due(simulate, monkeypatch, sorted_bytes):
-    monkeypatch.setattr(failed_writer, "_SORTED_BYTES", sorted_bytes)
-    values = [n * 3 + 2 for n in range(30)]
-    simulation = simulate(once({"asks": Asks(1, 1)}))
-    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
-    failed = unwritten(simulate, once({"asks": Asks(1, 1)}), values)
-    assert written(done) == read_again(simulation, done, failed, values)
-    assert [len(rows) for rows in written(done)] == [30, 0]
-
-
-def test_what_is_put_together_is_never_too_much_for_a_column(simulate, monkeypatch):
-    """Short of what makes a file there may be a batch of 2 GiB more."""
-    monkeypatch.setattr(failed_writer, "_TOGETHER_BYTES", 1)
-    values = [n * 3 + 2 for n in range(30)]
-    simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
-    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
-    failed = unwritten(simulate, once({"asks": Asks(1, 1)}, chunk_rows=4), values)
-    assert written(done) == read_again(simulation, done, failed, values)
-    assert [file.rows for file in done.judged.files] == [5] * 6
-
-
 def test_a_wait_that_is_asked_for_begins_when_the_run_has_ended(simulate):
     """So nobody can tell in the run when it is over."""
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
-    done = simulation.rest(simulation.first(list(range(30))), np.random.default_rng(0))
+    done = through(simulation, range(30))
     assert [len(rows) for rows in written(done)] == [10, 10]
     assert len(done.failed) == 10
 
@@ -295,7 +341,7 @@ def test_an_outage_is_written_without_a_search(simulate, monkeypatch):
     simulation = simulate(once({"asks": Asks(1, 1)}, chunk_rows=4))
     monkeypatch.setattr(failed_writer, "first_reasons", never)
     monkeypatch.setattr(failed_writer, "among", never)
-    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    done = through(simulation, values)
     assert written(done) == read_again(simulation, done, failed, values)
     assert not len(done.failed)
 
@@ -303,7 +349,7 @@ def test_an_outage_is_written_without_a_search(simulate, monkeypatch):
 def test_what_fails_again_when_it_was_written_is_read_again(simulate):
     """The second reason may go before the first one: here it is final."""
     simulation = simulate(once({"twice": FailsTwice(), "later": FailsLater()}, chunk_rows=4))
-    done = simulation.rest(simulation.first(list(range(30))), np.random.default_rng(0))
+    done = through(simulation, range(30))
     assert len(done.failed) == 30
     assert {reason[0] for reason in done.failed["reason"].to_pylist()} == {"!"}
     assert not done.judged.found
@@ -311,7 +357,7 @@ def test_what_fails_again_when_it_was_written_is_read_again(simulate):
 
 def test_what_fails_when_its_chunk_is_gone_is_read_again(simulate):
     simulation = simulate(once({"later": FailsLater()}, chunk_rows=4))
-    done = simulation.rest(simulation.first(list(range(30))), np.random.default_rng(0))
+    done = through(simulation, range(30))
     assert len(done.failed) == 30
     assert not done.judged.found
 
@@ -320,7 +366,7 @@ def test_what_fails_beside_what_is_written_is_read_again(simulate):
     """The last record of each task's first batch fails with those of the second."""
     values = [int(n % 15 == 4) for n in range(30)]
     simulation = simulate(once({"late": FailsWithTheNext()}))
-    done = simulation.rest(simulation.first(values), np.random.default_rng(0))
+    done = through(simulation, values)
     failed = unwritten(simulate, once({"late": FailsWithTheNext()}), values)
     assert len(done.failed) == 2
     assert len(in_order(*done.judged.roots())) == 28
@@ -348,26 +394,6 @@ def test_who_shares_a_row_with_what_was_written_has_made_an_attempt_if_that_had(
     assert len(found) == len(written) == 4
     assert written.isdisjoint(found["root_id"].to_pylist())
     assert Reasons.of_texts(found["reason"]).counts().tolist() == [counts] * 4
-
-
-def test_of_few_a_task_writes_none(simulate):
-    """They go to the driver, up to the byte; one byte more goes to files."""
-    values = [0] * 30
-    failed = unwritten(simulate, once({"asks": Asks(1, 1)}), values)
-
-    def judged(inline_bytes):
-        topology = once({"asks": Asks(1, 1)})
-        simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
-        done = simulation.rest(simulation.first(values), np.random.default_rng(0))
-        assert written(done) == read_again(simulation, done, failed, values)
-        assert not len(done.failed)
-        made = list(Path(simulation.directory).glob("failed/*"))
-        return len(done.judged.files), len(made), sum(map(len, done.judged.dies.values()))
-
-    sizes = [judged(n) for n in range(0, 2000, 20)]
-    assert sizes[0] == (2, 4, 0)  # the roots, too
-    assert sizes[-1] == (0, 0, 30)
-    assert {size[0] for size in sizes} <= {0, 1, 2}
 
 
 def test_a_task_that_runs_again_leaves_the_same_files(simulate):
@@ -423,3 +449,174 @@ def test_what_was_due_keeps_what_is_known_of_it(simulate, tmp_path):
         assert one.dead == bool(part["_ackcore_attempt"].to_pylist()[0] == 2)
         rows += part.select(["record", FIRST_MS, REPLAYED]).to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == [(i, 500 + i, i % 3) for i in range(n)]
+
+
+def test_few_failed_records_are_in_no_file(simulate):
+    """They go to the driver with the task's report."""
+    values = [0] * 30
+    failed = unwritten(simulate, once({"asks": Asks(1, 1)}), values)
+    for inline_bytes, sizes in ((0, (2, 4, 0)), (1 << 11, (0, 0, 30))):
+        topology = once({"asks": Asks(1, 1)})
+        simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
+        done = through(simulation, values)
+        assert written(done) == read_again(simulation, done, failed, values)
+        assert not len(done.failed)
+        made = list(Path(simulation.directory).glob("failed/*"))  # the roots, too
+        inline = sum(map(len, done.judged.dies.values()))
+        assert (len(done.judged.files), len(made), inline) == sizes
+
+
+# -- in front of an exchange ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_what_is_told_of_many_roots_is_in_files(simulate, monkeypatch, sends):
+    def outcome(inline_bytes):
+        topology = in_front(Says("in front"), behind=Says("behind"), sends=sends, chunk_rows=4)
+        simulation = simulate(topology, dataclasses.replace(RULES, inline_bytes=inline_bytes))
+        done = through(simulation, range(30))
+        assert done.problems == ()
+        names = {
+            path.name.partition(".")[0] for path in Path(simulation.directory).rglob("*.arrow")
+        }
+        told = {name for name in names if name.startswith(("found-", "not-acked-"))}
+        put = in_order(*done.judged.roots()).tolist()
+        return told, (put, sorted(done.failed.to_pylist(), key=lambda one: one["root_id"]))
+
+    few, before = outcome(1 << 20)
+    assert not few
+    monkeypatch.setattr(settle_stage, "INLINE_BYTES", 0)
+    many, after = outcome(0)
+    assert {name.rpartition("-")[0] for name in many} == {"not-acked" if sends else "found-spout"}
+    assert after == before
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+def test_of_what_fails_in_front_nothing_crosses_the_exchange(simulate, inline_bytes):
+    rules = dataclasses.replace(RULES, inline_bytes=inline_bytes)
+    simulation = simulate(in_front(Says("away"), chunk_rows=4), rules)
+    kinds = kinds_sent(simulation, range(30))
+    assert LEDGER not in kinds
+    assert TUPLES not in kinds
+    # Of each task the rows, if they are inline, and the roots.
+    assert kinds.count(RESULT) == (4 if inline_bytes else 0)
+    done = through(simulation, range(30))
+    assert done.problems == ()
+    assert not len(done.failed)
+    assert len(in_order(*done.judged.roots())) == 30
+    assert bool(done.judged.files) == (not inline_bytes)
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+def test_what_fails_behind_is_judged_by_the_driver_from_the_rows_that_tasks_kept(
+    simulate, inline_bytes
+):
+    """No Spark job reads the source again, and only files of partitions with failures are read."""
+    values = [1] * 8 + list(range(22))
+    simulation = simulate(in_front(Branch(1, 0), behind=FailsEven(), chunk_rows=4))
+    done = through(simulation, values)
+    assert done.problems == ()
+    assert not done.judged.found
+    failed = done.failed.take(pa.array(np.argsort(done.failed["root_id"].to_numpy())))
+    assert 0 < len(failed) < 30
+    plan = SimpleNamespace(work=simulation.directory, number=0, retries={})
+    setup = SimpleNamespace(plan=plan, sources={"spout": simulation.source}, inputs=())
+    rules = dataclasses.replace(RULES, inline_bytes=inline_bytes)
+    judged = reread.judge(setup, done, failed, rules)
+    assert bool(judged.files) == (not inline_bytes)
+    found = dataclasses.replace(done, judged=judged)
+    assert written(found) == read_again(simulation, found, failed, values)
+    ((_, kept),) = done.kept.items()
+    assert [partition_in(file.path) for file in kept] == [0, 1]
+    some = simulation.source.roots(1, 14, 1)
+    assert reread._kept(setup, done, ["spout"], [some]) == {"spout": [kept[1]]}
+    lost = dataclasses.replace(done, kept={"spout": kept[:1]})
+    assert reread._kept(setup, lost, ["spout"], [some]) is None
+    assert reread._kept(setup, lost, ["spout"], None) is None
+
+
+@pytest.mark.parametrize(("name", "first"), [("a", "behind"), ("c", "in front")])
+def test_what_fails_on_both_sides_has_the_first_reason_of_both(simulate, name, first):
+    """A tuple of the record has crossed the exchange: nobody knows what comes of that."""
+    back = Says("behind")
+    topology = in_front(Says("in front"), behind=back, name=name, sends=True, chunk_rows=4)
+    simulation = simulate(topology)
+    done = through(simulation, range(30))
+    assert done.problems == ()
+    assert not done.judged.found
+    assert len(done.failed) == 30
+    assert {reason.split("\x1f")[-1] for reason in done.failed["reason"].to_pylist()} == {first}
+
+
+@pytest.mark.parametrize("bolts", [(FailsTwice(), FailsLater()), (FailsLater(),)])
+def test_what_may_fail_later_is_settled_with_the_others(simulate, bolts):
+    """A tuple is open yet when its chunk is through; the later reason is final: it is the first."""
+    simulation = simulate(in_front(*bolts, chunk_rows=4))
+    done = through(simulation, range(30))
+    assert done.problems == ()
+    assert not done.judged.found
+    assert {reason[0] for reason in done.failed["reason"].to_pylist()} == {"!"}
+    assert len(done.failed) == 30
+
+
+def test_what_may_be_emitted_later_is_settled_with_the_others(simulate):
+    """Half of the records wait in a bolt to be sent across; the others fail at once."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    builder.bolt("fails", Says("away")).local_or_shuffle("spout")
+    builder.bolt("hold", Hold(1, 0)).local_or_shuffle("spout")
+    builder.bolt("behind", Branch(9, 0)).fields("hold", "value")
+    simulation = simulate(builder.build(chunk_rows=4))
+    done = through(simulation, range(30))
+    assert done.problems == ()
+    assert not done.judged.found
+    assert len(done.failed) == 30
+
+
+def test_what_bolts_hold_of_other_chunks_keeps_nothing_from_being_written(simulate):
+    """The last record of each task's first batch is open until the next one has come."""
+    values = [int(n % 15 == 4) for n in range(30)]
+    simulation = simulate(in_front(FailsWithTheNext(), chunk_rows=5))
+    done = through(simulation, values)
+    assert done.problems == ()
+    # Of the chunk with the open tuple nothing is written: which of its tuples it is, nobody tells.
+    assert len(in_order(*done.judged.roots())) == 20
+    assert len(done.failed) == 10
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 1 << 20])
+def test_files_alone_tell_two_runs_of_a_task_apart(simulate, inline_bytes):
+    """The same records fail, for another reason: what is written of them, or inline, differs."""
+    rules = dataclasses.replace(RULES, inline_bytes=inline_bytes)
+    simulation = simulate(in_front(Says("one"), chunk_rows=4), rules)
+    sent = simulation.first(range(40))
+    simulation.work.components["b0"].text = "two"
+    again = simulation.first(range(40))
+    mixed = [
+        [row for row in first if row["dest"] != 2] + [row for row in second if row["dest"] == 2]
+        for first, second in zip(sent, again, strict=True)
+    ]
+    done = simulation.rest(mixed, np.random.default_rng(0))
+    assert any("answered differently" in problem for problem in done.problems)
+
+
+def test_a_record_that_is_lost_on_the_way_to_the_driver_is_noticed(simulate):
+    """Settled are as many as were sent, those included that their tasks have written."""
+    rules = dataclasses.replace(RULES, inline_bytes=1 << 20)
+    simulation = simulate(in_front(Says("away"), chunk_rows=4), rules)
+    sent = simulation.first(range(30))
+    done = simulation.rest(sent, np.random.default_rng(0))
+    (found,) = done.judged.found.values()
+    assert sorted(found[ROOT_ID].to_pylist()) == sorted(roots(simulation, range(30), 30))
+    kept = [[row for row in task if row["kind"] != RESULT] for task in sent]
+    with pytest.raises(RuntimeError, match="data was lost on the way"):
+        simulation.rest(kept, np.random.default_rng(0))
+
+
+def test_traced_records_are_counted_once(simulate):
+    """The driver gets the reasons of these failures although they are written."""
+    simulation = simulate(in_front(Says("away"), chunk_rows=4))
+    simulation.work = dataclasses.replace(simulation.work, trace_per_million=1_000_000)
+    done = through(simulation, range(30))
+    assert done.problems == ()
+    assert len(done.failed) == len(in_order(*done.judged.roots())) == 30

@@ -181,15 +181,12 @@ LOCK = threading.Lock()
     ("fn", "outputs", "settings", "error", "words"),
     [
         (price, "id int", {}, ValueError, "got 'id' of frame and 'id' of outputs"),
-        (price, "price", {}, ValueError, "outputs must be a schema"),
-        (5, PRICE, {}, TypeError, "fn must be a function of a row"),
         (refers_to_a_lock, PRICE, {}, TypeError, "the global 'LOCK' in refers_to_a_lock"),
         (price, PRICE, {"attempts": 3}, TypeError, "'attempts' is not a setting; did you mean"),
         (price, PRICE, {"trigger": "1 second"}, ValueError, "trigger must be left out for a frame"),
         (price, PRICE, {"retry_on": ["NoError"]}, ValueError, "retry_on has 'NoError', which"),
         (price_batch, PRICE, {"journal": True}, ValueError, "journal must be left out for a fun"),
         (price, PRICE, {"journal": 1}, ValueError, "journal must be True or False, got int 1"),
-        (price, PRICE, {"timeout_s": -1}, ValueError, "timeout_s must be"),
         (price, PRICE, {"message_id": "ids"}, ValueError, "'ids'"),
     ],
 )

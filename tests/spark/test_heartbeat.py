@@ -9,7 +9,6 @@ import time
 import pytest
 from checkpoints import Killed, Killer
 
-from ackcore.spark.base.clocks import SteadyClock
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.heartbeat import (
     Beats,
@@ -141,12 +140,6 @@ def test_sparks_log_of_beats_is_cut_to_its_last_compact_file(tmp_path):
         trim_log(tmp_path)
         assert names(tmp_path) == [".20.crc", ".21.crc", "19.compact", "20", "21"]
         assert (tmp_path / "19.compact").read_text() == "v1\n{last}"
-
-
-def test_a_clock_that_goes_back_goes_on_here():
-    times = iter([100, 160, 40, 50, 700])
-    clock = SteadyClock(lambda: next(times), at_least=120)
-    assert [clock() for _ in range(5)] == [120, 180, 180, 190, 840]
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
 import sys
 import traceback
 
@@ -19,22 +16,15 @@ pytest.importorskip("sqlalchemy")  # of the catalog
 from accepted_rows import (
     WORDS,
     accepted,
-    latin_file,
     row_file,
     two_files,
     written_without_refused,
 )
 from pyiceberg.catalog import load_catalog
-from pyiceberg.exceptions import CommitFailedException
 from small_disk import SmallDisk
 
-from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_iceberg
-from ackcore.spark.base import failpoints
-from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
-from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.sinks.interface import check_sink
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.spark import SinkUnavailable, to_iceberg
+from ackcore.spark.sinks.sink import check_sink
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -95,7 +85,7 @@ def test_tables_are_refused_before_anything_runs(lake):
         check_sink("count", to_iceberg("shop.words", lake), more)
     less = pa.schema([("word", pa.string())])
     check_sink("count", to_iceberg("shop.words", lake), less)
-    with pytest.raises(ValueError, match="has the column 'n', which the stream has not"):
+    with pytest.raises(ValueError, match="has column 'n', which the stream lacks"):
         check_sink("count", to_iceberg("shop.words", lake, keys="word"), less)
     with pytest.raises(SinkUnavailable, match=r"sink 'count', Iceberg table shop.none of catalog"):
         check_sink("count", to_iceberg("shop.none", lake), WORDS)
@@ -116,64 +106,15 @@ def test_nulls_in_a_required_column_are_refused(lake, tmp_path, keys):
     assert rows(lake) == [("a", 1), ("c", None)]
 
 
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_a_micro_batch_is_written_once(lake, files, keys):
-    sink = to_iceberg("shop.words", lake, keys=keys)
-    check_sink("count", sink, WORDS)
-    for _ in range(2):
-        sink.write_accepted(accepted(files))
-    sink.write_accepted(accepted(files[1:], 3))
-    first, second = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
-    assert rows(lake) == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(first + second))
-    content = accepted(files[1:], 3).content()
-    assert table(lake).properties == {"ackcore.abc.count": f"3 {content}"}
-    if not keys:  # a merge that changes nothing makes no snapshot
-        summary = table(lake).current_snapshot().summary
-        assert (summary["ackcore"], summary["ackcore.content"]) == ("abc/count/3", content)
-    sink.write_accepted(accepted(files[1:], sink="other"))
-    assert len(rows(lake)) == (3 if keys else 8)
-
-
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_a_number_that_the_table_has_with_other_rows_is_refused(lake, files, keys):
-    sink = to_iceberg("shop.words", lake, keys=keys)
-    sink.write_accepted(accepted(files, 4))
-    found = rows(lake)
-    late = "has micro-batch 4 of sink 'count', and {} comes only now"
-    for some, says in (
-        (accepted(files, 3), late.format(3)),
-        (accepted(files[1:], 4), late.format("4") + " with other rows: the checkpoint /cp is"),
-        (accepted(files, 4, nonacked=(10, 11)), late.format("4") + " with other rows"),
-    ):
-        with pytest.raises(CheckpointForeign, match=says) as told:
-            sink.write_accepted(some)
-        assert rows(lake) == found
-    assert "set it to '4 as-it-is'" in str(told.value)
-    # A property without a fingerprint, as somebody may have set it.
-    change(lake, lambda transaction: transaction.set_properties({"ackcore.abc.count": "4"}))
-    with pytest.raises(CheckpointForeign, match="with other rows"):
-        sink.write_accepted(accepted(files, 4))
-    mark = {"ackcore.abc.count": "4 as-it-is"}
-    change(lake, lambda transaction: transaction.set_properties(mark))
-    sink.write_accepted(accepted(files[1:], 4))
-    assert rows(lake) == found
-    change(lake, lambda transaction: transaction.remove_properties(*mark))
-    for _ in range(2):
-        sink.write_accepted(accepted(files[1:], 4))
-    assert len(rows(lake)) == (3 if keys else 6)
-
-
-def change(lake, how):
-    with table(lake).transaction() as transaction:
-        how(transaction)
-
-
 def test_later_rows_replace_earlier_ones(lake, tmp_path):
     sink = to_iceberg("shop.words", lake, keys="word")
     for number in range(3):
         some = [(word, 10 * number + at, None) for at, word in enumerate("abca"[: 2 + number])]
-        sink.write_accepted(accepted([row_file(tmp_path, some)], number))
+        sink.write(accepted([row_file(tmp_path, some)], number))
     assert rows(lake) == [("a", 23), ("b", 21), ("c", 22)]
+    # The sink switches off repeated commits in memory alone.
+    ((mark, said),) = table(lake).properties.items()
+    assert (mark, said.partition(" ")[0]) == ("ackcore.abc.count", "2")
 
 
 def test_a_key_that_is_null_equals_none(lake, tmp_path):
@@ -181,7 +122,7 @@ def test_a_key_that_is_null_equals_none(lake, tmp_path):
     sink = to_iceberg("shop.words", lake, keys="word")
     some = [(None, 1, None), ("a", 3, None), (None, 2, None), ("a", 4, None)]
     for number in (0, 0, 1):
-        sink.write_accepted(accepted([row_file(tmp_path, some)], number))
+        sink.write(accepted([row_file(tmp_path, some)], number))
     found = table(lake).scan().to_arrow().to_pylist()
     rows = sorted((row["word"] or "", row["n"]) for row in found)
     assert rows == [("", 1), ("", 1), ("", 2), ("", 2), ("a", 4)]
@@ -189,25 +130,13 @@ def test_a_key_that_is_null_equals_none(lake, tmp_path):
 
 def test_a_column_that_the_table_gained_is_null(lake, files):
     sink = to_iceberg("shop.words", lake)
-    sink.write_accepted(accepted(files[1:]))
+    sink.write(accepted(files[1:]))
     with table(lake).update_schema() as change:
         from pyiceberg.types import StringType  # noqa: PLC0415
 
         change.add_column("note", StringType())
-    sink.write_accepted(accepted(files[1:], 1))
+    sink.write(accepted(files[1:], 1))
     assert rows(lake) == [("a", 5, None), ("a", 5, None), ("d", 4, None), ("d", 4, None)]
-
-
-def test_a_table_that_went_away_fails_the_sink_until_it_is_back(lake, files):
-    sink = to_iceberg("shop.words", lake)
-    catalog = load_catalog(**lake)
-    catalog.rename_table("shop.words", "shop.gone")
-    with pytest.raises(SinkUnavailable, match="NoSuchTableError: Table does not exist"):
-        sink.write_accepted(accepted(files))
-    catalog.rename_table("shop.gone", "shop.words")
-    catalog.close()
-    sink.write_accepted(accepted(files))
-    assert len(rows(lake)) == 4
 
 
 def test_a_catalog_that_is_away_is_named_without_secrets(lake, files, tmp_path):
@@ -219,41 +148,13 @@ def test_a_catalog_that_is_away_is_named_without_secrets(lake, files, tmp_path):
         sink = to_iceberg("shop.words", catalog)
         for call in (
             lambda sink=sink: check_sink("count", sink, WORDS),
-            lambda sink=sink: sink.write_accepted(accepted(files)),
+            lambda sink=sink: sink.write(accepted(files)),
         ):
             with pytest.raises(SinkUnavailable, match=what) as told:
                 call()
             assert "sink 'count', Iceberg table shop.words of catalog" in str(told.value)
-            assert "See that the catalog and the table's storage can be" in str(told.value)
+            assert "Check that the catalog and the table's storage can be" in str(told.value)
             assert "hunter" not in "".join(traceback.format_exception(told.value))
-
-
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_one_that_was_cut_off_commits_nothing_that_another_has(lake, files, keys):
-    """It stands still between its look at the table and its commit; who takes over writes."""
-    first, second = (to_iceberg("shop.words", lake, keys=keys) for _ in range(2))
-    fences = []
-
-    def take_over():
-        if not fences:
-            fences.append(None)
-            second.write_accepted(accepted(files))
-
-    with fenced(take_over), pytest.raises(CommitFailedException):
-        first.write_accepted(accepted(files))
-    found = rows(lake)
-    assert len(found) == (3 if keys else 4)
-    first.write_accepted(accepted(files))
-    assert rows(lake) == found
-
-
-def test_one_that_was_taken_over_writes_nothing(lake, files):
-    def fence():
-        raise CheckpointInUse("was taken over")
-
-    with fenced(fence), pytest.raises(CheckpointInUse):
-        to_iceberg("shop.words", lake).write_accepted(accepted(files))
-    assert rows(lake) == []
 
 
 def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):
@@ -271,74 +172,14 @@ def test_a_disk_that_is_full_leaves_the_table_as_it_was(tmp_path):
         sink = to_iceberg("shop.words", lake)
         for _ in range(2):
             with pytest.raises(SinkUnavailable, match="No space left"):
-                sink.write_accepted(accepted([file]))
+                sink.write(accepted([file]))
             assert rows(lake) == []
         disk.resize(64)
         for _ in range(2):
-            sink.write_accepted(accepted([file]))
+            sink.write(accepted([file]))
         assert len(rows(lake)) == 60_000
     finally:
         disk.remove()
-
-
-JOB = """
-import numpy as np
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile
-from ackcore.spark.sinks.iceberg import to_iceberg
-from ackcore.spark.base.failpoints import failpoint
-sink = to_iceberg("shop.words", {lake!r})
-for number in range(2):
-    files = tuple(AcceptedFile(*file) for file in {files!r})
-    sink.write_accepted(Accepted(None, "count", "abc", "/cp", number, files, np.array([11])))
-    failpoint("in-sink", number)
-"""
-
-
-def test_each_row_is_there_once_whenever_the_driver_is_killed(lake, files):
-    job = JOB.format(lake=lake, files=[file[:2] for file in files])
-    killed = -signal.SIGKILL
-    for points, ended, n in (("in-transaction:0", killed, 0), ("in-sink:0", killed, 4), ("", 0, 8)):
-        environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
-        done = subprocess.run([sys.executable, "-c", job], env=environment, timeout=60)
-        assert (done.returncode, len(rows(lake))) == (ended, n)
-
-
-class Split(BasicBolt):
-    outputs = pa.schema([("word", pa.string())])
-
-    def execute(self, tuple, collector):
-        for word in tuple["line"].split():
-            collector.emit((word,))
-
-
-STEPS = ["decided", "in-transaction", "in-sink", "acted", "marked"]
-
-
-def test_wherever_the_driver_fails_each_row_is_written_once(spark, lake, checkpoint, monkeypatch):
-    def topology():
-        builder = TopologyBuilder()
-        builder.spout("lines", spark.createDataFrame([("a b",), ("a",)], "line string"))
-        builder.bolt("split", Split()).shuffle("lines")
-        builder.sink("split", to_iceberg("shop.words", lake))
-        return builder.build(max_attempts=1, max_sink_attempts=2, sink_backoff_s=0.001)
-
-    for step in STEPS:
-        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
-        with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
-            run_batch(topology(), spark, checkpoint)
-    monkeypatch.setattr(failpoints, "_POINTS", {})
-    run_batch(topology(), spark, checkpoint)
-    assert rows(lake) == [("a", None), ("a", None), ("b", None)]
-
-
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(lake, tmp_path, keys):
-    sink = to_iceberg("shop.words", lake, keys=keys)
-    check_sink("count", sink, WORDS)
-    assert written_without_refused(sink, [latin_file(tmp_path)]) == {
-        (0, 2): "the text of column 'word' is not UTF-8"
-    }
-    assert rows(lake) == [("a", 1), ("d", 4)]
 
 
 @pytest.mark.parametrize("keys", [None, "n"])

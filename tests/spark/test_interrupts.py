@@ -17,7 +17,9 @@ from ackcore.spark import RunCancelled
 from ackcore.spark.base.atomic import check_fence, fenced
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
+from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.engine import act, batch, insist, runs
+from ackcore.spark.stores.local import LocalStore
 
 STEPS = ["planned", "ran", "checked", "decided", "in-sink", "in-dead-letters", "acted", "marked"]
 CANCELLED = (
@@ -188,10 +190,10 @@ def test_an_interrupt_of_a_sink_is_no_failure_of_it(world, behaves):
     def write(accepted):
         behaves(None, 0)
 
-    world.write_accepted, good = write, world.write_accepted
+    world.write, good = write, world.write
     with pytest.raises((KeyboardInterrupt, RunCancelled)):
         world.process(0, ["a"])
-    world.write_accepted, world.sink_fails = good, 0
+    world.write, world.sink_fails = good, 0
     _, counts = world.process(0, ["a"])
     assert (world.paused, world.rows, counts.acked) == ([], ["A"], 1)
 
@@ -266,3 +268,40 @@ def test_real_signals_and_cancelled_jobs(tmp_path):
     assert max(took) < 5
     assert found["rows"] == list(range(40))
     assert found["counts"]["spouts"]["lines"]["acked"] == 40
+
+
+def test_an_interrupt_at_any_line_of_a_put_leaves_the_records_that_are_stored(tmp_path):
+    """Or a recorded plan would be unknown to `record_interrupt`, and count as a crash."""
+    lines, left = 0, None
+
+    def trace(frame, event, arg):
+        nonlocal lines
+        if Path(frame.f_code.co_filename).name not in ("records.py", "local.py", "atomic.py"):
+            return None
+        lines += event == "line"
+        if event == "line" and lines == left:
+            raise KeyboardInterrupt
+        return trace
+
+    def interrupted(directory):
+        nonlocal lines
+        lines, before = 0, sys.gettrace()
+        records = Records(LocalStore(directory))
+        records.write_meta({"deployment_key": "1"})
+        with fenced(records.check_owner):
+            sys.settrace(trace)
+            try:
+                records.write("batches/0.plan", {"number": 0})
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+        stored = Records(LocalStore(directory))
+        stored.read_meta()
+        assert records.read("batches/0.plan") == stored.read("batches/0.plan"), left
+
+    interrupted(tmp_path / "all")
+    assert lines > 100
+    for number in range(1, lines + 1):
+        left = number
+        interrupted(tmp_path / str(number))

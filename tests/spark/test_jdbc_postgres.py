@@ -12,22 +12,17 @@ pytest.importorskip("psycopg")
 
 import psycopg
 import test_jdbc_sink
+import test_sink_contract
 from accepted_rows import row_file
 from jdbc_postgres import forwarded, jars_of_postgres
 from pyspark import cloudpickle
-from test_jdbc_sink import (
-    BARE,
-    Database,
-    refused_one_by_one,
-    taken_over_while,
-    written_once,
-    written_once_wherever_the_driver_fails,
-)
+from sink_targets import Database, Jdbc
+from test_jdbc_sink import BARE, taken_over_while
 from test_postgres_values import REFUSES, TEXTS, shows_no_value
 
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import SinkUnavailable
-from ackcore.spark.sinks import jdbc_transaction
+from ackcore.spark.sinks import sink as sink_module
 from ackcore.spark.sinks.jdbc_connection import JdbcError
 
 cloudpickle.register_pickle_by_value(test_jdbc_sink)
@@ -76,17 +71,23 @@ def on_postgres(postgres, postgres_server, postgres_spark):
         yield Postgres(postgres, postgres_spark, url, password="hunter2", **about)
 
 
+@pytest.fixture
+def target(on_postgres):
+    return Jdbc(on_postgres)
+
+
 # -- what any other database shows, too ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
-def test_a_micro_batch_is_written_once(on_postgres, files, keys):
-    written_once(on_postgres, files, keys)
+def test_a_micro_batch_is_written_once(target, files, keys):
+    test_sink_contract.test_a_micro_batch_is_written_once(target, files, keys)
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
-def test_rows_are_refused_one_by_one(on_postgres, tmp_path, keys):
-    refused_one_by_one(on_postgres, tmp_path, keys)
+def test_rows_are_refused_one_by_one(target, tmp_path, keys):
+    contract = test_sink_contract.test_rows_that_violate_a_constraint_are_refused_by_themselves
+    contract(target, tmp_path, keys)
 
 
 @pytest.mark.parametrize("step", ["_fill", "_move"])
@@ -94,8 +95,11 @@ def test_one_that_was_taken_over_writes_nothing(on_postgres, files, monkeypatch,
     taken_over_while(on_postgres, files, monkeypatch, step)
 
 
-def test_wherever_the_driver_fails_each_row_is_there_once(on_postgres, checkpoint, monkeypatch):
-    written_once_wherever_the_driver_fails(on_postgres, checkpoint, monkeypatch)
+def test_wherever_the_driver_fails_each_row_is_there_once(target, checkpoint, monkeypatch):
+    contract = test_sink_contract.test_wherever_the_driver_fails_each_row_is_written_once
+    contract(target.spark, target, checkpoint, monkeypatch)
+    for file in checkpoint.rglob("*"):
+        assert not file.is_file() or b"hunter2" not in file.read_bytes()
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -109,7 +113,7 @@ def test_names_may_have_anything_in_them(on_postgres, tmp_path, keyed):
     sink = on_postgres.sink('"s?s"."w % x"', keys=keys, marker='"do?ne"')
     sink.claim("it's ?", "abc", "/cp")
     for _ in range(2):
-        sink.write_accepted(on_postgres.accepted([file], sink="it's ?"))
+        sink.write(on_postgres.accepted([file], sink="it's ?"))
     assert on_postgres.rows("*", '"s?s"."w % x"') == [("", 2), ("a", 1)]
 
 
@@ -124,10 +128,10 @@ def test_what_is_no_rows_fault_refuses_none(on_postgres, files, tmp_path):
     on_postgres.execute(BARE, RAISES.format(-1), RAISED)
     sink = on_postgres.sink()
     with pytest.raises(SinkUnavailable, match="too much"):
-        sink.write_accepted(on_postgres.accepted(files))
+        sink.write(on_postgres.accepted(files))
     on_postgres.execute("DROP TRIGGER t ON words", "ALTER TABLE words ADD shop INT NOT NULL")
     with pytest.raises(JdbcError, match="shop"):
-        sink.write_accepted(on_postgres.accepted(files))
+        sink.write(on_postgres.accepted(files))
     assert on_postgres.rows() == []
 
 
@@ -137,7 +141,7 @@ def test_no_error_shows_a_value(on_postgres, tmp_path, of):
     on_postgres.execute(*statements)
     file = row_file(tmp_path, [("k3y", "s3cret ($", None)], schema=TEXTS)
     sink = on_postgres.sink(max_refused=0)
-    shows_no_value(lambda: sink.write_accepted(on_postgres.accepted([file])), says)
+    shows_no_value(lambda: sink.write(on_postgres.accepted([file])), says)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
@@ -154,12 +158,12 @@ def test_a_connection_that_is_lost_writes_nothing(on_postgres, files, monkeypatc
         )
 
     with monkeypatch.context() as patch:
-        patch.setattr(jdbc_transaction, "failpoint", end_connections)
+        patch.setattr(sink_module, "failpoint", end_connections)
         with pytest.raises(SinkUnavailable, match="sink 'count', table words: jdbc:postgresql:"):
-            sink.write_accepted(on_postgres.accepted(files))
+            sink.write(on_postgres.accepted(files))
     assert on_postgres.rows() == []
     for _ in range(2):
-        sink.write_accepted(on_postgres.accepted(files))
+        sink.write(on_postgres.accepted(files))
     assert len(on_postgres.rows()) == 4
 
 
@@ -172,4 +176,4 @@ def test_a_statement_that_takes_longer_than_it_may_is_given_up(on_postgres, file
     )
     properties = {**on_postgres.properties, "queryTimeout": "1"}
     with pytest.raises(SinkUnavailable, match="canceling statement"):
-        on_postgres.sink(properties=properties).write_accepted(on_postgres.accepted(files))
+        on_postgres.sink(properties=properties).write(on_postgres.accepted(files))

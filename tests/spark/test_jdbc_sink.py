@@ -5,90 +5,39 @@ On Derby, which comes with Spark; what it is on PostgreSQL is in test_jdbc_postg
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from accepted_rows import WORDS, accepted, row_file, two_files
-from one_sink import word_count
+from accepted_rows import WORDS, row_file, two_files
 from pyspark import cloudpickle
+from sink_targets import DERBY, Database, derby_database
 from small_disk import SmallDisk
 
 from ackcore.spark import (
-    SinkError,
     SinkRejects,
     SinkUnavailable,
     TooManyRefused,
     dead_letters,
     guard,
-    run_batch,
     to_jdbc,
 )
 from ackcore.spark.base import failpoints
-from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import jdbc_transaction
-from ackcore.spark.sinks.interface import check_sink
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
+from ackcore.spark.sinks.sink import check_sink
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-class Database:
-    """A database of a test's own."""
-
-    def __init__(self, session, url, **properties):
-        self.session, self.url, self.properties = session, url, properties
-
-    def execute(self, *statements):
-        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
-            for statement in statements:
-                connection.execute(statement)
-            connection.commit()
-
-    def rows(self, columns="word, n", table="words"):
-        frame = self.session.read.jdbc(self.url, table, properties=self.properties)
-        return sorted(tuple(row) for row in frame.selectExpr(*columns.split(", ")).collect())
-
-    def tables(self):
-        with JdbcConnection(Server(self.url, self.properties), "words") as connection:
-            about = connection._connection.getMetaData()
-            found, names = about.getTables(None, None, "%", None), []
-            while found.next():
-                if found.getString("TABLE_TYPE") == "TABLE":
-                    names.append(found.getString("TABLE_NAME"))
-        return names
-
-    def has_staging(self):
-        """Whether one was left behind; none is, but by who was cut off."""
-        names = [name.lower() for name in self.tables()]
-        return any(name.startswith("ackcore") and "batches" not in name for name in names)
-
-    def sink(self, table="words", **arguments):
-        arguments = {"properties": self.properties, **arguments}
-        sink = to_jdbc(self.url, table, **arguments)
-        sink.claim("count", "abc", "/cp")
-        return sink
-
-    def accepted(self, *of, **changes):
-        return accepted(*of, spark=self.session, **changes)
-
-
 @pytest.fixture
 def derby(spark):
-    """A database without tables: one for all tests, as another takes a second to make."""
-    Database(spark, f"{DERBY};create=true").execute()  # as long as this JVM lives
-    database = Database(spark, DERBY, user="etl", password="hunter2")
-    database.execute(*(f'DROP TABLE "{name}"' for name in database.tables()))
-    return database
+    return derby_database(spark)
 
 
 @pytest.fixture
@@ -96,7 +45,6 @@ def files(tmp_path):
     return two_files(tmp_path)
 
 
-DERBY = "jdbc:derby:memory:words"
 TABLE = 'CREATE TABLE words (word VARCHAR(5) NOT NULL PRIMARY KEY, "n" BIGINT CHECK ("n" < 100))'
 BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
 
@@ -142,7 +90,7 @@ def test_what_a_url_holds_is_not_shown(url, shown, secret):
 
 def test_no_error_and_no_context_of_one_holds_a_secret(spark):
     sink = to_jdbc("jdbc:nosuch://db/x?pw=hunter2", "t", properties={"password": "hunter3"})
-    says = r"sink 'count', table t: jdbc:nosuch://db/x: .*No suitable driver.* See that the server"
+    says = r"sink 'count', table t: jdbc:nosuch://db/x: .*No suitable driver.* Check that the"
     with pytest.raises(SinkUnavailable, match=says) as raised:
         sink.claim("count", "abc", "/cp")
     assert isinstance(raised.value.__cause__, JdbcError)
@@ -152,7 +100,7 @@ def test_no_error_and_no_context_of_one_holds_a_secret(spark):
 
 
 def test_tables_are_refused_before_anything_runs(derby):
-    with pytest.raises(ValueError, match="sink 'count': table words cannot be read; make it"):
+    with pytest.raises(ValueError, match=r"sink 'count': table words cannot be read .*Create it"):
         check_sink("count", to_jdbc(derby.url, "words", properties=derby.properties), WORDS)
     derby.execute("CREATE TABLE words (word VARCHAR(5))")
     sink = derby.sink(keys="word")
@@ -167,65 +115,18 @@ def test_tables_are_refused_before_anything_runs(derby):
 # -- what is written -------------------------------------------------------------------------------
 
 
-def written_once(database, files, keys):
-    database.execute(TABLE if keys else BARE)
-    sink = database.sink(keys=keys)
-    for _ in range(2):
-        sink.write_accepted(database.accepted(files))
-    sink.write_accepted(database.accepted(files[1:], 3))
-    first, second = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
-    assert database.rows() == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(first + second))
-    assert not database.has_staging()
-    # A checkpoint that is older than the table.
-    for number, nonacked in ((2, (11,)), (3, (10, 11))):
-        with pytest.raises(CheckpointForeign, match=r"words has micro-batch 3 .*DELETE FROM"):
-            sink.write_accepted(database.accepted(files[1:], number, nonacked))
-    # Another sink's numbers, another checkpoint's.
-    other = database.sink(keys=keys)
-    other.claim("other", "abc", "/cp")
-    other.write_accepted(database.accepted(files[1:], sink="other"))
-    assert len(database.rows()) == (3 if keys else 8)
-
-
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_a_micro_batch_is_written_once(derby, files, keys):
-    written_once(derby, files, keys)
-
-
 def test_columns_that_the_stream_does_not_have_stay(derby, files):
     """And a column that the table gained while the query ran gets its default."""
     derby.execute(TABLE, "INSERT INTO words VALUES ('a', 0), ('z', 9)")
     sink = derby.sink(keys="word")
     derby.execute("ALTER TABLE words ADD note VARCHAR(9) DEFAULT 'new'")
     derby.execute("UPDATE words SET note = 'old'")
-    sink.write_accepted(derby.accepted(files))
+    sink.write(derby.accepted(files))
     new = [("c", 3, "new"), ("d", 4, "new")]
     assert derby.rows("word, n, note") == [("a", 5, "old"), *new, ("z", 9, "old")]
 
 
 # -- rows that are refused -------------------------------------------------------------------------
-
-
-def refused_one_by_one(database, directory, keys):
-    database.execute(TABLE)
-    first = row_file(directory, [("y", 1, 11), ("z", 1, 12)])
-    second = row_file(directory, [("a", 1, 10), ("b", 100, 10), ("c", 3, 10), ("d", 200, 10)], 1)
-    sink = database.sink(keys=keys)
-    with pytest.raises(SinkRejects) as raised:
-        sink.write_accepted(database.accepted([first, second]))
-    files, places = raised.value.places
-    assert sorted(zip(files.tolist(), places.tolist(), strict=True)) == [(1, 1), (1, 3)]
-    assert all(error.sqlstate.startswith("23") for error in raised.value.reasons)
-    assert database.rows() == []
-    again = database.accepted([first, second._replace(refused=np.array([1, 3]))])
-    for _ in range(2):
-        sink.write_accepted(again)
-    assert database.rows() == [("a", 1), ("c", 3), ("z", 1)]
-
-
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_rows_are_refused_one_by_one(derby, tmp_path, keys):
-    refused_one_by_one(derby, tmp_path, keys)
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
@@ -243,14 +144,14 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(derby, tmp_path, mon
     some = [("a", 1, None), *((f"b{i}", 1000 + i, None) for i in range(500)), ("c", 3, None)]
     says = "sink 'count', table words, refuses more than 5 rows of micro-batch 0, the first by Jdbc"
     with pytest.raises(TooManyRefused, match=says):
-        sink.write_accepted(derby.accepted([row_file(tmp_path, some)]))
+        sink.write(derby.accepted([row_file(tmp_path, some)]))
     assert len(asked) < 50
     assert derby.rows() == []
     assert derby.rows("batch_id", "ackcore_jdbc_batches") == [(-1,)]
     assert not derby.has_staging()
     few = row_file(tmp_path, some[:6], batch=2)
     with pytest.raises(SinkRejects, match="5 rows are refused"):
-        sink.write_accepted(derby.accepted([few]))
+        sink.write(derby.accepted([few]))
 
 
 def test_rows_that_do_not_fit_are_refused_by_themselves(derby, spark, tmp_path):
@@ -281,7 +182,7 @@ def test_what_is_no_rows_fault_refuses_none(derby, files, tmp_path):
     # A column that the table gained and that needs a value.
     derby.execute("DROP TABLE words", TABLE[:-1] + ", shop INT NOT NULL)")
     with pytest.raises(JdbcError, match="SHOP"):
-        sink.write_accepted(derby.accepted(files))
+        sink.write(derby.accepted(files))
     assert derby.rows() == []
     assert not derby.has_staging()
 
@@ -294,16 +195,16 @@ def test_a_table_that_went_away_fails_the_sink_until_it_is_back(derby, files):
     sink = derby.sink(keys="word")
     derby.execute("DROP TABLE words")
     with pytest.raises(SinkUnavailable, match=r"sink 'count', table words: jdbc:derby:.*WORDS"):
-        sink.write_accepted(derby.accepted(files))
+        sink.write(derby.accepted(files))
     derby.execute("CREATE TABLE words (word VARCHAR(5))")
     with pytest.raises(ValueError, match="table words has no column 'n'"):
-        sink.write_accepted(derby.accepted(files))
+        sink.write(derby.accepted(files))
     derby.execute('ALTER TABLE words ADD "n" INT')
-    sink.write_accepted(derby.accepted(files))
+    sink.write(derby.accepted(files))
     assert derby.rows() == [("a", 5), ("c", 3), ("d", 4)]
     derby.execute("DELETE FROM ackcore_jdbc_batches")
     with pytest.raises(JdbcError, match="the row of sink 'count' in ackcore_jdbc_batches is gone"):
-        sink.write_accepted(derby.accepted(files, 1))
+        sink.write(derby.accepted(files, 1))
 
 
 def taken_over_while(database, files, monkeypatch, step):
@@ -316,13 +217,13 @@ def taken_over_while(database, files, monkeypatch, step):
     def take_over(self, *of):
         if not taken:
             taken.append(step)
-            second.write_accepted(database.accepted(files))
+            second.write(database.accepted(files))
         return method(self, *of)
 
     monkeypatch.setattr(jdbc_transaction.JdbcTransaction, step, take_over)
     with pytest.raises((CheckpointInUse, JdbcError, SinkUnavailable)):
-        first.write_accepted(database.accepted(files))
-    first.write_accepted(database.accepted(files))
+        first.write(database.accepted(files))
+    first.write(database.accepted(files))
     assert database.rows() == [("a", 1), ("a", 5), ("c", 3), ("d", 4)]
     assert not database.has_staging()
 
@@ -332,18 +233,6 @@ def test_one_that_was_taken_over_writes_nothing(derby, files, monkeypatch, step)
     taken_over_while(derby, files, monkeypatch, step)
 
 
-def test_one_that_the_fence_holds_back_writes_nothing(derby, files):
-    derby.execute(BARE)
-    sink = derby.sink()
-
-    def fence():
-        raise CheckpointInUse("was taken over")
-
-    with fenced(fence), pytest.raises(CheckpointInUse):
-        sink.write_accepted(derby.accepted(files))
-    assert derby.rows() == []
-
-
 def test_what_one_that_was_killed_left_is_dropped(derby, files, monkeypatch):
     derby.execute(BARE)
     sink = derby.sink()
@@ -351,56 +240,12 @@ def test_what_one_that_was_killed_left_is_dropped(derby, files, monkeypatch):
         patch.setattr(jdbc_transaction.JdbcTransaction, "_drop_own", lambda self: None)
         patch.setattr(failpoints, "_POINTS", failpoints.parse("in-transaction=raise"))
         with pytest.raises(FailpointReached):
-            sink.write_accepted(derby.accepted(files))
+            sink.write(derby.accepted(files))
     assert derby.has_staging()
     assert derby.rows() == []
-    sink.write_accepted(derby.accepted(files))
+    sink.write(derby.accepted(files))
     assert not derby.has_staging()
     assert len(derby.rows()) == 4
-
-
-JOB = """
-import sys
-import numpy as np
-from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile
-from ackcore.spark.sinks.jdbc import to_jdbc
-from ackcore.spark.sinks.jdbc_connection import JdbcConnection, Server
-url = {url!r}
-with spark_session("local[2]") as (session, _):
-    with JdbcConnection(Server(url + ";create=true", {{}}), "words") as connection:
-        if sys.argv[1:]:
-            connection.execute('CREATE TABLE words (word VARCHAR(5), "n" BIGINT)')
-            connection.commit()
-    sink = to_jdbc(url, "words")
-    sink.claim("count", "abc", "/cp")
-    for number in range(2):
-        files = tuple(AcceptedFile(*file) for file in {files!r})
-        rows = Accepted(session, "count", "abc", "/cp", number, files, np.array([11]))
-        sink.write_accepted(rows)
-        failpoint("in-sink", number)
-    print(session.read.jdbc(url, "words").count(), file=sys.stderr)
-"""
-
-
-@pytest.mark.faults
-def test_each_row_is_there_once_whenever_the_driver_is_killed(files, tmp_path):
-    """With its JVM, and the database within that: it is recovered by the next one."""
-    job = JOB.format(url=f"jdbc:derby:{tmp_path}/db", files=[file[:2] for file in files])
-    steps = (("in-transaction:0", ["make"]), ("in-sink:0", []), ("in-transaction:1", []), ("", []))
-    for points, more in steps:
-        environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
-        command = [sys.executable, "-c", job, *more]
-        with subprocess.Popen(
-            command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-        ) as driver:
-            ended = driver.wait(180)
-            with suppress(ProcessLookupError):
-                os.killpg(driver.pid, signal.SIGKILL)
-            said = driver.stderr.read()
-        assert ended == (-signal.SIGKILL if points else 0), said
-    assert said.split()[-1] == "8"
 
 
 @pytest.mark.parametrize(("free_mb", "is_staged"), [(2, False), (14, True)])
@@ -423,12 +268,12 @@ def test_a_disk_that_is_full_refuses_no_row(spark, tmp_path, monkeypatch, free_m
         sink = derby.sink()
         disk.resize(-(-shutil.disk_usage(disk.path).used // (1 << 20)) + free_mb)
         with pytest.raises((SinkUnavailable, JdbcError)):
-            sink.write_accepted(derby.accepted([file]))
+            sink.write(derby.accepted([file]))
         assert bool(moves) == is_staged
         disk.resize(128)
         assert derby.rows() == [("a", 1)]
         for _ in range(2):
-            assert sink.write_accepted(derby.accepted([file])) is None
+            assert sink.write(derby.accepted([file])) is None
         assert len(derby.rows()) == 20_001
         assert not derby.has_staging()
     finally:
@@ -449,35 +294,5 @@ def test_a_task_that_commits_twice_fails_the_micro_batch(derby, files, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(JdbcConnection, "fill", twice)
         with pytest.raises(JdbcError):
-            sink.write_accepted(derby.accepted(files))
+            sink.write(derby.accepted(files))
     assert derby.rows() == []
-
-
-# -- in a topology ---------------------------------------------------------------------------------
-
-
-STEPS = ["in-transaction", "in-sink", "acted"]
-
-
-def written_once_wherever_the_driver_fails(database, checkpoint, monkeypatch):
-    spark = database.session
-    database.execute("CREATE TABLE words (word VARCHAR(5) CHECK (word <> 'x'))")
-
-    def sink():
-        return to_jdbc(database.url, "words", properties=database.properties)
-
-    for step in STEPS:
-        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
-        with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
-            run_batch(word_count(spark, sink(), "x"), spark, checkpoint)
-    monkeypatch.setattr(failpoints, "_POINTS", {})
-    run_batch(word_count(spark, sink(), "x"), spark, checkpoint, max_dead_ratio=None)
-    assert database.rows("word") == [("a",), ("a",), ("b",)]
-    assert not database.has_staging()
-    assert dead_letters(checkpoint, spark).count() == 2
-    for file in Path(checkpoint).rglob("*"):
-        assert not file.is_file() or b"hunter2" not in file.read_bytes()
-
-
-def test_wherever_the_driver_fails_each_row_is_written_once(derby, checkpoint, monkeypatch):
-    written_once_wherever_the_driver_fails(derby, checkpoint, monkeypatch)

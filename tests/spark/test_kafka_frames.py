@@ -200,7 +200,7 @@ def test_a_group_is_of_a_stream_that_reads_kafka(spark, checkpoint, kept):
         start(topology(kept, lines=(frame, group)), spark, checkpoint)
     bounded = spark.createDataFrame([], "topic string, partition int, offset bigint, value binary")
     with pytest.raises(
-        ValueError, match="spout 'lines' has a commit_group, which is told of a str"
+        ValueError, match="spout 'lines' has a commit_group, which only works with str"
     ):
         run_batch(topology(kept, lines=(bounded, group)), spark, checkpoint)
     assert not checkpoint.exists()

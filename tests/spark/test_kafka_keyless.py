@@ -15,8 +15,8 @@ from kafka_sinks import kafka_sinks, messages, spark_that_sends
 
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.sinks import kafka_messages
-from ackcore.spark.sinks.interface import AcceptedFile
 from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 ROWS = pa.schema([("key", pa.string()), ("value", pa.string()), (ROOT, pa.int64())])
@@ -40,7 +40,7 @@ def files(tmp_path):
         values = [f"{part}.{n // 4}" for n in range(30)]
         rows.write(pa.record_batch([keys, values, [None] * 30], schema=ROWS))
         name, n, _ = rows.finish()
-        found.append(AcceptedFile(str(tmp_path / name), n))
+        found.append(BatchFile(str(tmp_path / name), n))
     return tuple(found)
 
 
@@ -77,7 +77,7 @@ def test_rows_without_a_key_are_refused_and_the_others_there(
     spark = spark_that_sends(request, monkeypatch) if by_tasks else None
     topic = compacted(kafka_broker)
     out = sink(kafka_broker, topic, key="key", value="value", options={"batch.num.messages": 7})
-    assert refused(out.write_accepted(accepted(files, spark=spark))) == ALL_KEYLESS
+    assert refused(out.write(accepted(files, spark=spark))) == ALL_KEYLESS
     assert sent(kafka_broker, topic) == KEPT
 
 
@@ -87,7 +87,7 @@ def test_of_a_transaction_rows_without_a_key_are_refused_at_once(kafka_broker, s
     options = {"batch.num.messages": 2, "max.in.flight": 1}
     out = sink(kafka_broker, topic, key="key", value="value", transactional=True, options=options)
     with pytest.raises(SinkRejects) as raised:
-        out.write_accepted(accepted(files))
+        out.write(accepted(files))
     assert refused(raised.value) == ALL_KEYLESS
     assert not messages(kafka_broker, topic)
     rest = tuple(
@@ -95,7 +95,7 @@ def test_of_a_transaction_rows_without_a_key_are_refused_at_once(kafka_broker, s
         for file, places in zip(files, KEYLESS.values(), strict=True)
     )
     for _ in range(2):
-        assert out.write_accepted(accepted(rest)) is None
+        assert out.write(accepted(rest)) is None
     assert sent(kafka_broker, topic) == KEPT
 
 
@@ -103,7 +103,7 @@ def test_of_a_transaction_rows_without_a_key_are_refused_at_once(kafka_broker, s
 def test_without_a_column_of_keys_it_is_no_rows_fault(kafka_broker, sink, files, transactional):
     out = sink(kafka_broker, compacted(kafka_broker), value="value", transactional=transactional)
     with pytest.raises(SinkUnavailable, match="give each message a key"):
-        out.write_accepted(accepted(files))
+        out.write(accepted(files))
 
 
 def test_more_rows_without_a_key_than_are_refused_are_an_error(
@@ -115,7 +115,7 @@ def test_more_rows_without_a_key_than_are_refused_are_an_error(
         out = sink(kafka_broker, topic, key="key", value="value", transactional=transactional)
         says = f"'{topic}' takes no messages without a key, and more than 3 rows have none"
         with pytest.raises(SinkUnavailable, match=says):
-            out.write_accepted(accepted(files))
+            out.write(accepted(files))
 
 
 def test_rows_without_a_key_that_came_with_one_that_is_too_large_are_refused(
@@ -127,11 +127,11 @@ def test_rows_without_a_key_that_came_with_one_that_is_too_large_are_refused(
     keys, values = (list(column) for column in zip(*some, strict=True))
     rows.write(pa.record_batch([keys, values, [None] * 4], schema=ROWS))
     name, n, _ = rows.finish()
-    file = AcceptedFile(str(tmp_path / name), n)
+    file = BatchFile(str(tmp_path / name), n)
     sizes = {"cleanup.policy": "compact", "max.message.bytes": 1000}
     topic = kafka_broker.new_topic(**sizes)
     out = sink(kafka_broker, topic, key="key", value="value")
-    found = out.write_accepted(accepted((file,)))
+    found = out.write(accepted((file,)))
     assert sorted(found.places[1].tolist()) == [1, 2]
     assert sent(kafka_broker, topic) == Counter([("k", "a"), ("k", "d")])
     topic = kafka_broker.new_topic(**sizes)
@@ -139,8 +139,8 @@ def test_rows_without_a_key_that_came_with_one_that_is_too_large_are_refused(
     known = []
     for place in (1, 2):
         with pytest.raises(SinkRejects) as raised:
-            out.write_accepted(accepted((file._replace(refused=np.array(known)),)))
+            out.write(accepted((file._replace(refused=np.array(known)),)))
         assert raised.value.places[1].tolist() == [place]
         known.append(place)
-    assert out.write_accepted(accepted((file._replace(refused=np.array(known)),))) is None
+    assert out.write(accepted((file._replace(refused=np.array(known)),))) is None
     assert sent(kafka_broker, topic) == Counter([("k", "a"), ("k", "d")])

@@ -14,7 +14,7 @@ from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.spark.kafka import offset_reading
 from ackcore.spark.kafka.offset_reading import ReadOffsets
-from ackcore.spark.tasks.pieces import Piece
+from ackcore.spark.tasks.reread_stage import Piece
 from ackcore.spark.tasks.spout_stage import sampled
 
 CLIENT = ClientSettings("nowhere:9092")

@@ -35,8 +35,9 @@ from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import kafka
-from ackcore.spark.sinks.interface import AcceptedFile, check_sink
 from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.sink import check_sink
+from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology import TopologyBuilder
 
@@ -110,7 +111,7 @@ def test_a_callback_that_cannot_travel_to_tasks_is_refused_at_the_start(mock_kaf
 def test_brokers_that_are_away_are_named_at_the_start(transactional, monkeypatch):
     monkeypatch.setattr(producing, "_REACH_S", 0.2)
     sink = to_kafka("t", "localhost:1", transactional=transactional, options=QUICK)
-    says = r"sink 'count', topic 't' at localhost:1: no broker answers .*See that the brokers run"
+    says = r"sink 'count', topic 't' at localhost:1: no broker answers .*Check that the brokers run"
     with pytest.raises(SinkUnavailable, match=says):
         sink.claim("count", "abc", "/cp")
 
@@ -122,7 +123,7 @@ def test_rows_of_acked_roots_go_with_headers_that_tell_them_apart(mock_kafka, si
     topic = mock_kafka.new_topic()
     out = sink(mock_kafka, topic, key="word", message_id="n")
     for _ in range(2):
-        out.write_accepted(accepted(files, 7))
+        out.write(accepted(files, 7))
     found = [
         (message.key(), json.loads(message.value())["n"], message.headers())
         for message in messages(mock_kafka, topic)
@@ -139,12 +140,12 @@ def test_many_rows_are_sent_by_tasks(spark, mock_kafka, sink, files, monkeypatch
     monkeypatch.setattr(kafka, "_DRIVER_ROWS", 1)
     topic = mock_kafka.new_topic()
     out = sink(mock_kafka, topic, key="word")
-    out.write_accepted(accepted(files, spark=spark))
+    out.write(accepted(files, spark=spark))
     assert words(mock_kafka, topic) == Counter("acde")
     assert not out._live  # the driver has sent nothing
     mock_kafka.fail_requests(mock_broker.PRODUCE, 29)
     with pytest.raises(SinkUnavailable, match=rf"topic '{topic}' did not take .*authorization"):
-        out.write_accepted(accepted(files, spark=spark))
+        out.write(accepted(files, spark=spark))
 
 
 def test_a_delivery_that_fails_is_repeated_and_then_a_sink_error(
@@ -186,7 +187,7 @@ class Refuses:
     def __init__(self, error):
         self.error, self.calls = error, []
 
-    def write(self, frame, number):
+    def __call__(self, frame, number):
         self.calls.append(("write", number))
         raise self.error
 
@@ -220,13 +221,13 @@ JOB = """
 import sys
 sys.path[:0] = [{tests!r}]
 import numpy as np
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
 from ackcore.spark.sinks.kafka import to_kafka
 from ackcore.spark.base.failpoints import failpoint
 sink = to_kafka({topic!r}, {servers!r}, key="word", transactional=True, options={{"log_level": 0}})
 for number in range(3):
-    rows = tuple(AcceptedFile(*file) for file in {files!r})
-    sink.write_accepted(Accepted(None, "count", "abc", "/cp", number, rows, np.array([11])))
+    rows = tuple(BatchFile(*file) for file in {files!r})
+    sink.write(SinkBatch(None, "count", "abc", "/cp", number, rows, np.array([11])))
     failpoint("in-sink", number)
 """
 
@@ -274,7 +275,7 @@ def test_cut_off_in_a_transaction_it_writes_nothing_twice(
     def take_over():
         if not taken:
             taken.append(True)
-            Context().run(second.write_accepted, accepted(files, 0, age_ms=1000))
+            Context().run(second.write, accepted(files, 0, age_ms=1000))
 
     original = getattr(Transactions, cut)
 
@@ -289,18 +290,18 @@ def test_cut_off_in_a_transaction_it_writes_nothing_twice(
     monkeypatch.setattr(Transactions, cut, cut_off)
     try:
         with fenced(fence):
-            first.write_accepted(accepted(files, 0))
+            first.write(accepted(files, 0))
     except SinkUnavailable:
         with fenced(fence), pytest.raises(CheckpointInUse):
-            first.write_accepted(accepted(files, 0))
+            first.write(accepted(files, 0))
     except CheckpointInUse:
         pass
     else:
         assert (cut, after) == ("commit", 1)
     assert taken
     with suppress(SinkUnavailable):  # the first one may have shut it out, and stopped at the fence
-        second.write_accepted(accepted(files, 1))
-    second.write_accepted(accepted(files, 1))
+        second.write(accepted(files, 1))
+    second.write(accepted(files, 1))
     assert words(kafka_broker, topic) == Counter(2 * "acde")
 
 
@@ -320,19 +321,19 @@ def test_a_broker_that_is_killed_in_a_transaction_takes_its_rows_once(
 
     monkeypatch.setattr(Transactions, "prepare", prepare)
     for number in range(3):
-        out.write_accepted(accepted(files, number))
+        out.write(accepted(files, number))
     assert words(own_kafka_broker, topic) == Counter(3 * "acde")
 
 
 def test_an_older_checkpoint_is_told_what_was_sent_from_it(kafka_broker, sink, files):
     topic = kafka_broker.new_topic()
     out = sink(kafka_broker, topic, transactional=True)
-    out.write_accepted(accepted(files, 4))
-    told = rf"'{topic}' has micro-batch 4 of .*new checkpoint.* from \d to 4 sent again"
+    out.write(accepted(files, 4))
+    told = rf"'{topic}'.* has micro-batch 4 of .*new checkpoint.* from \d to 4 sent again"
     for number, nonacked in ((3, [11]), (4, [10, 11])):
         with pytest.raises(CheckpointForeign, match=told):
-            out.write_accepted(accepted(files, number, nonacked=nonacked))
-    out.write_accepted(accepted(files, 4, age_ms=2 * DAY_MS))  # the same rows are none too many
+            out.write(accepted(files, number, nonacked=nonacked))
+    out.write(accepted(files, 4, age_ms=2 * DAY_MS))  # the same rows are none too many
     assert words(kafka_broker, topic) == Counter("acde")
 
 
@@ -346,29 +347,27 @@ def test_what_brokers_have_forgotten_is_asked_of_somebody(
     out = sink(kafka_broker, topic, transactional=True)
     told = number + there
     with pytest.raises(CheckpointForeign, match=rf"decided 48 hours ago.* {told} "):
-        out.write_accepted(accepted(files, number, age_ms=2 * DAY_MS))
+        out.write(accepted(files, number, age_ms=2 * DAY_MS))
     place = TopicPartition(topic, 0, told)
     asked = ConsumerGroupTopicPartitions("ackcore-abc-count", [place])
     raise_errors(kafka_broker.admin.alter_consumer_group_offsets([asked]))
-    out.write_accepted(accepted(files, number, age_ms=2 * DAY_MS))
+    out.write(accepted(files, number, age_ms=2 * DAY_MS))
     assert words(kafka_broker, topic) == Counter(left)
 
 
 def test_a_young_micro_batch_of_which_nothing_is_known_was_not_sent(kafka_broker, sink, files):
     topic = kafka_broker.new_topic()
-    sink(kafka_broker, topic, transactional=True).write_accepted(
-        accepted(files, 0, age_ms=DAY_MS - 1)
-    )
+    sink(kafka_broker, topic, transactional=True).write(accepted(files, 0, age_ms=DAY_MS - 1))
     assert words(kafka_broker, topic) == Counter("acde")
 
 
 def test_what_is_connected_does_not_travel(mock_kafka, sink, files):
     out = sink(mock_kafka, mock_kafka.new_topic())
-    out.write_accepted(accepted(files))
+    out.write(accepted(files))
     assert out._live
     copy = pickle.loads(cloudpickle.dumps(out))
     assert not copy._live
-    copy.write_accepted(accepted(files))
+    copy.write(accepted(files))
     copy.close()
 
 
@@ -382,12 +381,12 @@ def test_two_queries_with_one_sink_have_a_producer_each(mock_kafka, sink, files,
         monkeypatch.setattr(Deliveries, "flush", original)
         other = accepted(files, 3, deployment="def")
         out.claim("count", "def", "/other")
-        out.write_accepted(other)
+        out.write(other)
         out.release("count", "def")
         self.flush()
 
     monkeypatch.setattr(Deliveries, "flush", flush)
-    out.write_accepted(accepted(files, 4))
+    out.write(accepted(files, 4))
     assert list(out._live._open) == [("abc", "count")]
     assert words(mock_kafka, topic) == Counter(2 * "acde")
 
@@ -400,7 +399,7 @@ def test_headers_of_rows_that_a_sink_has_written_are_its_own(mock_kafka, sink, t
     name, n, _ = rows.finish()
     topic = mock_kafka.new_topic()
     out = sink(mock_kafka, topic, headers="headers")
-    out.write_accepted(accepted((AcceptedFile(str(tmp_path / name), n),), 7))
+    out.write(accepted((BatchFile(str(tmp_path / name), n),), 7))
     (message,) = messages(mock_kafka, topic)
     ours = [("ackcore-batch", b"abc/count/7"), ("ackcore-row", b"0.0")]
     assert message.headers() == [("ackcore-message-id", b"old"), ("mine", b"old"), *ours]
@@ -448,11 +447,11 @@ def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(
     file = latin_file(tmp_path)
     if transactional:
         with pytest.raises(SinkRejects) as raised:
-            out.write_accepted(accepted([file]))
+            out.write(accepted([file]))
         refused = raised.value
-        out.write_accepted(accepted([file._replace(refused=refused.places[1])]))
+        out.write(accepted([file._replace(refused=refused.places[1])]))
     else:
-        refused = out.write_accepted(accepted([file]))
+        refused = out.write(accepted([file]))
     assert [part.tolist() for part in refused.places] == [[0], [2]]
     assert refused.reasons == ["the text of column 'word' is not UTF-8"]
     rows = {dict(one.headers())["ackcore-row"]: one.value() for one in messages(mock_kafka, topic)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -13,6 +12,7 @@ import time
 import mock_broker
 import pyarrow as pa
 import pytest
+from checkpoints import recorded
 from pyspark import cloudpickle
 from streams import Folder, until
 
@@ -24,7 +24,7 @@ from ackcore.kafka import KafkaSpout
 from ackcore.offsets import decode_metadata
 from ackcore.spark import CheckpointForeign, RunFailed, dead_letters, replay, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.engine import batch, decide, runs
+from ackcore.spark.engine import batch, decide, reread, runs
 from ackcore.spark.kafka import offset_reading
 from ackcore.spark.kafka.offset_reading import ReadOffsets
 from ackcore.spark.kafka.spout_offsets import OffsetsRefused
@@ -53,7 +53,7 @@ class Kept:
     def __init__(self):
         self.rows = {}
 
-    def write(self, frame, number):
+    def __call__(self, frame, number):
         self.rows[number] = sorted(tuple(row) for row in frame.collect())
 
     @property
@@ -101,12 +101,12 @@ class Lines(BasicBolt):
 
 
 def plans(checkpoint):
-    """By micro-batch, what is on record of what it takes."""
-    found = {}
-    for path in checkpoint.glob("ackcore/batches/*.plan"):
-        body = json.loads(path.read_text().split("\n")[0])
-        found[int(path.stem)] = body["offsets"]["lines"]["tasks"]
-    return found
+    """By micro-batch, the tasks of its plan."""
+    found = recorded(checkpoint)
+    return {
+        number: found.read(f"batches/{number}.plan")["offsets"]["lines"]["tasks"]
+        for number in found.numbers("batches", ".plan")
+    }
 
 
 @pytest.fixture
@@ -433,6 +433,7 @@ def test_only_what_failed_is_read_again(
     monkeypatch.setattr(decide, "INLINE_BYTES", inline_bytes)
     monkeypatch.setattr(offset_reading, "_NEAR", 3)
     monkeypatch.setattr(ReadOffsets, "pieces", noted)
+    monkeypatch.setattr(reread, "_kept", lambda *_: None)
     mock_kafka.create_topic("t", 2)
     for partition in (0, 1):
         values = [b"%d" % i for i in range(300)]

@@ -18,8 +18,8 @@ from kafka_sinks import kafka_sinks, messages, spark_that_sends, words
 from ackcore.kafka.producing import Deliveries
 from ackcore.spark import SinkUnavailable
 from ackcore.spark.sinks import kafka_messages
-from ackcore.spark.sinks.interface import AcceptedFile
 from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 HEADERS = pa.map_(pa.string(), pa.binary())
@@ -52,7 +52,7 @@ def test_a_message_that_is_too_large_for_the_client_is_refused(mock_kafka, sink,
     out = sink(mock_kafka, topic, key="word", options={"message.max.bytes": 1500})
     some = [("a", 1, 10), ("b", 2, 11), (LARGE, 3, None), ("d", 4, 10)]
     files = (row_file(tmp_path, some), row_file(tmp_path, [(LARGE, 5, 11), (LARGE, 6, 10)], 1))
-    found = refused(out.write_accepted(accepted(files)))
+    found = refused(out.write(accepted(files)))
     assert list(found) == [(0, 2), (1, 1)]
     assert all("too large" in why and "raise max.message.bytes" in why for why in found.values())
     assert words(mock_kafka, topic) == Counter("ad")
@@ -64,7 +64,7 @@ def test_messages_of_a_request_that_is_too_large_are_sent_one_by_one(mock_kafka,
     topic = mock_kafka.new_topic()
     out = sink(mock_kafka, topic, key="word", message_id="n")
     mock_kafka.fail_requests(mock_broker.PRODUCE, 10)
-    assert out.write_accepted(accepted(files, 7)) is None
+    assert out.write(accepted(files, 7)) is None
     about = {
         (message.key(), *dict(message.headers()).values())
         for message in messages(mock_kafka, topic)
@@ -87,7 +87,7 @@ def test_too_many_messages_to_send_one_by_one_are_an_error(mock_kafka, sink, fil
         rf"topic '{topic}' did not take \d messages, too many .* too large.* by batch\.size in opt"
     )
     with pytest.raises(SinkUnavailable, match=says):
-        sink(mock_kafka, topic).write_accepted(accepted(files))
+        sink(mock_kafka, topic).write(accepted(files))
 
 
 @pytest.mark.parametrize("by_tasks", [False, True])
@@ -100,7 +100,7 @@ def test_messages_that_are_larger_than_their_topic_takes_are_refused(
     some = [(LARGE if n in (7, 150) else f"w{n}", n, None) for n in range(300)]
     files = (row_file(tmp_path, some), row_file(tmp_path, [("a", 1, 10), (LARGE, 2, 10)], 1))
     out = sink(kafka_broker, topic, key="word")
-    found = refused(out.write_accepted(accepted(files, spark=spark)))
+    found = refused(out.write(accepted(files, spark=spark)))
     assert list(found) == [(0, 7), (0, 150), (1, 1)]
     assert all("too large" in why for why in found.values())
     assert words(kafka_broker, topic) == Counter(
@@ -118,14 +118,14 @@ def test_of_a_transaction_rows_that_are_too_large_are_refused_and_the_others_the
     out = sink(kafka_broker, topic, transactional=True, options={"batch.num.messages": 4})
     for file, places in ((0, [5, 29]), (1, [1])):
         with pytest.raises(SinkRejects) as raised:
-            out.write_accepted(accepted(tuple(known)))
+            out.write(accepted(tuple(known)))
         found = refused(raised.value)
         assert list(found) == [(file, place) for place in places]
         assert all("too large" in why for why in found.values())
         known[file] = known[file]._replace(refused=np.array(places))
     assert words(kafka_broker, topic) == Counter()
     for _ in range(2):
-        assert out.write_accepted(accepted(tuple(known))) is None
+        assert out.write(accepted(tuple(known))) is None
     assert words(kafka_broker, topic) == Counter(f"w{n}" for n in range(30) if n not in (5, 29))
 
 
@@ -154,18 +154,18 @@ def test_of_a_transaction_only_rows_with_headers_as_large_are_sent_one_by_one(
         values = [value.format(part=part, n=n) for n in range(30)]
         rows.write(pa.record_batch([values, about, [None] * 30], schema=schema))
         name, n, _ = rows.finish()
-        files.append(AcceptedFile(str(tmp_path / name), n))
+        files.append(BatchFile(str(tmp_path / name), n))
     about = {"value": "n", by: by, "options": {"message.max.bytes": 1500}}
     out = sink(mock_kafka, mock_kafka.new_topic(), transactional=True, **about)
     with pytest.raises(SinkRejects) as raised:
-        out.write_accepted(accepted(tuple(files)))
+        out.write(accepted(tuple(files)))
     found = refused(raised.value)
     assert (list(found), alone) == ([(0, 29), (1, 5)], sent)
     known = [
         file._replace(refused=np.array([at])) for file, (_, at) in zip(files, found, strict=True)
     ]
     topic = mock_kafka.new_topic()  # this Kafka shows what was sent in a transaction that ended
-    sink(mock_kafka, topic, transactional=True, **about).write_accepted(accepted(tuple(known)))
+    sink(mock_kafka, topic, transactional=True, **about).write(accepted(tuple(known)))
     assert len(messages(mock_kafka, topic)) == 58
 
 
@@ -179,14 +179,14 @@ def test_of_a_transaction_a_row_is_refused_though_a_larger_one_alike_is_compress
     about = [[("trace", text)] for text in texts]
     rows.write(pa.record_batch([["alike"] * 2, about, [None] * 2], schema=schema))
     name, n, _ = rows.finish()
-    file = AcceptedFile(str(tmp_path / name), n)
+    file = BatchFile(str(tmp_path / name), n)
     options = {"compression.type": "gzip"}
     about = {"value": "value", "headers": "headers", "options": options}
     out = sink(kafka_broker, topic, transactional=True, **about)
     with pytest.raises(SinkRejects) as raised:
-        out.write_accepted(accepted((file,)))
+        out.write(accepted((file,)))
     assert list(refused(raised.value)) == [(0, 1)]
-    out.write_accepted(accepted((file._replace(refused=np.array([1])),)))
+    out.write(accepted((file._replace(refused=np.array([1])),)))
     assert [dict(each.headers())["trace"] for each in messages(kafka_broker, topic)] == texts[:1]
 
 
@@ -198,7 +198,7 @@ def test_messages_that_are_too_large_only_together_are_none_of_their_rows_fault(
     out = sink(kafka_broker, topic, transactional=True)
     says = r"did not take \d+ messages, of which none is too large by itself: .* batch\.size in opt"
     with pytest.raises(SinkUnavailable, match=says):
-        out.write_accepted(accepted(files))
+        out.write(accepted(files))
     out = sink(kafka_broker, topic, transactional=True, options={"batch.size": 900})
-    out.write_accepted(accepted(files))
+    out.write(accepted(files))
     assert words(kafka_broker, topic) == Counter(f"w{n}" for n in range(30))

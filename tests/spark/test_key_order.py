@@ -22,8 +22,7 @@ from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.engine.key_order import Ordering, held_back
-from ackcore.spark.tasks.record_ids import key_hashes
-from ackcore.spark.tasks.root_positions import positions_of
+from ackcore.spark.tasks.record_ids import key_hashes, positions_of
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID
 from ackcore.testing import Source, run
 from ackcore.topology import BasicBolt, Reject, Retry, TopologyBuilder, Unavailable

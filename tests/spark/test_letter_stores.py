@@ -12,12 +12,12 @@ from letter_homes import Home, asked, contents, every, files_there, listed, name
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign
 from ackcore.spark.dead_letters import compaction
+from ackcore.spark.dead_letters.checkpoints import checkpoint_of, store_of
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.listing import LetterFilter, count_letters, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.dead_letters.store_of_checkpoint import checkpoint_of, store_of
 from ackcore.spark.inspect.reasons import DeadCounter
 
 
@@ -129,6 +129,9 @@ def test_letters_are_sent_once_and_a_request_is_made_once(home):
     assert found == {"one"}
     assert DeadCounter().count(store_of(home.checkpoint)).sent == 6
     assert replay(home.checkpoint, again=True, max_replays=1).left_out == {"lines": 6}
+    for wrong in ("", "a/b", "a.b", "x" * 65):
+        with pytest.raises(ValueError, match="request must be 1 to 64 of letters"):
+            replay(home.checkpoint, request=wrong)
 
 
 def test_a_query_takes_a_request_once_and_forgets_it(home):

@@ -15,13 +15,13 @@ from s3_server import DENIED, ERROR_AFTER, LOST, SLOW_DOWN
 
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse
 from ackcore.spark.dead_letters import compaction
+from ackcore.spark.dead_letters.checkpoints import store_of
 from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, count_letters, list_letters
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.dead_letters.store_of_checkpoint import store_of
 from ackcore.spark.query import run_batch
 from ackcore.spark.stores.interface import StoreUnavailable
 from ackcore.spark.stores.objects import ObjectStore

@@ -8,7 +8,7 @@ import sys
 
 import pyarrow as pa
 import pytest
-from streams import LINE, Split, word_count
+from streams import LINE, word_count
 
 from ackcore import testing
 from ackcore.spark import QueryListener, TooManyDead, run_batch, start, stream
@@ -190,20 +190,6 @@ def test_letters_that_cannot_be_read_end_nothing(monkeypatch, caplog):
     decision = _Decision(Dead({"lines": [dead_rows(1)]}))
     Listeners([Told()]).done(Progress(7), Counts(), decision)
     assert "the letters of micro-batch 7 could not be read" in caplog.text
-
-
-def test_the_error_that_a_run_ends_with_is_told():
-    told = Told()
-    bolt = Split()
-    bolt.outputs = {"default": pa.schema([("word", pa.string())])}
-    with pytest.raises(ZeroDivisionError), Listeners([told]).of_run(_Engine()):
-        raise ZeroDivisionError
-    assert told.ends == [("ZeroDivisionError", 7, 0)]
-
-
-class _Engine:
-    counts = Counts(1, {"lines": Account(records=7, acked=7)})
-    topology = topology()
 
 
 def test_the_start_is_told_with_an_account_of_each_spout_also_to_who_comes_later():

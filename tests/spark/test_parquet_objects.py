@@ -20,8 +20,8 @@ from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateE
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet_directory, parquet_objects
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile, write_sink
 from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
 from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology import BasicBolt, TopologyBuilder
@@ -40,7 +40,7 @@ def files(tmp_path):
         roots = [2 * n + 1, 2 * n + 2]
         file.write(pa.record_batch([["abcdefgh"[r - 1] for r in roots], roots], schema=WORDS))
         name, rows, _ = file.finish()
-        found.append(AcceptedFile(str(tmp_path / name), rows))
+        found.append(BatchFile(str(tmp_path / name), rows))
     return found
 
 
@@ -48,7 +48,7 @@ def accepted(files, nonacked=(), batch_id=0, spark=None, **changes):
     about = {"sink": "out", "deployment": "abc", "checkpoint": "/cp", "batch_id": batch_id}
     roots = np.array(sorted(nonacked), np.int64)
     about |= {"spark": spark, "files": tuple(files), "nonacked": roots}
-    return Accepted(**{**about, **changes})
+    return SinkBatch(**{**about, **changes})
 
 
 @pytest.fixture
@@ -70,13 +70,13 @@ def test_rows_of_a_micro_batch_below_a_prefix_of_its_own(bucket, s3, files, foun
     sink = to_parquet(bucket, compression="zstd")
     sink.claim("out", "abc", "/cp")
     s3.requests.clear()
-    write_sink(sink, accepted(files, [2]))
+    sink.write(accepted(files, [2]))
     assert [request.method for request in s3.requests] == ["PUT", "PUT"]
-    write_sink(sink, accepted(files[:1], batch_id=1))
+    sink.write(accepted(files[:1], batch_id=1))
     assert found(0) == ("acdefgh", 1)
     assert found(1) == ("ab", 1)
     assert repr(sink) == f"to_parquet({bucket!r})"
-    write_sink(sink, accepted(files, range(1, 9), batch_id=2))
+    sink.write(accepted(files, range(1, 9), batch_id=2))
     assert found(2) == ("", 0)
 
 
@@ -91,7 +91,7 @@ def test_tasks_write_the_same_objects_however_often(bucket, files, found, by_tas
     """Two attempts of one part, or of another driver, have one name."""
     sink = to_parquet(bucket)
     for _ in range(2):
-        write_sink(sink, accepted(files, [1, 2], spark=by_tasks))
+        sink.write(accepted(files, [1, 2], spark=by_tasks))
         assert found() == ("cdefgh", 3)  # the first file has no row that counts
 
 
@@ -99,26 +99,26 @@ def test_tasks_write_the_same_objects_however_often(bucket, files, found, by_tas
 def test_other_rows_take_the_place_of_those_before(bucket, s3, files, found, by_tasks, lagging):
     """After a restored checkpoint no list is needed to find the objects."""
     sink = to_parquet(bucket)
-    write_sink(sink, accepted(files, spark=by_tasks))
+    sink.write(accepted(files, spark=by_tasks))
     s3.lagging = lagging
-    write_sink(sink, accepted(files[1:], [3], spark=by_tasks))
-    write_sink(sink, accepted(files[2:], [6], spark=by_tasks))
+    sink.write(accepted(files[1:], [3], spark=by_tasks))
+    sink.write(accepted(files[2:], [6], spark=by_tasks))
     s3.lagging = False
     assert found() == ("egh", 2)
-    write_sink(sink, accepted(files, spark=by_tasks))
+    sink.write(accepted(files, spark=by_tasks))
     assert found() == ("abcdefgh", 4)
 
 
 def test_what_died_amid_a_replacement_is_finished(bucket, files, found, monkeypatch):
     sink = to_parquet(bucket)
-    write_sink(sink, accepted(files))
+    sink.write(accepted(files))
     with monkeypatch.context() as patch:
         put = sink._store.put
         patch.setattr(sink._store, "put", lambda *to, **on: put(*to, **on) if on else 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            write_sink(sink, accepted(files, [8]))
+            sink.write(accepted(files, [8]))
     assert found() == ("abcdefgh", 1)
-    write_sink(to_parquet(bucket), accepted(files, [8]))
+    to_parquet(bucket).write(accepted(files, [8]))
     assert found() == ("abcdefg", 1)
 
 
@@ -129,8 +129,8 @@ def test_what_died_in_the_sink_is_written_once(bucket, files, found, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(parquet_objects, "failpoint", failpoint)
         with pytest.raises(FailpointReached, match="in-sink 0"):
-            write_sink(to_parquet(bucket), accepted(files))
-    write_sink(to_parquet(bucket), accepted(files))
+            to_parquet(bucket).write(accepted(files))
+    to_parquet(bucket).write(accepted(files))
     assert found() == ("abcdefgh", 1)
 
 
@@ -140,8 +140,8 @@ def test_a_put_that_fails_costs_nothing(bucket, s3, files, found, how, nth):
     """The note's or the file's, whether or not it went through."""
     puts = iter(range(100))
     s3.fail(how, lambda request: request.method == "PUT" and next(puts) == nth)
-    write_sink(to_parquet(bucket), accepted(files, [1]))
-    write_sink(to_parquet(bucket), accepted(files, [1]))
+    to_parquet(bucket).write(accepted(files, [1]))
+    to_parquet(bucket).write(accepted(files, [1]))
     assert found() == ("bcdefgh", 1)
     assert next(puts) == nth + 1  # the fault came to pass
 
@@ -151,7 +151,7 @@ def test_a_driver_that_lost_its_checkpoint_writes_nothing(bucket, s3, files, fou
         raise CheckpointInUse("taken over")
 
     with fenced(lost), pytest.raises(CheckpointInUse):
-        write_sink(to_parquet(bucket), accepted(files))
+        to_parquet(bucket).write(accepted(files))
     assert not s3.requests
 
 
@@ -164,7 +164,7 @@ def test_a_driver_that_sleeps_before_any_request_puts_no_rows_beside_the_next_on
     for n in itertools.count(1):
         place, left, over = f"{bucket}/{n}", itertools.count(1), []
         if earlier is not None:
-            write_sink(to_parquet(place), accepted(files, earlier))
+            to_parquet(place).write(accepted(files, earlier))
 
         def take_over(request, n=n, place=place, left=left, over=over):
             if next(left) == n:
@@ -172,13 +172,13 @@ def test_a_driver_that_sleeps_before_any_request_puts_no_rows_beside_the_next_on
                 over.append(request)
                 if then == "takes over, and dies":
                     Context().run(dies_before_it_puts_rows, place)
-                Context().run(write_sink, to_parquet(place), accepted(files, [2, 3]))
+                Context().run(to_parquet(place).write, accepted(files, [2, 3]))
 
         def dies_before_it_puts_rows(place):
             sink = to_parquet(place)
             sink._store.put_file = lambda *to, **on: 1 / 0
             with pytest.raises(ZeroDivisionError):
-                write_sink(sink, accepted(files, [2, 3]))
+                sink.write(accepted(files, [2, 3]))
 
         def fence(over=over):
             if over:
@@ -187,7 +187,7 @@ def test_a_driver_that_sleeps_before_any_request_puts_no_rows_beside_the_next_on
         s3.before = take_over
         try:
             with fenced(fence):
-                write_sink(to_parquet(place), accepted(files, [1]))
+                to_parquet(place).write(accepted(files, [1]))
         except StateError:
             assert over
         s3.before = None
@@ -203,10 +203,10 @@ def test_a_driver_that_sleeps_before_any_request_puts_no_rows_beside_the_next_on
 def test_rows_that_come_and_go_and_come_again(bucket, files, found):
     sink = to_parquet(bucket)
     for nonacked, words in [([1], "bcdefgh"), ([2], "acdefgh"), ([1], "bcdefgh"), ([1], "bcdefgh")]:
-        write_sink(sink, accepted(files, nonacked))
+        sink.write(accepted(files, nonacked))
         assert found() == (words, 1)
     # By another driver, too.
-    write_sink(to_parquet(bucket), accepted(files, [2]))
+    to_parquet(bucket).write(accepted(files, [2]))
     assert found() == ("acdefgh", 1)
 
 
@@ -220,9 +220,9 @@ def test_a_task_that_was_given_up_and_wakes_puts_no_rows(bucket, files, found):
         return lambda number, rows: None
 
     sink._writer = held_up
-    write_sink(sink, accepted(files))
+    sink.write(accepted(files))
     sink._writer = writer
-    write_sink(sink, accepted(files, [8]))
+    sink.write(accepted(files, [8]))
     with pytest.raises(CheckpointInUse, match="has other rows of micro-batch 0 by now"):
         late[0](0)
     assert found() == ("abcdefg", 1)
@@ -230,8 +230,8 @@ def test_a_task_that_was_given_up_and_wakes_puts_no_rows(bucket, files, found):
 
 def test_the_same_rows_in_other_bytes_are_fine(bucket, files, found):
     """Write the files as another version of the library does."""
-    write_sink(to_parquet(bucket, compression="zstd"), accepted(files))
-    write_sink(to_parquet(bucket, compression="none"), accepted(files))
+    to_parquet(bucket, compression="zstd").write(accepted(files))
+    to_parquet(bucket, compression="none").write(accepted(files))
     assert found() == ("abcdefgh", 1)
 
 
@@ -240,18 +240,18 @@ def test_a_place_belongs_to_one_sink_of_one_checkpoint(bucket, files, found, oth
     sink = to_parquet(bucket)
     sink.claim("out", "abc", "/cp")
     sink.claim("out", "abc", "/moved")
-    write_sink(sink, accepted(files))
+    sink.write(accepted(files))
     about = {"sink": "out", "deployment": "abc", "checkpoint": "s3://other/cp", **other}
-    with pytest.raises(CheckpointForeign, match=rf"{bucket} .*of sink 'out' of the checkpoint /cp"):
+    with pytest.raises(CheckpointForeign, match=rf"{bucket} .*sink 'out' of the checkpoint /cp"):
         to_parquet(bucket).claim(**about)
-    with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
-        write_sink(sink, accepted(files, [1], **other))
+    with pytest.raises(CheckpointForeign, match="whose micro-batches have the same numbers"):
+        sink.write(accepted(files, [1], **other))
     assert found() == ("abcdefgh", 1)
 
 
 def test_rows_that_nobody_claimed_are_somebody_elses(bucket):
     open_store(bucket, "path").put("batch_id=0/part.parquet", b"rows")
-    with pytest.raises(CheckpointForeign, match="a directory of its own"):
+    with pytest.raises(CheckpointForeign, match="its own directory"):
         to_parquet(bucket).claim("out", "abc", "/cp")
 
 
@@ -264,7 +264,7 @@ def test_two_that_claim_at_once_do_not_both_get_it(bucket, s3):
             open_store(bucket, "path").put("_ackcore.json", json.dumps(rival).encode())
 
     s3.before = first
-    with pytest.raises(CheckpointForeign, match="of sink 'out' of the checkpoint /other"):
+    with pytest.raises(CheckpointForeign, match="sink 'out' of the checkpoint /other"):
         to_parquet(bucket).claim("out", "abc", "/cp")
 
 

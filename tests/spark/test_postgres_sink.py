@@ -5,14 +5,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-import os
-import pickle
-import signal
-import subprocess
 import sys
 import threading
 from contextlib import closing
-from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -26,17 +21,12 @@ import psycopg
 from accepted_rows import WORDS, accepted, row_file, two_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from one_sink import cut_off_in_its_transaction
 from small_disk import SmallDisk
 
-from ackcore.spark import SinkError, SinkUnavailable, dead_letters, run_batch, to_postgres
-from ackcore.spark.base import failpoints
-from ackcore.spark.base.atomic import fenced
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
-from ackcore.spark.base.failpoints import FailpointReached
-from ackcore.spark.sinks import postgres_rows, postgres_session
-from ackcore.spark.sinks.interface import check_sink
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.spark import SinkUnavailable, to_postgres
+from ackcore.spark.sinks import postgres_rows
+from ackcore.spark.sinks import sink as sink_module
+from ackcore.spark.sinks.sink import check_sink
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -81,7 +71,7 @@ def sink():
     ("arguments", "error", "says"),
     [
         ({"dsn": 3}, TypeError, "dsn must be a str, got int"),
-        ({"dsn": "passwrd=hunter2"}, ValueError, r"dsn must be what libpq connects by"),
+        ({"dsn": "passwrd=hunter2"}, ValueError, r"dsn must be a connection string of libpq"),
         ({"table": ""}, ValueError, "table must be the name of a table, got ''"),
         ({"keys": [3]}, TypeError, r"keys must be names of columns, got \[3\]"),
         ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
@@ -101,7 +91,7 @@ def test_a_password_is_not_shown():
 @pytest.mark.parametrize(
     ("table", "arguments", "says"),
     [
-        ("words", {}, r"sink 'count': there is no table words in database 'db\d+' for user"),
+        ("words", {}, r"sink 'count': table words does not exist in database 'db\d+' for user"),
         (
             "lacking",
             {},
@@ -150,12 +140,12 @@ def test_who_may_not_make_the_marker_is_told_what_to_run(postgres, postgres_serv
     )
     as_reader = postgres.replace("user=ackcore", "user=reader")
     with pytest.raises(
-        ValueError, match=r"may not make it .permission denied.*CREATE TABLE"
+        ValueError, match=r"may not create it .permission denied.*CREATE TABLE"
     ) as told:
         to_postgres(as_reader, "words").claim("count", "abc", "/cp")
     execute(
         postgres,
-        str(told.value).partition("write it: ")[2],
+        str(told.value).partition("the table: ")[2],
         "GRANT ALL ON ackcore_batches TO reader",
     )
     to_postgres(as_reader, "words").claim("count", "abc", "/cp")
@@ -166,25 +156,13 @@ def test_who_may_not_make_the_marker_is_told_what_to_run(postgres, postgres_serv
 # -- what is written -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keys", [None, "word"])
-def test_a_micro_batch_is_written_once(postgres, sink, files, keys):
-    execute(postgres, TABLE if keys else "CREATE TABLE words (word text, n bigint)")
-    one = sink(postgres, keys=keys)
-    for _ in range(2):
-        assert one.write_accepted(accepted(files)) is None
-    one.write_accepted(accepted(files[1:], 3))
-    found = sorted(execute(postgres, "SELECT word, n FROM words"))
-    first, second = [("a", 1), ("a", 5), ("c", 3), ("d", 4)], [("a", 5), ("d", 4)]
-    assert found == ([("a", 5), ("c", 3), ("d", 4)] if keys else sorted(first + second))
-
-
 def test_columns_that_the_stream_does_not_have_stay(postgres, sink, files):
     """And a column that the table gained while the query ran gets its default."""
     execute(postgres, TABLE, "INSERT INTO words VALUES ('a', 0), ('z', 9)")
     one = sink(postgres, keys="word")
     execute(postgres, "ALTER TABLE words ADD note text DEFAULT 'new'")
     execute(postgres, "UPDATE words SET note = 'old'")
-    one.write_accepted(accepted(files))
+    one.write(accepted(files))
     found = sorted(execute(postgres, "SELECT * FROM words"))
     assert found == [("a", 5, "old"), ("c", 3, "new"), ("d", 4, "new"), ("z", 9, "old")]
 
@@ -192,8 +170,8 @@ def test_columns_that_the_stream_does_not_have_stay(postgres, sink, files):
 def test_rows_that_are_nothing_but_keys_are_there_once(postgres, sink, files, tmp_path):
     execute(postgres, "CREATE TABLE words (word text, n bigint, PRIMARY KEY (n, word))")
     one = sink(postgres, keys=("word", "n"))
-    one.write_accepted(accepted(files))
-    one.write_accepted(accepted(files, 1, nonacked=()))
+    one.write(accepted(files))
+    one.write(accepted(files, 1, nonacked=()))
     assert len(execute(postgres, "SELECT * FROM words")) == 5
 
 
@@ -235,7 +213,7 @@ def test_values_of_every_type_come_through(postgres, sink, tmp_path, keys):
     rows = [(n, *values, None) for n, values in enumerate(zip(*columns, strict=True))]
     one = sink(postgres, keys=keys)
     check_sink("count", one, schema)
-    assert one.write_accepted(accepted([row_file(tmp_path, rows, schema=schema, batch=5)])) is None
+    assert one.write(accepted([row_file(tmp_path, rows, schema=schema, batch=5)])) is None
     with closing(psycopg.connect(postgres)) as connection:
         connection.execute("SET TIME ZONE 'UTC'")
         names = ", ".join(f'"{name}"' for name in VALUES)
@@ -280,7 +258,7 @@ def test_rows_are_refused_one_by_one_and_the_others_written(postgres, sink, tmp_
     first = row_file(tmp_path, [("y", 1, 11), ("z", 1, 12)])
     second = row_file(tmp_path, [(*row, 10) for row in MIXED], 1)
     one = sink(postgres, keys=keys)
-    rejects = one.write_accepted(accepted([first, second]))
+    rejects = one.write(accepted([first, second]))
     told = refused(rejects)
     assert {at: type(error).__name__ for at, error in told.items()} == {
         (1, place): name for place, name in WHY.items()
@@ -289,18 +267,18 @@ def test_rows_are_refused_one_by_one_and_the_others_written(postgres, sink, tmp_
     assert words(postgres) == {"z": 1, "a": 1, "b": 2, "h": 2}
     # The same are refused again, though each would be taken by now, or some are on record.
     execute(postgres, "INSERT INTO numbers VALUES (7)")
-    again = refused(one.write_accepted(accepted([first, second])))
+    again = refused(one.write(accepted([first, second])))
     assert {at: repr(error) for at, error in again.items()} == {
         at: repr(error) for at, error in told.items()
     }
     known = accepted([first, second._replace(refused=np.arange(2, 8))])
-    assert list(refused(one.write_accepted(known))) == [(1, 8)]
+    assert list(refused(one.write(known))) == [(1, 8)]
     assert words(postgres) == {"z": 1, "a": 1, "b": 2, "h": 2}
 
 
 def test_a_row_that_is_there_is_refused_without_keys(postgres, sink, files):
     execute(postgres, TABLE, "INSERT INTO words VALUES ('c', 0)")
-    told = refused(sink(postgres).write_accepted(accepted(files)))
+    told = refused(sink(postgres).write(accepted(files)))
     assert {at: type(error).__name__ for at, error in told.items()} == {
         (0, 2): "UniqueViolation",
         (1, 1): "UniqueViolation",
@@ -324,7 +302,7 @@ def test_upserts_are_those_of_a_dict(postgres, sink, tmp_path, monkeypatch, batc
     expected = {}
     for number, rows in enumerate(batches):
         file = row_file(tmp_path, rows, batch=7)
-        told = one.write_accepted(accepted([file], number))
+        told = one.write(accepted([file], number))
         taken = [(place, row) for place, row in enumerate(rows) if row[2] != 11]
         expected |= {word: n for _, (word, n, _) in taken if n < 100}
         # One that a later row of its key replaces need not be looked at.
@@ -339,9 +317,9 @@ def test_a_column_of_the_table_alone_refuses_no_row(postgres, sink, files):
     one = sink(postgres)
     execute(postgres, "ALTER TABLE words ADD shop int NOT NULL")
     with pytest.raises(psycopg.errors.NotNullViolation, match="shop"):
-        one.write_accepted(accepted(files))
+        one.write(accepted(files))
     execute(postgres, "ALTER TABLE words ALTER shop SET DEFAULT 1")
-    assert len(refused(one.write_accepted(accepted(files)))) == 1  # "a" is there twice
+    assert len(refused(one.write(accepted(files)))) == 1  # "a" is there twice
     assert execute(postgres, "SELECT DISTINCT shop FROM words") == [(1,)]
 
 
@@ -352,55 +330,18 @@ def test_a_table_that_went_away_fails_the_sink_until_it_is_back(postgres, sink, 
     execute(postgres, TABLE)
     one = sink(postgres, keys="word")
     execute(postgres, "ALTER TABLE words RENAME TO gone")
-    with pytest.raises(ValueError, match="there is no table words"):
-        one.write_accepted(accepted(files))
+    with pytest.raises(ValueError, match="table words does not exist"):
+        one.write(accepted(files))
     execute(postgres, "ALTER TABLE gone RENAME TO words")
-    one.write_accepted(accepted(files))
+    one.write(accepted(files))
     execute(postgres, "DROP TABLE words")
-    with pytest.raises(SinkUnavailable, match=r'relation "public.words" does not .*Make or mend'):
-        one.write_accepted(accepted(files, 1))
+    with pytest.raises(SinkUnavailable, match=r'"public.words" does not .*Create or change'):
+        one.write(accepted(files, 1))
     execute(postgres, "CREATE TABLE words (word text UNIQUE)")
     with pytest.raises(SinkUnavailable, match='UndefinedColumn: column "n" does not exist'):
-        one.write_accepted(accepted(files, 1))
+        one.write(accepted(files, 1))
     execute(postgres, "ALTER TABLE words ADD n int")
-    one.write_accepted(accepted(files, 1))
-    assert words(postgres) == {"a": 5, "c": 3, "d": 4}
-
-
-def test_a_checkpoint_that_is_older_than_the_table_is_refused(postgres, sink, files):
-    execute(postgres, TABLE)
-    one = sink(postgres, keys="word")
-    one.write_accepted(accepted(files, 4))
-    for number, nonacked in ((3, (11,)), (4, (10, 11))):
-        with pytest.raises(
-            CheckpointForeign, match=r"words has micro-batch 4 .*DELETE FROM"
-        ) as told:
-            one.write_accepted(accepted(files, number, nonacked))
-    execute(postgres, str(told.value).partition("table: ")[2])
-    one.write_accepted(accepted(files, 3))
-
-
-def test_two_sinks_and_two_checkpoints_have_numbers_of_their_own(postgres, sink, files):
-    execute(postgres, "CREATE TABLE words (word text, n bigint)")
-    for about in ({}, {"sink": "other"}, {"deployment": "def"}):
-        for _ in range(2):
-            sink(postgres).write_accepted(accepted(files, **about))
-    assert len(execute(postgres, "SELECT * FROM words")) == 12
-
-
-@pytest.mark.parametrize("name", ["count", "zähle"])
-def test_one_that_was_cut_off_in_its_transaction_holds_nobody_up(
-    postgres, sink, files, monkeypatch, name
-):
-    """Its host stands still with its locks; who takes over ends its connection."""
-    execute(postgres, TABLE)
-    impatient = f"{postgres} options='-c lock_timeout=10s'"
-    first, second = (
-        partial(sink(impatient, keys="word").write_accepted, accepted(files, sink=name))
-        for _ in range(2)
-    )
-    with cut_off_in_its_transaction(monkeypatch, postgres_session, first, second):
-        pass
+    one.write(accepted(files, 1))
     assert words(postgres) == {"a": 5, "c": 3, "d": 4}
 
 
@@ -410,86 +351,42 @@ def test_who_may_not_end_the_other_waits_for_it(postgres, sink, files, monkeypat
     execute(postgres, "GRANT ALL ON words, ackcore_batches TO other")
     second = sink(postgres.replace("user=ackcore", "user=other"))
     for one in (first, second):  # both are connected, with nothing left to wait for
-        one.write_accepted(accepted(files))
+        one.write(accepted(files))
     threads = []
     waits = "SELECT 1 FROM pg_stat_activity WHERE usename = 'other' AND wait_event_type = 'Lock'"
 
     def take_over(*point):
         if not threads:
             batch = [accepted(files, 1)]
-            threads.append(threading.Thread(target=second.write_accepted, args=batch))
+            threads.append(threading.Thread(target=second.write, args=batch))
             threads[0].start()
             postgres_server.wait_until(lambda: execute(postgres, waits), "the other waits")
 
-    monkeypatch.setattr(postgres_session, "failpoint", take_over)
-    first.write_accepted(accepted(files, 1))
+    monkeypatch.setattr(sink_module, "failpoint", take_over)
+    first.write(accepted(files, 1))
     threads[0].join()
     assert len(execute(postgres, "SELECT * FROM words")) == 8
-
-
-def test_one_that_was_taken_over_writes_nothing(postgres, sink, files):
-    execute(postgres, TABLE)
-    one = sink(postgres, keys="word")
-    one.write_accepted(accepted(files))
-
-    def fence():
-        raise CheckpointInUse("was taken over")
-
-    with fenced(fence), pytest.raises(CheckpointInUse):
-        one.write_accepted(accepted(files, 1, nonacked=()))
-    assert words(postgres) == {"a": 5, "c": 3, "d": 4}
-
-
-JOB = """
-import sys
-import numpy as np
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile
-from ackcore.spark.sinks.postgres import to_postgres
-from ackcore.spark.base.failpoints import failpoint
-sink = to_postgres({dsn!r}, "words")
-sink.claim("count", "abc", "/cp")
-for number in range(2):
-    files = tuple(AcceptedFile(*file) for file in {files!r})
-    sink.write_accepted(Accepted(None, "count", "abc", "/cp", number, files, np.array([11])))
-    failpoint("in-sink", number)
-"""
-
-
-def test_each_row_is_there_once_whenever_the_driver_is_killed(postgres, files):
-    execute(postgres, "CREATE TABLE words (word text, n bigint)")
-
-    def run(points):
-        job = JOB.format(dsn=postgres, files=[file[:2] for file in files])
-        environment = {**os.environ, "ACKCORE_FAILPOINTS": points}
-        return subprocess.run([sys.executable, "-c", job], env=environment, timeout=60).returncode
-
-    def rows():
-        return len(execute(postgres, "SELECT * FROM words"))
-
-    assert (run("in-transaction:0"), rows()) == (-signal.SIGKILL, 0)
-    assert (run("in-sink:0"), rows()) == (-signal.SIGKILL, 4)
-    assert (run(""), rows()) == (0, 8)  # 0 is passed over
 
 
 def test_a_server_that_crashes_takes_each_row_once(own_postgres_server, sink, files, monkeypatch):
     dsn = own_postgres_server.new_database()
     execute(dsn, "CREATE TABLE words (word text, n bigint)")
     one = sink(dsn)
-    one.write_accepted(accepted(files))
+    one.write(accepted(files))
 
     def crash(*point):
         own_postgres_server.kill()
         own_postgres_server.start()
 
     with monkeypatch.context() as patch:
-        patch.setattr(postgres_session, "failpoint", crash)
+        patch.setattr(sink_module, "failpoint", crash)
         with pytest.raises(SinkUnavailable):
-            one.write_accepted(accepted(files, 1))
+            one.write(accepted(files, 1))
     for _ in range(2):
-        one.write_accepted(accepted(files, 1))
+        one.write(accepted(files, 1))
     # One that crashed between two micro-batches is nothing that a sink notices.
     crash()
-    one.write_accepted(accepted(files, 2))
+    one.write(accepted(files, 2))
     assert len(execute(dsn, "SELECT * FROM words")) == 12
 
 
@@ -508,71 +405,13 @@ def test_a_disk_that_is_full_refuses_no_row(own_postgres_server, sink, tmp_path,
         one = sink(dsn, keys=keys)
         for _ in range(2):
             with pytest.raises(SinkUnavailable, match=r"DiskFull: .*Free space on the server"):
-                one.write_accepted(accepted([file]))
+                one.write(accepted([file]))
             assert words(dsn) == {"a": 1}
         disk.resize(64)
         for _ in range(2):
-            assert one.write_accepted(accepted([file])) is None
+            assert one.write(accepted([file])) is None
         assert len(words(dsn)) == 40_001
         one.close()
     finally:
         own_postgres_server.kill()
         disk.remove()
-
-
-def test_what_is_connected_does_not_travel(postgres, sink, files):
-    execute(postgres, TABLE)
-    one = sink(postgres, keys="word")
-    one.write_accepted(accepted(files))
-    assert one._live
-    copy = pickle.loads(cloudpickle.dumps(one))
-    assert not copy._live
-    copy.write_accepted(accepted(files, 1))
-    copy.close()
-
-
-# -- in a topology ---------------------------------------------------------------------------------
-
-
-class Split(BasicBolt):
-    """Rejects lines with a ``no``, behind words that it has emitted."""
-
-    outputs = pa.schema([("word", pa.string()), ("id", pa.int64())])
-
-    def execute(self, tuple, collector):
-        for word in tuple["line"].split():
-            assert word != "no"
-            collector.emit((word, tuple.stable_id))
-
-
-def topology(spark, sink):
-    builder = TopologyBuilder()
-    lines = [("a",), ("b",), ("toolong",), ("c no",)]
-    builder.spout("lines", spark.createDataFrame(lines, "line string"))
-    builder.bolt("split", Split()).shuffle("lines")
-    builder.sink("split", sink)
-    return builder.build(max_attempts=1, max_sink_attempts=2, sink_backoff_s=0.001)
-
-
-STEPS = ["decided", "in-transaction", "in-sink", "refused", "in-dead-letters", "acted", "marked"]
-
-
-def test_wherever_the_driver_fails_each_row_is_written_or_dead_once(
-    spark, postgres, checkpoint, monkeypatch
-):
-    execute(postgres, "CREATE TABLE words (word varchar(5), id bigint)")
-    for step in STEPS:
-        monkeypatch.setattr(failpoints, "_POINTS", failpoints.parse(f"{step}=raise"))
-        with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
-            run_batch(topology(spark, to_postgres(postgres, "words")), spark, checkpoint)
-    monkeypatch.setattr(failpoints, "_POINTS", {})
-    one = to_postgres(postgres, "words")
-    counts = run_batch(topology(spark, one), spark, checkpoint, max_dead_ratio=None)
-    assert not one._live
-    found = execute(postgres, "SELECT word, id FROM words")
-    assert sorted(word for word, _ in found) == ["a", "b"]
-    assert len({key for _, key in found}) == 2
-    assert (counts.acked, counts.dead) == (2, 2)
-    dead = {row.payload.line: row for row in dead_letters(checkpoint, spark).collect()}
-    assert set(dead) == {"toolong", "c no"}
-    assert dead["toolong"].error_type == "StringDataRightTruncation"

@@ -17,7 +17,8 @@ from accepted_rows import accepted, row_file
 from test_postgres_sink import TABLE, execute, refused
 
 from ackcore._arrow.shown import text_of
-from ackcore.spark.sinks.interface import AcceptedFile, check_sink
+from ackcore.spark.sinks.sink import check_sink
+from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 cloudpickle.register_pickle_by_value(test_postgres_sink)
@@ -59,7 +60,7 @@ def test_dates_of_all_years_come_through(postgres, sink, tmp_path, keys):
     rows.append(("none", *[None] * len(FAR), None))
     one = sink(postgres, keys=keys)
     check_sink("count", one, schema)
-    assert one.write_accepted(accepted([row_file(tmp_path, rows, schema=schema, batch=9)])) is None
+    assert one.write(accepted([row_file(tmp_path, rows, schema=schema, batch=9)])) is None
     found = execute(
         postgres,
         "SET TIME ZONE 'UTC'",
@@ -111,7 +112,7 @@ def test_no_error_shows_a_value(postgres, sink, tmp_path, statements, says, keys
     execute(postgres, *statements)
     file = row_file(tmp_path, [("k3y", "s3cret ($", None)], schema=TEXTS)
     one = sink(postgres, keys=keys, max_refused=0)
-    shows_no_value(lambda: one.write_accepted(accepted([file])), says)
+    shows_no_value(lambda: one.write(accepted([file])), says)
 
 
 @pytest.mark.parametrize("keys", [None, "word"])
@@ -129,7 +130,7 @@ def test_texts_are_the_same_whatever_the_encoding_of_the_database(
     one = sink(dsn, keys=keys)
     file = row_file(tmp_path, [("ü", 1, None), ("€", 2, None), ("c", 3, None)])
     for _ in range(2):
-        rejects = one.write_accepted(accepted([file]))
+        rejects = one.write(accepted([file]))
         told = {} if rejects is None else refused(rejects)
         has_no_euro = {(0, 1): "UntranslatableCharacter"} if encoding == "LATIN1" else {}
         assert {at: type(error).__name__ for at, error in told.items()} == has_no_euro
@@ -155,6 +156,6 @@ def test_a_row_whose_text_is_not_utf8_is_refused_by_itself(postgres, sink, tmp_p
     rows = [pa.array([1, 2, 3], pa.int32()), column, pa.array([1, 2, 3])]
     writer.write(pa.RecordBatch.from_arrays(rows, schema=whole))
     name, n, _ = writer.finish()
-    refused = one.write_accepted(accepted([AcceptedFile(str(tmp_path / name), n)]))
+    refused = one.write(accepted([BatchFile(str(tmp_path / name), n)]))
     assert [part.tolist() for part in refused.places] == [[0], [1]]
     assert [row[0] for row in execute(postgres, "SELECT id FROM words ORDER BY id")] == [1, 3]

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.functions import col
 
 from ackcore.spark import combine, settle, settle_parquet
-from ackcore.spark.base import determinism
+from ackcore.spark.base.sources import has_fixed_order, has_fixed_rows
 from ackcore.spark.settle.dataframes import default_shards
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -260,7 +260,7 @@ def test_whose_rows_have_a_fixed_order(spark, tmp_path):
         spark.createDataFrame(pd.DataFrame({"id": [1]})),
         spark.createDataFrame(files.rdd.map(tuple), "id bigint"),
     ]
-    assert [determinism.has_fixed_order(table) for table in ordered] == [True] * len(ordered)
+    assert [has_fixed_order(table) for table in ordered] == [True] * len(ordered)
     cached = files.cache()
     unordered = [
         files.repartition(2),
@@ -274,7 +274,7 @@ def test_whose_rows_have_a_fixed_order(spark, tmp_path):
         spark.createDataFrame(files.rdd.map(tuple).repartition(2), "id bigint"),
         cached.select("*"),
     ]
-    assert [determinism.has_fixed_order(table) for table in unordered] == [False] * len(unordered)
+    assert [has_fixed_order(table) for table in unordered] == [False] * len(unordered)
     cached.unpersist()
 
 
@@ -295,11 +295,11 @@ def test_whose_rows_are_the_same_when_they_are_read_again(spark, tmp_path):
         stream.where("id > 3"),
         spark.readStream.format("rate").load(),
     ]
-    assert [determinism.has_fixed_rows(table) for table in fixed] == [True] * len(fixed)
+    assert [has_fixed_rows(table) for table in fixed] == [True] * len(fixed)
     # Without Arrow, as by default before Spark 4.2, it is the RDD of a list, too.
     by_arrow = spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
     of_pandas = spark.createDataFrame(pd.DataFrame({"id": [1]}))
-    assert determinism.has_fixed_rows(of_pandas) is by_arrow
+    assert has_fixed_rows(of_pandas) is by_arrow
     may_differ = [
         spark.createDataFrame([(1,)], "id int"),
         spark.createDataFrame(files.rdd.map(tuple), "id bigint").union(files),
@@ -314,7 +314,7 @@ def test_whose_rows_are_the_same_when_they_are_read_again(spark, tmp_path):
         files.withColumn("n", sql.monotonically_increasing_id()),
         spark.sql("SELECT id, (SELECT max(id) FROM numbers) AS most FROM numbers"),
     ]
-    assert [determinism.has_fixed_rows(table) for table in may_differ] == [False] * len(may_differ)
+    assert [has_fixed_rows(table) for table in may_differ] == [False] * len(may_differ)
 
 
 def test_rows_of_a_python_source_are_not_sure_to_be_the_same(spark):
@@ -329,5 +329,5 @@ def test_rows_of_a_python_source_are_not_sure_to_be_the_same(spark):
             return "id bigint"
 
     spark.dataSource.register(Numbers)
-    assert not determinism.has_fixed_rows(spark.read.format("numbers").load())
-    assert not determinism.has_fixed_rows(spark.readStream.format("numbers").load())
+    assert not has_fixed_rows(spark.read.format("numbers").load())
+    assert not has_fixed_rows(spark.readStream.format("numbers").load())

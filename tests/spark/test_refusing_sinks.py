@@ -49,7 +49,7 @@ class Kept:
     def __init__(self, refuse=None):
         self.rows, self.refuse, self.calls = {}, refuse, 0
 
-    def write(self, frame, number):
+    def __call__(self, frame, number):
         self.calls += 1
         refused = None if self.refuse is None else frame.where(self.refuse)
         kept = frame if self.refuse is None else frame.where(~self.refuse)

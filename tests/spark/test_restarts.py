@@ -157,7 +157,7 @@ class CutOff(Store):
         super().__init__()
         self.came, self.let_go = threading.Event(), threading.Event()
 
-    def write(self, frame, number):
+    def __call__(self, frame, number):
         if not self.came.is_set():
             client = frame.sparkSession.sparkContext._gateway._gateway_client
             client.get_thread_connection().socket.shutdown(socket.SHUT_RDWR)

@@ -14,7 +14,7 @@ from worlds import Killed, World, fails
 
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.engine import runs
-from ackcore.spark.query import run_batch, start
+from ackcore.spark.query import run_batch
 from ackcore.spark.sinks.parquet import to_parquet
 from ackcore.topology import BasicBolt, TopologyBuilder
 
@@ -191,17 +191,3 @@ def test_other_settings_at_the_restart_lose_and_repeat_nothing(spark, tmp_path, 
         topology_of(frame, tmp_path / "sink", max_retries_per_batch=2), spark, tmp_path / "cp"
     )
     assert (counts.replayed, counts.acked, counts.dead, counts.balanced) == (3, 6, 6, True)
-
-
-def test_a_stream_takes_the_next_retries_at_once(spark, tmp_path):
-    lines = [f"f{n}" for n in range(5)] + ["a"]
-    spark.createDataFrame([(line,) for line in lines], "line string").coalesce(1).write.text(
-        str(tmp_path / "in")
-    )
-    frame = spark.readStream.text(str(tmp_path / "in")).withColumnRenamed("value", "line")
-    topology = topology_of(frame, tmp_path / "sink", max_retries_per_batch=2)
-    query = start(topology, spark, tmp_path / "cp", trigger={"availableNow": True})
-    assert query.await_termination(120)
-    assert (query.counts.acked, query.counts.waiting) == (6, 0)
-    assert max(progress.retried for progress in query.recent_progress) == 2
-    assert lines_in(spark, tmp_path / "sink") == sorted(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from sessions import on_both_sessions
 from ackcore.retry import Policy
 from ackcore.spark.engine import reread
 from ackcore.spark.engine.action import run
+from ackcore.spark.engine.reread import check_content
 from ackcore.spark.engine.setup import InputFrame, RunPlan, setup_on_spark
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.row_files import PLACE
@@ -25,7 +27,7 @@ from ackcore.topology.stage_layout import Layout
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_path):
+def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_path, monkeypatch):
     """A place in a partition would be another record's."""
 
     def frame(partitions):
@@ -38,16 +40,30 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
     topology = builder.build()
     layout = Layout.of(topology)
     plan = RunPlan(number=0, now_ms=0, key=5, work=str(tmp_path), journal=str(tmp_path))
-    done = run(topology, layout, [InputFrame(frame(2), "lines")], plan)
+    ran = run(topology, layout, [InputFrame(frame(2), "lines")], plan)
+    roots = ran.failed["root_id"].to_numpy()
+    read = []
 
-    def again(partitions):
+    def again(partitions, done, roots=roots):
         inputs = [InputFrame(frame(partitions), "lines")]
         setup = setup_on_spark(topology, layout, inputs, plan, done.spilled)
-        return fetched(setup, done, done.failed["root_id"].to_numpy())
+        return sorted(fetched(setup, done, roots)["lines"]["id"].to_pylist())
 
-    assert sorted(again(2)["lines"]["id"].to_pylist()) == [2, 6]
+    def whole(setup, before, now):
+        read.append({number for number, content in now.items() if content})
+        return check_content(setup, before, now)
+
+    # The tasks had few rows: these are in files, which are read without a job.
+    assert again(3, ran) == [2, 6]
+    monkeypatch.setattr(reread, "check_content", whole)
+    unkept = replace(ran, kept={})
+    assert again(2, unkept) == [2, 6]
+    # Rows of partitions without a sought record do not leave the JVM.
+    assert [again(2, unkept, roots[i : i + 1]) for i in (0, 1)] in ([[2], [6]], [[6], [2]])
+    assert read[0] == {0, 1}
+    assert sorted(read[1:], key=min) == [{0}, {1}]
     with pytest.raises(RuntimeError, match="holds other rows than it did"):
-        again(3)
+        again(3, unkept)
 
 
 def test_sources_in_no_fixed_order_spill_their_input(spark, execute):

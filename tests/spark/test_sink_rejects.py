@@ -16,7 +16,7 @@ from ackcore._arrow.shown import text_of
 from ackcore.spark import SinkRejects
 from ackcore.spark.checkpoint.refusals import Refusal
 from ackcore.spark.engine.act import refused_rows, without_refused
-from ackcore.spark.sinks.interface import AcceptedFile, read_accepted, read_with_places
+from ackcore.spark.sinks.sink_batch import BatchFile, read_sink_file, read_with_places
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 
 
@@ -62,7 +62,7 @@ def test_the_driver_keeps_columns_of_refused_rows(tmp_path):
     for batch in rows.to_batches():
         file.write(batch)
     name, count, _ = file.finish()
-    accepted = rows_accepted([AcceptedFile(str(tmp_path / name), count)], nonacked=())
+    accepted = rows_accepted([BatchFile(str(tmp_path / name), count)], nonacked=())
     reasons = pa.array(["odd", "even"]).take(pa.array(np.arange(n) % 2))
     values = pa.table({"n": np.arange(n)})
     tracemalloc.start()
@@ -75,7 +75,7 @@ def test_the_driver_keeps_columns_of_refused_rows(tmp_path):
     # What Python has of them, numpy's columns among it: 8 bytes each, and several.
     assert most < 90 * n
     assert len(pickle.dumps(left)) < 9 * n
-    assert list(read_accepted(left.files[0], left.nonacked)) == []
+    assert list(read_sink_file(left.files[0], left.nonacked)) == []
     assert pc.count_distinct(found["reason"]).as_py() == 2
 
 
@@ -104,12 +104,12 @@ def test_places_are_those_in_the_file(tmp_path):
     rows = [(word, n, n) for n, word in enumerate("abcdefg")]
     file = row_file(tmp_path, rows)
     nonacked = np.array([1, 5])
-    assert len(AcceptedFile(file.path, file.rows).refused) == 0
+    assert len(BatchFile(file.path, file.rows).refused) == 0
     for refused, left in [((), "acdeg"), ((0,), "cdeg"), ((0, 1, 3, 6), "ce")]:
-        some = AcceptedFile(file.path, file.rows, np.array(refused, np.int64))
+        some = BatchFile(file.path, file.rows, np.array(refused, np.int64))
         found = list(read_with_places(some, nonacked))
         places = np.concatenate([at for _, at in found])
         words = [word for batch, _ in found for word in batch["word"].to_pylist()]
         assert "".join(words) == left
         assert "".join(rows[at][0] for at in places) == left
-        assert all(batch.schema == WORDS for batch in read_accepted(some, nonacked))
+        assert all(batch.schema == WORDS for batch in read_sink_file(some, nonacked))

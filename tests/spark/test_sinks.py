@@ -24,14 +24,9 @@ from ackcore.spark.base.versions import SPARK, to_arrow
 from ackcore.spark.query import run_batch
 from ackcore.spark.sinks import parquet as sinks
 from ackcore.spark.sinks import parquet_directory
-from ackcore.spark.sinks.interface import (
-    Accepted,
-    AcceptedFile,
-    check_sink,
-    read_accepted,
-    write_sink,
-)
 from ackcore.spark.sinks.parquet import to_parquet
+from ackcore.spark.sinks.sink import as_sink, check_sink
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_sink_file
 from ackcore.spark.tasks.row_files import ROOT, ROOTS, RowFileWriter, damage_in
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
@@ -50,7 +45,7 @@ def row_file(directory, rows, schema=WORDS, partition=0):
         columns = [list(column) for column in zip(*rows[start : start + 2], strict=True)]
         file.write(pa.record_batch(columns, schema=schema))
     name, n, _ = file.finish()
-    return AcceptedFile(str(directory / name), n)
+    return BatchFile(str(directory / name), n)
 
 
 def accepted(spark, files, nonacked=(), batch_id=0, **changes):
@@ -63,7 +58,7 @@ def accepted(spark, files, nonacked=(), batch_id=0, **changes):
         "files": tuple(files),
         "nonacked": np.array(sorted(nonacked), np.int64),
     }
-    return Accepted(**{**about, **changes})
+    return SinkBatch(**{**about, **changes})
 
 
 @pytest.fixture
@@ -85,27 +80,18 @@ def words(path):
 )
 def test_rows_of_other_roots_only(files, nonacked, left):
     roots = np.array(nonacked, np.int64)
-    batches = [batch for file in files for batch in read_accepted(file, roots)]
+    batches = [batch for file in files for batch in read_sink_file(file, roots)]
     assert all(batch.schema == WORDS for batch in batches)
     assert "".join(w for batch in batches for w in batch["word"].to_pylist()) == left
 
 
 def test_a_function_is_given_a_dataframe_and_the_batch_id(spark, files):
     seen = []
-    write_sink(lambda frame, n: seen.append((frame.collect(), n)), accepted(spark, files, [10], 7))
+    sink = as_sink(lambda frame, n: seen.append((frame.collect(), n)))
+    sink.write(accepted(spark, files, [10], 7))
     ((rows, number),) = seen
     assert number == 7
     assert [tuple(row) for row in rows] == [("b", 2), ("c", 3), ("e", 5), ("f", 6)]
-
-
-def test_an_object_is_asked_to_write(spark, files):
-    class Writer:
-        def write(self, frame, number):
-            self.count = frame.count()
-
-    writer = Writer()
-    write_sink(writer, accepted(spark, files))
-    assert writer.count == 6
 
 
 VALUES = {
@@ -132,7 +118,7 @@ def test_columns_of_every_type_come_through(spark, tmp_path):
         **{name: value for name, (_, value) in VALUES.items()},
         "utc": VALUES["utc"][1].replace(tzinfo=datetime.UTC),
     }
-    write_sink(to_parquet(tmp_path / "out"), accepted(spark, [file]))
+    to_parquet(tmp_path / "out").write(accepted(spark, [file]))
     (row,) = to_arrow(spark.read.parquet(str(tmp_path / "out")).drop("batch_id")).to_pylist()
     assert row["plain"] == VALUES["plain"][1]
     assert row["map"] == [("k", 1)]
@@ -171,8 +157,8 @@ def by(request, monkeypatch):
 
 def test_a_directory_for_each_micro_batch(spark, files, tmp_path, by):
     sink = to_parquet(tmp_path / "out")
-    write_sink(sink, accepted(spark, files, [10]))
-    write_sink(sink, accepted(spark, files[:1], batch_id=1))
+    sink.write(accepted(spark, files, [10]))
+    sink.write(accepted(spark, files[:1], batch_id=1))
     frame = spark.read.parquet(str(tmp_path / "out"))
     rows = sorted(tuple(row) for row in frame.collect())
     assert rows == sorted(
@@ -183,27 +169,27 @@ def test_a_directory_for_each_micro_batch(spark, files, tmp_path, by):
 
 def test_a_repetition_replaces(spark, files, tmp_path, by):
     sink = to_parquet(tmp_path / "out")
-    write_sink(sink, accepted(spark, files))
-    write_sink(sink, accepted(spark, files, [10]))
+    sink.write(accepted(spark, files))
+    sink.write(accepted(spark, files, [10]))
     assert words(tmp_path / "out" / "batch_id=0") == ["b", "c", "e", "f"]
-    write_sink(sink, accepted(spark, files[:1], [10, 11]))
+    sink.write(accepted(spark, files[:1], [10, 11]))
     assert words(tmp_path / "out" / "batch_id=0") == ["c"]
-    write_sink(sink, accepted(spark, [row_file(tmp_path, [("x", 1, 1)])], [1]))
+    sink.write(accepted(spark, [row_file(tmp_path, [("x", 1, 1)])], [1]))
     assert os.listdir(tmp_path / "out") == ["_ackcore.json"]  # no row is left
 
 
 def test_a_repetition_of_the_same_rows_leaves_them_in_place(spark, files, tmp_path, by):
     """Readers may be at them, and a driver that dies amid a repetition takes nothing away."""
     sink = to_parquet(tmp_path / "out")
-    write_sink(sink, accepted(spark, files, [10]))
+    sink.write(accepted(spark, files, [10]))
     place = tmp_path / "out" / "batch_id=0"
     before = {path.name: path.stat().st_ino for path in place.iterdir()}
-    write_sink(sink, accepted(spark, files, [10]))
+    sink.write(accepted(spark, files, [10]))
     assert {path.name: path.stat().st_ino for path in place.iterdir()} == before
     assert sorted(os.listdir(tmp_path / "out")) == ["_ackcore.json", "batch_id=0"]
     # Unless one of them was taken away, or never came: a mounted store may rename file by file.
     (place / min(before)).unlink()
-    write_sink(sink, accepted(spark, files, [10]))
+    sink.write(accepted(spark, files, [10]))
     assert words(place) == ["b", "c", "e", "f"]
 
 
@@ -216,19 +202,12 @@ def test_nothing_is_seen_until_it_is_whole(spark, files, tmp_path, by, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(sinks, "failpoint", failpoint)
         with pytest.raises(FailpointReached, match="in-sink 0"):
-            write_sink(sink, accepted(spark, files))
+            sink.write(accepted(spark, files))
     assert not (tmp_path / "out" / "batch_id=0").exists()
     assert len(os.listdir(tmp_path / "out")) == 2
-    write_sink(sink, accepted(spark, files))
+    sink.write(accepted(spark, files))
     assert sorted(os.listdir(tmp_path / "out")) == ["_ackcore.json", "batch_id=0"]
     assert words(tmp_path / "out" / "batch_id=0") == list("abcdef")
-
-
-def test_any_dataframe_can_be_written_as_a_micro_batch(spark, tmp_path):
-    sink = to_parquet((tmp_path / "out").as_uri(), compression="zstd")
-    sink.write(spark.createDataFrame([("x", 1), ("y", 2)], "word string, n long"), 3)
-    assert words(tmp_path / "out" / "batch_id=3") == ["x", "y"]
-    assert repr(sink) == f"to_parquet({str(tmp_path / 'out')!r})"
 
 
 @pytest.mark.parametrize(
@@ -237,19 +216,19 @@ def test_any_dataframe_can_be_written_as_a_micro_batch(spark, tmp_path):
         (
             {"deployment": "abc", "sink": "n", "checkpoint": "{here}/cp"},
             "{here}/2",
-            "of sink 'n' of the checkpoint {here}/cp (deployment abc): ",
+            "sink 'n' of the checkpoint {here}/cp (deployment abc), ",
         ),
         (
             {"deployment": "abc", "sink": "n", "checkpoint": "{here}/gone"},
             "{here}/2",
-            "of sink 'n' of the checkpoint {here}/gone, which is not there any more (deployment ab",
+            "sink 'n' of the checkpoint {here}/gone, which does not exist any more (deploym",
         ),
         (
             {"deployment": "abc", "sink": "n", "checkpoint": "{here}/2"},
             "{here}/2",
-            "of sink 'n' of a checkpoint that was in {here}/2 before this one (deployment abc): ",
+            "sink 'n' of an earlier checkpoint in {here}/2, which this one has replaced (deploy",
         ),
-        ([], "{here}/2", "of another checkpoint or another sink: "),
+        ([], "{here}/2", "another checkpoint or another sink, "),
     ],
 )
 def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkpoint, whose):
@@ -260,14 +239,14 @@ def test_a_claim_says_whose_it_is_and_how_it_is_released(tmp_path, found, checkp
     note.write_text(json.dumps(found).replace("{here}", here))
     sink = to_parquet(out)
     claim = "n", "def", checkpoint.replace("{here}", here)
-    told = re.escape(f"{out} is a directory {whose.replace('{here}', here)}")
+    told = re.escape(f"{out} is the directory of {whose.replace('{here}', here)}")
     with pytest.raises(CheckpointForeign, match=told) as refused:
         sink.claim(*claim)
-    released = f"if no query goes on with what it is of, remove {note} to release it"
+    released = f"if no query uses that checkpoint any more, delete {note}"
     assert str(refused.value).endswith(released)
     (out / "batch_id=0").mkdir()
     (out / "batch_id=0/part.parquet").touch()
-    with pytest.raises(CheckpointForeign, match=told + ".* with all the rows that are in it$"):
+    with pytest.raises(CheckpointForeign, match=told + ".* delete it first, with all rows in it$"):
         sink.claim(*claim)
     # The way out of one without rows.
     shutil.rmtree(out / "batch_id=0")
@@ -282,11 +261,11 @@ def test_a_claim_of_the_first_version_goes_on(tmp_path):
 
 
 def test_row_groups_are_put_together_from_small_batches(spark, files, tmp_path, monkeypatch):
-    write_sink(to_parquet(tmp_path / "out"), accepted(spark, files))
+    to_parquet(tmp_path / "out").write(accepted(spark, files))
     (part,) = (tmp_path / "out" / "batch_id=0").iterdir()
     assert pq.ParquetFile(part).num_row_groups == 1
     monkeypatch.setattr(parquet_directory, "_GROUP_ROWS", 2)
-    write_sink(to_parquet(tmp_path / "out"), accepted(spark, files, batch_id=1))
+    to_parquet(tmp_path / "out").write(accepted(spark, files, batch_id=1))
     (part,) = (tmp_path / "out" / "batch_id=1").iterdir()
     assert pq.ParquetFile(part).num_row_groups == 4  # of two, one, two and one rows, as they came
 
@@ -296,9 +275,9 @@ def test_row_groups_are_put_together_from_small_batches(spark, files, tmp_path, 
 )
 def test_a_directory_belongs_to_one_sink_of_one_checkpoint(spark, files, tmp_path, other):
     sink = to_parquet(tmp_path / "out")
-    write_sink(sink, accepted(spark, files))
-    with pytest.raises(CheckpointForeign, match="not of this checkpoint and sink"):
-        write_sink(sink, accepted(spark, files, **other))
+    sink.write(accepted(spark, files))
+    with pytest.raises(CheckpointForeign, match="whose micro-batches have the same numbers"):
+        sink.write(accepted(spark, files, **other))
 
 
 @pytest.mark.parametrize("note", [None, "{"], ids=["absent", "torn"])
@@ -306,8 +285,8 @@ def test_a_directory_of_somebody_else_is_not_written_to(spark, files, tmp_path, 
     (tmp_path / "out" / "batch_id=0").mkdir(parents=True)
     if note is not None:
         (tmp_path / "out" / "_ackcore.json").write_text(note)
-    with pytest.raises(CheckpointForeign, match="a directory of its own"):
-        write_sink(to_parquet(tmp_path / "out"), accepted(spark, files))
+    with pytest.raises(CheckpointForeign, match="its own directory"):
+        to_parquet(tmp_path / "out").write(accepted(spark, files))
 
 
 def test_what_is_no_directory_is_refused():
@@ -321,22 +300,17 @@ def test_what_is_no_directory_is_refused():
         to_parquet("counts", compression="zap")
 
 
-class Store:
-    def __init__(self, write):
-        self.write = write
-
-
 def test_a_sink_that_cannot_write_the_stream_is_refused():
-    with pytest.raises(TypeError, match=r"Spark has no type for uint64, that of column 'u'"):
+    with pytest.raises(TypeError, match=r"Spark has no type for uint64 of column 'u'"):
         check_sink("count", lambda frame, n: None, pa.schema([("u", pa.uint64())]))
     kind = pa.month_day_nano_interval()
     with pytest.raises(TypeError, match=r"cannot hold column 'i' of month_day_nano_interval"):
         check_sink("count", to_parquet("x"), pa.schema([("i", kind)]))
     with pytest.raises(TypeError, match="must be a function of"):
         check_sink("count", 5, None)
-    for writer in (lambda frame: 0, lambda frame, n, more: 0, Store(lambda frame: 0)):
+    for writer in (lambda frame: 0, lambda frame, n, more: 0):
         with pytest.raises(
-            TypeError, match=r"a function of \(DataFrame, batch id\).*, got one of \("
+            TypeError, match=r"a function of \(DataFrame, batch_id\).*, got a function of \("
         ):
             check_sink("count", writer, None)
     named = pa.schema([("batch_ID", pa.string())])
@@ -345,7 +319,7 @@ def test_a_sink_that_cannot_write_the_stream_is_refused():
     twins = pa.schema([("a", pa.string()), ("A", pa.string())])
     with pytest.raises(TypeError, match="the columns 'a' and 'A' are one"):
         check_sink("count", to_parquet("x"), twins)
-    check_sink("count", Store(lambda frame, n, *more: None), named)
+    check_sink("count", lambda frame, n, *more: None, named)
     check_sink("count", to_parquet("x"), None)
     check_sink("count", print, None)
 
@@ -360,7 +334,7 @@ def damage(file):
 def test_rows_that_are_damaged_are_not_written(spark, files, tmp_path, by, which):
     damage(files[which])
     with pytest.raises((RowFileDamaged, PySparkException)) as caught:
-        write_sink(to_parquet(tmp_path / "out"), accepted(spark, files))
+        to_parquet(tmp_path / "out").write(accepted(spark, files))
     assert files[which].path in str(damage_in(caught.value))
     assert not (tmp_path / "out" / "batch_id=0").exists()
     with pytest.raises(RowFileDamaged):
@@ -396,7 +370,7 @@ class Damaging:
             data = file.read_bytes()
             file.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
 
-    def write(self, frame, number):
+    def __call__(self, frame, number):
         if not self.rows:
             self.rows.append(0)
             self.flip()
@@ -420,7 +394,7 @@ def test_rows_that_were_damaged_end_a_topology_by_their_name(spark, checkpoint):
 
 
 def test_intervals_are_intervals_in_parquet_files_and_in_dead_letters(spark, tmp_path):
-    """Also nested, and also where a sink gets them by `write`."""
+    """Also nested."""
     frame = spark.sql(
         "SELECT id, interval '1 02:03:04.5' day to second AS took, array(interval '5' hour) AS each"
         " FROM range(3)"
@@ -434,13 +408,10 @@ def test_intervals_are_intervals_in_parquet_files_and_in_dead_letters(spark, tmp
     out, checkpoint = str(tmp_path / "out"), tmp_path / "cp"
     counts = guard(frame, check, "twice interval day to second", to_parquet(out), checkpoint)
     assert (counts.acked, counts.dead) == (2, 1)
-    to_parquet(tmp_path / "written").write(frame, 0)
     took = datetime.timedelta(days=1, hours=2, minutes=3, seconds=4.5)
     first = (0, took, [datetime.timedelta(hours=5)])
     rows = spark.read.parquet(out).select("id", "took", "each", "twice").orderBy("id").collect()
     assert list(map(tuple, rows)) == [(n, *first[1:], 2 * took) for n in (1, 2)]
-    rows = spark.read.parquet(str(tmp_path / "written")).drop("batch_id").orderBy("id").collect()
-    assert tuple(rows[0]) == first
     (letter,) = dead_letters(checkpoint, spark).collect()
     assert tuple(letter.payload) == first
 
@@ -452,7 +423,7 @@ def test_a_parquet_file_of_intervals_has_them_in_microseconds(spark, tmp_path):
     rows = spark.read.parquet(str(tmp_path / "one.parquet")).collect()
     assert [row.took for row in rows] == [datetime.timedelta(seconds=90), None]
     columns = pa.schema([("took", pa.duration("s")), ("u", pa.uint64())])
-    with pytest.raises(TypeError, match="Spark has no type for uint64, that of column 'u'; have"):
+    with pytest.raises(TypeError, match="Spark has no type for uint64 of column 'u'; have"):
         check_sink("count", to_parquet("x"), columns)
 
 

@@ -12,8 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as sql
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from ackcore.spark.base.determinism import has_fixed_order
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
+from ackcore.spark.base.sources import has_fixed_order
 from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.engine import snapshot as module
 from ackcore.spark.engine.setup import InputFrame

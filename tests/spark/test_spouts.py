@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 import pytest
-from checkpoints import OPEN, Topology, run_one
+from checkpoints import OPEN, Topology, recorded, run_one
 from streams import LINE, Folder, Split
 
 from ackcore.spark.base.errors import CheckpointForeign
@@ -83,7 +82,7 @@ def test_spouts_declared_in_another_order_read_nothing_twice(spark, tmp_path, st
             for name, place in places.items():
                 place.add(f"{name} b")
     assert store.words == ["a", "a", "b", "b", "one", "one", "two", "two"]
-    meta = json.loads((tmp_path / "cp/ackcore/meta.json").read_text().splitlines()[0])
+    meta = recorded(tmp_path / "cp").read_meta()
     assert meta["spout_order"] == ["one", "two"]
     with pytest.raises(CheckpointForeign, match="spout 'two' is gone"):
         start(topology(["one"]), spark, tmp_path / "cp", accept_changes=True)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from ackcore.ids import spout_key
 from ackcore.spark.engine.action import read_results
-from ackcore.spark.sinks.interface import AcceptedFile, read_accepted
+from ackcore.spark.sinks.sink_batch import BatchFile, read_sink_file
 from ackcore.spark.tasks import bolts, exchange, shuffle_writer, spout_stage
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, TRAILER
@@ -127,8 +127,8 @@ class Simulation:
         bad = np.sort(done.failed["root_id"].to_numpy())
         rows = collections.defaultdict(collections.Counter)
         for file in done.files:
-            accepted = AcceptedFile(f"{self.directory}/{file.path}", file.rows)
-            for batch in read_accepted(accepted, bad):
+            accepted = BatchFile(f"{self.directory}/{file.path}", file.rows)
+            for batch in read_sink_file(accepted, bad):
                 columns = [column.to_pylist() for column in batch.columns]
                 rows[file.component].update(zip(*columns, strict=True))
         return {component: found for component, found in rows.items() if found}

@@ -21,13 +21,13 @@ from ackcore.spark.base.errors import (
     CheckpointInUse,
 )
 from ackcore.spark.base.schemas import TRACKING, SinkFile
-from ackcore.spark.checkpoint import records as record_files
+from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 
 # -- what is written is read ------------------------------------------------------------------
 
 
-def test_a_micro_batch_goes_from_plan_to_mark(checkpoint):
-    with OPEN(checkpoint) as state:
+def test_a_micro_batch_goes_from_plan_to_mark(place):
+    with OPEN(place) as state:
         assert (state.last_plan, state.last_done) == (None, None)
         assert state.plan(0) is None
         plan = state.make_plan(0, 5000)
@@ -50,10 +50,13 @@ def test_a_micro_batch_goes_from_plan_to_mark(checkpoint):
         )
         told = state.write_decision(given)
         assert not state.is_done(0)
+        state.refusals.add(0, 0, Refusal("out", True, pa.Table.from_pylist([], schema=REFUSED)))
+        state.close_refusals(told, {"lines": records(9, 1)}, {"acked": 8}, {})
         state.write_done(0)
         state.write_done(0)
         assert state.is_done(0)
-    with OPEN(checkpoint) as state:
+        key = state.deployment_key
+    with OPEN(place) as state:
         assert (state.last_plan, state.last_done) == (0, 0)
         read = state.decision(0)
         for found in (told, read):
@@ -61,10 +64,13 @@ def test_a_micro_batch_goes_from_plan_to_mark(checkpoint):
             assert dict(found.dead) == {"clicks": records(7, 1)}
             assert found.nonacked["root_id"].to_pylist() == [-5, 2**63 - 1]
             assert found.files == given.files
-            assert (found.counts, found.totals) == (given.counts, given.totals)
             waiting = found.waiting
             assert (waiting.rows(), waiting.next_due_ms, waiting.oldest_ms) == (3, 1000, 0)
             assert found.now_ms == 5000
+        assert (told.counts, told.totals) == (given.counts, given.totals)
+        assert (read.counts, ids(read.refused["lines"])) == ({"acked": 8}, ["id-9"])
+        assert [each.sink for each in state.refusals.of(0)] == ["out"]
+        assert (state.deployment_key, state.url) == (key, str(place))
         assert state.waiting(0)["lines"].equals(records(0, 3))
         assert repr(state.waiting(0)) == "Waiting(lines: 3 rows)"
 
@@ -125,7 +131,7 @@ def test_an_unchanged_table_is_not_written_again_and_outlives_its_micro_batch(ch
         for number in (6, 7):
             run_one(state, number)
             state.prune(number)
-        assert tables(checkpoint) == []
+    assert tables(checkpoint) == []
 
 
 def test_pruning_passes_over_what_is_no_runs(checkpoint):
@@ -147,11 +153,9 @@ def test_pruning_keeps_two_micro_batches_and_no_work_of_done_ones(checkpoint):
         work = state.runs.new(5)
         with pytest.raises(ValueError, match="micro-batch 3 must be the last one done, 4"):
             state.prune(3)
-        root = checkpoint / "ackcore"
-        names = sorted(path.name for path in (root / "batches").iterdir())
-        kinds = ("decision", "done", "plan")
-        assert names == [f"{number}.{kind}" for number in (3, 4) for kind in kinds]
-        assert sorted(path.name for path in (root / "work").iterdir()) == [work.name]
+        for kind in ("plan", "decision", "done"):
+            assert state.records.numbers("batches", f".{kind}") == [3, 4]
+        assert [path.name for path in (checkpoint / "ackcore/work").iterdir()] == [work.name]
         assert state.decision(3) is not None
         assert state.is_done(4)
 
@@ -186,18 +190,14 @@ def test_the_run_that_was_decided_upon_stays(checkpoint):
     with OPEN(checkpoint) as state:
         state.write_plan(state.make_plan(0, 0))
         state.runs.new(0)
-        state.runs._last = None  # it could not be removed
+        state.runs._made = None  # it could not be removed
         accepted = state.runs.new(0)
         (accepted / "part").write_text("x")
         state.write_decision(decision(0, work=accepted.name))
         assert len(list(accepted.parent.iterdir())) == 2
-    for left in (accepted, accepted.with_name(f"{accepted.name}.fenced")):
-        # A driver may have died while it looked which runs count.
-        accepted.rename(left)
-        with OPEN(checkpoint) as state:
-            assert list(accepted.parent.iterdir()) == [accepted]
-            assert (state.runs.of(state.decision(0)) / "part").read_text() == "x"
     with OPEN(checkpoint) as state:
+        assert list(accepted.parent.iterdir()) == [accepted]
+        assert (state.runs.of(state.decision(0)) / "part").read_text() == "x"
         state.write_done(0)
         state.prune(0)
     assert list(accepted.parent.iterdir()) == []
@@ -257,7 +257,7 @@ def test_the_order_of_the_protocol_is_insisted_on(checkpoint):
         with pytest.raises(ValueError, match="micro-batch 0 is decided already, or has no plan"):
             state.write_decision(decision(0))
         run_one(state, 0)
-        with pytest.raises(ValueError, match="micro-batch 0 is decided, its plan stays"):
+        with pytest.raises(ValueError, match="micro-batch 0 has a decision, so its plan"):
             state.write_plan(replace(state.plan(0), crashes=1))
         with pytest.raises(ValueError, match="micro-batch 0 is decided already"):
             state.write_decision(decision(0))
@@ -320,7 +320,7 @@ def test_a_second_query_is_refused_and_told_of_the_first(checkpoint):
     state = OPEN(checkpoint)
     with pytest.raises(CheckpointInUse, match=f"pid {os.getpid()} on ") as caught:
         OPEN(checkpoint)
-    assert "stop that one" in str(caught.value)
+    assert "Stop that query" in str(caught.value)
     state.close()
     state.close()
     OPEN(checkpoint).close()
@@ -382,7 +382,7 @@ def test_what_a_dead_driver_left_of_a_decision_goes(checkpoint, monkeypatch):
     with OPEN(checkpoint) as state:
         state.write_plan(state.make_plan(0, 0))
         with monkeypatch.context() as patch:
-            patch.setattr(record_files, "write_record", lambda *_, **__: 1 / 0)
+            patch.setattr(state._records, "write", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 state.write_decision(decision(0, {"lines": records(0, 3)}))
     with OPEN(checkpoint) as state:
@@ -395,7 +395,7 @@ def test_what_a_dead_driver_left_of_a_decision_goes(checkpoint, monkeypatch):
             waits = state.waiting(number - 1)
             run_one(state, number, waits)
             state.prune(number)
-        assert tables(checkpoint) == ["0.waiting-clicks"]
+    assert tables(checkpoint) == ["0.waiting-clicks"]
 
 
 # -- whose it is ------------------------------------------------------------------------------

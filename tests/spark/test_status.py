@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Killer, ask, died, records, run_one
+from checkpoints import OPEN, Killer, ask, damage_head, died, records, run_one
 from worlds import World, fails
 
 from ackcore.spark.base.checksummed import FORMAT
@@ -48,7 +48,7 @@ def test_a_checkpoint_on_which_nothing_ran(tmp_path):
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"has no ackcore/meta\.json in it"):
+    with pytest.raises(FileNotFoundError, match=r"has no ackcore/head\.json in it"):
         read_status(tmp_path)
 
 
@@ -196,12 +196,10 @@ def test_beside_a_driver_that_does_not_pause(tmp_path):
 def test_damage_is_told_of(tmp_path):
     with OPEN(tmp_path / "c") as state:
         run_one(state, 0, {"lines": records(0, 3)})
-    manifest = tmp_path / "c/ackcore/batches/0.decision"
-    whole = manifest.read_bytes()
-    manifest.write_bytes(whole[:-5])
-    with pytest.raises(CheckpointCorrupt, match=r"0\.decision is damaged"):
+    path = damage_head(tmp_path / "c", lambda whole: whole[:-5])
+    with pytest.raises(CheckpointCorrupt, match=r"head\.json is damaged"):
         read_status(tmp_path / "c")
-    manifest.write_bytes(whole)
+    path.unlink()  # the one before it counts again
     (table,) = (tmp_path / "c/ackcore/state").glob("*.waiting-*.arrow")
     good = table.read_bytes()
     for at in range(0, len(good), 5):  # its checksum is not looked at
@@ -212,12 +210,13 @@ def test_damage_is_told_of(tmp_path):
     with pytest.raises(CheckpointCorrupt, match=r"waiting-lines.*is damaged"):
         read_status(tmp_path / "c")
     table.write_bytes(good)
-    manifest.unlink()
-    with pytest.raises(StateError, match="is missing, though micro-batch 0 is done"):
-        read_status(tmp_path / "c")
-    meta = manifest.parents[1] / "meta.json"
-    line = meta.read_bytes().partition(b"\n")[0].replace(b'"format":%d' % FORMAT, b'"format":9')
-    meta.write_bytes(line + b"\nblake2b %s\n" % blake2b(line, digest_size=16).hexdigest().encode())
+
+    def newer(head):
+        line = head.partition(b"\n")[0].replace(b'"format":%d' % FORMAT, b'"format":9')
+        digest = blake2b(line, digest_size=16).hexdigest().encode()
+        return line + b"\nblake2b %s\n" % digest
+
+    damage_head(tmp_path / "c", newer)
     with pytest.raises(CheckpointNewer):
         read_status(tmp_path / "c")
 

@@ -155,13 +155,15 @@ def test_it_is_printed_and_checked():
     ):
         assert line in said
     assert ran.check(dead=1) is ran
-    with pytest.raises(AssertionError, match=r"1 records died, and 0 were to\n.*\n  spout"):
+    with pytest.raises(
+        AssertionError, match=r"1 records are dead, and dead=0 was expected\n.*\n  spout"
+    ):
         ran.check()
     many = testing.run(words(Check()), lines(*["some poison" * 30] * 12))
     assert str(many).endswith("  dead: 2 more")
     assert max(map(len, str(many).splitlines())) < 500
     untracked = dataclasses.replace(ran, untracked_failures=2)
-    with pytest.raises(AssertionError, match="2 tuples failed that hang from no record"):
+    with pytest.raises(AssertionError, match="2 tuples failed that belong to no record"):
         untracked.check(dead=1)
     account = dataclasses.replace(ran.counts.spouts["lines"], acked=1, waiting=2)
     counts = dataclasses.replace(ran.counts, spouts={"lines": account})
@@ -365,7 +367,7 @@ def test_what_is_wrong_is_named():
     topology = words(Check())
     with pytest.raises(TypeError, match="topology must be a Topology, got str"):
         testing.run("topology", {})
-    with pytest.raises(ValueError, match=r"rows of each spout.*'lines' \(.*, got none"):
+    with pytest.raises(ValueError, match=r"one entry per spout: 'lines' \(.*, got none"):
         testing.run(topology, {})
     with pytest.raises(TypeError, match="rows must map the names of spouts"):
         testing.run(topology, [("a",)])
@@ -383,7 +385,7 @@ def test_what_is_wrong_is_named():
         testing.run(topology, {"lines": pa.table({"line": pa.array([1], pa.timestamp("s"))})})
     with pytest.raises(ValueError, match="kills names 'chek', and the bolts are 'split', 'check'"):
         testing.run(topology, lines("a"), kills={"chek": 1})
-    with pytest.raises(ValueError, match="must be a tuple's place from 1"):
+    with pytest.raises(ValueError, match="must be a tuple's position from 1"):
         testing.run(topology, lines("a"), kills={"check": [0]})
     with pytest.raises(ValueError, match="tasks must be at least 1, got 0"):
         testing.run(topology, lines("a"), tasks=0)

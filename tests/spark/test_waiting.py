@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Killed, Killer, ask, decision, ids, records, roots, run_one
+from checkpoints import OPEN, Killed, Killer, ask, decision, ids, recorded, records, roots, run_one
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,7 +65,7 @@ def test_columns_that_would_change_a_value_are_refused_before_there_is_a_plan(
         OPEN(checkpoint, sources=schema(**now))
     assert isinstance(told.value, CheckpointForeign)
     assert "Let the former source run until nothing waits" in str(told.value)
-    assert not (checkpoint / "ackcore/batches/1.plan").exists()
+    assert recorded(checkpoint).read("batches/1.plan") is None
     with OPEN(checkpoint, sources=schema(value=pa.int64())) as state:
         assert state.split_due(state.make_plan(1, 10**9)).due["lines"].num_rows == 200
 

@@ -17,10 +17,10 @@ from ackcore.spark import (
     settle_parquet,
 )
 from ackcore.spark.base import workers
-from ackcore.spark.base.workers import Answer, check_workers, judge, use_drivers_python
+from ackcore.spark.base.workers import WorkerReport, check_workers, judge, use_drivers_python
 from ackcore.topology import BasicBolt, TopologyBuilder
 
-HERE = Answer("/here/python", "3.11.2", ackcore.__version__, None)
+HERE = WorkerReport("/here/python", "3.11.2", ackcore.__version__, None)
 
 
 class Pass(BasicBolt):

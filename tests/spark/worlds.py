@@ -21,7 +21,8 @@ from ackcore.spark.engine import act
 from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.setup import RunResult
-from ackcore.spark.sinks.interface import read_accepted
+from ackcore.spark.sinks.sink import Sink
+from ackcore.spark.sinks.sink_batch import read_sink_file
 from ackcore.spark.stores.files import making_in, read_file
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks import inflight_markers
@@ -70,7 +71,7 @@ def root_of(key, spout, line, attempt):
 
 
 @dataclass
-class World:
+class World(Sink):
     """Sources, bolts and sinks: everything outside of the driver, that outlives it."""
 
     path: Path | str
@@ -108,10 +109,7 @@ class World:
     def _sink(self, builder):
         builder.sink("upper", self)
 
-    def write(self, frame, batch_id):
-        raise AssertionError("the files are handed over")
-
-    def write_accepted(self, accepted):
+    def write(self, accepted):
         if self.sink_fails:
             self.sink_fails -= 1
             self.written[accepted.batch_id] = ["half of it"]
@@ -119,7 +117,7 @@ class World:
         rows = [
             row
             for file in accepted.files
-            for some in read_accepted(file, accepted.nonacked)
+            for some in read_sink_file(file, accepted.nonacked)
             for row in some["line"].to_pylist()
         ]
         self.written[accepted.batch_id] = rows

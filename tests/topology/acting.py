@@ -1,8 +1,10 @@
-"""Bolts that do what a test says, and an executor that runs them."""
+"""Bolts that do what a test says, an executor that runs them, and their results."""
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from ackcore.topology import TopologyError
 from ackcore.topology.components import BasicBolt, Bolt
 from ackcore.topology.tuples import Identity
 
@@ -64,3 +66,47 @@ def raising(error):
         raise error
 
     return method
+
+
+def emitted(results, stream="default", column="x"):
+    """Every row with its anchors, in order."""
+    rows = []
+    for result in results:
+        for emission in result.emissions:
+            if emission.stream != stream:
+                continue
+            handles, offsets = emission.anchors
+            assert handles.dtype == np.int64
+            if offsets is None:
+                offsets = np.arange(emission.batch.num_rows + 1)
+            assert len(offsets) == emission.batch.num_rows + 1 > 1
+            for row, value in enumerate(emission.batch[column].to_pylist()):
+                rows.append((value, handles[offsets[row] : offsets[row + 1]].tolist()))
+    return rows
+
+
+def failed(results):
+    """Reason by handle; no handle may fail twice."""
+    found = {}
+    for failure in (f for result in results for f in result.failures):
+        reasons = failure.reasons
+        if len(reasons) == 1:
+            reasons = reasons * len(failure.handles)
+        for handle, reason in zip(failure.handles.tolist(), reasons, strict=True):
+            assert handle not in found
+            found[handle] = reason
+    return found
+
+
+def whys(results):
+    """Message by handle."""
+    return {handle: reason.message for handle, reason in failed(results).items()}
+
+
+def refusal(builder):
+    """Return the only problem of a topology."""
+    with pytest.raises(TopologyError) as caught:
+        builder.build()
+    (problem,) = caught.value.problems
+    assert str(caught.value) == problem
+    return problem

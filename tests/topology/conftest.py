@@ -11,7 +11,7 @@ import pytest
 
 from ackcore.topology import BatchBolt, Bolt, TopologyBuilder
 
-# `results` is no test, and tests are no package.
+# `acting` is no test, and tests are no package.
 sys.path.insert(0, str(Path(__file__).parent))
 
 WORDS = pa.schema([("word", pa.string())])

@@ -5,10 +5,9 @@ import threading
 
 import pyarrow as pa
 import pytest
-from acting import OUT, TWO, Basically, Doing, batch_of, identity_of
+from acting import OUT, TWO, Basically, Doing, batch_of, emitted, failed, identity_of, whys
 from hypothesis import given
 from hypothesis import strategies as st
-from results import emitted, failed, whys
 from round_robin import RoundRobin
 
 from ackcore._files.journal import Journal
@@ -424,7 +423,11 @@ def plain(self, *arguments):
 @pytest.mark.parametrize(
     ("base", "methods", "says"),
     [
-        (AsyncBolt, {"execute": plain}, "B.execute must be a coroutine function, as it is an"),
+        (
+            AsyncBolt,
+            {"execute": plain},
+            "B.execute must be a coroutine function, because the bolt is an",
+        ),
         (AsyncBolt, {"execute": nothing, "prepare": plain}, "B.prepare must be a coroutine"),
         (AsyncBolt, {"execute": nothing, "cleanup": plain}, "B.cleanup must be a coroutine"),
         (AsyncBolt, {"execute": nothing, "flush": nothing}, "B.flush would never be called"),

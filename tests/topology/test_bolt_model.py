@@ -6,10 +6,9 @@ import signal
 import threading
 import time
 
-from acting import OUT, TWO, Basically, Doing, batch_of, raising, run
+from acting import OUT, TWO, Basically, Doing, batch_of, emitted, failed, raising, run, whys
 from hypothesis import given
 from hypothesis import strategies as st
-from results import emitted, failed, whys
 
 from ackcore.topology import row_executor
 from ackcore.topology.components import Bolt
@@ -378,12 +377,3 @@ def test_a_finalizer_may_ack():
     assert all("acked before" in reason.message for reason in late.values())
     done = [value for value, _ in emitted(results) if value not in late]
     assert len(done) == 50 * (100 - len(late))
-
-
-def test_the_same_input_gives_the_same_results():
-    def once():
-        bolt = Scripted([[("emit", [3, 1], n % 5 or "bad", "default")] for n in range(300)], [])
-        results = run(executor_for("b", bolt), *[range(100)] * 3)
-        return emitted(results), failed(results)
-
-    assert once() == once()

@@ -3,11 +3,20 @@
 import logging
 
 import pytest
-from acting import OUT, Basically, Doing, batch_of, emit_and_ack, identity_of, raising, run
-from results import emitted, failed, whys
+from acting import (
+    OUT,
+    Basically,
+    Doing,
+    batch_of,
+    emit_and_ack,
+    emitted,
+    failed,
+    identity_of,
+    raising,
+    run,
+    whys,
+)
 
-from ackcore.calls import Reject
-from ackcore.topology import row_executor
 from ackcore.topology.components import BasicBolt, Bolt
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Reason
@@ -56,15 +65,6 @@ def test_every_way_of_anchoring():
     assert emitted(results, "side") == [(2, []), (6, [2])]
     assert [result.open for result in results] == [2, 0, 0]
     assert failed(results) == {}
-
-
-@pytest.mark.parametrize("slice_rows", [1, 2, 512])
-def test_what_was_not_acked_fails_at_the_end(slice_rows, monkeypatch):
-    monkeypatch.setattr(row_executor, "SLICE_ROWS", slice_rows)
-    bolt = Doing(lambda b, t: b.collector.ack(t) if t[0] % 2 else None)
-    results = run(executor_for("b", bolt), [1, 2, 3], [4])
-    assert [result.open for result in results] == [1, 2, 0]
-    assert failed(results) == dict.fromkeys([1, 3], Reason("b", "NotAcked", "not acked by b"))
 
 
 class NoText(Exception):
@@ -116,32 +116,6 @@ def test_an_interrupt_passes(shape, method):
 
     with pytest.raises(KeyboardInterrupt):
         whole_task()
-
-
-def test_reject_is_final():
-    def execute(bolt, t):
-        if t[0] == 1:
-            raise Reject("broken for good")
-        if t[0] == 2:
-            bolt.collector.fail(t, Reject("said so"))
-        if t[0] == 3:
-            raise KeyError("k")
-        if t[0] == 4:
-            bolt.collector.fail(t, "some text")
-        if t[0] == 5:
-            bolt.collector.fail(t)
-        if t[0] == 6:
-            bolt.collector.fail(t, Reason("elsewhere", "T", "m", True))
-
-    results = run(executor_for("b", Doing(execute), reject=(LookupError,)), [1, 2, 3, 4, 5, 6])
-    assert list(failed(results).values()) == [
-        Reason("b", "Reject", "broken for good", True),
-        Reason("b", "Reject", "said so", True),
-        Reason("b", "KeyError", "'k'", True),
-        Reason("b", "Failed", "some text"),
-        Reason("b", "Failed", "failed by b"),
-        Reason("elsewhere", "T", "m", True),
-    ]
 
 
 class OnClass(BasicBolt):
@@ -312,39 +286,3 @@ def test_the_first_of_several_answers_counts(caplog):
     assert whys(results) == {1: "first", 2: "in time"}
     assert executor.ignored == 5
     assert "5 calls for tuples that were acked or failed before" in caplog.text
-
-
-def test_an_ack_of_an_earlier_window_stays(caplog):
-    def execute(bolt, t):
-        if t[0] == 2:  # held, and acked in the second batch; in the third it is too late
-            bolt.collector.ack(bolt.seen[0])
-        if t[0] == 3:
-            bolt.collector.fail(bolt.seen[0], "too late")
-        if t[0] > 1:
-            bolt.collector.ack(t)
-
-    executor = executor_for("b", Doing(execute))
-    results = run(executor, [1], [2], [3])
-    assert [result.open for result in results] == [1, 0, 0, 0]
-    assert failed(results) == {}
-    assert executor.ignored == 1
-
-
-def test_what_failed_in_an_earlier_batch_is_not_spoken_of_any_more():
-    def execute(bolt, t):
-        c = bolt.collector
-        if t[0] == 1:
-            c.fail(t, "told")
-        if t[0] == 2:
-            c.emit((2,), bolt.seen[0])
-            c.ack(t)
-        if t[0] == 3:
-            c.emit((3,), [t, bolt.seen[0]])
-            c.ack(t)
-
-    executor = executor_for("b", Doing(execute))
-    results = run(executor, [1], [2], [3])
-    assert emitted(results) == []
-    assert whys(results)[0] == "told"
-    assert whys(results)[2].startswith("emitted together with <Tuple of src/default: n=1>, which")
-    assert sorted(failed(results)) == [0, 2]

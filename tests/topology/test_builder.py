@@ -137,9 +137,9 @@ def test_a_spout_that_only_a_sink_reads_is_a_topology(make):
     assert builder.build().sinks["lines"].component == "lines"
 
 
-def test_a_writer_may_be_an_object_that_writes(make):
+def test_a_writer_may_be_a_sink(make):
     class Writer:
-        def write(self, frame, batch_id):
+        def write(self, batch):
             raise AssertionError("no sink is called here")
 
     builder = make.word_count()
@@ -261,8 +261,8 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         ),
         (
             lambda b, m: b.sink("count", "counts.parquet"),
-            "writer of sink 'count' must be a function of (DataFrame, batch_id) or have a method "
-            "write(DataFrame, batch_id), got str",
+            "writer of sink 'count' must be a function of (DataFrame, batch_id) or an "
+            "ackcore.spark.Sink, got str",
         ),
         (
             lambda b, m: b.sink("count", m.frame),

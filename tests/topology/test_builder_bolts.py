@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
-from declared import refusal
+from acting import refusal
 
 from ackcore.testing import Source
 from ackcore.topology import (
@@ -112,12 +112,13 @@ def test_a_bolt_that_would_fail_every_record_is_refused(builder, bolt, problem):
         ({"retry_on": [3]}, "retry_on of bolt 'x' must hold classes derived from Exception, got 3"),
         (
             {"reject": ["OSError"], "retry_on": [ValueError, "TimeoutError"]},
-            "retry_on of bolt 'x' must not hold what is rejected, got TimeoutError, which "
-            "reject has as OSError; take it out of one of the two",
+            "retry_on of bolt 'x' must not contain rejected exceptions, got TimeoutError, "
+            "which reject contains as OSError; remove it from one of them",
         ),
         (
             {"retry_on": [KeyError]},  # the setting has it
-            "retry_on of bolt 'x' must not hold what is rejected, got KeyError, which reject has;",
+            "retry_on of bolt 'x' must not contain rejected exceptions, got KeyError, which reject "
+            "contains;",
         ),
     ],
 )
@@ -135,7 +136,7 @@ def test_what_a_bolt_is_to_retry_is_checked(builder, attributes, problem):
     [
         (
             one(BatchBolt, process=lambda self, batch, out: None, journal=True),
-            "bolt 'x': Split.journal must be False, got True for what is neither an AsyncBolt",
+            "bolt 'x': Split.journal must be False, got True for a bolt that is neither an",
         ),
         (
             one(
@@ -226,8 +227,8 @@ def test_inputs_that_come_in_are_accepted_beside_others(make):
         (
             "count",
             pa.schema([("n", pa.int32())]),
-            "inputs of bolt 'x' ask for 'n: int32', and 'count' has 'n: int64'; "
-            "change the one or the other",
+            "inputs of bolt 'x' ask for 'n: int32', and 'count' has 'n: int64'; change one "
+            "of the two types",
         ),
         (
             "count",
@@ -279,10 +280,10 @@ def test_everything_that_is_wrong_is_said_at_once(builder, make):
         builder.build()
     assert len(caught.value.problems) == 3
     lines = str(caught.value).splitlines()
-    assert lines[0] == "3 things are wrong:"
+    assert lines[0] == "3 problems:"
     assert lines[1].startswith("1. parallelism of bolt 'x'")
     assert lines[2].startswith("2. fields grouping of bolt 'x' names field 'wrod'")
-    assert lines[3].startswith("3. nobody reads spout 'clicks'")
+    assert lines[3].startswith("3. no bolt or sink reads spout 'clicks'")
     again = pickle.loads(pickle.dumps(caught.value))
     assert (type(again), again.problems) == (TopologyError, caught.value.problems)
 
@@ -319,8 +320,8 @@ def test_types_that_cannot_be_sent_row_by_row_are_refused(make, builder, type_):
     builder.bolt("more", make.batches(schema)).shuffle("split")
     problem = refusal(builder)
     assert "field 'odd' of" in problem
-    assert "must be of a type whose rows can be cut" in problem
-    assert "declare the values' own type" in problem
+    assert "must have a type whose rows can be sent one by one" in problem
+    assert "declare the type of the values" in problem
 
 
 def test_what_is_nested_may_be_null_whatever_is_declared():

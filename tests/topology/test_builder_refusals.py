@@ -6,7 +6,7 @@ import re
 
 import pyarrow as pa
 import pytest
-from declared import refusal
+from acting import refusal
 
 from ackcore.topology import (
     TopologyBuilder,
@@ -63,7 +63,8 @@ def test_names_like_ours_are_refused(builder, make, kind):
     else:
         builder.sink("split", make.write, name="_Ackcore_x")
     assert re.fullmatch(
-        rf"{kind} '_[aA]ckcore_x' must not begin with '_ackcore_', as our own names do; rename it",
+        rf"{kind} '_[aA]ckcore_x' must not begin with '_ackcore_', "
+        "which is reserved for ackcore; rename it",
         refusal(builder),
     )
 
@@ -78,15 +79,15 @@ def test_a_name_may_be_had_once_over_spouts_and_bolts(builder, make):
 def test_names_that_differ_in_case_only_are_refused(builder, make):
     builder.bolt("Split", make.batches()).shuffle("lines")
     assert refusal(builder) == (
-        "components 'Split' and 'split' differ only in case, which neither Spark's columns nor "
-        "every file system tells apart; rename one"
+        "components 'Split' and 'split' differ only in case, and Spark's columns and some "
+        "file systems ignore case; rename one"
     )
 
 
 def test_two_sinks_of_one_name_are_refused(builder, make):
     builder.sink("split", make.write, name="counts")
     assert refusal(builder) == (
-        "2 sinks are named 'counts' (a sink, a sink); give all but one another with name="
+        "2 sinks are named 'counts' (a sink, a sink); set another name with name="
     )
 
 
@@ -122,17 +123,17 @@ def test_an_unknown_stream_is_named_with_its_near_miss(builder, make):
     with pytest.raises(TopologyError) as caught:
         builder.build()
     assert caught.value.problems == (
-        "bolt 'x' reads stream 'erors' of 'p', which has none such; did you mean 'errors'?",
-        "sink 'y' reads stream 'late' of 'p', which has none such; "
-        "the streams are 'default', 'errors'",
+        "bolt 'x' reads stream 'erors' of 'p', which does not exist; did you mean 'errors'?",
+        "sink 'y' reads stream 'late' of 'p', which does not exist; the streams are "
+        "'default', 'errors'",
     )
 
 
 def test_a_spout_has_one_stream(builder, make):
     builder.bolt("x", make.batches()).shuffle("lines", stream="errors")
     assert refusal(builder) == (
-        "bolt 'x' reads stream 'errors' of 'lines', which is a spout; "
-        "a spout's one stream is 'default'"
+        "bolt 'x' reads stream 'errors' of 'lines', which is a spout, and a spout's only "
+        "stream is 'default'"
     )
 
 
@@ -140,8 +141,8 @@ def test_a_bolt_that_emits_nothing_has_no_stream_to_read(builder, make):
     builder.bolt("silent", make.batches()).shuffle("lines")
     builder.bolt("x", make.batches()).shuffle("silent")
     assert refusal(builder) == (
-        "bolt 'x' reads stream 'default' of 'silent', which emits nothing; "
-        "declare what it emits in its outputs"
+        "bolt 'x' reads stream 'default' of 'silent', which declares no outputs; declare the "
+        "stream in its outputs"
     )
 
 
@@ -205,9 +206,9 @@ def test_a_circle_is_named_from_the_bolt_that_was_declared_first(builder, make):
     for name, reads in [("a", "c"), ("b", "a"), ("c", "b")]:
         builder.bolt(name, make.batches(make.words)).shuffle("lines").fields(reads, "word")
     assert refusal(builder) == (
-        "bolts read one another in a circle: a -> b -> c -> a; a tree of tuples must end within "
-        "its micro-batch, so take one of these inputs away (what must come round again leaves by "
-        "a sink and comes in by a spout)"
+        "bolts read one another in a cycle: a -> b -> c -> a; a tuple tree must end within "
+        "its micro-batch; remove one of these inputs, or write the tuples to a sink and read "
+        "them with a spout"
     )
 
 
@@ -216,12 +217,12 @@ def test_a_circle_is_named_alike_wherever_it_is_entered(builder, make, entered):
     builder.bolt("a", make.batches(make.words)).shuffle(entered)
     for name, reads in [("b", "d"), ("c", "b"), ("d", "c")]:
         builder.bolt(name, make.batches(make.words)).shuffle("lines").fields(reads, "word")
-    assert "in a circle: b -> c -> d -> b;" in refusal(builder)
+    assert "in a cycle: b -> c -> d -> b;" in refusal(builder)
 
 
 def test_a_bolt_that_reads_itself_is_a_circle(builder, make):
     builder.bolt("a", make.batches(make.words)).shuffle("a")
-    assert "in a circle: a -> a;" in refusal(builder)
+    assert "in a cycle: a -> a;" in refusal(builder)
 
 
 def test_a_bolt_has_an_input(builder, make):
@@ -235,15 +236,15 @@ def test_a_bolt_has_an_input(builder, make):
 def test_a_spout_that_is_not_read_is_refused(builder, make):
     builder.spout("clicks", make.frame("user"))
     assert refusal(builder) == (
-        "nobody reads spout 'clicks'; let a bolt or a sink read it, or take it away"
+        "no bolt or sink reads spout 'clicks'; let one read it, or remove it"
     )
 
 
 def test_a_stream_is_read_once_by_a_bolt(builder, make):
     builder.bolt("x", make.batches()).shuffle("split").fields("split", "word")
     assert refusal(builder) == (
-        "bolt 'x' reads 'split' twice; a bolt reads a stream by one grouping, "
-        "so take the other away"
+        "bolt 'x' reads 'split' twice; a bolt can read a stream by one grouping only; remove "
+        "one of them"
     )
 
 
@@ -251,8 +252,8 @@ def test_a_stream_is_read_once_by_a_bolt(builder, make):
 def test_parallelism_is_a_number_of_tasks(builder, make, parallelism):
     builder.bolt("x", make.batches(), parallelism=parallelism).shuffle("split")
     assert refusal(builder) == (
-        f"parallelism of bolt 'x' must be in 1..65536, got {parallelism}; "
-        "leave it out for as many tasks as there are"
+        f"parallelism of bolt 'x' must be in 1..65536, got {parallelism}; leave it out for "
+        "the default"
     )
 
 
@@ -261,8 +262,8 @@ def test_one_object_is_one_bolt(builder, make):
     builder.bolt("x", bolt).shuffle("split")
     builder.bolt("y", bolt).shuffle("split")
     assert refusal(builder) == (
-        "bolts 'x' and 'y' are one and the same object, which can keep one collector only; "
-        "make a Batches(...) for each"
+        "bolts 'x' and 'y' are the same object, and a bolt object has only one collector; "
+        "create a Batches(...) for each"
     )
 
 
@@ -272,7 +273,7 @@ def test_one_object_is_one_bolt(builder, make):
         (["word"], "bolt 'x': Batches.outputs must be a pyarrow.Schema"),
         ({"default": ["word"]}, "bolt 'x': Batches.outputs must map streams to pyarrow.Schema"),
         ({1: pa.schema([("word", pa.string())])}, "must map streams to pyarrow.Schema, got 1"),
-        (pa.schema([]), "bolt 'x': Batches.outputs['default'] must have a field at least"),
+        (pa.schema([]), "bolt 'x': Batches.outputs['default'] must have at least one field"),
     ],
 )
 def test_outputs_that_are_no_schema_are_refused_and_their_readers_are_not(
@@ -289,8 +290,8 @@ def test_outputs_that_are_no_schema_are_refused_and_their_readers_are_not(
         (["a", "b", "a"], "'x' has 2 fields named 'a'; rename one in outputs"),
         (
             ["_ackcore_root"],
-            "'x' has a field named '_ackcore_root', and names that begin with '_ackcore_' are our "
-            "own; rename it",
+            "'x' has a field named '_ackcore_root', and names that begin with '_ackcore_' "
+            "are reserved for ackcore; rename it",
         ),
     ],
 )
@@ -309,7 +310,7 @@ def test_a_field_that_two_have_can_be_asked_for(builder, make):
 def test_streams_that_differ_in_case_only_are_refused(builder, make):
     builder.bolt("x", make.batches({"bad": make.words, "Bad": make.words})).shuffle("split")
     assert refusal(builder).startswith(
-        "streams of bolt 'x', 'Bad' and 'bad' differ only in case, which neither"
+        "streams of bolt 'x', 'Bad' and 'bad' differ only in case, and Spark's"
     )
 
 
@@ -328,8 +329,8 @@ def test_a_named_stream_has_a_name_of_its_kind(builder, make):
         ),
         (
             ("x", "_ACKCORE_y"),
-            "the source of spout 's' has a field named '_ACKCORE_y', and names that begin with "
-            "'_ackcore_' are our own; rename it",
+            "the source of spout 's' has a field named '_ACKCORE_y', and names that begin "
+            "with '_ackcore_' are reserved for ackcore; rename it",
         ),
     ],
 )
@@ -354,8 +355,8 @@ def test_unique_is_said_of_a_message_id(builder, make):
     builder.spout("s", make.frame("x"), unique=True)
     builder.sink("s", make.write)
     assert refusal(builder) == (
-        "unique=True of spout 's' says that its message ids need no check, and it has none; "
-        "name their columns in message_id, or leave unique out"
+        "unique=True of spout 's' applies to message ids, and message_id is not set; name "
+        "their columns in message_id, or remove unique"
     )
 
 
@@ -370,7 +371,7 @@ def test_a_commit_group_needs_offsets(make):
     builder.spout("x", make.frame("topic", "value"), commit_group=Group())
     builder.sink("x", make.write)
     said = refusal(builder)
-    assert "is told offsets, and its source has no column 'partition', 'offset'" in said
+    assert "and its source lacks 'partition', 'offset'" in said
 
 
 def test_a_commit_group_needs_tracked_records(make):
@@ -378,7 +379,7 @@ def test_a_commit_group_needs_tracked_records(make):
     columns = ("topic", "partition", "offset")
     builder.spout("x", make.frame(*columns), commit_group=Group(), tracked=False)
     builder.sink("x", make.write)
-    assert "which is known of tracked records only" in refusal(builder)
+    assert "commits the offsets of tracked records" in refusal(builder)
 
 
 def test_a_commit_group_is_one(make):

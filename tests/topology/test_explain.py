@@ -85,35 +85,6 @@ def expected(text):
     return textwrap.dedent(text).strip()
 
 
-def test_word_count(make):
-    assert drawn(make.word_count()) == expected(
-        """
-        1 spout, 2 bolts, 1 sink, 2 stages, 1 shuffle
-        settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
-
-        stage 1, reads the source
-          spout lines: message ids are stamped
-          └─ default (line)
-             └──▶ split: shuffle, in the same task
-
-          bolt split: Split
-          └─ default (word: string)
-             └══▶ count: fields(word), to stage 2
-
-        ══ shuffle ═══════════════════════════════════════════════════════════════════
-          split ══▶ count: fields(word)
-
-        stage 2
-          bolt count: Count
-          └─ default (word: string, n: int64)
-             └──▶ sink counts: write
-
-        ══ settle ════════════════════════════════════════════════════════════════════
-          every tracked record ends ACKED, waiting for its retry, or in the dead letters
-        """
-    )
-
-
 def test_a_diamond(builder, make):
     builder.spout("events", make.frame(*KAFKA))
     builder.bolt("parse", Parse()).shuffle("events")
@@ -136,7 +107,7 @@ def test_a_diamond(builder, make):
           │  ├══▶ add: fields(user), to stage 2
           │  └══▶ multiply: partial_key(user), to stage 2
           └─ errors (line: string, why: string)
-             └─ nobody reads it
+             └─ not read
 
         ══ shuffle ═══════════════════════════════════════════════════════════════════
           parse ══▶ add: fields(user)
@@ -240,7 +211,7 @@ def test_a_stream_that_skips_a_level(builder, make):
         stage 3
           bolt total: Multiply
           └─ default (user: string, n: int64)
-             └─ nobody reads it
+             └─ not read
 
         ══ settle ════════════════════════════════════════════════════════════════════
           every tracked record ends ACKED, waiting for its retry, or in the dead letters
@@ -277,13 +248,6 @@ def test_named_streams_with_their_errors_to_a_sink_and_no_shuffle_at_all(builder
           each task settles its own records
         """
     )
-
-
-def test_a_named_stream_is_shuffled_under_its_name(builder, make):
-    builder.spout("events", make.frame("line"))
-    builder.bolt("parse", Parse()).shuffle("events")
-    builder.bolt("alert", Alert()).fields("parse", "why", stream="errors")
-    assert "\n  parse.errors ══▶ alert: fields(why)\n" in drawn(builder)
 
 
 @pytest.mark.parametrize(

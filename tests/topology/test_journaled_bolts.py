@@ -9,10 +9,9 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
-from acting import TWO, Basically, batch_of
+from acting import TWO, Basically, batch_of, emitted, failed
 from hypothesis import given
 from hypothesis import strategies as st
-from results import emitted, failed
 
 from ackcore._files.journal import Journal
 from ackcore.calls import Reject, Unavailable
@@ -236,7 +235,7 @@ def test_an_answer_that_is_damaged_ends_the_task(task, tmp_path):
             path.write_bytes(path.read_bytes()[:-1] + b"?")
 
     first.journal.sync = damaged
-    with pytest.raises(RuntimeError, match="an input of b was in its journal a moment ago"):
+    with pytest.raises(RuntimeError, match="the journal of b no longer has a readable answer"):
         first.process(3)
 
 
@@ -267,7 +266,7 @@ def test_a_bolt_is_prepared_before_its_first_call_if_there_is_one(task):
 def test_nothing_comes_after_a_flush(task):
     one = task(counting([]))
     one.executor.flush()
-    with pytest.raises(RuntimeError, match="b was flushed: there can be no more input"):
+    with pytest.raises(RuntimeError, match="b has been flushed and takes no more input"):
         one.process(1)
     one.end = lambda: one.journal.close()
 
@@ -277,7 +276,7 @@ def test_a_row_that_python_cannot_show_fails(task):
     column = pa.array([1, 2], pa.timestamp("s", tz="No/Such"))
     batch = pa.record_batch({"n": column.cast(pa.int64()), "at": column})
     found = one.executor.process("src", "default", batch, identity_of(batch))
-    assert "Python has no value for" in failed([found])[0].message
+    assert "without a Python value" in failed([found])[0].message
 
 
 def test_what_a_thread_emits_too_late_fails_its_input(task):
@@ -301,8 +300,8 @@ class Flushing(BasicBolt):
 @pytest.mark.parametrize(
     ("bolt", "message"),
     [
-        (Bolt(), "Bolt.journal must be False, got True for what is neither an AsyncBolt"),
-        (BatchBolt(), "BatchBolt.journal must be False, got True for what is neither an AsyncBolt"),
+        (Bolt(), "Bolt.journal must be False, got True for a bolt that is neither an"),
+        (BatchBolt(), "BatchBolt.journal must be False, got True for a bolt that is neither an"),
         (Flushing(), "Flushing.journal must be False, got True for a bolt with a flush"),
     ],
 )

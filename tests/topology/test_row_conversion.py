@@ -51,7 +51,7 @@ def test_a_value_that_python_cannot_show_fails_its_row_only():
     rows, misfits = rows_of(pa.record_batch({"n": [1, 2, 3], "text": bad}))
     assert rows == [(1, "ab"), (), (3, "ef")]
     assert [row for row, _ in misfits] == [1]
-    assert str(misfits[0].error).startswith("'text' holds a string that Python has no value for: ")
+    assert str(misfits[0].error).startswith("'text' holds a string without a Python value: ")
 
 
 def test_rows_without_columns_are_counted():
@@ -141,7 +141,7 @@ def test_what_was_emitted_stays_as_it_was():
         (
             Tuple((1, 2), Origin(None, "a", "s", ("x", "y"), 0, None), 0),
             TypeError,
-            "got Tuple; pass tuple.values to emit it as it is",
+            "got Tuple; pass tuple.values to emit it unchanged",
         ),
         ((1,), ValueError, "values must be 2 for b's stream 's', one of each of n, tags, got 1"),
         ([1, 2, 3], ValueError, "got 3"),

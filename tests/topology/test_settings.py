@@ -8,7 +8,7 @@ import os
 import pickle
 import pydoc
 import re
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -28,32 +28,6 @@ def load(tmp_path, text, environ=None, **overrides):
     path = tmp_path / "topology.toml"
     path.write_text(text, encoding="utf-8")
     return Settings.load(path, {} if environ is None else environ, **overrides)
-
-
-def test_the_defaults():
-    settings = Settings()
-    assert {field.name: getattr(settings, field.name) for field in fields(Settings)} == {
-        "max_attempts": 5,
-        "backoff_s": 1.0,
-        "max_backoff_s": 300.0,
-        "unavailable_timeout_s": 604_800.0,
-        "max_waiting": 1_000_000,
-        "max_retries_per_batch": 100_000,
-        "max_dead_window": None,
-        "parallelism": None,
-        "chunk_rows": 65_536,
-        "reject": (),
-        "max_sink_attempts": 5,
-        "sink_backoff_s": 1.0,
-        "max_runs": 8,
-        "careful_after": 2,
-        "bolt_call_timeout_s": None,
-        "heartbeat_s": 0.2,
-        "max_restarts": 5,
-        "restart_backoff_s": 1.0,
-        "trace_per_million": 0,
-    }
-    assert Settings.load(environ={}) == settings
 
 
 def test_every_setting_is_described():
@@ -159,7 +133,7 @@ def test_reject_takes_classes_and_names_and_holds_classes(tmp_path):
         (["not a name"], ValueError, "which cannot be found"),
         ([""], ValueError, "reject has '', which cannot be found"),
         (["print"], ValueError, "reject must hold classes derived from Exception, got 'print'"),
-        (["json.loads"], ValueError, "got 'json.loads'; only such a class"),
+        (["json.loads"], ValueError, "got 'json.loads'; remove it"),
         ([KeyboardInterrupt], ValueError, "got <class 'KeyboardInterrupt'>"),
         ([3], ValueError, "reject must hold classes derived from Exception, got 3"),
     ],
@@ -292,16 +266,16 @@ def test_all_unknown_settings_of_one_place_are_named_at_once(tmp_path):
     with pytest.raises(TypeError) as caught:
         Settings.load(environ={}, **unknown)
     assert str(caught.value).splitlines() == [
-        "2 things are wrong:",
+        "2 problems:",
         f"1. 'max_attemps' is not a setting; {near[0]}",
         f"2. 'back_off_ms' is not a setting; {near[1]}",
     ]
-    with pytest.raises(ValueError, match="2 things are wrong") as caught:
+    with pytest.raises(ValueError, match="2 problems") as caught:
         load(tmp_path, "\n".join(["[ackcore]", *(f"{name} = 1" for name in unknown)]))
     _, first, second = str(caught.value).splitlines()
     assert first.endswith(f"[ackcore] has 'max_attemps', which is not a setting; {near[0]}")
     assert second.endswith(f"[ackcore] has 'back_off_ms', which is not a setting; {near[1]}")
-    with pytest.raises(ValueError, match="2 things are wrong") as caught:
+    with pytest.raises(ValueError, match="2 problems") as caught:
         Settings.load(environ={"ACKCORE_MAX_ATTEMPS": "1", "ACKCORE_CHUNK_ROWS": "many"})
     assert str(caught.value).splitlines()[1:] == [
         "1. ACKCORE_CHUNK_ROWS in the environment must be an integer of at least 1, got 'many'; "

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
-from ackcore.topology.parts import Shuffle, changes
+from ackcore.topology.parts import changes
 from ackcore.topology.stage_layout import Layout
 
 NUMBERS = pa.schema([("x", pa.int64()), ("y", pa.int64())])
@@ -231,49 +231,6 @@ def test_explain_names_everything_and_draws_each_edge(topology):
 # --- by example ----------------------------------------------------------------------------------
 
 
-def test_a_diamond_meets_on_the_level_of_its_longer_arm():
-    builder = TopologyBuilder()
-    builder.spout("s", Frame())
-    builder.bolt("join", Batches()).fields("slow", "x").local_or_shuffle("quick")
-    builder.bolt("slow", Batches()).fields("s", "x")
-    builder.bolt("quick", Batches()).shuffle("s")
-    layout = Layout.of(builder.build())
-    assert layout.levels == {"s": 1, "join": 3, "slow": 2, "quick": 1}
-    assert [layout.at(level) for level in (1, 2, 3)] == [("quick",), ("slow",), ("join",)]
-    (skips,) = layout.out("quick")
-    assert (skips.level_from, skips.level_to, skips.moves, skips.spreads) == (1, 3, True, False)
-    assert layout.crossing(1) == (skips, *layout.out("s")[:1])
-
-
-def test_a_shuffle_stays_in_the_task_until_its_bolt_has_a_parallelism():
-    for parallelism, level in [(None, 1), (3, 2)]:
-        builder = TopologyBuilder()
-        builder.spout("s", Frame())
-        builder.bolt("b", Batches(), parallelism=parallelism).shuffle("s")
-        builder.bolt("c", Batches(), parallelism=parallelism).local_or_shuffle("b")
-        layout = Layout.of(builder.build())
-        assert layout.levels == {"s": 1, "b": level, "c": level}
-        assert layout.settles is (level == 2)
-        assert [sub.parallelism for sub in layout.subscriptions] == [parallelism] * 2
-
-
-@pytest.mark.parametrize(
-    ("spout", "settles"),
-    [
-        ({}, False),
-        ({"message_id": "x"}, True),
-        ({"message_id": "x", "unique": True}, False),
-        ({"message_id": "x", "tracked": False}, False),
-    ],
-)
-def test_without_an_exchange_only_message_ids_that_need_a_check_are_settled(spout, settles):
-    builder = TopologyBuilder()
-    builder.spout("s", Frame(), **spout)
-    builder.bolt("b", Batches()).shuffle("s")
-    layout = Layout.of(builder.build())
-    assert (layout.exchanges, layout.settles) == (0, settles)
-
-
 def test_bolts_that_might_come_in_any_order_come_as_declared():
     builder = TopologyBuilder()
     builder.spout("s", Frame())
@@ -471,13 +428,3 @@ def test_the_fingerprint_does_not_hear_of_what_may_change_from_start_to_start(ch
 def test_fingerprints_are_equal_where_structures_are(one, other):
     assert (one.fingerprint == other.fingerprint) is (one.structure == other.structure)
     assert bool(changes(one.structure, other.structure)) is (one.structure != other.structure)
-
-
-def test_shuffle_is_a_grouping_by_its_name():
-    # What a checkpoint depends on: the words must not change with the names of classes.
-    assert Shuffle().name == "shuffle"
-    structure = declare().structure
-    assert structure["bolts"]["b"]["inputs"] == [
-        ["a", "default", "fields", "x"],
-        ["s", "default", "shuffle"],
-    ]

@@ -15,7 +15,7 @@ from checkpoints import with_dead_letters
 
 from ackcore.spark.checkpoint.progress_log import ProgressLog
 from ackcore.spark.engine.progress import Percentiles, Progress
-from ackcore.ui.server import Server
+from ackcore.ui.server import PageServer
 
 ATTACK = (
     "</td><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -59,5 +59,5 @@ def checkpoint(tmp_path, monkeypatch):
 
 @pytest.fixture
 def server(checkpoint):
-    with Server([checkpoint], token=TOKEN) as served:
+    with PageServer([checkpoint], token=TOKEN) as served:
         yield served

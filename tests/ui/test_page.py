@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ackcore.ui.server import Server
+from ackcore.ui.server import PageServer
 
 browser = pytest.importorskip("browser", reason="websocket-client is not installed")
 
@@ -107,7 +107,7 @@ def test_what_records_say_stays_text(chromium, server):
 
 def test_letters_are_searched_and_sent_again_with_the_token(chromium, checkpoint):
     chromium.look(1600, 1000, "light")
-    with Server([checkpoint], token="abc") as server:
+    with PageServer([checkpoint], token="abc") as server:
         chromium.open(server.url)
         chromium.until("document.querySelectorAll('#dead tbody tr').length === 2")
         chromium.run("document.querySelectorAll('#dead tbody tr')[1].click()")
@@ -130,8 +130,24 @@ def test_letters_are_searched_and_sent_again_with_the_token(chromium, checkpoint
         chromium.until("document.querySelectorAll('#letters tbody tr').length === 1")
 
 
+def test_a_search_that_finds_nothing_says_what_there_is(chromium, server):
+    chromium.look(400, 1000, "light")
+    chromium.open(server.url)
+    chromium.until("document.querySelector('#found').textContent === '7 letters'")
+    chromium.run(
+        "document.querySelector('#search').elements.component.value = 'splitt';"
+        "document.querySelector('#search').requestSubmit()"
+    )
+    chromium.until("document.querySelectorAll('#letters tbody tr').length === 0")
+    assert chromium.run("document.querySelector('#found').textContent") == (
+        "no dead letter of 7 matches: the store has 5 of enrich with TimeoutError, 2 of split "
+        "with ValueError"
+    )
+    assert chromium.run("document.documentElement.scrollWidth") <= 400
+
+
 def test_it_tells_when_the_server_is_gone(chromium, checkpoint):
-    with Server([checkpoint]) as server:
+    with PageServer([checkpoint]) as server:
         chromium.open(server.url)
         assert not chromium.run("document.querySelector('#no-replay').hidden")
         assert chromium.run("document.querySelector('#replay').hidden")

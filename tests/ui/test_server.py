@@ -23,7 +23,7 @@ from ackcore.cli.reporting import app_of
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.query import Query
 from ackcore.topology.tuples import Reason
-from ackcore.ui.server import Server
+from ackcore.ui.server import PageServer
 
 TOKEN = "a token ☠ of 24 letters"
 JSON = {"Content-Type": "application/json"}
@@ -111,7 +111,7 @@ def test_it_is_asked_for_by_the_addresses_at_which_it_listens(checkpoint, host, 
 
 def test_one_name_is_no_list_of_them(checkpoint):
     with pytest.raises(TypeError, match="hosts must be a list of names, got 'db7'"):
-        Server([checkpoint], hosts="db7")
+        PageServer([checkpoint], hosts="db7")
 
 
 @pytest.mark.parametrize(("token", "error"), [("", ValueError), (" ", ValueError), (7, TypeError)])
@@ -127,7 +127,7 @@ def test_a_new_token_is_printed_and_ones_own_is_not(checkpoint, monkeypatch, set
         monkeypatch.setenv("ACKCORE_UI_TOKEN", set_to)
     made = []
 
-    class Kept(Server):
+    class Kept(PageServer):
         def __init__(self, checkpoints, **options):
             super().__init__(checkpoints, **options)
             made.append(options["token"])
@@ -135,7 +135,7 @@ def test_a_new_token_is_printed_and_ones_own_is_not(checkpoint, monkeypatch, set
         def wait(self):
             """It ends at once."""
 
-    monkeypatch.setattr(ui, "Server", Kept)
+    monkeypatch.setattr(ui, "PageServer", Kept)
     words = ["ui", str(checkpoint), "--port", "0", "--allow-replay", "--json"]
     done = CliRunner().invoke(app_of(COMMANDS), words)
     assert done.exit_code == 0, done.output
@@ -180,7 +180,7 @@ def test_replays_are_refused_to_others(server, headers, status):
 
 
 def test_replays_with_the_token(checkpoint):
-    with Server([checkpoint], token="abc") as server:
+    with PageServer([checkpoint], token="abc") as server:
         right = {"Authorization": "Bearer abc", "Content_Type": "application/json"}
         origin = server.url.rstrip("/")
         status, found = asked(server.url, "api/0/replay", {**LETTERS, "dry_run": True}, **right)
@@ -193,7 +193,7 @@ def test_replays_with_the_token(checkpoint):
 
 
 def test_without_a_token_nobody_replays(checkpoint):
-    with Server([checkpoint]) as server:
+    with PageServer([checkpoint]) as server:
         assert not asked(server.url, "api/checkpoints")[1]["replay"]
         for token in ("", "None"):
             headers = {"Authorization": f"Bearer {token}", "Content_Type": "application/json"}
@@ -202,18 +202,18 @@ def test_without_a_token_nobody_replays(checkpoint):
 
 def test_several_checkpoints_and_none(tmp_path, checkpoint):
     with_dead_letters(tmp_path / "other")
-    with Server([checkpoint, tmp_path / "other"]) as server:
+    with PageServer([checkpoint, tmp_path / "other"]) as server:
         assert asked(server.url, "api/1/status")[1]["checkpoint"] == str(tmp_path / "other")
     with pytest.raises(FileNotFoundError):
-        Server([tmp_path])
+        PageServer([tmp_path])
 
 
 def test_a_checkpoint_that_is_damaged_is_told_of(checkpoint):
-    with Server([checkpoint]) as server:
+    with PageServer([checkpoint]) as server:
         (checkpoint / "ackcore/batches/1.decision").write_text("{}")
         status, found = asked(server.url, "api/0/status")
         assert status == 503
-        assert "1.decision is damaged" in found["error"]
+        assert "head.json is damaged" in found["error"]
 
 
 def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):
@@ -221,7 +221,7 @@ def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):
     lines, all_of_them = {"lines": pa.schema([("value", pa.string())])}, []
     with OPEN(path, Topology(lines=("value",))) as state:
         letters = DeadLetters.open(path, state.deployment_key, None, lines, state.records)
-        with Server([path]) as server:
+        with PageServer([path]) as server:
             _, found = asked(server.url, "api/0/letters?component=no")
             assert found == {
                 "letters": [], "damaged": [], "none_found": "there are no dead letters", "limit": 50
@@ -233,7 +233,7 @@ def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):
             run_one(state, 0, {}, dead)
             _, found = asked(server.url, "api/0/letters?component=no")
     assert found["none_found"] == (
-        "of 65 dead letters none is like that: there are 11 of bolt0 with ValueError, "
+        "no dead letter of 65 matches: the store has 11 of bolt0 with ValueError, "
         + ", ".join(f"{11 - n} of bolt{n} with ValueError" for n in range(1, 8))
         + ", and 2 other reasons"
     )
@@ -242,7 +242,7 @@ def test_a_search_that_finds_nothing_says_what_there_is(tmp_path):
 def test_damaged_letters_are_told_of_beside_the_others(checkpoint):
     (file,) = (checkpoint / "ackcore/dead_letters/lines").glob("batch-1.*.parquet")
     file.write_bytes(file.read_bytes()[:-9])
-    with Server([checkpoint]) as server:
+    with PageServer([checkpoint]) as server:
         status, found = asked(server.url, "api/0/status")
         assert (status, found["dead"]["letters"]) == (200, 4)
         assert f"{file} is damaged" in found["dead"]["damaged"][0]
@@ -252,7 +252,7 @@ def test_damaged_letters_are_told_of_beside_the_others(checkpoint):
 
 
 def test_it_ends(checkpoint):
-    server = Server([checkpoint])
+    server = PageServer([checkpoint])
     server.close()
     server.close()
     with pytest.raises(urllib.error.URLError):

@@ -16,20 +16,15 @@ from confluent_kafka import Consumer, TopicPartition
 from ackcore.dead_limit import TooManyDead
 from ackcore.dispatch.dispatcher import RecordDead
 from ackcore.kafka.cluster import Partition
-from ackcore.kafka.consumer.consumer_client import (
-    ConsumerError,
-    dead_letters_of,
-    make_client,
-    wait_until_known,
-)
-from ackcore.kafka.consumer.consumer_commits import Commits
+from ackcore.kafka.consumer.consumer_client import Commits, make_client, wait_until_known
+from ackcore.kafka.consumer.consumer_letters import dead_letters_of
 from ackcore.kafka.consumer.consumer_settings import OTHER_TOPIC, ConsumerSettings
 from ackcore.kafka.consumer.consumer_starts import begin
 from ackcore.kafka.consumer.held_partition import DyingRecord, Key
 from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.kafka.consumer.partition_reading import SHORT_LOOK_S, PartitionReading, now_ms
 from ackcore.kafka.consumer.topic_watch import TopicWatch, ids_of
-from ackcore.kafka.kafka_errors import redacted_error
+from ackcore.kafka.kafka_errors import ConsumerError, redacted_error
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +151,7 @@ class ClientThread:
             self._drain(keys)
             self._commits.send_last(self._client, keys)
             with self._changed:
-                if self._held.uncommitted():
+                if self._held.has_uncommitted():
                     refusal = self._commits.last_refusal
                     self.last_refusal = self.settings.client.redacted(refusal)
                 for key in keys:
@@ -209,8 +204,8 @@ class ClientThread:
         if excess is not None:
             self._keep_last(letters)
             raise TooManyDead(
-                f"{excess.message}: what is not kept as a dead letter was not committed, and is "
-                "there at the next start; see what the dead letters have as their reasons",
+                f"{excess.message}: records without a stored dead letter were not committed, and "
+                "are read again at the next start; see the reasons in the dead letters",
                 limit=excess.limit,
             )
         if self._dead_letters is None:
@@ -328,7 +323,7 @@ class ClientThread:
     def _on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         keys = [(found.topic, found.partition) for found in partitions]
         self._log.warning(
-            "%d partitions went to other members: nothing of them is committed", len(keys)
+            "%d partitions went to other members: none of their records is committed", len(keys)
         )
         with self._changed:
             self._held.close(keys)
@@ -361,8 +356,8 @@ class ClientThread:
                 return
             if time.monotonic() - started >= self.drain_s:  # `close` may have shortened it
                 self._log.warning(
-                    "%d records were not answered in %g s: they are read again by "
-                    "whoever has their partitions next",
+                    "%d records were not answered in %g s: the next owner of their partitions "
+                    "reads them again",
                     left,
                     self.drain_s,
                 )

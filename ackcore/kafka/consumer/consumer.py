@@ -18,7 +18,6 @@ from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.flow.numbers import positive
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.consumer.client_thread import ClientThread
-from ackcore.kafka.consumer.consumer_client import ConsumerError
 from ackcore.kafka.consumer.consumer_records import (
     ConsumerCounts,
     Failure,
@@ -37,6 +36,7 @@ from ackcore.kafka.consumer.consumer_settings import (
 )
 from ackcore.kafka.consumer.held_records import HeldRecords
 from ackcore.kafka.consumer.partition_reading import now_ms
+from ackcore.kafka.kafka_errors import ConsumerError
 from ackcore.kafka.start_positions import Start
 
 #: The number of records that are taken at once for an event loop.
@@ -487,8 +487,8 @@ class Consumer:
         ------
         ConsumerError, TooManyDead, RecordDead, KafkaException
             The error that ended the consumer, also if `poll` has raised it before. `ConsumerError`
-            also if the broker refused the last commit: records that are done are then delivered
-            again after a restart.
+            also if the broker refused the last commit of records that are done: they are then
+            delivered again after a restart.
         TimeoutError
             If the client does not end in time. It continues in the background.
         """

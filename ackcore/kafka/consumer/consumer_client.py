@@ -1,16 +1,17 @@
-"""The confluent-kafka client of a consumer, and its requests for offsets and records."""
+"""The confluent-kafka client of a consumer: its requests for offsets, its records, its commits."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from ackcore.kafka.client_settings import Value
-from ackcore.kafka.consumer.consumer_letters import CallableKeeper, LettersUnderWay, TopicKeeper
+from ackcore.kafka.client_settings import Log, Value
+from ackcore.kafka.committer import commit_requests
 from ackcore.kafka.consumer.consumer_records import (
     UNREADABLE_HEADERS,
     Failure,
@@ -18,8 +19,10 @@ from ackcore.kafka.consumer.consumer_records import (
     KafkaRecord,
 )
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
-from ackcore.kafka.consumer.held_partition import Key
-from ackcore.kafka.producing import PASSING, SIZES
+from ackcore.kafka.consumer.held_partition import Key, PartitionCommit
+from ackcore.kafka.consumer.held_records import HeldRecords
+from ackcore.kafka.kafka_errors import ConsumerError, is_fatal
+from ackcore.kafka.producing import PASSING
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -27,20 +30,19 @@ _T = TypeVar("_T")
 #: Seconds that brokers may take to answer a question of a consumer.
 REQUEST_S = 30.0
 _PAUSE_S = 0.1
-#: Settings for consumers only: a producer would warn about them.
-_OF_CONSUMERS = (
-    *("group.", "session.", "heartbeat.", "max.poll.", "max.partition.fetch.", "fetch."),
-    *("queued.", "auto.", "enable.auto.", "enable.partition.", "partition.assignment."),
-    *("isolation.", "check.crcs", "coordinator.", "consume.", "offset."),
-)
+#: Seconds of retries for a last commit that the group refuses during a rebalance.
+_LAST_S = 2.0
+_LOOK_S = 0.01
+#: Temporary: the client's own thread fetches the new generation, epoch or coordinator.
+_MOVING = PASSING | {
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.STALE_MEMBER_EPOCH,
+}
+#: The group has removed this member, or has assigned its partitions to others.
+_FENCED = frozenset((KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION))
 
-
-class ConsumerError(RuntimeError):
-    """The error that ended a consumer."""
-
-
-class OffsetsOutOfRange(ConsumerError):
-    """The next offset to read was deleted, or does not exist yet."""
+_Refused = list[tuple[KafkaError, PartitionCommit]]
 
 
 def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> Consumer:
@@ -74,28 +76,13 @@ def make_client(settings: ConsumerSettings, on_commit: Callable[..., None]) -> C
     try:
         return Consumer(config)
     except KafkaException as error:
-        raise _refused(settings, error) from None
+        raise settings_refused(settings, error) from None
 
 
-def _refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError:
+def settings_refused(settings: ConsumerSettings, error: KafkaException) -> ConsumerError:
+    """Return the error for settings that librdkafka refuses."""
     said = settings.client.redacted(error.args[0].str())
     return ConsumerError(f"librdkafka refused the settings of the client: {said}; correct options=")
-
-
-def dead_letters_of(settings: ConsumerSettings) -> LettersUnderWay | None:
-    """Return the store of dead letters that the settings name; None without one."""
-    given, log = settings.dead_letters, settings.client.logger(_log)
-    if given is None:
-        return None
-    if not isinstance(given, str):
-        return LettersUnderWay(CallableKeeper(given), log)
-    own: dict[str, Value] = {"logger": log, "enable.idempotence": True, "acks": "all"}
-    config = settings.client.client(own, SIZES)
-    config = {name: of for name, of in config.items() if not name.startswith(_OF_CONSUMERS)}
-    try:
-        return LettersUnderWay(TopicKeeper(given, config, log), log)
-    except KafkaException as error:
-        raise _refused(settings, error) from None
 
 
 def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
@@ -116,11 +103,15 @@ def wait_until_known(client: Consumer, partitions: Iterable[Key]) -> None:
                 found = client.list_topics(topic, REQUEST_S).topics[topic].partitions
             except KafkaException as error:
                 raise ConsumerError(
-                    f"the partitions of {topic} are not to be had: {error.args[0].str()}"
+                    f"the partitions of topic {topic!r} could not be listed: "
+                    f"{error.args[0].str()}; start the consumer again once brokers answer"
                 ) from None
             wanted -= {(topic, number) for number in found}
         if wanted and time.monotonic() > until:
-            raise ConsumerError(f"nobody knows the partitions {sorted(wanted)}; are they there?")
+            raise ConsumerError(
+                f"the brokers do not list the partitions {sorted(wanted)} after {REQUEST_S:g} s; "
+                "create them, or correct partitions="
+            )
         if wanted:
             time.sleep(_PAUSE_S)
 
@@ -141,8 +132,8 @@ def answer_of(ask: Callable[[], _T], what: str) -> _T:
             error = raised.args[0]
         if error.code() not in PASSING or time.monotonic() > until:
             raise ConsumerError(
-                f"the brokers do not say {what}: {error.str()}; start the consumer again once "
-                "they do"
+                f"the brokers did not answer the request for {what}: {error.str()}; start the "
+                "consumer again once they do"
             )
         time.sleep(_PAUSE_S)
 
@@ -165,7 +156,7 @@ def watermarks(client: Consumer, partition: TopicPartition) -> tuple[int, int]:
     """
     low, high = answer_of(
         lambda: client.get_watermark_offsets(partition, REQUEST_S),
-        f"where {partition.topic}-{partition.partition} begins and ends",
+        f"the first and last offset of {partition.topic}-{partition.partition}",
     )
     return low, high
 
@@ -185,3 +176,140 @@ def record_of(key: Key, message: Message) -> tuple[KafkaRecord, Failure | None]:
         *key, offset, message.key(), message.value(), headers, timestamp_ms if kind else None
     )
     return record, failure
+
+
+class Commits:
+    """The commits of a consumer, sent in the client's thread.
+
+    Parameters
+    ----------
+    group_id : str
+    held : HeldRecords
+        Used under ``changed`` only.
+    changed : threading.Condition
+    fatal : callable
+        Called with an error after which no commit can succeed.
+    log : Log, optional
+        Receives refused commits.
+    """
+
+    def __init__(
+        self,
+        group_id: str,
+        held: HeldRecords,
+        changed: threading.Condition,
+        fatal: Callable[[ConsumerError], object],
+        log: Log = _log,
+    ) -> None:
+        self._log = log
+        self._group_id = group_id
+        self._held = held
+        self._changed = changed
+        self._fatal = fatal
+        self._sent: dict[Key, PartitionCommit] = {}
+        self._unanswered = 0  # requests
+        #: The error of the last refused commit; "" if none was refused.
+        self.last_refusal = ""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether requests are still unanswered."""
+        return self._unanswered > 0
+
+    def send(self, client: Consumer) -> None:
+        """Send the changed offsets. The client calls `answered` with the result of each request."""
+        self._sent = {}
+        for some in self._requests(None):
+            self._sent.update(_by_key(some))
+            self._unanswered += 1
+            try:
+                client.commit(offsets=_offsets(some), asynchronous=True)
+            except KafkaException as error:
+                self._unanswered -= 1
+                self._refused([(error.args[0], one) for one in some])
+
+    def answered(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Apply the answer to a request."""
+        self._unanswered = max(0, self._unanswered - 1)
+        self._take_in(error, partitions, self._sent)
+
+    def send_last(self, client: Consumer, keys: list[Key]) -> None:
+        """Commit partitions that are taken away, and wait. Later answers for their records count as
+        stale.
+        """
+        until = time.monotonic() + _LAST_S
+        with self._changed:
+            self._held.seal(keys)
+        again = True
+        while again:
+            again = False
+            for some in self._requests(keys):
+                try:
+                    answer = client.commit(offsets=_offsets(some), asynchronous=False)
+                except KafkaException as raised:
+                    error = raised.args[0]
+                    if error.code() in _MOVING and time.monotonic() < until:
+                        time.sleep(_LOOK_S)
+                        again = True
+                        break
+                    again |= self._refused([(error, one) for one in some])
+                else:
+                    again |= self._take_in(None, answer or [], _by_key(some))
+
+    def _requests(self, keys: Iterable[Key] | None) -> Iterator[list[PartitionCommit]]:
+        with self._changed:
+            commits = _by_key(self._held.commits(keys))
+        metadata = {key: one.commit.metadata for key, one in commits.items()}
+        for some in commit_requests(self._group_id, metadata):
+            yield [commits[key] for key in some]
+
+    def _take_in(
+        self,
+        error: KafkaError | None,
+        partitions: list[TopicPartition],
+        sent: Mapping[Key, PartitionCommit],
+    ) -> bool:
+        """Apply an answer. Return whether refused commits may succeed with the metadata form chosen
+        now.
+        """
+        refused: _Refused = []
+        for found in partitions:
+            one = sent.get((found.topic, found.partition))
+            if one is None or one.commit.offset != found.offset:
+                continue  # from a former assignment
+            if (why := error or found.error) is not None:
+                refused.append((why, one))
+                continue
+            with self._changed:
+                self._held.committed(one)
+        return bool(refused) and self._refused(refused)
+
+    def _refused(self, refused: _Refused) -> bool:
+        """Log refused commits; the next commits repeat their offsets. Return whether the form
+        changed.
+        """
+        error = refused[0][0]
+        code = KafkaError.OFFSET_METADATA_TOO_LARGE
+        too_large = [one.commit.metadata for why, one in refused if why.code() == code]
+        with self._changed:
+            self._held.counts.rejected += len(refused)
+            # librdkafka may report the error for all; the longest was certainly refused.
+            longest = max(too_large, key=len, default="")
+            shorter = self._held.shorten_metadata(longest)
+        if is_fatal(error):
+            self._fatal(ConsumerError(f"the consumer cannot commit: {error.str()}"))
+        self.last_refusal = error.str()
+        what = "fenced" if error.code() in _FENCED else "refused"
+        self._log.warning("a commit of %d partitions was %s: %s", len(refused), what, error.str())
+        return shorter
+
+
+def _by_key(commits: Iterable[PartitionCommit]) -> dict[Key, PartitionCommit]:
+    return {(one.topic, one.partition): one for one in commits}
+
+
+def _offsets(commits: Iterable[PartitionCommit]) -> list[TopicPartition]:
+    return [
+        TopicPartition(one.topic, one.partition, one.commit.offset, metadata=one.commit.metadata)
+        for one in commits
+    ]

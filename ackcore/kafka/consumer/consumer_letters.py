@@ -17,11 +17,13 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ackcore.kafka.client_settings import Log
+from ackcore.kafka.client_settings import Log, Value
+from ackcore.kafka.consumer.consumer_client import settings_refused
 from ackcore.kafka.consumer.consumer_records import Failure, Headers, KafkaRecord
+from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import DyingRecord
-from ackcore.kafka.kafka_errors import error_text, is_fatal
-from ackcore.kafka.producing import way_out
+from ackcore.kafka.kafka_errors import ConsumerError, error_text, is_fatal
+from ackcore.kafka.producing import SIZES, way_out
 from ackcore.retry import capped_doubling
 
 _log = logging.getLogger(__name__)
@@ -43,13 +45,14 @@ _DIGITS = 10
 _SAID_MS = 60_000
 _FIRST_WAIT_MS, _LONGEST_WAIT_MS = 100, 10_000
 
+#: Settings for consumers only: a producer would warn about them.
+_OF_CONSUMERS = (
+    *("group.", "session.", "heartbeat.", "max.poll.", "max.partition.fetch.", "fetch."),
+    *("queued.", "auto.", "enable.auto.", "enable.partition.", "partition.assignment."),
+    *("isolation.", "check.crcs", "coordinator.", "consume.", "offset."),
+)
+
 Report = Callable[[DyingRecord, str | None], None]
-
-
-class DeadLetterLoop(RuntimeError):
-    """A record has died so often that something must be sending its dead letters back
-    automatically.
-    """
 
 
 def number_in(value: bytes | None) -> int | None:
@@ -95,13 +98,13 @@ def headers_of(letter: DyingRecord) -> Headers:
 
     Raises
     ------
-    DeadLetterLoop
+    ConsumerError
         If the record has died more than 20 times.
     """
     record, failure = letter.record, letter.failure
     died = deaths(record.headers) + 1
     if died > MAX_DEATHS:
-        raise DeadLetterLoop(
+        raise ConsumerError(
             f"{record.topic}-{record.partition}@{record.offset} has died {MAX_DEATHS} times: its "
             "dead letters come back to a topic that is read; stop what sends them back, and give "
             "the consumer dead_letters= another topic, or a callable"
@@ -200,7 +203,7 @@ class TopicKeeper:
         # All letters under way must first be reported as undelivered, to be tried again.
         if self._fatal is not None and not self._end():
             self._log.warning(
-                "the producer of dead letters is made anew after: %s", self._fatal.str()
+                "the producer of dead letters is replaced, because it ended: %s", self._fatal.str()
             )
             self._producer, self._fatal = Producer(self._config), None
 
@@ -314,8 +317,8 @@ class LettersUnderWay:
             self._said_ms = self._now_ms
             record = letter.record
             self._log.warning(
-                "the dead letter of %s-%d@%d is not kept: %s. It is tried again until it is, and "
-                "nothing is committed over it",
+                "the dead letter of %s-%d@%d is not stored: %s. It is tried again, and its offset "
+                "is not committed before it is stored",
                 *(record.topic, record.partition, record.offset, error),
             )
         due_ms = self._now_ms + capped_doubling(_FIRST_WAIT_MS, failures, _LONGEST_WAIT_MS)
@@ -326,3 +329,19 @@ class LettersUnderWay:
         """Drop all letters that are not stored. Their records are not done."""
         self._closed = True
         self._keeper.close()
+
+
+def dead_letters_of(settings: ConsumerSettings) -> LettersUnderWay | None:
+    """Return the store of dead letters that the settings name; None without one."""
+    given, log = settings.dead_letters, settings.client.logger(_log)
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        return LettersUnderWay(CallableKeeper(given), log)
+    own: dict[str, Value] = {"logger": log, "enable.idempotence": True, "acks": "all"}
+    config = settings.client.client(own, SIZES)
+    config = {name: of for name, of in config.items() if not name.startswith(_OF_CONSUMERS)}
+    try:
+        return LettersUnderWay(TopicKeeper(given, config, log), log)
+    except KafkaException as error:
+        raise settings_refused(settings, error) from None

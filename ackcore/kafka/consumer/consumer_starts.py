@@ -19,21 +19,16 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, TopicPartition
 
 from ackcore.kafka.commit_metadata import CommitOrigin
-from ackcore.kafka.consumer.consumer_client import (
-    REQUEST_S,
-    OffsetsOutOfRange,
-    answer_of,
-    watermarks,
-    without_errors,
-)
+from ackcore.kafka.consumer.consumer_client import REQUEST_S, answer_of, watermarks, without_errors
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
 from ackcore.kafka.consumer.held_partition import Key
-from ackcore.kafka.start_positions import first_offset, time_ms
+from ackcore.kafka.kafka_errors import OffsetsOutOfRange
+from ackcore.kafka.start_positions import MADE_ANEW, NEW_PARTITION, first_offset, time_ms
 from ackcore.offsets import Restored, decode_metadata
 
 _log = logging.getLogger(__name__)
 
-MADE_ANEW, NEW_PARTITION, ANOTHER_LOG = "topic made anew", "new partition", "another log"
+ANOTHER_LOG = "another log"
 _WAY_OUT = "out_of_range='earliest' or 'latest' reads it from its beginning"
 
 
@@ -105,7 +100,9 @@ def begin(
         level = logging.WARNING if why in (MADE_ANEW, ANOTHER_LOG) else logging.INFO
         log.log(level, "%s-%d begins at %d, %s", *key, offset, why)
         if why == MADE_ANEW and settings.on_out_of_range == "fail":
-            raise OffsetsOutOfRange(f"{key[0]}-{key[1]}: the {MADE_ANEW}; {_WAY_OUT}")
+            raise OffsetsOutOfRange(
+                f"the topic of {key[0]}-{key[1]} was deleted and created again; {_WAY_OUT}"
+            )
         name = settings.force_from_start
         origin = CommitOrigin.of(topic_id, name)
         was = CommitOrigin.read(restored.deployment)
@@ -160,10 +157,11 @@ def _another_log(
     if done <= high:
         return None
     key = _key(partition)
-    what = f"{key[0]}-{key[1]} is done up to {done}, and there is {low} to {high}"
+    what = f"{key[0]}-{key[1]} is done up to {done}, but has offsets [{low}, {high})"
     if settings.on_out_of_range == "fail":
         raise OffsetsOutOfRange(
-            f"{what}: it is {ANOTHER_LOG}; out_of_range='earliest' or 'latest' goes on there"
+            f"{what}: it was truncated or its topic created again; out_of_range='earliest' or "
+            "'latest' continues at its beginning or end"
         )
     settings.client.logger(_log).warning("%s", what)
     offset = low if settings.on_out_of_range == "earliest" else high
@@ -185,12 +183,12 @@ def _near(
     what = f"{partition.topic}-{partition.partition}"
     if settings.on_out_of_range == "fail":
         raise OffsetsOutOfRange(
-            f"{what} is to be read from {offset}, and ends at {high}: that is more than "
-            f"max_offset_behind={most} behind; raise it, or give dead_letters= something that is "
-            "told which offsets are passed over"
+            f"{what} would be read from offset {offset}, more than max_offset_behind={most} "
+            f"before its end {high}; raise it, or set dead_letters, and a dead letter names the "
+            "skipped offsets"
         )
     settings.client.logger(_log).warning(
-        "%s is to be read from %d, too far behind %d: it begins %d before that",
+        "%s would be read from %d, too far before its end %d: it begins %d before the end",
         *(what, offset, high, most),
     )
     return high - most
@@ -202,7 +200,7 @@ def _committed(
     asked = [TopicPartition(found.topic, found.partition) for found in partitions]
     return answer_of(
         lambda: without_errors(client.committed(asked, REQUEST_S)),
-        f"what the group {settings.group_id!r} has committed",
+        f"the committed offsets of group {settings.group_id!r}",
     )
 
 
@@ -218,6 +216,6 @@ def _of_time(client: Consumer, settings: ConsumerSettings, keys: Sequence[Key]) 
     asked = [TopicPartition(*key, wanted) for key in keys]
     answered = answer_of(
         lambda: without_errors(client.offsets_for_times(asked, REQUEST_S)),
-        f"which offsets are of {settings.start}",
+        f"the first offsets of {settings.start}",
     )
     return {(one.topic, one.partition): one.offset for one in answered if one.offset >= 0}

@@ -125,7 +125,7 @@ class HeldPartition:
         self.cause = ""  # of its pause
         # An uncommitted start counts as a change: after a crash, "latest" would be another offset.
         self.changes = int(not committed)
-        self.committed_changes = 0
+        self.committed_changes = self.last_done = 0  # as numbers of changes
         self.committed: int | None = state.committable if committed else None
 
     def hold(self, record: KafkaRecord, size: int, now_ms: int) -> Held:
@@ -317,10 +317,9 @@ def stopped_by_waiting(partitions: Mapping[Key, HeldPartition], limits: Limits) 
     waiting = sum(each.numbers[WAITING] for each in partitions.values())
     waiting_bytes = sum(each.sizes[WAITING] for each in partitions.values())
     return (
-        f"nothing is read of {stopped} of {len(partitions)} partitions: {waiting} records "
-        f"wait for another attempt, of {waiting_bytes} bytes; reading stops at "
-        f"max_waiting={limits.waiting} or max_waiting_bytes={limits.waiting_bytes}, and goes on "
-        "below half of both"
+        f"{stopped} of {len(partitions)} partitions are not read, because {waiting} records of "
+        f"{waiting_bytes} bytes wait for a retry; reading stops at max_waiting={limits.waiting} or "
+        f"max_waiting_bytes={limits.waiting_bytes}, and resumes below half of both"
     )
 
 

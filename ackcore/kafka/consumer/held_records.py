@@ -561,6 +561,7 @@ class HeldRecords:
         found.count(held, -1)
         found.leave(offset, self._order_of(held.record))
         found.changes += 1
+        found.last_done = found.changes
         self._moved(found)
 
     # Dead letters.
@@ -608,6 +609,10 @@ class HeldRecords:
             if each.changes != each.committed_changes
         }
 
+    def has_uncommitted(self) -> bool:
+        """Return whether records are done that the broker has no commit of."""
+        return any(each.last_done > each.committed_changes for each in self._partitions.values())
+
     def are_committed(self, changes: Mapping[Key, tuple[int, int]]) -> bool:
         """Return whether all changes returned by `uncommitted` are committed.
 
@@ -649,7 +654,7 @@ class HeldRecords:
         not.
         """
         told = stopped_by_waiting(self._partitions, self._limits)
-        return told and f"{told}; the last one failed of {self._last_failure}"
+        return told and f"{told}; the last one failed with {self._last_failure}"
 
     @property
     def paused(self) -> int:

@@ -15,12 +15,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple
 
 from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
 from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.cluster import Cluster, ClusterFailed
+from ackcore.kafka.cluster import Cluster, ClusterFailed, TopicPartition
 from ackcore.kafka.consumer.consumer_letters import (
     ATTEMPTS,
     MAX_DEATHS,
@@ -70,28 +71,6 @@ class _Letter(NamedTuple):
     partition: int
     headers: Headers
     deaths: int
-
-
-class _Targets:
-    """The partition counts of the topics that letters came from."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._counts: dict[str, int] = {}
-
-    def missing(self, letter: _Letter) -> str | None:
-        """Return the reason why a letter's topic or partition is missing; None if it exists."""
-        topic = letter.topic
-        if topic not in self._counts:
-            self._counts[topic] = len(self._cluster.partitions([topic], missing_ok=True))
-        if letter.partition < self._counts[topic]:
-            return None
-        if not self._counts[topic]:
-            return f"there is no topic {topic}; make it, with {letter.partition + 1} partitions"
-        return (
-            f"topic {topic} has {self._counts[topic]} partitions; make partition "
-            f"{letter.partition} of it"
-        )
 
 
 def replay_letters(
@@ -162,57 +141,79 @@ def replay_letters(
     from_ms = None if since is None else _ms_of(since)
     sent = left = 0
     with Cluster(settings) as cluster, RangeReader(settings) as reader:
-        targets = _Targets(cluster)
         # Read the id first: if the topic is created again from now on, the next call detects it.
         topic_id = next((one.topic_id for one in cluster.partitions([topic])), None)
-        for key, (low, high) in cluster.bounds_of(topic).items():
-            partition = key.partition
-            name = _name(topic, partition)
-            with closing(Transactions(settings, name, topic)) as transactions:
+
+        @cache
+        def partitions_of(name: str) -> int:
+            return len(cluster.partitions([name], missing_ok=True))
+
+        for key, bounds in cluster.bounds_of(topic).items():
+            with closing(Transactions(settings, _name(*key), topic)) as transactions:
                 last = transactions.last
-                done = -1 if last is None else last.number
-                of = "" if last is None else last.note
-                note = topic_id or of
-                is_other_topic = of not in ("", note)
-                if done >= high and not is_other_topic:
-                    # Another call may have sent since.  It is fenced from now on.
-                    low, high = cluster.bounds_of(topic)[key]
-                is_other_log = is_other_topic or done >= high
-                if is_other_log and from_ms is None and low < high:
-                    why = (
-                        f"{topic} was made anew since the letter {partition}/{done} was sent last"
-                        if is_other_topic
-                        else f"{topic}-{partition} ends at {high}, before the letter that was sent "
-                        f"last, {done}: it was truncated, or the topic was made anew"
-                    )
-                    raise _since_missing(f"{why}, and which of its letters were sent is not known")
-                start = low if is_other_log else max(low, done + 1)
-                if from_ms is not None:
-                    start = max(start, min(high, _since(cluster, topic, partition, from_ms)))
-                elif last is None and low < high:
-                    _refuse_forgotten(cluster, topic, partition, low)
-                for batch in reader.read(OffsetRange(topic, partition, start, high)):
+                note = topic_id or ("" if last is None else last.note)
+                start, high, done = _start(cluster, key, bounds, last, note, from_ms)
+                for batch in reader.read(OffsetRange(*key, start, high)):
                     messages = shown_rows(batch)  # a producer may set any timestamp
                     letters = [_to_send(one, max_deaths) for one in messages]
-                    at, missing = _first_missing(letters, targets)
-                    if at:
+                    missing = (one and _missing(one, partitions_of(one.topic)) for one in letters)
+                    at, why = next(((n, why) for n, why in enumerate(missing) if why), (None, ""))
+                    if at != 0:
                         _send(transactions, messages[:at], letters[:at], note)
-                        there = sum(one is not None for one in letters[:at])
-                        sent, left = sent + there, left + at - there
-                    if missing is not None:
-                        raise _not_sent(topic, messages[at], missing)
+                        n = sum(one is not None for one in letters[:at])
+                        sent, left = sent + n, left + len(letters[:at]) - n
+                    if at is not None:
+                        raise _not_sent(topic, messages[at], why)
                 if transactions.last == last and last is not None:
                     # Nothing new: commit the mark again, or brokers would forget it.
                     transactions.begin()
-                    transactions.prepare(Mark(high - 1 if is_other_log else done, note))
+                    transactions.prepare(Mark(done, note))
                     transactions.commit()
     if left:
         settings.logger(_log).warning(
-            "%d messages of topic %r are left for good: no letters of records, or of records that "
-            "have died %d times or oftener",
+            "%d messages of topic %r are left for good: they represent no record, or one that has "
+            "died %d times or more",
             *(left, topic, max_deaths),
         )
     return SentBack(sent, left)
+
+
+def _start(
+    cluster: Cluster,
+    key: TopicPartition,
+    bounds: tuple[int, int],
+    last: Mark | None,
+    note: str,
+    from_ms: int | None,
+) -> tuple[int, int, int]:
+    """Return the first letter to send of a partition, its end, and the last letter sent before.
+
+    Raises
+    ------
+    ValueError
+        If it is not known which letters were sent, and no time is given.
+    """
+    low, high = bounds
+    done, of = (-1, "") if last is None else last
+    is_other_topic = of not in ("", note)
+    if done >= high and not is_other_topic:
+        # Another call may have sent since.  It is fenced from now on.
+        low, high = cluster.bounds_of(key.topic)[key]
+    is_other_log = is_other_topic or done >= high
+    if is_other_log and from_ms is None and low < high:
+        why = (
+            f"{key.topic} was created again since its letter {key.partition}/{done} was sent"
+            if is_other_topic
+            else f"{key} ends at {high}, before letter {done}, which was sent last, so that it was "
+            "truncated or its topic created again"
+        )
+        raise _since_missing(f"{why}, and which of its letters were sent is not known")
+    start = low if is_other_log else max(low, done + 1)
+    if from_ms is not None:
+        start = max(start, min(high, _since(cluster, key, from_ms)))
+    elif last is None and low < high:
+        _refuse_forgotten(cluster, key, low)
+    return start, high, high - 1 if is_other_log else done
 
 
 def _ms_of(since: datetime) -> int | None:
@@ -222,23 +223,22 @@ def _ms_of(since: datetime) -> int | None:
     return time_ms(since)
 
 
-def _since(cluster: Cluster, topic: str, partition: int, ms: int) -> int:
+def _since(cluster: Cluster, key: TopicPartition, ms: int) -> int:
     """Return the offset of the first letter of a time or later; the end if there is none."""
-    answers = cluster.offsets_for_time([(topic, partition)], ms)
-    for key, failure in answers.failed.items():
-        raise ClusterFailed(f"which letters of {key} are of a time is not known: {failure.text}")
+    answers = cluster.offsets_for_time([key], ms)
+    for failure in answers.failed.values():
+        raise ClusterFailed(f"the first letter of {key} of a time is not known: {failure.text}")
     (offset,) = answers.found.values()
     return offset
 
 
-def _refuse_forgotten(cluster: Cluster, topic: str, partition: int, low: int) -> None:
+def _refuse_forgotten(cluster: Cluster, key: TopicPartition, low: int) -> None:
     """Raise ValueError if letters are so old that brokers may have forgotten which were sent."""
     ms = time.time_ns() // 1_000_000 - _REMEMBERED_MS
-    if low < _since(cluster, topic, partition, ms):
+    if low < _since(cluster, key, ms):
         raise _since_missing(
-            f"{topic}-{partition} has letters of more than a week, and there is nothing on record "
-            "of what was sent, as brokers forget it after offsets.retention.minutes, a week by "
-            "default"
+            f"{key} has letters of more than a week, and the brokers have no offset of the last "
+            "letter sent, as brokers forget it after offsets.retention.minutes, a week by default"
         )
 
 
@@ -260,13 +260,15 @@ def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
     return letter if letter is not None and letter.deaths < most else None
 
 
-def _first_missing(letters: Sequence[_Letter | None], targets: _Targets) -> tuple[int, str | None]:
-    """Return the number of letters before the first that cannot be sent, and why it cannot."""
-    for at, letter in enumerate(letters):
-        why = None if letter is None else targets.missing(letter)
-        if why is not None:
-            return at, why
-    return len(letters), None
+def _missing(letter: _Letter, partitions: int) -> str | None:
+    """Return the reason why a letter's topic or partition is missing; None if it exists."""
+    if letter.partition < partitions:
+        return None
+    if not partitions:
+        return f"there is no topic {letter.topic}; make it, with {letter.partition + 1} partitions"
+    return (
+        f"topic {letter.topic} has {partitions} partitions; make partition {letter.partition} of it"
+    )
 
 
 def _not_sent(topic: str, message: Mapping[str, Any], why: str) -> DeliveryError:

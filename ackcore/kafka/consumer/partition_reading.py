@@ -12,17 +12,12 @@ from contextlib import suppress
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from ackcore.kafka.commit_metadata import CommitOrigin
-from ackcore.kafka.consumer.consumer_client import (
-    ConsumerError,
-    OffsetsOutOfRange,
-    record_of,
-    watermarks,
-)
+from ackcore.kafka.consumer.consumer_client import record_of, watermarks
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
-from ackcore.kafka.consumer.consumer_starts import MADE_ANEW, Begun
+from ackcore.kafka.consumer.consumer_starts import Begun
 from ackcore.kafka.consumer.held_partition import Key
 from ackcore.kafka.consumer.held_records import TOO_FAR_BEHIND, HeldRecords
-from ackcore.kafka.kafka_errors import is_fatal
+from ackcore.kafka.kafka_errors import ConsumerError, OffsetsOutOfRange, is_fatal
 from ackcore.kafka.truncations import truncated_at
 from ackcore.offsets import decode_metadata
 from ackcore.retry import capped_doubling
@@ -182,12 +177,12 @@ class PartitionReading:
                 with self._changed:
                     self._held.is_of(key, known.deployment)
                 continue
-            what = f"{key[0]}-{key[1]}: the {MADE_ANEW}"
+            what = f"the topic of {key[0]}-{key[1]} was deleted and created again"
             if self._settings.on_out_of_range == "fail":
                 raise OffsetsOutOfRange(
                     f"{what}; out_of_range='earliest' or 'latest' reads it from its beginning"
                 )
-            self._log.warning("%s, and it is read from 0", what)
+            self._log.warning("%s, and is read from its beginning", what)
             # Records that come now are ignored, and read again when the former ones are done.
             self._is_another_log(key, 0)
             self._client.pause([TopicPartition(*key)])
@@ -312,12 +307,12 @@ class PartitionReading:
                 position = self._held.position(key)
             raise ConsumerError(
                 f"{key[0]}-{key[1]} cannot be read from offset {position} on: {error.str()}; "
-                "commit an offset behind what is damaged to go on there"
+                "commit an offset behind the damaged records to skip them"
             )
         elif is_fatal(error) or code in _FINAL:
             raise ConsumerError(f"the consumer cannot go on: {error.str()}")
         else:
-            self._log.warning("Kafka says: %s", error.str())
+            self._log.warning("the client reported an error, and goes on: %s", error.str())
 
     def _out_of_range(self, key: Key) -> None:
         """Handle an offset out of range, after which the client stops reading the partition."""
@@ -335,8 +330,8 @@ class PartitionReading:
             self._resets[key] = times = self._resets.get(key, 0) + 1
             wait_ms = capped_doubling(_FIRST_RESET_MS, times, _LONGEST_RESET_MS)
             self._log.warning(
-                "%s was refused as out of range, and has %d to %d: it is read again from %d in "
-                "%d ms",
+                "%s has offsets [%d, %d), but a broker refused %d as out of range: it is read "
+                "again in %d ms",
                 *(name, low, high, position, wait_ms),
             )
             self._read_again[key] = now_ms() + wait_ms
@@ -347,24 +342,28 @@ class PartitionReading:
             self.learn_ids(self._topic_ids([key[0]]))
             if key in self._other_logs:
                 return
-        what = f"{name} is to be read from {position}, and there is {low} to {high}"
+        what = f"{name} cannot be read from offset {position}: it has offsets [{low}, {high})"
         if policy == "fail":
             if position > high:
                 self._end_before_another_log(key, low, high)
             raise OffsetsOutOfRange(
-                f"{what}; out_of_range='earliest' or 'latest' goes on there, and says in a dead "
-                "letter what was lost"
+                f"{what}; out_of_range='earliest' or 'latest' continues there, and a dead letter "
+                "names the lost offsets"
             )
         target = low if policy == "earliest" else high
         if position > high:
             # It is another log: the topic was created again, or the log lost its end.
-            self._log.warning("%s: it is another log, and read from %d", what, target)
+            self._log.warning(
+                "%s: it was truncated or its topic created again, and is read from %d", what, target
+            )
             self._is_another_log(key, target)
             return
         with self._changed:
             keep = self._settings.dead_letters is not None
             lost = self._held.lose(key, target, now_ms(), keep)
-        self._log.warning("%s: %d offsets are lost, it goes on at %d", what, lost, target)
+        self._log.warning(
+            "%s: %d offsets are lost, and reading continues at %d", what, lost, target
+        )
         self._epochs.pop(key, None)
         self._read_from({key: target})
 

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from ackcore.kafka.cluster import Cluster, ClusterFailed, Partition, UnknownTopics
-from ackcore.kafka.consumer.consumer_client import ConsumerError
 from ackcore.kafka.consumer.consumer_settings import ConsumerSettings
+from ackcore.kafka.kafka_errors import ConsumerError
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class TopicWatch:
         try:
             return self._ask(question).result()
         except (ClusterFailed, UnknownTopics) as error:
-            raise ConsumerError(f"which partitions there are is not to be had: {error}") from None
+            raise ConsumerError(f"the partitions could not be listed: {error}") from None
 
     def _ask(self, question: Callable[[], list[Partition]]) -> Future[list[Partition]]:
         future: Future[list[Partition]] = Future()
@@ -132,7 +132,9 @@ class TopicWatch:
                 self._complained = False
             except Exception as error:
                 if not self._complained:
-                    self._log.warning("which partitions there are is asked again later: %s", error)
+                    self._log.warning(
+                        "the partitions could not be listed, which is tried again: %s", error
+                    )
                 self._complained = True
             self._asked = None
             self._last_ms, self._next_ms = now_ms, now_ms + self._every_ms

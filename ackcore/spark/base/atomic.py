@@ -36,12 +36,12 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in _DENIED:
             raise CheckpointReadOnly(
-                f"{path} cannot be written ({error.strerror}), and the driver must be able to. "
-                "Nothing was lost; make it so and start again"
+                f"{path} cannot be written ({error.strerror}). Nothing was lost: give the driver "
+                "write access and start again"
             ) from error
         raise StateError(
-            f"{path} could not be written: {error.strerror or error}. What was recorded before "
-            "stands; remove the cause and start again"
+            f"{path} could not be written: {error.strerror or error}. The records that were "
+            "written before are valid; remove the cause and start again"
         ) from error
 
 
@@ -82,13 +82,7 @@ def check_fence() -> None:
         check()
 
 
-def write_file(
-    path: Path,
-    write: Callable[[BinaryIO], object],
-    *,
-    once: bool = False,
-    made_in: Path | None = None,
-) -> None:
+def write_file(path: Path, write: Callable[[BinaryIO], object], *, once: bool = False) -> None:
     """Fill a file and give it the name ``path``, atomically and durably.
 
     Parameters
@@ -99,9 +93,6 @@ def write_file(
         Writes the content to the open file.
     once : bool, default False
         Whether the file must not exist.
-    made_in : Path, optional
-        The directory of the temporary file, on the same file system; by default that of ``path``.
-        If this directory is renamed meanwhile, the file never gets its name.
 
     Raises
     ------
@@ -111,7 +102,7 @@ def write_file(
         If another driver has taken over.
     """
     # Random, because a suspended driver that resumes after a takeover may still have its file open.
-    temporary = (made_in or path.parent) / f".{path.name}.{secrets.token_hex(8)}.tmp"
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     free = True
     with writing(path):
         try:

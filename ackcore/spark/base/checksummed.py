@@ -28,7 +28,7 @@ import pyarrow as pa
 from ackcore._arrow import rebatched
 from ackcore._files.durable import sync_directory
 from ackcore._shuffle import fingerprint
-from ackcore.spark.base.atomic import write_file, writing
+from ackcore.spark.base.atomic import writing
 from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corrupt
 
 #: The format of a checkpoint's files.
@@ -68,19 +68,6 @@ def checksum_in(name: str | os.PathLike[str]) -> str | None:
     return None if named is None else named[1]
 
 
-def write_record(
-    path: Path,
-    name: str,
-    body: Mapping[str, Any],
-    *,
-    once: bool = False,
-    made_in: Path | None = None,
-) -> None:
-    """Write a record that contains the name ``name``; see `write_file`."""
-    said = record_bytes(name, body)
-    write_file(path, lambda file: file.write(said), once=once, made_in=made_in)
-
-
 def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
     """Return the bytes of a record that contains the name ``name``."""
     whole = {"file": name, "format": FORMAT, **body}
@@ -88,27 +75,16 @@ def record_bytes(name: str, body: Mapping[str, Any]) -> bytes:
     return b"%s\nblake2b %s\n" % (line, digest_of(line).encode())
 
 
-def read_record(path: Path, name: str) -> dict[str, Any] | None:
-    """Read a record; return None if the file or its directory does not exist.
+def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str, Any]:
+    """Return the record in the bytes of an object.
 
     Raises
     ------
     CheckpointCorrupt
-        If the file is damaged, or is another record.
+        If the object is damaged, or is another record.
     CheckpointNewer
-        If a newer ackcore wrote it.
+        If a later version of ackcore wrote it.
     """
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error.strerror or error}") from error
-    return record_in(data, path, name)
-
-
-def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """Return the record in the bytes of a file; raises as `read_record` does."""
     line, _, rest = data.partition(b"\n")
     if rest != b"blake2b %s\n" % digest_of(line).encode():
         raise corrupt(

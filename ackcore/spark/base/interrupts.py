@@ -58,19 +58,8 @@ class RunCancelled(RuntimeError):
 def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
     """Call a function that runs Spark jobs; an interrupt of the main thread cancels the jobs.
 
-    Parameters
-    ----------
-    session : SparkSession or None
-        The session of the jobs; None if the function runs no Spark jobs.
-    job : callable
-        The function; called in a thread with the local properties of this one.
-
-    Raises
-    ------
-    KeyboardInterrupt, SystemExit
-        The exception of a signal handler.
-    Exception
-        The exception of the function.
+    The function is called in a thread with the local properties of this one.  ``session`` is None
+    if it runs no Spark jobs.  Raises the exception of the function or of a signal handler.
     """
     if session is None or threading.current_thread() is not threading.main_thread():
         return job()
@@ -210,14 +199,9 @@ def raise_if_interrupted(
 ) -> None:
     """Raise the interrupt that an error hides, or `RunCancelled` if its job was cancelled.
 
-    Parameters
-    ----------
-    error : BaseException
-        The error of the call.
-    handled : BaseException or None
-        The exception that was being handled before the call (`sys.exception`); it is ignored.
-    what, way_out : str
-        What was cancelled and how to continue, for the message.
+    ``handled`` is the exception that was being handled before the call (`sys.exception`); it is
+    ignored.  ``what`` and ``way_out`` are for the message: the cancelled object, and how to
+    continue.
     """
     old = {id(one) for one in _chain(handled)}
     for one in _chain(error):
@@ -239,7 +223,7 @@ def raise_if_interrupted(
     raise RunCancelled(message, shut_down) from error
 
 
-_LOST = "the session of Spark Connect is not there any more, or no server answers"
+_LOST = "the session of Spark Connect has ended, or its server does not answer"
 _FROM_OUTSIDE = (
     "a job was cancelled from outside (cancelAllJobs, cancelJobGroup, or a kill link in Spark's UI)"
 )

@@ -10,12 +10,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ackcore._arrow import rebatched
-from ackcore.spark.base.reasons import reason_column, reason_parts
+from ackcore.spark.base.reasons import reason_column
 from ackcore.spark.base.schemas import (
     ATTEMPT,
+    DUE_MS,
     FIRST_MS,
     LAST_MS,
     MESSAGE_ID,
@@ -40,6 +42,16 @@ LETTER = pa.schema(
         pa.field("replays", pa.int32()),
     ]
 )
+#: By column of `LETTER`, the column of `TRACKING` or the field of the reason that has its value.
+#: A new column is declared in `TRACKING`, in `LETTER`, here, and in `Letter` of the listing.
+_TRACKED = {
+    "message_id": MESSAGE_ID,
+    "attempts": ATTEMPT,
+    "first_ms": FIRST_MS,
+    "last_ms": LAST_MS,
+    "replays": REPLAYED,
+}
+_OF_REASON = {"component": "component", "error_type": "type", "error_message": "message"}
 #: Pages have checksums, so that a flipped bit raises an error.
 _WRITING: dict[str, Any] = {"write_page_checksum": True}
 _CODEC = "zstd"
@@ -52,21 +64,12 @@ GROUP_ROWS, GROUP_BYTES = 1 << 16, 1 << 23
 
 def as_letters(dead: pa.Table, number: int) -> pa.Table:
     """Return dead records of a micro-batch, in `TRACKING` and the source's columns, as letters."""
-    component, kind, message = reason_parts(dead[REASON])
     payload = dead.select(dead.column_names[len(TRACKING) :])
-    columns = [
-        dead[MESSAGE_ID],
-        dead[ATTEMPT],
-        kind,
-        message,
-        component,
-        dead[FIRST_MS].cast(TIME),
-        dead[LAST_MS].cast(TIME),
-        pa.array(np.full(dead.num_rows, number)),
-        dead[REPLAYED],
-        payload.to_struct_array(),
-    ]
-    return pa.table(columns, schema=schema_of(payload.schema))
+    values = {name: pc.struct_field(dead[REASON], field) for name, field in _OF_REASON.items()}
+    values |= {name: dead[tracked] for name, tracked in _TRACKED.items()}
+    values["batch_id"] = pa.array(np.full(dead.num_rows, number))
+    columns = [values[field.name].cast(field.type) for field in LETTER]
+    return pa.table([*columns, payload.to_struct_array()], schema=schema_of(payload.schema))
 
 
 def schema_of(source: pa.Schema) -> pa.Schema:
@@ -88,15 +91,13 @@ def as_tracked(
     payload : bool, default True
         Whether to include the source's columns.
     """
-    told = (letters[name] for name in ("component", "error_type", "error_message"))
-    columns = [
-        letters["message_id"],
-        attempts,
-        pa.array(np.zeros(len(letters), np.int64)),
-        *(letters[name].cast(TIME).cast(pa.int64()) for name in ("first_ms", "last_ms")),
-        reason_column(*told),
-        replayed,
-    ]
+    values = {
+        tracked: letters[name].cast(LETTER.field(name).type) for name, tracked in _TRACKED.items()
+    }
+    values |= {ATTEMPT: attempts, REPLAYED: replayed}
+    values[DUE_MS] = pa.array(np.zeros(len(letters), np.int64))
+    values[REASON] = reason_column(*(letters[name] for name in _OF_REASON))
+    columns = [values[field.name].cast(field.type) for field in TRACKING]
     if not payload:
         return pa.table(columns, schema=TRACKING)
     source = pa.Table.from_struct_array(letters["payload"])

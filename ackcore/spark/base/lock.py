@@ -19,11 +19,6 @@ class Lock:
     It uses ``flock``, so that a second opening in the same process is refused, too.  A file system
     may give the lock to another host if it loses contact with the holder.  Therefore the file also
     contains a random token of its holder, for `check`.
-
-    Attributes
-    ----------
-    epoch : int
-        The number of times that the lock was held, this time included.
     """
 
     def __init__(self, path: Path, wait: bool = False):
@@ -33,9 +28,7 @@ class Lock:
         try:
             with writing(path):
                 self._file.lock(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                self.epoch = _epoch(self._file.read(1000)) + 1
-                lines = (process_name(), secrets.token_hex(16), f"epoch {self.epoch}")
-                self._held = "".join(f"{line}\n" for line in lines).encode()
+                self._held = f"{process_name()}\n{secrets.token_hex(16)}\n".encode()
                 self._file.write(self._held, alone=True)
         except BaseException as error:
             told = _holder(self._file.read(1000))
@@ -43,8 +36,7 @@ class Lock:
             if isinstance(error.__cause__, BlockingIOError):
                 raise CheckpointInUse(
                     f"{path.parent.parent} is in use by another query ({told}), which "
-                    f"holds {path}. Two on one checkpoint would each undo the other: stop that "
-                    "one, or give this one a checkpoint of its own"
+                    f"holds {path}. Stop that query, or run this one on another checkpoint"
                 ) from None
             raise
 
@@ -62,15 +54,15 @@ class Lock:
         try:
             found = self.path.read_bytes()
         except FileNotFoundError:
-            found = b"nobody yet: the file was removed"
+            found = b"unknown: the file was removed"
         except OSError as error:
             raise StateError(f"{self.path} cannot be read: {error.strerror or error}") from error
         if found != self._held:
             raise CheckpointInUse(
-                f"{self.path.parent.parent} was taken over from this driver, whose host was cut "
-                f"off or stood still: {self.path} is held by another ({_holder(found)}). What this "
-                "one recorded before then stands, and it writes nothing more; let the other one "
-                "go on, or stop it and start again"
+                f"{self.path.parent.parent} was taken over from this driver, whose host was "
+                f"suspended or disconnected: {self.path} is held by another ({_holder(found)}). "
+                "The records that this driver wrote are valid; it writes no more. Let the other "
+                "driver run, or stop it and start this query again"
             )
 
     def close(self) -> None:
@@ -121,23 +113,9 @@ def holder_of(path: Path) -> Holder | None:
     return Holder(name, (pid, str(inode)) in held)
 
 
-def epoch_of(path: Path) -> int:
-    """Return the number of times that a lock was held, or 0 if the file cannot be read."""
-    try:
-        return _epoch(path.read_bytes())
-    except OSError:
-        return 0
-
-
 def process_name() -> str:
     """Return the name of this process in lock files."""
     return f"pid {os.getpid()} on {os.uname().nodename}"
-
-
-def _epoch(found: bytes) -> int:
-    """Return the epoch in a lock file; 0 for files of older versions, which have none."""
-    last = found.decode("utf-8", "replace").partition("epoch ")[2].strip()
-    return int(last) if last.isdecimal() else 0
 
 
 def _holder(found: bytes) -> str:

@@ -32,9 +32,9 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
         if scheme.lower() != "file":
             raise ValueError(
                 f"{argument} must be a path on a local or shared file system, got a URL "
-                f"({scheme}:): what is decided must be renamed and synced, which such stores "
-                "cannot do. Give a mounted directory; a sink that is a function of "
-                "(DataFrame, batch id) may write to any store"
+                f"({scheme}:): ackcore renames and syncs files there, which such stores do not "
+                "support. Give a mounted directory; a sink that is a function of (DataFrame, "
+                "batch id) may write to any store"
             )
         if rest.startswith("//") and not rest.startswith("///"):
             raise ValueError(f"{argument} must name no host: file:///path")

@@ -2,7 +2,7 @@
 
 On Spark Connect the driver of Spark is a server, in another process or on another machine.  This
 process then has no JVM, no SparkContext and no plan.  This module has a function for each such
-difference; without a plan, `determinism` treats a source as not deterministic.
+difference; without a plan, `sources` treats a source as not deterministic.
 """
 
 from __future__ import annotations
@@ -85,14 +85,8 @@ def refuse_session(spark: Any) -> None:
 def refuse_connect(value: Any, what: str, way_out: str) -> None:
     """Raise TypeError if a session or a DataFrame is of Spark Connect.
 
-    Parameters
-    ----------
-    value : SparkSession or DataFrame
-        The object to check.
-    what : str
-        The feature that needs a classic session, and the reason, for the message.
-    way_out : str
-        The alternative.
+    ``what`` names the feature that needs a classic session, and the reason; ``way_out`` the
+    alternative.
     """
     if is_connect(value):
         raise TypeError(f"{what}, and this one is Spark Connect's; {way_out}")
@@ -101,12 +95,7 @@ def refuse_connect(value: Any, what: str, way_out: str) -> None:
 def refuse_mixed(frame: Any, name: str, spark: Any, other: str) -> None:
     """Raise TypeError if only one of a DataFrame and a session is of Spark Connect.
 
-    Parameters
-    ----------
-    frame, spark : DataFrame and SparkSession
-        The objects, which are to run together.
-    name, other : str
-        Their names in the message.
+    ``name`` and ``other`` are their names in the message.
     """
     if is_connect(frame) != is_connect(spark):
         kinds = ("a classic session", "Spark Connect")
@@ -129,8 +118,8 @@ def _refuse_stopped(spark: Any, what: str) -> None:
     if not _is_stopped(spark):
         return
     raise ValueError(
-        f"{what} that was stopped; SparkSession.builder.getOrCreate() makes another, and what is "
-        "read with it has to be read anew"
+        f"{what} that was stopped; SparkSession.builder.getOrCreate() makes another, with which "
+        "all data must be read again"
     )
 
 
@@ -149,8 +138,8 @@ def refuse_no_session() -> None:
     context = active_context()
     if not is_remote() and (context is None or context._jsc is None):
         raise ValueError(
-            "there must be a SparkSession where Columns are made, and there is none, or it was "
-            "stopped; SparkSession.builder.getOrCreate() makes one"
+            "a Column needs a running SparkSession, and there is none, or it was stopped; "
+            "SparkSession.builder.getOrCreate() makes one"
         )
 
 
@@ -203,15 +192,7 @@ def session_lost(error: BaseException) -> bool:
 
 
 class JobTag:
-    """A name for the jobs that one thread starts, used to cancel them.
-
-    Parameters
-    ----------
-    spark : SparkSession
-        The session of the jobs.
-    name : str
-        A unique name.
-    """
+    """A unique name for the jobs of a session that one thread starts, used to cancel them."""
 
     def __init__(self, spark: Any, name: str) -> None:
         self._spark = spark
@@ -267,6 +248,9 @@ def job_thread(spark: Any, run: Callable[[], object], name: str) -> threading.Th
     return threading.Thread(target=run_tagged, name=name, daemon=True)
 
 
+# ------------------------------------------------------------------------------- the job of a run
+
+
 _TOO_LARGE = re.compile(r"Total size of serialized results .*spark\.driver\.maxResultSize.*")
 
 _UNION = "spark.sql.unionOutputPartitioning"
@@ -284,14 +268,7 @@ def collected(frame: DataFrame) -> pa.Table:
 
     Since Spark 4.1, a union of sides with equal partitioning, such as single partitions, puts the
     first partitions of all sides into one task.  Two spout stages would then have one number, and
-    their output would end twice.
-
-    Raises
-    ------
-    ResultsTooLarge
-        If the results are larger than ``spark.driver.maxResultSize``.
-    Exception
-        If the job fails for another reason.
+    their output would end twice.  Raises `ResultsTooLarge`, or the error of the job.
     """
     session = frame.sparkSession
     key = session_key(session)

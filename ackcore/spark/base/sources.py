@@ -1,14 +1,18 @@
-"""The columns of a spout's records: in its source, as emitted, and while they wait."""
+"""The sources of spouts: their schemas, their streams, and whether they repeat their rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from ackcore.spark.base.schemas import ORDER
-from ackcore.spark.base.versions import to_arrow_schema
+from ackcore.spark.base.session import is_connect
+from ackcore.spark.base.versions import MAP_IN_ARROW_NODE, to_arrow_schema
 from ackcore.topology.parts import Spout
 
 
@@ -42,3 +46,114 @@ def kept_schemas(schemas: Mapping[str, pa.Schema], topology: Any) -> dict[str, p
         else schema
         for name, schema in schemas.items()
     }
+
+
+def streams_in(frame: DataFrame) -> list[Any]:
+    """Return the leaves of a DataFrame's plan that are streams, in order."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    nodes = (leaves.apply(i) for i in range(leaves.size()))
+    return [node for node in nodes if node.isStreaming()]
+
+
+def reads_kafka(node: Any) -> bool:
+    """Return whether a stream of `streams_in` is Spark's own Kafka source."""
+    if node.nodeName() != "StreamingRelationV2":
+        return False
+    return ".kafka010." in str(node.table().getClass().getName())
+
+
+#: A part of the class names of file scans by data sources of version 2.
+_FILE_SCAN = re.compile(r"\.v2\.(parquet|orc|csv|json|text|avro)\.")
+#: Nodes of a plan that keep the order of a partition's rows, or read them in a fixed order.
+_ORDERED_NODES = frozenset(
+    {
+        "ArrowEvalPython",
+        "BatchEvalPython",
+        "Expand",
+        "Filter",
+        "Generate",
+        "LocalRelation",
+        MAP_IN_ARROW_NODE,
+        "MapInPandas",
+        "Project",
+        "Range",
+        "Union",
+    }
+)
+
+
+def has_fixed_rows(frame: DataFrame) -> bool:
+    """Return whether a source returns the same rows when it is read again.
+
+    True only if Spark's plan shows it.  False if the source depends on the time or on random
+    numbers. False if Python code takes part, whose determinism is unknown: functions, data sources,
+    and all RDDs, also that of a list.  False on Spark Connect, which has no plan here.
+    """
+    known = _FIXED_ROWS.get(frame)
+    if known is None:
+        known = _FIXED_ROWS[frame] = _computes_alike(frame)
+    return known
+
+
+#: A cache: a stream's source is checked in each micro-batch, and its plan does not change.
+_FIXED_ROWS: WeakKeyDictionary[DataFrame, bool] = WeakKeyDictionary()
+
+
+_HAVE_TABLES = ("StreamingRelationV2", "DataSourceV2Relation")
+
+
+def _computes_alike(frame: DataFrame) -> bool:
+    if is_connect(frame):
+        return False
+    plan = frame._jdf.queryExecution().analyzed()
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    # The loop below does not see the nodes of subqueries.
+    may_differ = (patterns.PYTHON_UDF(), patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION())
+    if not plan.deterministic() or any(map(plan.containsPattern, may_differ)):
+        return False
+    for node in _nodes(plan):
+        name = node.nodeName()
+        if name == "LogicalRDD" and not node.rdd().isCheckpointed():
+            return False
+        if name in _HAVE_TABLES and ".python." in node.table().getClass().getName():
+            return False
+    return True
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    """Yield a plan and all nodes below it."""
+    nodes = [plan]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        children = node.children()
+        nodes += [children.apply(i) for i in range(children.size())]
+
+
+def has_fixed_order(frame: DataFrame) -> bool:
+    """Return whether each partition has the same order of rows when it is computed again.
+
+    True only for plans that read files, ranges, local tables and RDDs that Spark calls DETERMINATE
+    (those of ``foreachBatch`` frames are), and that work row by row.  A shuffle returns rows in the
+    order of their arrival, and the order of cached data is unknown.  False on Spark Connect, which
+    has no plan here.
+    """
+    if is_connect(frame):
+        return False
+    for node in _nodes(frame._jdf.queryExecution().optimizedPlan()):
+        name = node.nodeName()
+        if name == "LogicalRDD":
+            if node.rdd().outputDeterministicLevel().toString() != "DETERMINATE":
+                return False
+        elif name == "LogicalRelation":
+            # Other relations, such as JDBC's, guarantee no order.
+            if node.relation().getClass().getSimpleName() != "HadoopFsRelation":
+                return False
+        elif name == "DataSourceV2ScanRelation":
+            if not _FILE_SCAN.search(node.scan().getClass().getName()):
+                return False
+        elif name not in _ORDERED_NODES:
+            return False
+    return True

@@ -82,17 +82,7 @@ INTERRUPTED = (
 
 
 def repartition_by_id(frame: DataFrame, n: int, column: str) -> DataFrame:
-    """Return rows in n partitions; a column of type int has the number of each row's partition.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        The rows.
-    n : int
-        The number of partitions.
-    column : str
-        The name of the column, with numbers in 0..n-1.
-    """
+    """Return rows in n partitions; an int column has the number of each row's partition, 0..n-1."""
     if SPARK >= (4, 1):
         return frame.repartitionById(n, column)
     return repartition_by_key(frame, n, column)
@@ -110,13 +100,7 @@ def _keys_sql(n: int) -> str:
 
 
 def partition_keys(n: int) -> Int64s:
-    """Return, for each of n partitions, a number that Spark's hash partitioning assigns to it.
-
-    Returns
-    -------
-    numpy.ndarray of int64, shape (n,)
-        The i-th number, as Spark's int, is hashed to partition i of n.
-    """
+    """Return, for each of n partitions, a number that Spark's hash partitioning assigns to it."""
     keys = np.full(n, -1, np.int64)
     left, first = n, 0
     while left:
@@ -132,15 +116,7 @@ def partition_keys(n: int) -> Int64s:
 def murmur3(keys: Int64s) -> Int64s:
     """Return Spark's hash of ints: Murmur3 for x86 with 32 bits, of four bytes, with seed 42.
 
-    Parameters
-    ----------
-    keys : numpy.ndarray of int64
-        Numbers in the range of an int.
-
-    Returns
-    -------
-    numpy.ndarray of int64
-        Numbers in the range of an int.
+    The keys and the hashes are in the range of an int.
     """
     k = keys.astype(np.uint32) * np.uint32(0xCC9E2D51)
     k = _rotated(k, 15) * np.uint32(0x1B873593)

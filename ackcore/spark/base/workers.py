@@ -1,12 +1,14 @@
-"""The Python of Spark's workers: the driver's by default, and checked before use.
+"""Requirements of Spark's workers: their Python, and objects that can be pickled for them.
 
-Objects sent to the workers refer to ackcore's modules.  If those are missing or of another version,
-a job fails in its first task with a PySpark traceback.  On Spark Connect the server's settings are
-not visible here, so the workers are always checked by a job.
+By default the workers run the driver's Python.  It is checked before use: objects sent to the
+workers refer to ackcore's modules, and if those are missing or of another version, a job fails in
+its first task with a PySpark traceback.  On Spark Connect the server's settings are not visible
+here, so the workers are always checked by a job.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import logging
@@ -18,11 +20,13 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 from weakref import WeakKeyDictionary
 
+from pyspark import cloudpickle
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
@@ -52,7 +56,7 @@ class WorkerPythonError(RuntimeError):
     """The workers' Python cannot run ackcore; the message says why, and what to do."""
 
 
-class Answer(NamedTuple):
+class WorkerReport(NamedTuple):
     """A worker's report on its Python: ackcore's version, or the error of its import in `lacks`."""
 
     executable: str
@@ -100,7 +104,7 @@ def check_workers(spark: SparkSession) -> None:
     _FIT[context] = python
 
 
-def _answers(spark: SparkSession, python: str) -> set[Answer] | None:
+def _answers(spark: SparkSession, python: str) -> set[WorkerReport] | None:
     """Run the check on the workers, twice if needed; return None if it fails for another reason."""
     for may_pass in (True, False):
         try:
@@ -144,7 +148,7 @@ def _installed_from(sites: list[str]) -> Iterator[Path]:
             yield Path(url2pathname(urlsplit(origin["url"]).path))
 
 
-def ask(spark: SparkSession) -> set[Answer]:
+def ask(spark: SparkSession) -> set[WorkerReport]:
     """Run a job that returns the workers' reports: one task per core, or one on a local master."""
 
     # A nested function is pickled by value, so that workers can run it without ackcore.
@@ -162,10 +166,10 @@ def ask(spark: SparkSession) -> set[Answer]:
     # Without Arrow, which the workers may lack.
     asked = sql.udf(look, "string", useArrow=False)
     rows = spark.range(0, tasks, 1, tasks).select(asked("id")).collect()
-    return {Answer(*json.loads(row[0])) for row in rows}
+    return {WorkerReport(*json.loads(row[0])) for row in rows}
 
 
-def judge(answers: Iterable[Answer], connect: bool = False) -> None:
+def judge(answers: Iterable[WorkerReport], connect: bool = False) -> None:
     """Raise `WorkerPythonError` if a report is of a Python that cannot run ackcore."""
     for one in sorted(answers, key=str):
         who = f"Spark's workers run {one.executable} (Python {one.python})"
@@ -193,3 +197,115 @@ def _unfit(what: str, connect: bool) -> WorkerPythonError:
         f"ackcore[spark] {ackcore.__version__}, as {sys.executable} has here, before the session "
         "is made; on a cluster, install it on every worker"
     )
+
+
+def _refusal(value: object) -> Exception | None:
+    """Return the error of pickling a value, or None if it can be pickled."""
+    try:
+        cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        return error
+    return None
+
+
+def refuse_unpicklable(subject: str, value: object, where: str) -> None:
+    """Refuse an object that cannot be sent to the workers; the message names the part at fault.
+
+    Parameters
+    ----------
+    subject : str
+        The object's name in messages.
+    value : object
+        A function, or an object whose methods are called.
+    where : str
+        The place at which to create the unpicklable part instead.
+
+    Raises
+    ------
+    TypeError
+        If pickling it raises.
+    """
+    error = _refusal(value)
+    if error is None:
+        return
+    found = f"{type(error).__name__}: {one_line(error)}"
+    while isinstance(value, functools.partial):
+        for part in (*value.args, *value.keywords.values()):
+            if _refusal(part) is not None:
+                raise TypeError(
+                    f"{subject} is sent to the workers, and an argument that it sets, a "
+                    f"{type(part).__name__}, cannot be pickled ({found}); make it in {where}"
+                ) from error
+        value = value.func
+    if isinstance(value, MethodType):
+        value = value.__self__
+    if isinstance(value, FunctionType):
+        refers, parts = "it refers to", _of_function(f"{value.__name__}()", value, set())
+    else:
+        for attribute, held in getattr(value, "__dict__", {}).items():
+            if _refusal(held) is not None:
+                raise TypeError(
+                    f"{subject} is sent to the workers, and its attribute {attribute!r}, a "
+                    f"{type(held).__name__}, cannot be pickled ({found}); make it in {where}"
+                ) from error
+        refers, parts = "its methods refer to", _of_class(type(value), set())
+    for what, part in parts:
+        raise TypeError(
+            f"{subject} is sent to the workers with all that {refers}, and {what}, "
+            f"a {type(part).__name__}, cannot be pickled ({found}); make it in {where}, or in a "
+            "module that the workers import"
+        ) from error
+    raise TypeError(
+        f"{subject} is sent to the workers and cannot be pickled ({found}); make what "
+        f"cannot travel in {where}"
+    ) from error
+
+
+def _of_class(kind: type, seen: set[int]) -> Iterator[tuple[str, object]]:
+    """Yield the unpicklable parts of a class: attributes, and values that its methods refer to."""
+    for base in kind.__mro__:
+        # A class of a module that workers import is pickled by name.
+        if _refusal(base) is None:
+            continue
+        for attribute, value in vars(base).items():
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if isinstance(function, FunctionType):
+                yield from _of_function(f"{base.__name__}.{attribute}()", function, seen)
+            elif not attribute.startswith("__") and _refusal(value) is not None:
+                yield f"the attribute {attribute!r} of class {base.__name__}", value
+
+
+def _of_function(
+    whose: str, function: FunctionType, seen: set[int]
+) -> Iterator[tuple[str, object]]:
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    around = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    names = _names_in(function.__code__)
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    for kind, values in (("the global", found), ("the variable", around)):
+        for name, value in values.items():
+            if _refusal(value) is None:
+                continue
+            inner: list[tuple[str, object]] = []
+            if isinstance(value, FunctionType):
+                inner = list(_of_function(f"{name}()", value, seen))
+            elif isinstance(value, type) and id(value) not in seen:
+                seen.add(id(value))
+                inner = list(_of_class(value, seen))
+            yield from inner or [(f"{kind} {name!r} in {whose}", value)]
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
+
+
+def _names_in(code: CodeType) -> list[str]:
+    """Return the names that code looks up, including those of nested functions."""
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return [*code.co_names, *(name for one in inner for name in _names_in(one))]

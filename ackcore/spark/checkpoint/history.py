@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.checkpoint.decisions import Plan
+from ackcore.spark.checkpoint.records import Records
 
 #: Reads the plan of a micro-batch.
 ReadPlan = Callable[[int], Plan | None]
@@ -20,22 +21,12 @@ class History(NamedTuple):
     taken: frozenset[str]  # requests to replay that a plan took
 
 
-class Numbered(Protocol):
-    """Records that can be listed by number: `ackcore.spark.checkpoint.records.Records`."""
-
-    def numbers(self, directory: str, ending: str = "") -> list[int]:
-        """Return the numbers of ``<directory>/<number><ending>``, sorted."""
-
-    def place(self, name: str) -> str:
-        """Return the path or URL of a record, for messages."""
-
-
-def read_history(records: Numbered, plan_of: ReadPlan, begun: bool) -> History:
+def read_history(records: Records, plan_of: ReadPlan, begun: bool) -> History:
     """Return the progress of a checkpoint.
 
     Parameters
     ----------
-    records : Numbered
+    records : Records
         The checkpoint's plans, marks and decisions.
     plan_of : callable
         Returns the plan of a micro-batch.

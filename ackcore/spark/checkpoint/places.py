@@ -1,22 +1,160 @@
-"""The parts of a checkpoint on a file system or in a bucket."""
+"""The parts of a checkpoint on a file system or in a bucket, and the places of runs.
+
+Executors write into a place of their run: a directory, or a prefix in a bucket.  All paths of a run
+contain its token, so nobody reads the files of tasks that outlive their run.  A decision needs no
+separate fence, since it is a put of the head.  A driver that runs a micro-batch again first checks
+that it still owns the checkpoint: if another driver finished the micro-batch and removed the files,
+they would look damaged.
+
+Files of a run are not read any more once its micro-batch is done, whichever driver owns the
+checkpoint.  On a file system they are deleted then.  In a bucket a deletion takes two requests, so
+it is done every few micro-batches, and when the checkpoint is closed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import re
+import secrets
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.atomic import fenced, make_directory, remove_temporaries
 from ackcore.spark.base.errors import StateError
-from ackcore.spark.checkpoint.bucket_runs import BucketRuns
-from ackcore.spark.checkpoint.head import HeadMoved, HeadRecords
-from ackcore.spark.checkpoint.records import RecordFiles, Records
+from ackcore.spark.base.lock import Lock
+from ackcore.spark.base.paths import Place
+from ackcore.spark.checkpoint.decisions import BatchDecision
+from ackcore.spark.checkpoint.records import HEAD, HeadMoved, Records
 from ackcore.spark.checkpoint.requests import POINTER, Requests
-from ackcore.spark.checkpoint.run_directories import RunDirectories
 from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import open_store
+
+_log = logging.getLogger("ackcore")
+
+_BELOW = "work"
+_TOKEN = re.compile(r"\.[0-9a-f]{16}$")
+#: Micro-batches between two deletions of finished files in a bucket.
+_EVERY = 8
+
+
+class RunPlaces:
+    """The places of runs, ``work/<number>.<token>``: paths of directories, or URLs.
+
+    Parameters
+    ----------
+    store : Store
+        The file system or the bucket, rooted at ``<checkpoint>/ackcore``.
+    check_owner : callable
+        Raises if another driver has taken over.
+    """
+
+    def __init__(self, store: Store, check_owner: Callable[[], object]) -> None:
+        self._store = store
+        self._check_owner = check_owner
+        self._root = store.root / _BELOW if isinstance(store, LocalStore) else None
+        self._waited = _EVERY - 1
+        self._last: int | None = None
+        self._made: Path | None = None
+
+    def new(self, number: int) -> Place:
+        """Return the place of a new run of a micro-batch.
+
+        In a bucket only the second and later runs of a micro-batch check the ownership, since this
+        takes a request.
+
+        Raises
+        ------
+        CheckpointInUse
+            If that check finds that another driver has taken over.
+        """
+        if number == self._last or self._root is not None:
+            self._check_owner()
+        if self._made is not None:
+            # Only a run of this driver.  Files that tasks still write are removed when the
+            # micro-batch is done.
+            shutil.rmtree(self._made, ignore_errors=True)
+        self._last = number
+        place = self._place(f"{number}.{secrets.token_hex(8)}")
+        if self._root is not None:
+            self._made = make_directory(Path(place))
+        return place
+
+    def of(self, decision: BatchDecision) -> Place:
+        """Return the place of the run that a decision accepted."""
+        return self._place(decision.work)
+
+    def snapshot(self, number: int) -> Place:
+        """Return the place of the snapshot of a micro-batch's new rows."""
+        return self._place(f"{number}.pinned")
+
+    def journal(self, number: int) -> Place:
+        """Return the place of the journal that all runs of a micro-batch share, across drivers."""
+        return self._place(f"{number}.journal")
+
+    def _place(self, name: str) -> Place:
+        if self._root is not None:
+            return self._root / name
+        return f"{self._store.url}/{_BELOW}/{name}"
+
+    def remove_former(self, number: int, kept: str) -> None:
+        """Remove the runs of a micro-batch that former drivers left on a file system, except one.
+
+        Otherwise drivers that die again and again in one micro-batch fill the disk.
+        """
+        for run in self._directories():
+            if _number_of(run.name) == number and _TOKEN.search(run.name) and run.name != kept:
+                # Tasks may still write there: then a later call removes it.
+                shutil.rmtree(run, ignore_errors=True)
+
+    def _directories(self) -> list[Path]:
+        is_there = self._root is not None and self._root.is_dir()
+        return list(self._root.iterdir()) if self._root is not None and is_there else []
+
+    def remove_done(self, number: int) -> None:
+        """Delete the files of runs of micro-batches up to ``number``, now or in a later call."""
+        self._waited += 1
+        if self._waited >= _EVERY or self._root is not None:
+            self._sweep(number)
+
+    def close(self, number: int | None) -> None:
+        """Delete the files of runs up to micro-batch ``number``. If this fails, the next driver
+        does it.
+        """
+        try:
+            if number is not None and self._waited:
+                self._sweep(number)
+        except StateError as error:
+            _log.debug("%s could not be swept: %s", self._place(""), error)
+
+    def _sweep(self, number: int) -> None:
+        """Delete the files of finished micro-batches.
+
+        The list may lag, and tasks of a cancelled job may still write. The next sweep deletes such
+        files.
+        """
+        self._waited = 0
+        if self._root is not None:
+            for run in self._directories():
+                if _number_of(run.name) <= number:
+                    shutil.rmtree(run, ignore_errors=True)
+            return
+        keys = [entry.key for entry in self._store.list(_BELOW)]
+        old = [key for key in keys if _number_of(key.split("/")[1]) <= number]
+        if old:
+            self._store.delete(old)
+
+
+def _number_of(run: str) -> int:
+    # File systems add names of their own, for files that are removed while open.
+    number = run.partition(".")[0]
+    return int(number) if number.isdecimal() else 1 << 63
+
 
 #: Attempts to take over a checkpoint while another driver writes to it.
 _TAKE_OVERS = 10
@@ -27,8 +165,8 @@ WITHIN = "/ackcore/dead_letters"
 Opened = TypeVar("Opened")
 
 
-class Place(NamedTuple):
-    """The place of a checkpoint, with the objects that access its parts.
+class Parts(NamedTuple):
+    """The objects that access the parts of a checkpoint.
 
     ``url`` is the checkpoint itself; ``requests`` are those to replay dead letters.
     """
@@ -37,50 +175,48 @@ class Place(NamedTuple):
     requests: Requests
     records: Records
     tables: TableCache
-    runs: RunDirectories | BucketRuns
+    runs: RunPlaces
 
 
-def opened_directory(checkpoint: Path, use: Callable[[Place], Opened]) -> Opened:
-    """Lock a checkpoint on a file system, and return the result of ``use``."""
-    root = checkpoint / "ackcore"
-    records = RecordFiles.open(root)
-    try:
-        with fenced(records.check_owner):
-            records.remove_temporaries()
-            runs = RunDirectories(root / "work", records.check_owner)
-            tables = TableCache(LocalStore(root), records.epoch)
-            requests = Requests(partial(letters_url, records, str(checkpoint)), records)
-            return use(Place(str(checkpoint), requests, records, tables, runs))
-    except BaseException:
-        records.close()
-        raise
+def opened(url: str, use: Callable[[Parts], Opened]) -> Opened:
+    """Call ``use`` for a checkpoint, then take it over, and return the result of ``use``.
 
-
-def opened_bucket(url: str, use: Callable[[Place], Opened]) -> Opened:
-    """Call ``use`` for a checkpoint in a bucket, then take it over, and return the result of
-    ``use``.
+    On a file system the checkpoint is locked first.
     """
     store = open_store(f"{url}/ackcore", "checkpoint")
+    lock = Lock(make_directory(store.root) / "lock") if isinstance(store, LocalStore) else None
     for tried in range(_TAKE_OVERS):
-        records = HeadRecords(store)
-        tables = TableCache(store, records.epoch)
+        records: Records | None = None
         try:
-            requests = Requests(partial(letters_url, records, url), records)
-            runs = BucketRuns(store, records.check_owner)
-            found = use(Place(url, requests, records, tables, runs))
-            records.take_over()
+            with fenced(lock.check) if lock is not None else contextlib.nullcontext():
+                records = Records(store, lock)
+                if isinstance(store, LocalStore):
+                    for name in (HEAD, "records", "state"):
+                        remove_temporaries(store.root / name)
+                tables = TableCache(store, records.epoch)
+                requests = Requests(partial(letters_url, records, url), records)
+                runs = RunPlaces(store, records.check_owner)
+                found = use(Parts(url, requests, records, tables, runs))
+                records.take_over()
         except StateError as error:
             # Records that are read while the other driver writes may be inconsistent.
-            moved = isinstance(error, HeadMoved) or records.has_moved()
-            records.close()
+            moved = isinstance(error, HeadMoved) or (records is not None and records.has_moved())
             if not moved or tried == _TAKE_OVERS - 1:
+                _given_up(records, lock)
                 raise
         except BaseException:
-            records.close()
+            _given_up(records, lock)
             raise
         else:
             return found
     raise AssertionError("unreachable")
+
+
+def _given_up(records: Records | None, lock: Lock | None) -> None:
+    if records is not None:
+        records.close()
+    elif lock is not None:
+        lock.close()
 
 
 def letters_url(records: Records, url: str) -> str:

@@ -1,55 +1,291 @@
-"""The records of a checkpoint, by name: plans, decisions, marks, and meta.json.
+"""All records of a checkpoint, in one object that only the owner can replace.
 
-Each record holds the key of its deployment; a record of another deployment is refused.  It also
-holds the epoch of the driver that wrote it: the number of times the checkpoint had been opened.  On
-a file system records are files, protected by a lock (`RecordFiles`).  In a bucket all records are
-in one object (`head.HeadRecords`).
+``head.json`` holds the owner's epoch, name and token, and the records by name: plans, decisions,
+marks, and meta.json.  Each record holds the key of its deployment, and the epoch of the driver that
+wrote it: the number of times the checkpoint had been opened.  Each step of the protocol is one put
+of the head, on condition that its version is the one that this driver wrote last.
+So after a takeover the old driver is refused at its very next step, however long it slept: no
+check comes before the step, so nothing can happen in between.  This needs no lock and no clock.
+A driver opens the checkpoint by replacing the head, with the next epoch: this fences the old owner.
+On a file system a lock also refuses a second driver while the first one lives.
+
+A refused put does not prove a takeover: an earlier attempt of the same put may have succeeded.
+The driver then reads the head: it is the owner as long as the head holds its token.  A late put of
+a former owner depends on a version that was replaced, and fails whenever it arrives.
+
+A record of more than `_LARGE` bytes is an object of its own; the head holds its length and
+checksum.  When a put of the head drops the last name of a table or of such an object, the driver of
+that put deletes the object after the put.  No head names it then, and no later head can, even after
+a takeover.  The lines of progress are written with the next step, so they need no request.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+import re
+import secrets
+import threading
+from collections.abc import Callable, Collection, Mapping
+from hashlib import blake2b
+from typing import Any
 
-from ackcore.spark.base.atomic import make_directory, remove, remove_temporaries
-from ackcore.spark.base.checksummed import read_record, write_record
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
-from ackcore.spark.base.lock import Lock
-from ackcore.spark.base.paths import numbered
+from ackcore.spark.base.checksummed import record_bytes, record_in
+from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError, corrupt
+from ackcore.spark.base.lock import Lock, process_name
 from ackcore.spark.checkpoint.progress_log import ProgressLog
+from ackcore.spark.stores.interface import Store, StoreConflict
 from ackcore.spark.stores.local import LocalStore
 
-META = "meta.json"
+_log = logging.getLogger("ackcore")
+
+HEAD, META = "head.json", "meta.json"
+#: The prefix of large records.
+_BELOW = "records"
+#: Larger records are objects of their own.
+_LARGE = 1 << 16
+#: Most lines of progress in the head.
+_PROGRESS_LINES = 50
+#: Attempts of a put that conflicts with an earlier put of this driver.
+_TRIES = 5
+_NUMBERED = re.compile(r"(0|[1-9][0-9]{0,18})(.*)")
+
+Bodies = dict[str, dict[str, Any]]
 
 
-class Records(Protocol):
-    """The records of a checkpoint that this driver owns.
+class HeadMoved(StateError):
+    """Another driver wrote to a checkpoint while this driver was taking it over: read it again."""
 
-    Attributes
+
+class Records:
+    """The records of a checkpoint.
+
+    They are only read at first, and owned from the first write or `take_over` on.  So a driver that
+    is refused because its topology differs has fenced nobody.
+
+    Parameters
     ----------
-    epoch : int
-        The number of times the checkpoint was opened, this time included. Each record holds it.
+    store : Store
+        The file system or the bucket, rooted at ``<checkpoint>/ackcore``.
+    lock : Lock, optional
+        The lock of a checkpoint on a file system; `close` releases it.
     """
 
-    epoch: int
+    def __init__(self, store: Store, lock: Lock | None = None) -> None:
+        self._store = store
+        self._file_lock = lock
+        self._log = ProgressLog(store.root) if isinstance(store, LocalStore) else None
+        self._token = secrets.token_hex(16)
+        self._lock = threading.RLock()
+        self._deployment = ""
+        self._large: dict[str, dict[str, Any]] = {}
+        #: Objects that no record names any more; the stored head may name them until the next put.
+        self._dropped: set[str] = set()
+        #: Objects that no head names since the last put: they may be deleted.
+        self._deletable: set[str] = set()
+        #: By directory, the first number with records in the next head.
+        self._first: dict[str, int] = {}
+        self._swept = False
+        self._owned = self._closed = False
+        found = store.get(HEAD)
+        self._before: dict[str, Any] = {} if found is None else self._parsed(found.data)
+        self.epoch: int = self._before.get("epoch", 0) + 1
+        self._records: Bodies = self._before.get("records", {})
+        #: Objects that the stored head names.
+        self._named = _objects_of(self._records)
+        self._progress: list[dict[str, Any]] = self._before.get("progress", [])
+        #: The head's version; None if there is no head, or while the result of a put is unknown.
+        self._version = None if found is None else found.version
+
+    # -- the head -----------------------------------------------------------------------------
+
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        return record_in(data, self.place(HEAD), HEAD)
+
+    def _bytes(self, records: Bodies, *, is_open: bool = True) -> bytes:
+        body = {
+            "epoch": self.epoch,
+            "holder": process_name(),
+            "token": self._token,
+            "open": is_open,
+            # No two heads have the same bytes, so a driver can recognize its own put.
+            "write": secrets.token_hex(16),
+            "records": records,
+            "progress": self._progress,
+        }
+        return record_bytes(HEAD, body)
+
+    @property
+    def found(self) -> Mapping[str, Any]:
+        """The head before this driver owned it: epoch, holder, and whether it is open."""
+        return self._before
 
     @property
     def owned(self) -> bool:
-        """Whether this driver has taken over the checkpoint. Before that it only reads."""
+        """Whether this driver has put a head, and so became the owner."""
+        return self._owned
+
+    def take_over(self) -> None:
+        """Take over the checkpoint with the records that were read. Repeated calls do nothing.
+
+        Raises
+        ------
+        HeadMoved
+            If the head has changed since it was read.
+        """
+        with self._lock:
+            if not self._owned:
+                self._take_over(self._records)
+
+    def _take_over(self, records: Bodies) -> None:
+        version, self._version = self._version, None
+        data = self._bytes(records)
+        try:
+            self._version = self._store.replace(HEAD, data, version)
+        except StoreConflict:
+            raise HeadMoved(
+                f"{self.place('')} could not be taken over, because another query writes to it at "
+                "the same time. Stop that query, or run this one on another checkpoint"
+            ) from None
+        self._owned = True
+        self._has_put(records)
+        if self._before.get("open"):
+            _log.warning(
+                "%s is taken over from %s, which did not give it back: it died, or ends with its "
+                "next step",
+                self.place(""),
+                self._before["holder"],
+            )
+
+    def has_moved(self) -> bool:
+        """Return whether another driver wrote to the head before this driver owned it."""
+        if self._owned:
+            return False
+        found = self._store.get(HEAD)
+        return (None if found is None else found.version) != self._version
+
+    def _load(self) -> None:
+        """Read the head again, because the result of the last put is unknown."""
+        version, records = self._read_own()
+        self._recorded(records)
+        self._version = version
+
+    def _read_own(self) -> tuple[str, Bodies]:
+        """Return the version and the records of the stored head.
+
+        Raises
+        ------
+        CheckpointInUse
+            If the head belongs to another driver.
+        """
+        found = self._store.get(HEAD)
+        head = {} if found is None else self._parsed(found.data)
+        if found is None or head["token"] != self._token:
+            by = "unknown: its head was removed" if found is None else head["holder"]
+            raise CheckpointInUse(
+                f"{self.place('')} was taken over from this driver (epoch {self.epoch}) by another "
+                f"({by}, epoch {head.get('epoch', 'none')}). The records that this driver wrote "
+                "are valid; it writes no more. Let the other driver run, or stop it and start this "
+                "query again"
+            )
+        return found.version, head["records"]
+
+    def _recorded(self, records: Bodies) -> None:
+        # Dropped records stay dropped, though the stored head may still have them.
+        self._records = self._kept(records)
+        named = _objects_of(records)
+        self._dropped |= self._named - named
+        self._deletable -= named
+        self._named = named
+
+    def _has_put(self, records: Bodies) -> None:
+        """Note that this driver's put of these records succeeded and no later put has."""
+        self._recorded(records)
+        self._deletable |= self._dropped - self._named
+        self._dropped = set()
+
+    def _replace(self, change: Callable[[Bodies], Bodies], *, is_open: bool = True) -> None:
+        """Replace the records by the result of ``change``.
+
+        Raises
+        ------
+        CheckpointInUse
+            If another driver has taken over.
+        """
+        with self._lock:
+            if not self._owned:
+                self._take_over(change(self._records))
+                return
+            for _ in range(_TRIES):
+                if self._version is None:
+                    self._load()
+                version, records = self._version, change(self._records)
+                assert version is not None
+                # Unknown until there is an answer: an interrupt may come anywhere.
+                self._version = None
+                try:
+                    data = self._bytes(records, is_open=is_open)
+                    put = self._store.replace(HEAD, data, version)
+                except StoreConflict:
+                    continue
+                self._has_put(records)
+                self._version = put
+                return
+        raise StateError(f"{self.place(HEAD)} could not be replaced {_TRIES} times")
+
+    def check_owner(self) -> None:
+        """Raise `CheckpointInUse` if another driver has taken over."""
+        with self._lock:
+            if self._file_lock is not None:
+                # A put of the head calls this, too, just before the version gets its name.
+                self._file_lock.check()
+            elif self._owned:
+                self._read_own()
+
+    def close(self) -> None:
+        """Release the checkpoint. Repeated calls do nothing.
+
+        If this fails, the next driver takes over as after a crash.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                if self._owned and self._version is not None:
+                    self._replace(lambda records: records, is_open=False)
+                    self._delete()
+            except StateError as error:
+                _log.debug("%s was not released: %s", self.place(""), error)
+            finally:
+                if self._file_lock is not None:
+                    self._file_lock.close()
+
+    # -- records ------------------------------------------------------------------------------
 
     def place(self, name: str) -> str:
         """Return the path or URL of a record, for messages."""
+        return f"{self._store.url}/{name}".rstrip("/")
 
     def read_meta(self) -> dict[str, Any] | None:
         """Return the content of meta.json, or None if it does not exist yet."""
+        meta = self._body(META)
+        if meta is not None:
+            self._deployment = meta["deployment_key"]
+        return meta
 
     def write_meta(self, meta: Mapping[str, Any], *, once: bool = False) -> None:
         """Write meta.json. After this, other records can be read and written."""
+        self._write(META, {**meta, "epoch": self.epoch}, once)
+        self._deployment = meta["deployment_key"]
 
     def remains(self) -> str | None:
-        """Return the name of any record other than `META` and the lock, or None."""
+        """Return the name of anything other than `META` and the lock, or None."""
+        found = next((name for name in sorted(self._records) if name != META), None)
+        if found is None and META not in self._records:
+            found = next((entry.key for entry in self._store.list("state")), None)
+        return found
 
     def read(self, name: str) -> dict[str, Any] | None:
         """Return a record, or None if it does not exist.
@@ -57,157 +293,131 @@ class Records(Protocol):
         Raises
         ------
         CheckpointCorrupt, CheckpointNewer, StateError
-            In the cases of `read_record`.
+            In the cases of `record_in`.
         CheckpointForeign
             If the record belongs to another deployment.
         """
+        with self._lock:
+            if self._owned and self._version is None:
+                self._load()  # an interrupted put may have succeeded
+        body = self._body(name)
+        return of_deployment(body, self._deployment, self.place(name), self.place(META))
 
-    def write(
-        self,
-        name: str,
-        body: Mapping[str, Any],
-        *,
-        once: bool = False,
-        of_run: str = "",
-    ) -> None:
+    def _body(self, name: str) -> dict[str, Any] | None:
+        body = self._records.get(name)
+        if body is None or "object" not in body:
+            return body
+        key = body["object"]
+        if key not in self._large:
+            found = self._store.get(key)
+            if found is None:
+                raise corrupt(self.place(key), "is missing, though the head names it")
+            if len(found.data) != body["bytes"] or _digest(found.data) != body["blake2b"]:
+                raise corrupt(self.place(key), "differs from its length or checksum in the head")
+            self._large[key] = json.loads(found.data)
+        return self._large[key]
+
+    def write(self, name: str, body: Mapping[str, Any], *, once: bool = False) -> None:
         """Write a record. With ``once`` it must not exist yet.
-
-        A record with ``of_run``, the name of a run, counts only if that run was not fenced off.
 
         Raises
         ------
         CheckpointInUse
             If another driver has taken over, or has written a record with ``once``.
         """
+        self._write(name, {"deployment_key": self._deployment, "epoch": self.epoch, **body}, once)
+
+    def _write(self, name: str, body: Mapping[str, Any], once: bool) -> None:
+        if once and name in self._records:
+            raise written_by_another(self.place(name))
+        data = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
+        kept: dict[str, Any] = json.loads(data)
+        if len(data) > _LARGE:
+            digest = _digest(data)
+            key = f"{_BELOW}/{name}.e{self.epoch}.{digest}"
+            self._store.put(key, data)
+            self._large[key] = kept
+            kept = {"object": key, "bytes": len(data), "blake2b": digest}
+        self._replace(lambda records: {**records, name: kept})
+
+    def append_progress(self, line: Mapping[str, Any]) -> None:
+        """Log the results of a micro-batch for readers outside the query.
+
+        On a file system the log is a file.  In a bucket the line is written with the next record or
+        at `close`.
+        """
+        if self._log is not None:
+            self._log.append(line)
+            return
+        with self._lock:
+            text = json.dumps(line, default=float)
+            self._progress = [*self._progress, json.loads(text)][-_PROGRESS_LINES:]
 
     def numbers(self, directory: str, ending: str = "") -> list[int]:
         """Return the numbers of ``<directory>/<number><ending>``, sorted."""
+        found = set()
+        for name in self._records:
+            above, _, rest = name.partition("/")
+            number = _NUMBERED.fullmatch(rest)
+            if above == directory and number is not None and number[2] == ending:
+                found.add(int(number[1]))
+        return sorted(found)
 
-    def append_progress(self, line: Mapping[str, Any]) -> None:
-        """Log the results of a micro-batch for readers outside the query. Nothing depends on this
-        log.
-        """
+    # -- removal ------------------------------------------------------------------------------
 
     def remove_old(self, number: int, tables: Collection[str]) -> None:
         """Remove records of micro-batches before ``number - 1``, and tables that no record names.
 
-        ``tables`` are the keys of these tables.
+        ``tables`` are the keys of these tables.  The next put removes the records.  Tables are
+        deleted one micro-batch later, or at `close`.
         """
+        with self._lock:
+            self._forget("batches", number)
+            self._dropped |= {*tables}
+            if not self._swept:
+                # Objects of drivers that died before a head named them.  The list may lag.
+                listed = {entry.key for entry in self._store.list(_BELOW)}
+                self._dropped |= {key for key in listed if _epoch_in(key) < self.epoch}
+                self._swept = True
+            self._delete()
 
-    def check_owner(self) -> None:
-        """Raise `CheckpointInUse` if another driver has taken over."""
+    def _delete(self) -> None:
+        """Delete objects that no head names, unless the result of the last put is unknown."""
+        if self._deletable and self._version is not None:
+            self._store.delete(sorted(self._deletable))
+            self._deletable = set()
 
-    def close(self) -> None:
-        """Release the checkpoint. Repeated calls do nothing."""
+    def _forget(self, directory: str, number: int) -> None:
+        with self._lock:
+            self._first[directory] = number - 1
+            self._records = self._kept(self._records)
+            named = _objects_of(self._records)
+            self._large = {key: body for key, body in self._large.items() if key in named}
+
+    def _kept(self, records: Bodies) -> Bodies:
+        """Return the records without those of removed micro-batches."""
+
+        def is_old(name: str) -> bool:
+            directory, _, rest = name.partition("/")
+            found = _NUMBERED.fullmatch(rest)
+            return found is not None and int(found[1]) < self._first.get(directory, 0)
+
+        return {name: body for name, body in records.items() if not is_old(name)}
 
 
-class RecordFiles:
-    """Records in files below a directory.
+def _objects_of(records: Bodies) -> set[str]:
+    """Return the keys of the objects that records name."""
+    return {body["object"] for body in records.values() if "object" in body}
 
-    Parameters
-    ----------
-    root : Path
-        ``<checkpoint>/ackcore``.
-    deployment : str, optional
-        The deployment's key, if it is known already.
-    lock : Lock, optional
-        The lock that protects the checkpoint. Without a lock the records are only read.
-    """
 
-    def __init__(self, root: Path, deployment: str = "", lock: Lock | None = None):
-        self.root = root
-        self._deployment = deployment
-        self._lock = lock
-        self._progress = ProgressLog(root)
-        self.epoch = 0 if lock is None else lock.epoch
-        self.owned = lock is not None
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
 
-    @classmethod
-    def open(cls, root: Path) -> RecordFiles:
-        """Lock a directory, and create it if it does not exist."""
-        return cls(root, lock=Lock(make_directory(root) / "lock"))
 
-    def remove_temporaries(self) -> None:
-        """Remove the temporary files of drivers that died."""
-        for directory in (self.root, self.root / "batches", self.root / "state"):
-            remove_temporaries(directory)
-
-    def place(self, name: str) -> str:
-        """See `Records.place`."""
-        return str(self.root / name)
-
-    def read_meta(self) -> dict[str, Any] | None:
-        """See `Records.read_meta`."""
-        meta = read_record(self.root / META, META)
-        if meta is not None:
-            self._deployment = meta["deployment_key"]
-        return meta
-
-    def write_meta(self, meta: Mapping[str, Any], *, once: bool = False) -> None:
-        """See `Records.write_meta`."""
-        write_record(self.root / META, META, {**meta, "epoch": self.epoch}, once=once)
-        self._deployment = meta["deployment_key"]
-
-    def remains(self) -> str | None:
-        """See `Records.remains`."""
-        own = {self.root / META, self.root / "lock"}
-        files = (path for path in sorted(self.root.rglob("*")) if path.is_file())
-        found = next((path for path in files if path not in own), None)
-        return None if found is None else str(found.relative_to(self.root))
-
-    def read(self, name: str) -> dict[str, Any] | None:
-        """See `Records.read`."""
-        body = read_record(self.root / name, name)
-        return of_deployment(body, self._deployment, self.place(name), self.place(META))
-
-    def write(
-        self,
-        name: str,
-        body: Mapping[str, Any],
-        *,
-        once: bool = False,
-        of_run: str = "",
-    ) -> None:
-        """See `Records.write`. With ``of_run`` the file is made in the run's directory.
-
-        The next driver renames that directory, so a fenced-off run cannot record anything.
-        """
-        made_in = self.root / "work" / of_run if of_run else None
-        path = self.root / name
-        make_directory(path.parent)
-        whole = {"deployment_key": self._deployment, "epoch": self.epoch, **body}
-        try:
-            write_record(path, name, whole, once=once, made_in=made_in)
-        except FileExistsError:
-            raise written_by_another(path) from None
-
-    def numbers(self, directory: str, ending: str = "") -> list[int]:
-        """See `Records.numbers`."""
-        return numbered(self.root / directory, ending)
-
-    def append_progress(self, line: Mapping[str, Any]) -> None:
-        """See `Records.append_progress`."""
-        self._progress.append(line)
-
-    def remove_old(self, number: int, tables: Collection[str]) -> None:
-        """See `Records.remove_old`."""
-        # A driver that takes over from here on removes the same: it sees this driver's mark.
-        self.check_owner()
-        for path in sorted((self.root / "batches").iterdir()):
-            of = path.name.partition(".")[0]
-            if of.isdecimal() and int(of) < number - 1:
-                remove(path)
-        LocalStore(self.root).delete(tables)
-
-    def check_owner(self) -> None:
-        """See `Records.check_owner`."""
-        if self._lock is not None:
-            self._lock.check()
-
-    def close(self) -> None:
-        """See `Records.close`."""
-        if self._lock is not None:
-            self._lock.close()
+def _epoch_in(key: str) -> int:
+    """Return the epoch in the key of a large record, or a huge number if the key has none."""
+    epoch = key.rsplit(".", 2)[-2].removeprefix("e")
+    return int(epoch) if epoch.isdecimal() else 1 << 63
 
 
 def of_deployment(
@@ -232,7 +442,6 @@ def of_deployment(
 def written_by_another(path: str | os.PathLike[str]) -> CheckpointInUse:
     """Return the error for a record that another driver wrote before this one could."""
     return CheckpointInUse(
-        f"{os.fspath(path)} was written by another driver, while this one was about to. Two at "
-        "once are one too many: let the other one go on, or stop it and start again, and it goes "
-        "on from that record"
+        f"{os.fspath(path)} was written by another driver before this one could write it. Let the "
+        "other driver run, or stop it and start this query again: it continues from that record"
     )

@@ -97,7 +97,10 @@ class SharedRecord:
                     continue
                 self._body, self._known = new, True
                 return
-        raise StateError(f"{self.place} is replaced by others again and again; try once more")
+        raise StateError(
+            f"{self.place} could not be replaced in {_TRIES} attempts, because other processes "
+            "were faster each time. Try again"
+        )
 
 
 def _plain(body: Body) -> Body:

@@ -2,25 +2,25 @@
 
 Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
 
-    meta.json                 format, topology, deployment key; written when it is made
-    lock                      held by the driver while it runs, with a random token of its own
-    batches/N.plan            the plan of micro-batch N
-    batches/N.decision        its results; written after the tables that it names
-    batches/N.refused*        rows that its sinks refused; written between decision and mark
+    head.json                 all records below, replaced as a whole by their owner (`records`)
+        meta.json             format, topology, deployment key; written when it is made
+        batches/N.plan        the plan of micro-batch N
+        batches/N.decision    its results; written after the tables that it names
+        batches/N.refused*    rows that its sinks refused; written between decision and mark
+        batches/N.done        the mark: all effects of the decision are done
+    lock                      locked by the driver while it runs; on a file system only
     state/N.*.arrow           records that wait, or are dead; roots that are not ACKED
     state/N.*.parquet         dead letters that tasks wrote, which the store links
-    batches/N.done            the mark: all effects of the decision are done
     work/N.<token>/           files of executors in one run; the decision names the run that counts
     work/N.pinned/            the snapshot of its new rows, for careful runs
     work/N.journal/           the results of its bolts' calls, shared by all of its runs
-    replays/*.arrow           requests to replay dead letters
     progress.jsonl            results of the last micro-batches, for readers outside the query only
 
 An invariant holds at every moment, also after a crash between any two writes: micro-batch N gets a
 plan, then a decision, then its mark, in that order, and N + 1 gets none of them before N has its
-mark.  So the names of the files give the state.  A missing file was removed by somebody else.  That
-is an error: starting again would lose waiting records or repeat effects.  The records of the last
-two micro-batches are kept; files of waiting records, until no decision names them (`waiting`).
+mark.  So the names of the records give the state.  A missing record was removed by somebody else.
+That is an error: starting again would lose waiting records or repeat effects.  The records of the
+last two micro-batches are kept; files of waiting records, until no decision names them (`waiting`).
 """
 
 from __future__ import annotations
@@ -41,16 +41,14 @@ from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility, history, replays
-from ackcore.spark.checkpoint.bucket_runs import BucketRuns
 from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
-from ackcore.spark.checkpoint.places import Place, opened_bucket, opened_directory
+from ackcore.spark.checkpoint.places import Parts, RunPlaces, opened
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
-from ackcore.spark.checkpoint.run_directories import RunDirectories
 from ackcore.spark.checkpoint.schema_changes import fit_columns
 from ackcore.spark.checkpoint.waiting import Waiting
-from ackcore.spark.stores.opening import is_bucket, store_url
+from ackcore.spark.stores.opening import place_of
 
 
 class State:
@@ -66,8 +64,8 @@ class State:
         The rows that sinks refused; completed by `close_refusals`.
     """
 
-    def __init__(self, place: Place, meta: dict[str, Any], sources: Mapping[str, pa.Schema]):
-        self.url, self._requests, self._records, self._cache, self._runs = place
+    def __init__(self, parts: Parts, meta: dict[str, Any], sources: Mapping[str, pa.Schema]):
+        self.url, self._requests, self._records, self._cache, self._runs = parts
         self._sources = sources
         self.deployment_key = int(meta["deployment_key"], 16)
         self._meta = meta
@@ -132,19 +130,27 @@ class State:
                 os.path.join(path, "offsets") if offsets is None else offsets, "offsets"
             )
 
-        def use(place: Place) -> State:
+        def use(parts: Parts) -> State:
             meta = compatibility.claim(
-                place.records, topology, kind, log, accept_changes, clock_ms, new_key
+                parts.records, topology, kind, log, accept_changes, clock_ms, new_key
             )
-            state = cls(place, meta, sources)
-            if state.last_plan is not None and state.last_plan != state.last_done:
-                state._runs.remove_fenced(state.last_plan, state.decision)
+            state = cls(parts, meta, sources)
             state._check_all(topology, log)
             return state
 
-        if isinstance(path, str) and is_bucket(path):
-            return opened_bucket(store_url(path, "checkpoint"), use)
-        return opened_directory(local_path(path, "checkpoint"), use)
+        state = opened(place_of(path, "checkpoint"), use)
+        try:
+            state._remove_former_runs()
+        except BaseException:
+            state.close()
+            raise
+        return state
+
+    def _remove_former_runs(self) -> None:
+        number = self.last_plan
+        if number is not None and number != self.last_done:
+            decision = self.decision(number)
+            self._runs.remove_former(number, "" if decision is None else decision.work)
 
     def _check_all(self, topology: Described, log: Path | None) -> None:
         """Check that the topology can continue from the checkpoint, and record the topology."""
@@ -286,7 +292,7 @@ class State:
         )
 
     @property
-    def runs(self) -> RunDirectories | BucketRuns:
+    def runs(self) -> RunPlaces:
         """The places where executors write."""
         return self._runs
 
@@ -343,7 +349,7 @@ class State:
             If the micro-batch has a decision.
         """
         if self.is_done(plan.number) or self.decision(plan.number) is not None:
-            raise ValueError(f"micro-batch {plan.number} is decided, its plan stays as it is")
+            raise ValueError(f"micro-batch {plan.number} has a decision, so its plan cannot change")
         first = plan.number != self.last_plan
         self._records.write(f"batches/{plan.number}.plan", plan.body(), once=first)
         taken = self._history.taken | frozenset(plan.replays)
@@ -473,7 +479,7 @@ class State:
         # that has just taken over. So none is removed here.
         body = decision.write(self._cache, plan.now_ms)
         name = f"batches/{number}.decision"
-        self._records.write(name, body, once=True, of_run=decision.work)
+        self._records.write(name, body, once=True)
         return self._decided(number)
 
     def close_refusals(

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 
+from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.checksummed import (
     RUN_AGAIN,
     batches_of,
@@ -145,6 +146,8 @@ class TableCache:
     ) -> str:
         """Write a table, and return its file name. The name is durable after the next `sync`."""
         shop = Workshop(f"{self._store.url}/{_BELOW}")
+        if self._is_local:
+            check_fence()
         try:
             made = shop.path
             file = write_batches(made, f"{directory}.{name}", schema, batches, named=False)

@@ -1,120 +1,29 @@
-"""A read-only view of a checkpoint and its dead letters, on a file system or in a bucket.
+"""Checkpoints and stores of dead letters as other processes see them.
 
-The view takes no lock and does not disturb a running query.
+A view takes no lock and does not disturb a running query.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any
 
-from ackcore.spark.base.checksummed import read_record
-from ackcore.spark.base.errors import StateError
-from ackcore.spark.base.lock import Holder, epoch_of, holder_of
-from ackcore.spark.checkpoint.head import HeadRecords
-from ackcore.spark.checkpoint.places import letters_url
+from ackcore.spark.base.errors import CheckpointForeign, StateError
+from ackcore.spark.base.lock import Holder, holder_of
+from ackcore.spark.checkpoint.places import WITHIN, letters_url
 from ackcore.spark.checkpoint.progress_log import read_progress
-from ackcore.spark.checkpoint.records import META, RecordFiles, Records
+from ackcore.spark.checkpoint.records import META, Records
 from ackcore.spark.checkpoint.tables import TableCache
 from ackcore.spark.dead_letters.letter_store import Letters
+from ackcore.spark.dead_letters.topic import DeadLetterTopic
 from ackcore.spark.stores.local import LocalStore
-from ackcore.spark.stores.opening import is_bucket, open_store
+from ackcore.spark.stores.opening import is_bucket, open_store, place_of
 
 
-class Checkpoint(Protocol):
-    """A read-only view of a checkpoint.
-
-    Attributes
-    ----------
-    url : str
-        The path or URL of the checkpoint.
-    """
-
-    url: str
-
-    def refreshed(self) -> Self:
-        """Return a view of the checkpoint's present state."""
-
-    def meta(self) -> dict[str, Any] | None:
-        """Return the checkpoint's meta record, or None if there is no checkpoint."""
-
-    def records(self) -> Records:
-        """Return the checkpoint's records, read-only.
-
-        Raises
-        ------
-        StateError
-            If the checkpoint has been deleted.
-        """
-
-    def tables(self, check: bool) -> TableCache:
-        """Return the checkpoint's tables. ``check=False`` permits skipping their checksums."""
-
-    def progress(self, most: int) -> list[dict[str, Any]]:
-        """Return the progress of the last ``most`` micro-batches, as `read_progress` does."""
-
-    def holder(self) -> Holder | None:
-        """Return the driver that holds the checkpoint, or the last one that held it."""
-
-    def epoch(self) -> int:
-        """Return the number of times that drivers have opened the checkpoint."""
-
-    def letters(self) -> Letters:
-        """Return the checkpoint's store of dead letters."""
-
-
-class LocalCheckpoint:
-    """A checkpoint on a file system.
-
-    Parameters
-    ----------
-    root : Path
-        ``<checkpoint>/ackcore``.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.url = str(root.parent)
-
-    def meta(self) -> dict[str, Any] | None:
-        """See `Checkpoint.meta`."""
-        return read_record(self.root / META, META)
-
-    def refreshed(self) -> LocalCheckpoint:
-        """See `Checkpoint.refreshed`. Each method reads the files anew."""
-        return self
-
-    def records(self) -> Records:
-        """See `Checkpoint.records`."""
-        meta = self.meta()
-        if meta is None:
-            raise StateError(f"{self.root / META} is not there any more")
-        return RecordFiles(self.root, meta["deployment_key"])
-
-    def tables(self, check: bool) -> TableCache:
-        """See `Checkpoint.tables`."""
-        return TableCache(LocalStore(self.root), 0, check=check)
-
-    def progress(self, most: int) -> list[dict[str, Any]]:
-        """See `Checkpoint.progress`."""
-        return read_progress(self.root, most)
-
-    def holder(self) -> Holder | None:
-        """See `Checkpoint.holder`."""
-        return holder_of(self.root / "lock")
-
-    def epoch(self) -> int:
-        """See `Checkpoint.epoch`."""
-        return epoch_of(self.root / "lock")
-
-    def letters(self) -> Letters:
-        """See `Checkpoint.letters`."""
-        return letters_at(letters_url(self.records(), self.url))
-
-
-class BucketCheckpoint:
-    """A checkpoint in a bucket, in the state that its head had at the first method call.
+class Checkpoint:
+    """A read-only view of a checkpoint, in the state that its head had at the first method call.
 
     Parameters
     ----------
@@ -125,51 +34,65 @@ class BucketCheckpoint:
     def __init__(self, url: str) -> None:
         self.url = url
         self._store = open_store(f"{url}/ackcore", "path")
-        self._read: HeadRecords | None = None
+        self._read: Records | None = None
 
-    def refreshed(self) -> BucketCheckpoint:
-        """See `Checkpoint.refreshed`."""
-        return BucketCheckpoint(self.url)
+    def refreshed(self) -> Checkpoint:
+        """Return a view of the checkpoint's present state."""
+        return Checkpoint(self.url)
 
     @property
-    def _records(self) -> HeadRecords:
+    def _records(self) -> Records:
         if self._read is None:
-            self._read = HeadRecords(self._store)
+            self._read = Records(self._store)
             self._read.read_meta()
         return self._read
 
     def records(self) -> Records:
-        """See `Checkpoint.records`. All records are from the same moment."""
+        """Return the checkpoint's records, read-only, all from the same moment.
+
+        Raises
+        ------
+        StateError
+            If the checkpoint has been deleted.
+        """
         if self.meta() is None:
-            raise StateError(f"{self._records.place(META)} is not there any more")
+            raise StateError(f"{self._records.place(META)} was deleted")
         return self._records
 
     def meta(self) -> dict[str, Any] | None:
-        """See `Checkpoint.meta`."""
+        """Return the checkpoint's meta record, or None if there is no checkpoint."""
         return self._records.read_meta()
 
     def tables(self, check: bool) -> TableCache:
-        """See `Checkpoint.tables`. Checksums are always verified."""
+        """Return the checkpoint's tables. ``check=False`` permits skipping checksums of files."""
         return TableCache(self._store, self.epoch(), check=check)
 
     def progress(self, most: int) -> list[dict[str, Any]]:
-        """See `Checkpoint.progress`. The driver writes a step's progress with the next step."""
+        """Return the progress of the last ``most`` micro-batches.
+
+        In a bucket the driver writes the progress of a step with the next step.
+        """
+        if isinstance(self._store, LocalStore):
+            return read_progress(self._store.root, most)
         lines: list[dict[str, Any]] = self._records.found.get("progress", [])
         return lines[-most:] if most > 0 else []
 
     def holder(self) -> Holder | None:
-        """See `Checkpoint.holder`. A driver that died while it held the checkpoint counts as
-        holder.
+        """Return the driver that holds the checkpoint, or the last one that held it.
+
+        In a bucket a driver that died while it held the checkpoint counts as holder.
         """
+        if isinstance(self._store, LocalStore):
+            return holder_of(self._store.root / "lock")
         found = self._records.found
         return Holder(found["holder"], None if found["open"] else False) if found else None
 
     def epoch(self) -> int:
-        """See `Checkpoint.epoch`."""
+        """Return the number of times that drivers have opened the checkpoint."""
         return int(self._records.found.get("epoch", 0))
 
     def letters(self) -> Letters:
-        """See `Checkpoint.letters`."""
+        """Return the checkpoint's store of dead letters."""
         return letters_at(letters_url(self._records, self.url))
 
 
@@ -180,8 +103,123 @@ def letters_at(place: str) -> Letters:
 
 def checkpoint_at(url: str) -> Checkpoint | None:
     """Return the checkpoint at a path or URL, or None if there is none."""
-    if is_bucket(url):
-        found = BucketCheckpoint(url)
-        return None if found.meta() is None else found
-    root = Path(os.path.join(url, "ackcore"))
-    return LocalCheckpoint(root) if (root / META).is_file() else None
+    found = Checkpoint(url)
+    return None if found.meta() is None else found
+
+
+def what_is_at(given: Path) -> str:
+    """Return a message that a path is no checkpoint, with any checkpoint nearby."""
+    if not given.exists():
+        return f"{given} does not exist"
+    lacks = f"{given} has no ackcore/head.json in it"
+    if (given / "head.json").exists():
+        return f"{lacks}: it is within a checkpoint, {given.parent}"
+    below = sorted(each.parents[1] for each in given.glob("*/ackcore/head.json"))
+    if below:
+        names = ", ".join(str(each) for each in below[:3])
+        return f"{lacks}: below it there is {names}{', …' if len(below) > 3 else ''}"
+    return lacks
+
+
+def opened_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Return the checkpoint at a path or URL.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    """
+    place = place_of(path, "checkpoint")
+    found = checkpoint_at(place)
+    if found is None:
+        what = f"{place} has no ackcore/head.json" if is_bucket(place) else what_is_at(Path(place))
+        raise FileNotFoundError(
+            "checkpoint must be the directory that start() or run_batch() was given, and " + what
+        )
+    return found
+
+
+def store_of(path: str | os.PathLike[str]) -> Letters:
+    """Return the store at a path or URL, or the store of the checkpoint there.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is neither a store nor a checkpoint.
+    TypeError
+        If ``path`` is not a path.
+    """
+    if isinstance(path, DeadLetterTopic):
+        raise TypeError(
+            f"path must be the query's checkpoint, got {path!r}: the checkpoint also keeps the "
+            "letters that are sent to the topic"
+        )
+    given = place_of(path, "path")
+    store = letters_at(given)
+    if store.owner() is not None:
+        return store
+    checkpoint = checkpoint_at(given)
+    if checkpoint is None:
+        if is_bucket(given):
+            lacks = "there is neither an ackcore/head.json nor an index.json of ackcore's"
+            raise FileNotFoundError(
+                f"path must be a checkpoint or a store of dead letters, and in {given} {lacks}"
+            )
+        raise FileNotFoundError(
+            f"path must be a checkpoint or a store of dead letters, and {what_is_at(Path(given))}"
+        )
+    return checkpoint.letters()
+
+
+def checkpoint_of(store: Letters) -> Checkpoint:
+    """Return the checkpoint of a store.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the checkpoint is gone.
+    CheckpointForeign
+        If another checkpoint is in its place.
+    """
+    owner = store.owner()
+    # A store in its checkpoint moves with the checkpoint: its recorded path may be old.
+    around = store.url.removesuffix(WITHIN) if store.url.endswith(WITHIN) else None
+    if owner is None:  # nothing was started since, and the store is the checkpoint's own
+        owner = {"checkpoint": str(around), "deployment_key": None}
+    found = None if around is None else checkpoint_at(around)
+    if found is None:
+        found = checkpoint_at(owner["checkpoint"])
+    meta = None if found is None else found.meta()
+    if found is None or meta is None:
+        raise FileNotFoundError(
+            f"the dead letters in {store.url} belong to the checkpoint {owner['checkpoint']}, "
+            "which was deleted; read them by dead_letters() and send them to the source "
+            "again"
+        )
+    if owner["deployment_key"] not in (None, meta["deployment_key"]):
+        raise CheckpointForeign(
+            f"the dead letters in {store.url} belong to deployment {owner['deployment_key']}, and "
+            f"{found.url} is now that of {meta['deployment_key']}; read them by dead_letters() and "
+            "send them to the source again"
+        )
+    return found
+
+
+def fields_of(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    """Return the column names of each spout of a checkpoint."""
+    meta = checkpoint.meta()
+    assert meta is not None
+    spouts = meta["structure"]["spouts"]
+    return {name: list(spout["fields"]) for name, spout in spouts.items()}
+
+
+def check_spout(store: Letters, spout: str | None) -> None:
+    """Raise ValueError if a spout neither has letters nor is in the topology."""
+    known = {*store.spouts()}
+    if spout is None or spout in known:
+        return
+    # Letters are readable without their checkpoint.
+    with contextlib.suppress(FileNotFoundError, StateError):
+        known.update(fields_of(checkpoint_of(store)))
+    if known and spout not in known:
+        raise ValueError(f"spout must be one of {', '.join(sorted(known))}, got {spout!r}")

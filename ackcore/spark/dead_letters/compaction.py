@@ -14,11 +14,10 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from ackcore.spark.base.letters import write_letters
-from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.files import LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.letters import emptied, read_parts, read_schema
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of
-from ackcore.spark.dead_letters.objects import ObjectFile
 
 #: Fewest and most files of adjacent micro-batches, merged equally often, that one merge takes:
 #: with d deaths there are some 16 log d files, and each letter is written log d times.

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letters import write_letters
+from ackcore.spark.dead_letters.checkpoints import check_spout, checkpoint_of, store_of
 from ackcore.spark.dead_letters.compaction import parts_left
 from ackcore.spark.dead_letters.files import LetterFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
@@ -38,7 +39,6 @@ from ackcore.spark.dead_letters.notes import (
     notes_of,
     places_of,
 )
-from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, checkpoint_of, store_of
 
 #: Passes over the files.
 _PASSES = 3

@@ -1,15 +1,103 @@
-"""The files of a store of dead letters. `ackcore.spark.dead_letters.letter_store` names them."""
+"""The files of a store of dead letters, as objects. `letter_store` names them."""
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 
+from ackcore.spark.base.checksummed import checksum_of
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.base.paths import Place
-from ackcore.spark.dead_letters.objects import ObjectFile
+from ackcore.spark.stores.interface import Store
+
+#: Size of the cache in bytes. A file is opened once for each column that is read, and a driver
+#: merges files that it has put.
+_KEPT_BYTES = 1 << 25
+
+
+class Objects:
+    """A reader of a store's objects, which verifies each one and caches the last ones.
+
+    Parameters
+    ----------
+    store : Store
+        The store.
+    find : callable, optional
+        Returns the file that has replaced a missing one, or None.
+    """
+
+    def __init__(
+        self, store: Store, find: Callable[[ObjectFile], ObjectFile | None] | None = None
+    ) -> None:
+        self.store = store
+        self.find = find
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, pa.Buffer] = OrderedDict()
+
+    def read(self, key: str, size: int, digest: str) -> pa.Buffer:
+        """Return the bytes of an object.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the object is missing.
+        pyarrow.ArrowInvalid
+            If its length or checksum differs from the recorded one.
+        """
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        data = self.store.read(key)
+        if data is None:
+            raise FileNotFoundError("it is missing, though a record names it")
+        if data.size != size or checksum_of(data, len(digest)) != digest:
+            raise pa.ArrowInvalid(f"its {data.size} bytes are not those that are on record")
+        self.keep(key, data)
+        return data
+
+    def keep(self, key: str, data: pa.Buffer) -> None:
+        """Cache the bytes of a verified object."""
+        with self._lock:
+            self._kept[key] = data
+            while len(self._kept) > 1 and sum(it.size for it in self._kept.values()) > _KEPT_BYTES:
+                self._kept.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFile:
+    """A file of letters in a store, with its recorded length and checksum."""
+
+    objects: Objects = field(compare=False, repr=False)
+    key: str
+    size: int
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition("/")[2]
+
+    def __fspath__(self) -> str:
+        """Return the path or URL of the file, for messages."""
+        return f"{self.objects.store.url}/{self.key}"
+
+    def open(self) -> pa.NativeFile:
+        """Open the file, or the one that replaced it and has the same letters in the same rows."""
+        try:
+            data = self.objects.read(self.key, self.size, self.digest)
+        except FileNotFoundError:
+            now = None if self.objects.find is None else self.objects.find(self)
+            if now is None:
+                raise
+            data = self.objects.read(now.key, now.size, now.digest)
+        return pa.BufferReader(data)
+
 
 #: Writes a file of letters.
 Fill = Callable[[BinaryIO], object]

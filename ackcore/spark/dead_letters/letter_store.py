@@ -41,9 +41,16 @@ from ackcore.spark.base.lock import process_name
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.requests import REQUESTS, object_of, put_object
 from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
-from ackcore.spark.dead_letters.files import Fill, Kind, LetterFile, NewFile, NotesChanged
+from ackcore.spark.dead_letters.files import (
+    Fill,
+    Kind,
+    LetterFile,
+    NewFile,
+    NotesChanged,
+    ObjectFile,
+    Objects,
+)
 from ackcore.spark.dead_letters.letters import GIVEN_UP, read_schema
-from ackcore.spark.dead_letters.objects import ObjectFile, Objects
 from ackcore.spark.stores.files import adopt_object, is_beside, made_for, remove_abandoned
 from ackcore.spark.stores.interface import Store
 
@@ -517,8 +524,8 @@ class Letters:
             # In a later epoch the driver may have swept the objects that were put before.
             if (index["notes"].keys(), index["epoch"]) != self._seen:
                 raise NotesChanged(
-                    f"{self.url}: letters are sent again or dropped by others again and again; "
-                    "try once more"
+                    f"{self.url}: another process sent letters again or dropped some meanwhile. "
+                    "Try again"
                 )
             whole = {**index["requests"], **(requests or {})}
             return {**index, "notes": {**index["notes"], request: note}, "requests": whole}

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ackcore._records import Int64s
 from ackcore.spark.base import letters as base_letters
 from ackcore.spark.base.errors import corrupt
-from ackcore.spark.dead_letters.objects import ObjectFile
+from ackcore.spark.dead_letters.files import ObjectFile
 
 #: A column that is null only in emptied rows.
 ATTEMPTS = "attempts"
@@ -165,20 +165,6 @@ def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table
             page_checksum_verification=True,
             partitioning=None,
         )
-
-
-def read_replays(path: ObjectFile) -> Int64s:
-    """Return for each letter of a file the number of times its record had been sent again.
-
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is damaged or missing.
-    """
-    with reading_letters(path) as file:
-        replays = file.read(["replays"])["replays"].fill_null(0)  # null in emptied rows
-        found: Int64s = replays.to_numpy().astype(np.int64)
-        return found
 
 
 def read_schema(path: ObjectFile) -> pa.Schema:

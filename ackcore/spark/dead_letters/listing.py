@@ -20,16 +20,16 @@ from ackcore._arrow.shown import shown_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letters import LETTER, TIME
-from ackcore.spark.dead_letters.files import Kind, LetterFile
+from ackcore.spark.dead_letters.files import Kind, LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.letters import (
     Bools,
     batch_rows,
     position_of,
+    read_letters,
     reading_letters,
 )
 from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_rows
-from ackcore.spark.dead_letters.objects import ObjectFile
 
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
 #: The columns that a filter compares.
@@ -62,8 +62,8 @@ class LetterId:
         found = _ID.fullmatch(text)
         if found is None:
             raise ValueError(
-                f"a dead letter is named by SPOUT/MICRO-BATCH/NUMBER, as they are listed, got "
-                f"{text!r}"
+                f"a dead letter's id must be SPOUT/MICRO-BATCH/NUMBER, as in the list of letters, "
+                f"got {text!r}"
             )
         return cls(found[1], int(found[2]), int(found[3]))
 
@@ -145,7 +145,7 @@ class Letter:
     ----------
     id : LetterId
         The id of the letter.
-    message_id, attempts, error_type, error_message, component : str, int, str, str, str
+    message_id, attempts, component, error_type, error_message : str, int, str, str, str
         The columns of the same names in `dead_letters`.
     first_ms, last_ms : int
         The times of the record's first intake and of its death, in milliseconds since 1970.
@@ -163,9 +163,9 @@ class Letter:
     id: LetterId
     message_id: str
     attempts: int
+    component: str
     error_type: str
     error_message: str
-    component: str
     first_ms: int
     last_ms: int
     replays: int
@@ -257,11 +257,7 @@ def none_found(store: Letters) -> str:
     ]
     others = len(counted) - len(told)
     rest = f", and {others} other reasons" if others else ""
-    many = counted.total()
-    return (
-        f"of {many:,} dead letter{'' if many == 1 else 's'} none is like that: there are "
-        f"{', '.join(told)}{rest}"
-    )
+    return f"no dead letter of {counted.total():,} matches: the store has {', '.join(told)}{rest}"
 
 
 def _count_reasons(store: Letters) -> Counter[tuple[str, str]]:
@@ -291,8 +287,7 @@ def wanted_rows(
 
 
 def _column(path: ObjectFile, name: str) -> pa.ChunkedArray:
-    with reading_letters(path) as file:
-        return file.read([name])[name]
+    return read_letters(path, [name])[name]
 
 
 def _letters(
@@ -329,7 +324,7 @@ def _values(path: ObjectFile, rows: Int64s, payload: bool) -> Iterator[tuple[int
 
 
 def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
-    for name in ("first_ms", "last_ms"):
+    for name in (field.name for field in LETTER if field.type == TIME):
         at = table.column_names.index(name)
         table = table.set_column(at, name, table[name].cast(TIME).cast(pa.int64()))
     if "payload" not in table.column_names:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.clocks import wall_clock_ms
-from ackcore.spark.dead_letters.files import NotesChanged
+from ackcore.spark.dead_letters.files import NotesChanged, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,
@@ -21,7 +21,6 @@ from ackcore.spark.dead_letters.letters import (
     read_parts,
     reading_letters,
 )
-from ackcore.spark.dead_letters.objects import ObjectFile
 
 #: Spans ``[start, end)`` of positions among a micro-batch's letters, by spout and micro-batch.
 Spans = Mapping[str, Mapping[str, list[list[int]]]]

@@ -19,11 +19,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from ackcore._records import Int64s
 from ackcore.spark.base.batches import as_spark_types
+from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.letters import LETTER
 from ackcore.spark.base.session import refuse_session
-from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.dead_letters.files import Kind, LetterFile
+from ackcore.spark.base.versions import JOB_ERRORS, from_arrow_schema, to_arrow_schema
+from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
+from ackcore.spark.dead_letters.files import Kind, LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,
@@ -32,8 +35,6 @@ from ackcore.spark.dead_letters.letters import (
     read_schema,
 )
 from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
-from ackcore.spark.dead_letters.objects import ObjectFile
-from ackcore.spark.dead_letters.store_of_checkpoint import check_spout, store_of
 
 _FILE, _ROW = "_ackcore_file", "_ackcore_row"
 #: The value of ``replayed`` that marks a dropped letter.
@@ -245,6 +246,50 @@ def _spans_in(
                 int(times[rows[0]]),
                 notes[newest[rows[0]]].request,
             )
+
+
+def matching_rows(
+    spark: SparkSession | None, kinds: Sequence[Kind], notes: Sequence[Note], where: str | Column
+) -> dict[ObjectFile, Int64s]:
+    """Return the numbers of the rows that satisfy a Spark condition, by file.
+
+    Parameters
+    ----------
+    spark : SparkSession or None
+        The session that evaluates the condition. None for the active session.
+    kinds : sequence of Kind
+        The files.
+    notes : sequence of Note
+        The notes of letters that were sent again or dropped.
+    where : str or Column
+        The condition, over the columns of `dead_letters`.
+
+    Raises
+    ------
+    ValueError
+        If ``where`` is not a condition over these columns, or there is no session.
+    """
+    session = session_of(spark)
+    found: dict[ObjectFile, list[int]] = {}
+    frames = [letters_of(session, kind, notes, places=True) for kind in kinds]
+    others = {field.name: field for frame in frames for field in payload_of(frame)}
+    for kind, frame in zip(kinds, frames, strict=True):
+        own = payload_of(frame)
+        absent = [field for name, field in others.items() if name not in own.names]
+        whole = conformed(frame, T.StructType([*own, *absent]))
+        paths = {file.path.name: file.path for file in kind.files}
+        try:
+            for name, row in whole.where(where).select(_FILE, _ROW).collect():
+                found.setdefault(paths[name], []).append(row)
+        except (*JOB_ERRORS, TypeError) as error:
+            columns = ", ".join(whole.columns[:-2])
+            raise ValueError(
+                f"where must be a condition, as text or Column, over {columns} (a source's column "
+                f"as payload.<name>), got {where!r}. Spark cannot evaluate it for the letters of "
+                f"spout {kind.spout!r} ({kind.files[0].path.name} and {len(kind.files) - 1} more "
+                f"files): {one_line(error)}"
+            ) from error
+    return {path: np.array(rows, np.int64) for path, rows in found.items()}
 
 
 # -- letters of different columns -----------------------------------------------------------------

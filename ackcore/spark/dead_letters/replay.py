@@ -26,15 +26,20 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.letters import as_tracked
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
-from ackcore.spark.dead_letters.checkpoints import Checkpoint
-from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.checkpoints import (
+    Checkpoint,
+    check_spout,
+    checkpoint_of,
+    fields_of,
+    store_of,
+)
+from ackcore.spark.dead_letters.files import LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     Bools,
     batch_rows,
     read_letters,
     read_parts,
-    read_replays,
     read_schema,
 )
 from ackcore.spark.dead_letters.listing import LetterFilter, wanted_rows
@@ -49,13 +54,6 @@ from ackcore.spark.dead_letters.notes import (
     notes_of,
     places_of,
     sent_rows,
-)
-from ackcore.spark.dead_letters.objects import ObjectFile
-from ackcore.spark.dead_letters.store_of_checkpoint import (
-    check_spout,
-    checkpoint_of,
-    fields_of,
-    store_of,
 )
 
 if TYPE_CHECKING:
@@ -190,7 +188,7 @@ def _replay(
     if isinstance(where, LetterFilter):
         chosen = wanted_rows(kinds, notes, where)
     elif where is not None:
-        matching = import_module("ackcore.spark.dead_letters.conditions").matching_rows
+        matching = import_module("ackcore.spark.dead_letters.reading").matching_rows
         chosen = matching(spark, kinds, notes, where)
     counting = [note for note in notes if note.dropped or not again]
     rows: dict[str, dict[str, list[list[int]]]] = {}
@@ -216,8 +214,8 @@ def _replay(
         store.send(name, note._asdict(), tables)
     if left_out:
         _log.warning(
-            "%d dead letters in %s were sent again %d times or oftener, and are left out; "
-            "max_replays says how often they may be",
+            "%d dead letters in %s were sent again %d times or oftener, and are left out. "
+            "To send them, give a larger max_replays",
             left_out.total(),
             store.url,
             bound,
@@ -270,7 +268,7 @@ def _choose(
     bound : int
         The number of earlier replays from which a letter is left out.
     """
-    letters = read_letters(file.path, ["batch_id", "component", "error_type"])
+    letters = read_letters(file.path, ["batch_id", "component", "error_type", "replays"])
     rows = batch_rows(file.path, letters["batch_id"].to_numpy())
     wanted = np.ones(len(rows), np.bool_)
     if chosen is not None:
@@ -285,7 +283,8 @@ def _choose(
     wanted &= ~unread.fill_null(False).to_numpy()
     if not wanted.any():
         return _Chosen(file, wanted, np.empty(0, np.int64), {}), 0
-    times = read_replays(file.path) + sent_rows(rows, spout, notes)[0]
+    replays = letters["replays"].fill_null(0).to_numpy()  # null in emptied rows
+    times = replays + sent_rows(rows, spout, notes)[0]
     often = wanted & (times >= bound)
     wanted &= ~often
     places = places_of(np.flatnonzero(wanted), rows)
@@ -314,7 +313,7 @@ def _fitting(
         what = f"{mask.sum()} dead letters of spout {spout!r} in {store.url}"
         if fields is None:
             raise CheckpointForeign(
-                f"{what} are of no spout that the topology has now. {_WAY_OUT}."
+                f"{what} cannot be sent: the topology has no such spout now. {_WAY_OUT}."
             )
         done = 0
         for letters in read_parts(file.path, mask):

@@ -40,7 +40,7 @@ from ackcore.spark.base.reasons import DEATHS
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.dead import DeadLettersFile, DeadPart, dead_of, pieces_of
 from ackcore.spark.checkpoint.places import WITHIN, remembered_letters
-from ackcore.spark.checkpoint.records import RecordFiles, Records
+from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.requests import POINTER
 from ackcore.spark.checkpoint.segments import all_nullable
 from ackcore.spark.checkpoint.shared_record import INDEX
@@ -49,7 +49,7 @@ from ackcore.spark.dead_letters.compaction import Compaction
 from ackcore.spark.dead_letters.files import NewFile
 from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.notes import letters_left, notes_of
-from ackcore.spark.stores.opening import is_bucket, place_of
+from ackcore.spark.stores.opening import is_bucket, open_store, place_of
 
 _log = logging.getLogger("ackcore")
 
@@ -118,7 +118,8 @@ class DeadLetters:
         """
         home = place_of(checkpoint, "checkpoint")
         if records is None:
-            records = RecordFiles(Path(home, "ackcore"), f"{deployment_key:016x}")
+            records = Records(open_store(f"{home}/ackcore", "checkpoint"))
+            records.read_meta()
         within, before = home + WITHIN, remembered_letters(records)
         url = before or within if path is None else place_of(path, "dead_letters")
         check_letters_url(url, home)

@@ -23,12 +23,13 @@ from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.insist import Calls, Failed, Pause
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_with_roots, write_sink
 from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_refused
+from ackcore.spark.sinks.sink import as_sink
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_with_roots
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.parts import Sink
+from ackcore.topology.parts import SinkSpec
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
 
@@ -46,7 +47,7 @@ def ask_sinks(
 ) -> None:
     """Write the accepted rows to the sinks, and record which rows they refuse.
 
-    ``age_ms`` is the age of a decision that another driver made; see `Accepted`.
+    ``age_ms`` is the age of a decision that another driver made; see `SinkBatch`.
 
     Raises
     ------
@@ -81,14 +82,14 @@ def ask_sinks(
         ]
         if not files:
             continue
-        accepted = Accepted(
+        accepted = SinkBatch(
             spark=spark,  # type: ignore[arg-type] # None if no sink needs one
             sink=sink.name,
             deployment=f"{state.deployment_key:016x}",
             checkpoint=state.url,
             batch_id=number,
             files=tuple(
-                AcceptedFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
+                BatchFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
                 for file in files
             ),
             nonacked=nonacked["root_id"].to_numpy(),
@@ -128,13 +129,15 @@ def park_dead(
 class _Asked:
     """One sink and the micro-batch that it is given, until it takes the rows or refuses some."""
 
-    def __init__(self, sink: Sink, accepted: Accepted, calls: Calls, settings: Settings) -> None:
+    def __init__(
+        self, sink: SinkSpec, accepted: SinkBatch, calls: Calls, settings: Settings
+    ) -> None:
         self._sink = sink
         self._accepted = accepted
         self._calls = calls
         self._settings = settings
         self._what = f"sink {sink.name!r}"
-        self._looks_at_fence: bool = getattr(sink.writer, "looks_at_fence", False)
+        self._writer = as_sink(sink.writer)
 
     def without(self, said: Sequence[Refusal]) -> Refusal | None:
         """Write the rows that the sink has not refused; return its new refusal, or None."""
@@ -152,12 +155,12 @@ class _Asked:
             self._settings,
             bisect if self._sink.isolate else None,
             _way_out(self._sink),
-            fenced=self._looks_at_fence,
+            fenced=self._writer.checks_fence,
         )
 
-    def _write(self, accepted: Accepted) -> Refusal | None:
+    def _write(self, accepted: SinkBatch) -> Refusal | None:
         try:
-            rejects = write_sink(self._sink.writer, accepted)
+            rejects = self._writer.write(accepted)
         except SinkRejects as raised:
             refusal = self._refusal(raised, accepted, written=False)
             if not len(refusal.rows):
@@ -169,34 +172,34 @@ class _Asked:
         failpoint("in-sink", accepted.batch_id)
         return self._refusal(rejects, accepted, written=True) if rejects else None
 
-    def _refusal(self, rejects: SinkRejects, accepted: Accepted, written: bool) -> Refusal:
+    def _refusal(self, rejects: SinkRejects, accepted: SinkBatch, written: bool) -> Refusal:
         return Refusal(self._sink.name, written, refused_rows(rejects, accepted))
 
-    def _probe(self, part: Accepted) -> BaseException | None:
+    def _probe(self, part: SinkBatch) -> BaseException | None:
         try:
             self._calls.once(
                 self._what,
-                lambda: write_sink(self._sink.writer, part),
-                fenced=self._looks_at_fence,
+                lambda: self._writer.write(part),
+                fenced=self._writer.checks_fence,
             )
         except Failed as failed:
             return failed.error
         return None
 
 
-def _way_out(sink: Sink) -> str:
+def _way_out(sink: SinkSpec) -> str:
     """Return the hint for a sink that fails because of rows: how it can name them."""
     if sink.isolate:
         return (
             ". Bisected, as isolate asks for, the batch has no row that fails by itself while "
             "others are written"
         )
-    if hasattr(sink.writer, "write_accepted") and not getattr(sink.writer, "replaces", False):
-        return ""  # not a user's function, and parts of a batch cannot be rewritten
+    if not as_sink(sink.writer).replaces:
+        return ""  # parts of a batch cannot be rewritten
     return (
-        ". Where rows are at fault, have it return or raise SinkRejects, which names them, or "
-        "declare it with isolate=True, by which the batch is bisected to them: their records go to "
-        "the dead letters then, and the query goes on"
+        ". If rows cause the error, return or raise SinkRejects, which names them, or declare "
+        "the sink with isolate=True, so that ackcore bisects the batch to them: their records "
+        "then go to the dead letters, and the query continues"
     )
 
 
@@ -210,14 +213,14 @@ def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
             left[f"{file.component!r}{stream}"] += file.rows
     for name, rows in (+left).items():
         raise CheckpointForeign(
-            f"micro-batch {decision.number} is decided, its {rows} rows of {name} are not written "
-            "yet, and the topology has no sink for them any more. Let the former one finish the "
-            f"micro-batch (accept_changes=True), then change it; or give {name} a sink, a function "
-            "that does nothing if the rows are not wanted"
+            f"micro-batch {decision.number} has {rows} rows of {name} that are not written yet, "
+            "and the topology no longer has a sink for them. Run the former topology until it "
+            f"has finished the micro-batch (accept_changes=True), then change it; or give {name} "
+            "a sink, which may be a function that does nothing if the rows are not wanted"
         )
 
 
-def _refuse_damaged(accepted: Accepted, error: Exception) -> None:
+def _refuse_damaged(accepted: SinkBatch, error: Exception) -> None:
     """Raise `CheckpointCorrupt` if a failed sink's files differ from what the run wrote."""
     damage = damage_in(error)
     if damage is None:
@@ -237,7 +240,7 @@ _HOPELESS = 64
 _TRIED_AGAIN = 2
 
 
-def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted:
+def without_refused(accepted: SinkBatch, refusals: Sequence[Refusal]) -> SinkBatch:
     """Return a micro-batch's rows for a sink, without those that it has refused."""
     if not refusals:
         return accepted
@@ -252,7 +255,7 @@ def without_refused(accepted: Accepted, refusals: Sequence[Refusal]) -> Accepted
     )
 
 
-def refused_rows(rejects: SinkRejects, accepted: Accepted) -> pa.Table:
+def refused_rows(rejects: SinkRejects, accepted: SinkBatch) -> pa.Table:
     """Find the rows that a sink refuses among those that it was given.
 
     Returns
@@ -276,7 +279,7 @@ def _reason(sink: str, said: str | BaseException) -> str:
     return (reason if isinstance(said, BaseException) else reason._replace(type="Refused")).encode()
 
 
-def _by_places(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
+def _by_places(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int64s]:
     """Return the refused rows, and for each its index in ``rejects``."""
     assert rejects.places is not None
     files, places = rejects.places
@@ -294,12 +297,12 @@ def _by_places(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int6
     if lost:
         raise InvalidRejects(
             f"it refuses {lost} rows that it was not given: there are no such places in "
-            "Accepted.files, or read_with_places does not yield them"
+            "SinkBatch.files, or read_with_places does not yield them"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
 
 
-def _by_values(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int64s]:
+def _by_values(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int64s]:
     assert rejects.values is not None
     names, schema = rejects.values.column_names, accepted.schema()
     if not names or len(set(names)) != len(names) or not set(names) <= set(schema.names):
@@ -323,8 +326,8 @@ def _by_values(rejects: SinkRejects, accepted: Accepted) -> tuple[pa.Table, Int6
         first_one = shown_rows(values.slice(int(first[missing].min()), 1))[0]
         raise InvalidRejects(
             f"it refuses rows that it was not given: {int(missing.sum())} of {len(wanted)} values "
-            f"of {', '.join(names)} are in none, {first_one!r:.200} for one; rows are named by "
-            "values as they came, and of this micro-batch alone"
+            f"of {', '.join(names)} are in none, {first_one!r:.200} for one; name rows by the "
+            "values that the sink received in this micro-batch"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
 
@@ -387,10 +390,10 @@ def unanchored(refusals: Sequence[Refusal]) -> int:
 # ------------------------------------------------------------------------------------- isolation
 
 #: Calls a sink; returns its error, or None.  May raise an error that ends the query.
-Probe = Callable[[Accepted], BaseException | None]
+Probe = Callable[[SinkBatch], BaseException | None]
 
 
-def blames_a_row(sink: Sink, error: BaseException) -> bool:
+def blames_a_row(sink: SinkSpec, error: BaseException) -> bool:
     """Return whether the sink's batch is bisected after this error, raised here or in a worker."""
     if isinstance(error, sink.isolate):
         return True
@@ -398,15 +401,15 @@ def blames_a_row(sink: Sink, error: BaseException) -> bool:
 
 
 def isolate(
-    sink: Sink, accepted: Accepted, error: BaseException, probe: Probe
+    sink: SinkSpec, accepted: SinkBatch, error: BaseException, probe: Probe
 ) -> SinkRejects | None:
     """Bisect a batch for which a sink raises, down to the single rows for which it raises.
 
     Parameters
     ----------
-    sink : Sink
+    sink : SinkSpec
         The sink, with the errors that a row may cause.
-    accepted : Accepted
+    accepted : SinkBatch
         The batch.
     error : BaseException
         The error that the sink raised for the whole batch.
@@ -492,7 +495,7 @@ def isolate(
     return SinkRejects.at(files[rows], places[rows], errors)
 
 
-def _all_places(accepted: Accepted) -> tuple[Int32s, Int64s]:
+def _all_places(accepted: SinkBatch) -> tuple[Int32s, Int64s]:
     """Return the file and the place of each row that counts, without values: 12 bytes per row."""
     files, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
     for i, file in enumerate(accepted.files):
@@ -502,7 +505,7 @@ def _all_places(accepted: Accepted) -> tuple[Int32s, Int64s]:
     return np.concatenate(files), np.concatenate(places)
 
 
-def _part(accepted: Accepted, files: Int32s, places: Int64s, low: int, high: int) -> Accepted:
+def _part(accepted: SinkBatch, files: Int32s, places: Int64s, low: int, high: int) -> SinkBatch:
     """Return the rows from number ``low`` to ``high`` of all, as one range of places per file.
 
     The ranges take few bytes for any number of rows: they are sent with every call, to tasks, too.

@@ -59,10 +59,9 @@ from ackcore.spark.tasks.results import (
     from_stream,
     results_in,
 )
-from ackcore.spark.tasks.retry_stage import RetryStage
 from ackcore.spark.tasks.row_files import RowFile
 from ackcore.spark.tasks.settle_stage import SettleStage
-from ackcore.spark.tasks.spout_stage import SpoutStage
+from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised, Reason
@@ -167,6 +166,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
     spilled: dict[str, list[RowFile]] = {
         name: [] for name, source in setup.sources.items() if source.spills
     }
+    kept: dict[str, list[RowFile]] = defaultdict(list)
     raised: dict[str, Raised] = defaultdict(Raised)
     emitted: dict[str, Counter[str]] = defaultdict(Counter)
     for report in reports:
@@ -177,16 +177,18 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         for name, some in report["raised"].items():
             raised[name] += Raised.from_json(some)
         files += [SinkFile(*one) for one in report["files"]]
-        for spout, path, rows in report.get("spilled", ()):
-            spilled[spout].append(RowFile(path, rows))
+        for spout, *file in report.get("spilled", ()):
+            spilled[spout].append(RowFile(*file))
+        for spout, *file in report["kept"]:
+            kept[spout].append(RowFile(*file))
     return RunResult(
         records=records,
         retried=retried,
         failed=failed,
         files=tuple(sorted(files)),
-        problems=(),
         untracked_failures=sum(report["untracked_failures"] for report in reports),
         spilled={name: tuple(sorted(paths)) for name, paths in spilled.items()},
+        kept={name: tuple(paths) for name, paths in kept.items()},
         content={one["partition"]: one["content"] for one in reports if "read" in one},
         read={one["partition"]: one["read"] for one in reports if "read" in one},
         raised=dict(raised),

@@ -290,7 +290,7 @@ class Engine:
         loose = unanchored(refusals)
         if loose:
             _log.warning(
-                "micro-batch %d: sinks refused %d rows that hang from no record; they are gone",
+                "micro-batch %d: sinks refused %d rows without a tracked record; they are lost",
                 number,
                 loose,
             )
@@ -351,7 +351,6 @@ class Engine:
     ) -> Progress:
         now = self.clock()
         counts, oldest_ms = decision.counts, decision.waiting.oldest_ms
-        known = {name: counts[name] for name in _OF_SPOUTS + _OF_RUN if name in counts}
         acked, failed = counts["acked"], counts["failed"]
         first_ms: Int64s = np.empty(0, np.int64) if outcome is None else outcome.first_ms
         for table in decision.refused.values() if outcome is not None else ():
@@ -360,7 +359,7 @@ class Engine:
         seconds = watch.seconds()
         return Progress(
             batch_id=decision.number,
-            **known,
+            **counts,
             waiting=decision.waiting.rows(),
             oldest_s=0.0 if oldest_ms is None else (now - oldest_ms) / 1000,
             latency_s=percentiles([new], (now - first_ms) / 1000),
@@ -373,18 +372,14 @@ class Engine:
         )
 
 
-#: The counts in a decision, summed over the spouts, and of the run; older decisions lack
-#: ``uncounted``, ``breaker_trips`` and ``emitted``.
-_OF_SPOUTS = ("records", "acked", "retried", "replayed", "dead")
-_OF_RUN = ("failed", "uncounted", "breaker_trips", "emitted")
-
-
 def _counts(outcome: BatchOutcome) -> dict[str, Any]:
+    """Return the counts that a decision has, which are also fields of `Progress`."""
     found = {
         name: sum(getattr(account, name) for account in outcome.changes.values())
-        for name in _OF_SPOUTS
+        for name in ("records", "acked", "retried", "replayed", "dead")
     }
-    return found | {name: getattr(outcome, name) for name in _OF_RUN}
+    of_run = ("failed", "uncounted", "breaker_trips", "emitted")
+    return found | {name: getattr(outcome, name) for name in of_run}
 
 
 def _without(values: Int64s, gone: Int64s) -> Int64s:

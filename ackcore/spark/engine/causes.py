@@ -51,18 +51,7 @@ class Cause(NamedTuple):
 
 
 def causes(reasons: Iterable[pa.Table]) -> list[Cause]:
-    """Sum up deaths by component and type of error.
-
-    Parameters
-    ----------
-    reasons : iterable of pyarrow.Table
-        The reasons of deaths and their counts, in `DEATHS`.
-
-    Returns
-    -------
-    list of Cause
-        The most frequent first.
-    """
+    """Sum up the reasons of deaths, in `DEATHS`, by component and type; the most frequent first."""
     kind = ["component", "error_type"]
     summed = _summed(reasons)
     of_kinds = summed.group_by(kind).aggregate(
@@ -150,24 +139,10 @@ def close_run(
     checkpoint: str | os.PathLike[str],
     limit: DeadLimit,
 ) -> Counts:
-    """Log the deaths of a run that has ended; raise if they exceed the limit.
+    """Log the deaths of a run that has ended, and return the counts.
 
-    Parameters
-    ----------
-    counts : Counts
-        The counts at the end.
-    reasons : iterable of pyarrow.Table
-        The reasons, in `DEATHS`, of the dead letters that were not replayed; read only if there
-        are dead records.
-    checkpoint : path
-        The run's checkpoint.
-    limit : DeadLimit
-        The limit, which has counted nothing yet.
-
-    Returns
-    -------
-    Counts
-        The same counts.
+    ``reasons`` has the reasons, in `DEATHS`, of the dead letters that were not replayed. It is read
+    only if there are dead records.
 
     Raises
     ------
@@ -187,14 +162,18 @@ def close_run(
     if excess is None:
         _log.warning("%d of %s died: %s. %s", died, _records(counts.records), told, look)
         return counts
-    raise TooManyDead(
-        f"{excess.message}: {told}. The run has ended and all of it is on record: {look}. When "
-        "the cause is mended, ackcore.spark.replay() and another run_batch() send them through "
-        f"again; {_WAYS_OUT[excess.limit]} lets such a run pass",
+    raise _too_many(
+        excess,
+        f"{told}. The run has ended. All dead records are recorded: {look}. When the cause is "
+        "mended, ackcore.spark.replay() and another run_batch() send them through again",
         counts,
-        excess.limit,
         tuple(found),
     )
+
+
+def _too_many(excess: Excess, told: str, counts: Counts, found: tuple[Cause, ...]) -> TooManyDead:
+    way_out = f"set {_WAYS_OUT[excess.limit]} to accept so many dead records"
+    return TooManyDead(f"{excess.message}: {told}; or {way_out}", counts, excess.limit, found)
 
 
 def _added(*some: Iterable[Cause]) -> tuple[Cause, ...]:
@@ -212,20 +191,9 @@ class StreamLimit:
     """The limit on the dead records of a stream, checked after each micro-batch.
 
     A record ends when it is ACKED or DEAD; one that waits for a retry is not counted yet.  A dead
-    record that was first seen before this start counts for `max_dead`, but not for the ratio.
-    Otherwise a restarted query with only hopeless records, waiting or sent by `replay`, would end
-    after the first ten.
-
-    Parameters
-    ----------
-    limit : DeadLimit
-        The limit, which has counted nothing yet.
-    before : Counts
-        The counts on record before this start.
-    since_ms : int
-        The time of this start, in milliseconds since 1970.
-    checkpoint : path
-        The query's checkpoint.
+    record that was first seen before this start (``since_ms``) counts for `max_dead`, but not for
+    the ratio.  Otherwise a restarted query with only hopeless records, waiting or sent by `replay`,
+    would end after the first ten.  ``before`` has the counts on record before this start.
     """
 
     def __init__(
@@ -241,15 +209,6 @@ class StreamLimit:
 
     def after(self, number: int, dead: Mapping[str, pa.Table], counts: Counts) -> None:
         """Check the limit after a finished micro-batch; log its deaths.
-
-        Parameters
-        ----------
-        number : int
-            The number of the micro-batch.
-        dead : mapping of str to pyarrow.Table
-            The dead records of the micro-batch, by spout.
-        counts : Counts
-            The counts after the micro-batch.
 
         Raises
         ------
@@ -290,12 +249,11 @@ class StreamLimit:
             return
         counted = _added(*self._causes)
         told = self._last if self._limit.window is None else _told(list(counted))
-        raise TooManyDead(
-            f"{excess.message}: {told}. All of it is on record: {_look(self._checkpoint)}. When "
-            "the cause is mended, start() on the same checkpoint goes on behind them, and "
-            f"ackcore.spark.replay() sends them through again; {_WAYS_OUT[excess.limit]} lets such "
-            "a stream run on",
+        raise _too_many(
+            excess,
+            f"{told}. All dead records are recorded: {_look(self._checkpoint)}. When the cause is "
+            "mended, call start() on the same checkpoint, which goes on after them, and "
+            "ackcore.spark.replay(), which sends them through again",
             counts,
-            excess.limit,
             counted,
         )

@@ -61,8 +61,8 @@ def trailer_problems(
         fingerprints[one.origin].add(one.fingerprint)
         received_by[one.receiver].add(one.origin)
     problems += [
-        f"partition {partition_of(origin)} of level {level_of(origin)} ran more than once and "
-        "answered differently"
+        f"partition {partition_of(origin)} of level {level_of(origin)} ran more than once with "
+        "different results"
         for origin, found in fingerprints.items()
         if len(found) > 1
     ]
@@ -97,14 +97,7 @@ def count_problems(
 ) -> list[str]:
     """Return a message for each tracked spout with different numbers of sent and settled records.
 
-    Parameters
-    ----------
-    sources : iterable of SpoutSpec
-        All sources of the run.
-    sent, failed : mapping from str to int
-        Numbers of records by spout.
-    acked : mapping from int to int
-        Numbers of records by the spout's number.
+    ``sent`` and ``failed`` are by the spout's name, ``acked`` is by its number.
     """
     problems = []
     for source in sources:
@@ -133,14 +126,8 @@ def check_agreement(ran: RunResult, retries: Retries) -> None:
 def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = False) -> None:
     """Raise `Disagreement` unless each failed record was found exactly once.
 
-    Parameters
-    ----------
-    sought : sequence of numpy.ndarray of int64
-        Columns with the roots that failed.
-    found : FailedRows
-        The records that were found.
-    is_all : bool, default False
-        Whether ``sought`` is the roots of ``found``: then only duplicates are looked for.
+    ``sought`` has columns of the roots that failed.  ``is_all`` means that these are the roots of
+    ``found``: then only duplicates are looked for.
     """
     rows = found.roots()
     agree, lost, there = True, 0, 0

@@ -88,19 +88,9 @@ def propagate_failures(
 ) -> pa.Table:
     """Return the failures, and those of all roots that share a sink row with a failed root.
 
-    Parameters
-    ----------
-    failed : pyarrow.Table
-        The failures, in `FAILED`.
-    files : iterable
-        The files that the run wrote for the sinks.
-    directory : str
-        The directory to which their paths are relative.
-    spouts : sequence of str
-        The tracked spouts. If there are several, the spout of a root that failures propagate to is
-        unknown, and null.
-    judged : FailedRows
-        Failed records that the run already judged: they need not be among ``failed``.
+    ``files`` are the files that the run wrote for the sinks into ``directory``.  If there are
+    several ``spouts``, the spout of an added root is unknown, and null.  Records that the run
+    ``judged`` need not be among ``failed``.
     """
     if not len(failed) and not judged.found:
         return failed
@@ -179,26 +169,15 @@ def decide(
 
     Parameters
     ----------
-    plan : Plan
-        The plan; its time is the time of the decisions.
-    retries : Retries
-        The retries that were run, and those that go on waiting.
+    plan, retries, settings, spouts
+        The plan, whose time is the time of the decisions; the retries that were run, and those that
+        go on waiting; the settings, with ``max_waiting``; and the tracked spouts.
     records : mapping from str to int
         The number of new records by spout.
-    failed : pyarrow.Table
-        All roots that are not ACKED, in `FAILED`.
-    rows : FailedRows
-        The records of these roots, judged.
+    failed, rows
+        All roots that are not ACKED, in `FAILED`, and their records, judged.
     files : iterable of SinkFile
         The files that the run wrote for the sinks.
-    settings : Settings
-        The settings, with the limit ``max_waiting``.
-    spouts : sequence of str
-        The tracked spouts.
-
-    Returns
-    -------
-    BatchOutcome
     """
     waiting, changes = retries.rest, {}
     dead: dict[str, list[DeadPart]] = {}

@@ -54,17 +54,7 @@ class Failed(Exception):
 
 
 class Calls:
-    """Calls for one micro-batch.
-
-    Parameters
-    ----------
-    spark : SparkSession or None
-        The session in which the calls run jobs.
-    number : int
-        The micro-batch's number.
-    pause : callable
-        Waits for a number of seconds; returns whether to stop.
-    """
+    """Calls of one object for one micro-batch, which run Spark jobs in ``spark``, if given."""
 
     def __init__(self, spark: SparkSession | None, number: int, pause: Pause) -> None:
         self._spark = spark
@@ -95,9 +85,10 @@ class Calls:
             raise  # another call would fail, too
         except InvalidRejects as error:
             raise InvalidRejects(
-                f"{what}, given micro-batch {self._number}, answers with SinkRejects that are "
-                f"wrong: {error}. That is a mistake in the sink, and not tried again: mend it, and "
-                "start again on the same checkpoint, which calls it again with the same rows"
+                f"{what}, given micro-batch {self._number}, returned or raised invalid "
+                f"SinkRejects: {error}. That is a mistake in the sink, and not tried again: fix "
+                "it, and start again on the same checkpoint, which calls it again with the same "
+                "rows"
             ) from error
         except KeyboardInterrupt:
             raise
@@ -110,7 +101,7 @@ class Calls:
                 error,
                 self._handled,
                 f"micro-batch {self._number}, in {what},",
-                "What is decided is recorded: start again on the same checkpoint to go on",
+                "The decision is recorded: start again on the same checkpoint to continue",
             )
             raise Failed(error) from error
 
@@ -128,12 +119,9 @@ class Calls:
 
         Parameters
         ----------
-        what : str
-            The name of the called object, for errors.
-        call : callable
-            Makes the call.
-        settings : Settings
-            The number of attempts, and the pauses.
+        what, call, settings
+            The name of the called object for errors, the function that calls it, and the number of
+            attempts and the pauses.
         mend : callable, optional
             Is given the exception of the second or last attempt, and of each later one; may return
             a result in place of the call's.
@@ -162,9 +150,9 @@ class Calls:
             said = _said(error)
             if last:
                 raise SinkError(
-                    f"{what} failed {attempt} times with micro-batch {self._number}, the last time "
-                    f"with {said}. What is decided is recorded: when the cause is gone, start "
-                    f"again on the same checkpoint, and it goes on there{hint}"
+                    f"{what} failed {attempt} times with micro-batch {self._number}, the last "
+                    f"time with {said}. The decision is recorded: when the cause is gone, start "
+                    f"again on the same checkpoint to continue{hint}"
                 ) from error
             sink_ms, most_ms = whole_ms(settings.sink_backoff_s), whole_ms(settings.max_backoff_s)
             waits = capped_doubling(sink_ms, attempt, most_ms)
@@ -203,14 +191,8 @@ class RowsMissing(Exception):
 class Outage:
     """A time in which the planned rows of a micro-batch cannot be read.
 
-    Parameters
-    ----------
-    ask : callable
-        Returns the obstacle to reading the rows of a plan, or None.
-    pause : callable
-        Waits for a number of seconds; returns whether to stop.
-    clock : callable, optional
-        Returns seconds.
+    ``ask`` returns the obstacle to reading the rows of a plan, or None.  ``pause`` waits for
+    seconds and returns whether to stop, and ``clock`` returns seconds.
     """
 
     def __init__(
@@ -230,12 +212,7 @@ class Outage:
     def wait(self, plan: Plan, said: str) -> bool:
         """Wait until a run may read the planned rows; return True if the query is to stop.
 
-        Parameters
-        ----------
-        plan : Plan
-            The plan of the micro-batch.
-        said : str
-            The error of the failed run: the rows that it could not read.
+        ``said`` is the error of the failed run: the rows that it could not read.
 
         Raises
         ------
@@ -318,21 +295,23 @@ def given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
     if isinstance(error, ResultsTooLarge):
         way_out = (
             "too many of them failed for the driver; raise spark.driver.maxResultSize (and "
-            "spark.driver.memory with it, both before the session is made), or mend what they fail "
-            "of, and start again on the same checkpoint. A source that gives a micro-batch fewer "
-            "records, as by maxFilesPerTrigger, keeps later ones smaller"
+            "spark.driver.memory with it, both before the session is made), or fix the cause of "
+            "the failures, and start again on the same checkpoint. A source that gives a "
+            "micro-batch fewer records, for example by maxFilesPerTrigger, keeps later ones "
+            "smaller"
         )
     if wrong_value(error):
         way_out = (
-            "the DataFrame of a spout has a value that its own expressions do not take; tolerate "
-            "it there (as try_cast does) or filter it out, then start again on the same checkpoint"
+            "the DataFrame of a spout has a value that its own expressions reject; tolerate it "
+            "there (for example by try_cast) or filter it out, then start again on the same "
+            "checkpoint"
         )
     if said.startswith(_NO_MODULE):
         way_out = (
-            "the workers do not find what the driver does. A file of yours, which the driver has "
-            "from its script's directory: send it along with spark.sparkContext.addPyFile() (on "
+            "a worker cannot import a module that the driver can import. For a file of yours "
+            "beside the driver's script: send it along with spark.sparkContext.addPyFile() (on "
             "Spark Connect spark.addArtifact(path, pyfile=True)), or put its directory into the "
-            "workers' PYTHONPATH before the session is made. A package that is installed: point "
+            "workers' PYTHONPATH before the session is made. For an installed package: set "
             "PYSPARK_PYTHON (or spark.pyspark.python), before the session is made, to a Python "
             f"that has it, here {sys.executable}; then {way_out}"
         )

@@ -29,8 +29,7 @@ from ackcore.spark.base.root_ids import distinct
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, ORDER, ORDER_BITS
 from ackcore.spark.checkpoint.decisions import Retries
 from ackcore.spark.checkpoint.waiting import Fit
-from ackcore.spark.tasks.record_ids import RETRIES, key_hashes, roots_of
-from ackcore.spark.tasks.root_positions import positions_of
+from ackcore.spark.tasks.record_ids import RETRIES, key_hashes, positions_of, roots_of
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.topology.settings import Settings
 
@@ -52,21 +51,9 @@ def held_back(
 ) -> tuple[Retries, dict[str, Int64s]]:
     """Keep due records waiting behind those that are not due; return also the waiting keys.
 
-    Parameters
-    ----------
-    retries : Retries
-        The due and the waiting records, as the state splits them.
-    keys : mapping from str to tuple of str
-        By ordered spout, the columns of its key.
-    fit : callable
-        Gives rows of a spout the columns that its source has now, with the key columns.
-
-    Returns
-    -------
-    Retries
-        The retries; the due records of these spouts are in order.
-    dict of str to numpy.ndarray of int64
-        By spout, the sorted hashes of the keys of all waiting records.
+    ``keys`` has the columns of the key of each ordered spout.  ``fit`` gives rows of a spout the
+    columns that its source has now.  The due records of these spouts are returned in order.  The
+    waiting keys are, by spout, the sorted hashes of the keys of all waiting records.
     """
     due, rest = dict(retries.due), retries.rest
     blocked = {}
@@ -159,18 +146,9 @@ def _with(table: pa.Table, name: str, values: Int64s | pa.Array) -> pa.Table:
 class Ordering:
     """The order of a micro-batch that was run.
 
-    Parameters
-    ----------
-    keys : mapping from str to tuple of str
-        By ordered spout, the columns of its key.
-    source_keys : mapping from str to int
-        By spout, the key of its root ids.
-    number, now_ms : int
-        The micro-batch's number, and its time in milliseconds since 1970.
-    due : mapping from str to pyarrow.Table
-        The due records, as `held_back` returned them.
-    settings : Settings
-        The settings that decide whether a record is dead.
+    ``keys`` has the columns of the key of each ordered spout, and ``source_keys`` the key of its
+    root ids.  ``due`` has the due records, as `held_back` returned them.  The ``settings`` decide
+    whether a record is dead.
     """
 
     keys: Mapping[str, tuple[str, ...]]
@@ -183,12 +161,7 @@ class Ordering:
     def all_behind(self, failed: pa.Table, find_keys: FindKeys, propagate: Propagate) -> pa.Table:
         """Return the failures, with the records behind them, and the number of each, `ORDER`.
 
-        Parameters
-        ----------
-        failed : pyarrow.Table
-            The failures, in `FAILED`.
-        find_keys, propagate : callable
-            Functions that read records again, and that add the failures which follow from others.
+        ``find_keys`` reads records again; ``propagate`` adds the failures that follow from others.
         """
         while True:
             found = find_keys(self._may_be(failed), {})

@@ -271,19 +271,10 @@ class Progress:
 
 
 def percentiles(groups: Iterable[tuple[float, int]], values: npt.ArrayLike = ()) -> Percentiles:
-    """Return the 50th, 95th and 99th percentile, by nearest rank.
+    """Return the 50th, 95th and 99th percentile, by nearest rank; zeros without values.
 
-    Parameters
-    ----------
-    groups : iterable of (float, int)
-        Pairs of a value and its frequency, so that a million equal values need no array.
-    values : array_like of float, default ()
-        Further values that occur once each.
-
-    Returns
-    -------
-    Percentiles
-        Zeros if there are no values.
+    ``groups`` has pairs of a value and its frequency, so that a million equal values need no array.
+    ``values`` are further values that occur once each.
     """
     pairs = [(value, count) for value, count in groups if count > 0]
     single = np.asarray(values, np.float64)
@@ -322,7 +313,7 @@ def warn_of_failures(number: int, ran: RunResult) -> None:
     """Log failures without a dead letter: untracked tuples, and bolts that raise in many calls."""
     if ran.untracked_failures:
         _log.warning(
-            "micro-batch %d: %d untracked tuples failed; they are gone",
+            "micro-batch %d: %d untracked tuples failed; they are lost",
             number,
             ran.untracked_failures,
         )
@@ -352,12 +343,7 @@ def with_outcomes(
 ) -> tuple[RecordTrace, ...]:
     """Return traces with the outcomes of their records, failures first, 200 at most.
 
-    Parameters
-    ----------
-    traces : sequence of (int, RecordTrace)
-        Pairs of a root and its trace.
-    failed : pyarrow.Table
-        ``root_id, spout, reason`` of all records that are not ACKED.
+    ``traces`` has pairs of a root and its trace; ``failed`` all records that are not ACKED.
     """
     if not traces:
         return ()

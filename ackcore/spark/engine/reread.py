@@ -2,7 +2,8 @@
 
 Records are read by (partition, place).  Due records are read from their file.  Records of a source
 that can be read again by position are read from the source, and all others from the input that the
-spout stage wrote while reading.
+spout stage wrote while reading.  Tasks with little input keep it in files in any case: if these
+have all records that are sought, no Spark job is needed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
+from pyspark.sql.functions import spark_partition_id
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import in_few, write_batches
@@ -38,8 +40,15 @@ from ackcore.spark.base.session import collected
 from ackcore.spark.engine.setup import RunResult, RunSetup
 from ackcore.spark.stores.files import making_in
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.pieces import DealtPieces, Piece
-from ackcore.spark.tasks.reread_stage import JudgedPicks, Picks, Reader, RereadStage, pick_keyed
+from ackcore.spark.tasks.record_ids import SpoutSpec, positions_of
+from ackcore.spark.tasks.reread_stage import (
+    DealtPieces,
+    JudgedPicks,
+    Picks,
+    Reader,
+    RereadStage,
+    pick_keyed,
+)
 from ackcore.spark.tasks.results import (
     INLINE_BYTES,
     RESULT_TYPE,
@@ -47,13 +56,12 @@ from ackcore.spark.tasks.results import (
     from_stream,
     results_in,
 )
-from ackcore.spark.tasks.retry_stage import Slice, records_in
-from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, read_whole
+from ackcore.spark.tasks.row_files import ROOT_ID, RowFile, among, partition_in, read_whole
 from ackcore.spark.tasks.source_records import SourceRecords, pick
-from ackcore.spark.tasks.spout_stage import SpoutStage
+from ackcore.spark.tasks.spout_stage import Slice, SpoutStage, records_in
 
-#: The most rows in files that the driver searches for failed records itself, without a slower job.
-_READ_HERE = 10_000
+#: The most bytes of files that the driver searches for records itself, without a slower job.
+_READ_HERE = 1 << 25
 
 
 def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) -> FailedRows:
@@ -83,15 +91,17 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
     reader = partial(JudgedPicks, rules, directory, setup.plan.number)
     ids = ids_in(failed["root_id"])
     left = failed.drop_columns(["spout"]).unify_dictionaries()
-    files, found = _files(setup, accepted, setup.sources), FailedRows()
+    kept = _kept(setup, accepted, setup.sources, ids)
+    files, found = _files(setup, accepted, setup.sources, kept), FailedRows()
     slices: tuple[Slice, ...] = ()
-    if setup.inputs and sum(one.rows for one in files) > _READ_HERE:
+    if setup.inputs and sum(one.file.nbytes or 0 for one in files) > _READ_HERE:
         slices = (*setup.slices(), *(one for one in files if one.spilled))
     elif files:
         report, tables = _read_here(setup, files, reader(_in_table(left)))
         found = FailedRows.of(work, [report], tables)
         left = found.without(left)
-    if len(left) and (slices or not setup.sources.keys() <= accepted.spilled.keys()):
+    from_source = kept is None and not setup.sources.keys() <= accepted.spilled.keys()
+    if len(left) and (slices or from_source):
         given: pa.Table | str = _in_table(left)
         if left.nbytes > INLINE_BYTES:
             with making_in(directory) as place:
@@ -100,7 +110,9 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
                 )
             given = os.path.join(directory, name)
         sought = ids_in(left["root_id"])
-        reports, tables = _read_by_tasks(setup, accepted, partial(reader, given), slices, sought)
+        reports, tables = _read_by_tasks(
+            setup, accepted, partial(reader, given), slices, sought, from_source=from_source
+        )
         found = found.plus(FailedRows.of(work, reports, tables))
     _refuse_lost(ids, found.found.values())
     return found
@@ -182,13 +194,15 @@ def _picked(
 ) -> dict[str, pa.Table]:
     """Return the records that a function picks; ``sought``, if given, has all their roots."""
     reader = partial(Picks, function)
-    _, tables = _read_here(setup, _files(setup, accepted, spouts), reader())
+    kept = _kept(setup, accepted, spouts, sought)
+    _, tables = _read_here(setup, _files(setup, accepted, spouts, kept), reader())
     if sought is not None:
         wanted = distinct(*sought)
         missing = ~found_in(wanted, _roots_in(tables))
         sought = [wanted[missing]]
     # Records in no file must be read from their sources, which takes a job.
-    if (sought is None or len(*sought)) and not set(spouts) <= accepted.spilled.keys():
+    in_files = kept is not None or set(spouts) <= accepted.spilled.keys()
+    if (sought is None or len(*sought)) and not in_files:
         tables += _read_by_tasks(setup, accepted, reader, (), sought)[1]
     found: dict[str, list[pa.Table]] = defaultdict(list)
     for table in tables:
@@ -196,17 +210,72 @@ def _picked(
     return {name: pa.concat_tables(some, promote_options="none") for name, some in found.items()}
 
 
-def _files(setup: RunSetup, accepted: RunResult, spouts: Collection[str]) -> tuple[Slice, ...]:
-    """Return the files with due records and with spilled records of these spouts."""
+def _kept(
+    setup: RunSetup,
+    accepted: RunResult,
+    spouts: Collection[str],
+    sought: Sequence[Int64s] | None,
+) -> dict[str, list[RowFile]] | None:
+    """Return the files that tasks kept of the partitions with sought roots, by spout.
+
+    Without ``sought``, all new rows are sought.  Return None if a partition was not kept.
+    """
+    found: dict[str, list[RowFile]] = {}
+    for name in set(spouts) - accepted.spilled.keys():
+        source = setup.sources[name]
+        rows = {partition: read.get(name, 0) for partition, read in accepted.read.items()}
+        files = {partition_in(file.path): file for file in accepted.kept.get(name, ())}
+        if not accepted.read:  # decided before, so unknown
+            return None
+        wanted = [partition for partition, n in rows.items() if n]
+        if sought is not None:
+            wanted = [*_places(source, sought, rows)]
+        if source.tracked and not files.keys() >= set(wanted):
+            return None
+        found[name] = [files[partition] for partition in wanted if partition in files]
+    return found
+
+
+def _places(
+    source: SpoutSpec, sought: Sequence[Int64s], rows: Mapping[int, int]
+) -> dict[int, Int64s]:
+    """Return the sorted places of roots, by partition, given the number of rows of each."""
+    partitions, places = positions_of(source.key, np.concatenate([np.empty(0, np.int64), *sought]))
+    order = np.lexsort((places, partitions))
+    partitions, places = partitions[order], places[order]
+    found = {}
+    for partition, n in rows.items():
+        first, last = np.searchsorted(partitions, [partition, partition + 1])
+        # Roots of other spouts, and of due records, have places beyond all rows.
+        at = places[first:last]
+        at = at[at < n]
+        if len(at):
+            found[partition] = at
+    return found
+
+
+def _files(
+    setup: RunSetup,
+    accepted: RunResult,
+    spouts: Collection[str],
+    kept: Mapping[str, Sequence[RowFile]] | None,
+) -> tuple[Slice, ...]:
+    """Return the files with due, spilled and kept records of these spouts."""
     due = [
         Slice(name, file, 0, len(read_whole(file)) if file.rows is None else file.rows)
         for name, file in setup.plan.retries.items()
         if name in spouts
     ]
     spilled = [
-        Slice(name, RowFile(os.path.join(setup.plan.work, path), rows), 0, rows or 0, spilled=True)
-        for name, files in accepted.spilled.items()
-        for path, rows, _ in (files if name in spouts else ())
+        Slice(
+            name,
+            file._replace(path=os.path.join(setup.plan.work, file.path)),
+            0,
+            file.rows or 0,
+            spilled=True,
+        )
+        for name, files in (*accepted.spilled.items(), *(kept or {}).items())
+        for file in (files if name in spouts else ())
     ]
     return (*due, *spilled)
 
@@ -234,10 +303,12 @@ def _read_by_tasks(
     reader: Callable[[], Reader],
     slices: tuple[Slice, ...],
     sought: Sequence[Int64s] | None,
+    *,
+    from_source: bool = True,
 ) -> tuple[list[dict[str, Any]], list[pa.Table]]:
-    """Read slices, and the input of spouts without spilled files, again in one Spark job.
+    """Read slices and, if ``from_source``, sources without spilled files again in one Spark job.
 
-    If ``sought`` is given and the source can find roots, only the pieces with these roots are read.
+    If ``sought`` is given, only the pieces or partitions with these roots are read if possible.
 
     Raises `RuntimeError` if a partition holds other rows than it did in the run.
     """
@@ -245,7 +316,7 @@ def _read_by_tasks(
     stage = RereadStage(SpoutStage(setup.spec, setup.sources, None), reader, spilled)
     frames: list[DataFrame] = []
     before: Mapping[int, Mapping[str, int]] = {}
-    if not setup.sources.keys() <= spilled:
+    if from_source:
         frames, before = _reread_frames(setup, accepted, sought, stage)
     if slices:
         numbers = setup.inputs[0].frame.sparkSession.range(len(slices), numPartitions=len(slices))
@@ -270,49 +341,38 @@ def _reread_frames(
 ) -> tuple[list[DataFrame], Mapping[int, Mapping[str, int]]]:
     """Return frames that read the sources again, and fingerprints of whole partitions.
 
-    If ``sought`` is given and the source can find roots, only the pieces with these roots are read.
-    """
-    pieces = None if sought is None else _pieces(setup, accepted, sought)
-    if pieces is None:
-        return [
-            one.map_in_arrow(
-                replace(stage, stage=replace(stage.stage, spout=one.spout)), RESULT_TYPE
-            )
-            for one in setup.inputs
-        ], accepted.content
-    (one,) = setup.inputs
-    assert one.snapshot is not None
-    assert one.snapshot.again is not None
-    tasks = max(1, min(len(pieces), setup.spec.dests))
-    dealt = DealtPieces(one.snapshot.again, [pieces[i::tasks] for i in range(tasks)])
-    numbers = one.frame.sparkSession.range(tasks, numPartitions=tasks)
-    of = replace(stage, stage=replace(stage.stage, spout=one.spout), pieces=dealt)
-    whole = {piece.partition for piece in pieces if piece.rows is None}
-    before = {
-        partition: found for partition, found in accepted.content.items() if partition in whole
-    }
-    return [numbers.mapInArrow(of, RESULT_TYPE)], before
-
-
-def _pieces(setup: RunSetup, accepted: RunResult, sought: Sequence[Int64s]) -> list[Piece] | None:
-    """Return the pieces of the input that hold these roots, or None if all input must be read.
-
     With several inputs, the input of each partition is unknown here.  For a micro-batch that was
-    decided before, the numbers of rows are unknown.
+    decided before, the numbers of rows are unknown.  All rows are read then.
     """
-    one = setup.inputs[0]
-    if len(setup.inputs) > 1 or one.spout is None or not accepted.read:
-        return None
-    if one.snapshot is None or one.snapshot.again is None:
-        return None
-    source = setup.sources[one.spout]
-    rows = {partition: read[one.spout] for partition, read in accepted.read.items() if read}
-    places, ordered = {}, in_order(*sought)
-    for partition, n in rows.items():
-        at = np.flatnonzero(among(source.roots(partition, 0, n), ordered))
-        if len(at):
-            places[partition] = at
-    return one.snapshot.again.pieces(places, rows)
+    one, *more = setup.inputs
+    stage = replace(stage, stage=replace(stage.stage, spout=one.spout))
+    if sought is None or more or one.spout is None or not accepted.read:
+        frames = [
+            each.map_in_arrow(
+                replace(stage, stage=replace(stage.stage, spout=each.spout)), RESULT_TYPE
+            )
+            for each in setup.inputs
+        ]
+        return frames, accepted.content
+    rows = {partition: read.get(one.spout, 0) for partition, read in accepted.read.items()}
+    places = _places(setup.sources[one.spout], sought, rows)
+    again = None if one.snapshot is None else one.snapshot.again
+    if again is not None:
+        pieces = again.pieces(places, rows)
+        tasks = max(1, min(len(pieces), setup.spec.dests))
+        numbers = one.frame.sparkSession.range(tasks, numPartitions=tasks)
+        dealt = DealtPieces(again, [pieces[i::tasks] for i in range(tasks)])
+        frame = numbers.mapInArrow(replace(stage, pieces=dealt), RESULT_TYPE)
+        whole = {piece.partition for piece in pieces if piece.rows is None}
+    else:
+        if one.snapshot is None and len(places) < len(rows):
+            # Rows of other partitions do not leave the JVM.
+            one = replace(one, frame=one.frame.where(spark_partition_id().isin(*places)))
+        frame, whole = one.map_in_arrow(stage, RESULT_TYPE), {*places}
+        if one.snapshot is not None:
+            whole = {*rows}
+    before = {partition: of for partition, of in accepted.content.items() if partition in whole}
+    return [frame], before
 
 
 def check_content(

@@ -83,25 +83,7 @@ _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
 
 
 class Runs:
-    """The runs of micro-batches.
-
-    Parameters
-    ----------
-    topology : Topology
-        The topology to run.
-    spark : SparkSession or None
-        The session; None if the jobs need none.
-    state : State
-        The open checkpoint.
-    pause : callable
-        Waits for a number of seconds; returns whether to stop.
-    jobs : Jobs
-        The Spark jobs.
-    clock : callable
-        Returns milliseconds since 1970.
-    offsets : PlannedRows
-        The rows that plans name.
-    """
+    """The runs of micro-batches; see `Engine` for the arguments."""
 
     def __init__(
         self,
@@ -131,30 +113,12 @@ class Runs:
     def accepted(
         self, plan: Plan, inputs: Sequence[InputFrame], watch: Stopwatch, is_new: bool
     ) -> tuple[BatchOutcome, int]:
-        """Run a micro-batch until a run is accepted.
+        """Run a micro-batch until a run is accepted; return its outcome and the number of runs.
 
-        Parameters
-        ----------
-        plan : Plan
-            The recorded plan; each crash is added to the record.
-        inputs : sequence of InputFrame
-            The new rows, except those that the plan names.
-        watch : Stopwatch
-            Receives the times of run and check.
-        is_new : bool
-            Whether the plan was made just now.
-
-        Returns
-        -------
-        BatchOutcome
-            The outcome of the accepted run.
-        int
-            The number of runs.
-
-        Raises
-        ------
-        RunFailed, RunCancelled, StateError, Stopped, KeyboardInterrupt
-            See `Engine.process`.
+        Each crash is added to the recorded plan.  ``inputs`` are the new rows, except those that
+        the plan names; ``watch`` receives the times of run and check; ``is_new`` is whether the
+        plan was made just now.  Raises `RunFailed`, `RunCancelled`, `StateError`, `Stopped` and
+        `KeyboardInterrupt`, as `Engine.process` does.
         """
         in_vain, handled = 0, sys.exception()
         wrong: str | None = None  # Spark's name of the last run's error about a value
@@ -229,8 +193,8 @@ class Runs:
             error,
             handled,
             f"micro-batch {plan.number}",
-            "Nothing is decided about its records, and none of them has lost an attempt: "
-            "start again on the same checkpoint to go on",
+            "Its records are not decided, and it does not count as an attempt: start again on "
+            "the same checkpoint to continue",
         )
         if isinstance(error, ResultsTooLarge):
             # No record caused this: the next start must not count a crash.
@@ -388,21 +352,7 @@ class Runs:
     ) -> FailedRows:
         """Judge records of the run that a decision accepted, made by this driver or a former one.
 
-        Parameters
-        ----------
-        plan : Plan
-            The recorded plan of the micro-batch.
-        decision : BatchDecision
-            The recorded decision, not marked yet.
-        inputs
-            See `accepted`.
-        failed : pyarrow.Table
-            The roots of the records, in `FAILED`.
-
-        Returns
-        -------
-        FailedRows
-            The records, all of them in memory.
+        ``failed`` has the roots of the records, in `FAILED`.  All of them are returned in memory.
 
         Raises
         ------
@@ -413,10 +363,10 @@ class Runs:
         """
         if plan.ordered_by != self.ordered_by:
             raise CheckpointForeign(
-                f"micro-batch {plan.number} is decided, sinks refused rows of it, and which "
-                f"records these are follows from ordered_by: {_told(plan.ordered_by)} then, "
-                f"{_told(self.ordered_by)} now. Let the former topology finish the micro-batch, "
-                "then change it"
+                f"micro-batch {plan.number} was decided with ordered_by of "
+                f"{_told(plan.ordered_by)}, and the topology now has {_told(self.ordered_by)}: "
+                "with another order, the records of the rows that sinks refused cannot be found. "
+                "Run the former topology until it has finished the micro-batch, then change it"
             )
         new = [*inputs, *self._offsets.inputs(plan)]
         kept = None

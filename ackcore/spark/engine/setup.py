@@ -14,21 +14,25 @@ from pyspark.sql.types import StructType
 from ackcore._records import Int64s
 from ackcore.ids import spout_key
 from ackcore.spark.base.batches import Batches, MapInArrow, plainly_named
-from ackcore.spark.base.determinism import has_fixed_order, has_fixed_rows
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.session import task_slots
-from ackcore.spark.base.sources import emitted_schema, source_schema
+from ackcore.spark.base.sources import (
+    emitted_schema,
+    has_fixed_order,
+    has_fixed_rows,
+    source_schema,
+)
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.pieces import PieceReader
-from ackcore.spark.tasks.record_ids import Refused, SpoutSpec, Tried
-from ackcore.spark.tasks.retry_stage import Slice
+from ackcore.spark.tasks.record_ids import RefusedOffsets, SpoutSpec, Tried
+from ackcore.spark.tasks.reread_stage import PieceReader
 from ackcore.spark.tasks.row_files import RowFile, read_whole
 from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.spout_stage import Slice
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Spout
@@ -60,7 +64,7 @@ class InputFrame:
     frame: DataFrame
     spout: str | None
     snapshot: Snapshot | None = None
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedOffsets, ...] = ()
     tried: tuple[Tried, ...] = ()
 
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
@@ -197,15 +201,18 @@ class RunResult:
         By partition of the spout stage and spout: the number of new records; empty if unknown.
     judged : FailedRows
         The records that are not ACKED and that their tasks have judged.
+    kept : mapping from str to tuple of RowFile
+        By spout, files like those in ``spilled``, of tasks with few rows of sources that can be
+        read again.  Only this driver uses them, and only before the decision: they are not synced.
     """
 
-    records: Mapping[str, int]
-    retried: Mapping[str, int]
-    failed: pa.Table
-    files: tuple[SinkFile, ...]
-    problems: tuple[str, ...]
-    untracked_failures: int
-    spilled: Mapping[str, tuple[RowFile, ...]]
+    records: Mapping[str, int] = field(default_factory=dict)
+    retried: Mapping[str, int] = field(default_factory=dict)
+    failed: pa.Table = field(default_factory=FAILED.empty_table)
+    files: tuple[SinkFile, ...] = ()
+    problems: tuple[str, ...] = ()
+    untracked_failures: int = 0
+    spilled: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
     content: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     raised: Mapping[str, Raised] = field(default_factory=dict)
     breaker_trips: int = 0
@@ -213,13 +220,13 @@ class RunResult:
     traces: tuple[tuple[int, RecordTrace], ...] = ()
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     judged: FailedRows = field(default_factory=FailedRows)
+    kept: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
 
     def to_reread(self) -> dict[str, Any]:
         """Return the JSON fields for reading the run's records again; `of_decided` reads them."""
         return {
             "spilled": {
-                spout: [[file.path, file.rows] for file in some]
-                for spout, some in self.spilled.items()
+                spout: [list(file) for file in some] for spout, some in self.spilled.items()
             },
             "content": [[partition, dict(some)] for partition, some in self.content.items()],
         }
@@ -228,12 +235,7 @@ class RunResult:
     def of_decided(cls, files: tuple[SinkFile, ...], reread: Mapping[str, Any]) -> RunResult:
         """Return a result with only the fields for reading an accepted run's records again."""
         return cls(
-            records={},
-            retried={},
-            failed=FAILED.empty_table(),
             files=files,
-            problems=(),
-            untracked_failures=0,
             spilled={
                 name: tuple(RowFile(*file) for file in some)
                 for name, some in reread["spilled"].items()
@@ -247,26 +249,16 @@ class SpoutRows(NamedTuple):
 
     schema: pa.Schema
     spills: bool
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedOffsets, ...] = ()
     tried: tuple[Tried, ...] = ()
 
 
 class RunSetup:
     """The sources of a run and its task spec.
 
-    Parameters
-    ----------
-    topology, layout, plan
-        See `run`.
-    rows : mapping from str to SpoutRows
-        The rows of each spout.
-    tasks : int
-        The number of tasks that run at once; unless the settings say otherwise, also the number of
-        tasks after each exchange.
-    isolates : bool
-        See `TaskSpec`.
-    inputs : sequence of InputFrame
-        The inputs to read again if their rows were not written to files.
+    ``tasks`` is the number of tasks that run at once; unless the settings say otherwise, also the
+    number of tasks after each exchange.  ``inputs`` are read again if their rows were not written
+    to files.
     """
 
     def __init__(
@@ -356,12 +348,8 @@ def setup_on_spark(
 ) -> RunSetup:
     """Return the setup of a run on Spark.
 
-    Parameters
-    ----------
-    topology, layout, inputs, plan
-        See `run`.
-    spilled : collection of str, optional
-        The spouts with input that the run has spilled; by default, Spark's plans determine them.
+    ``spilled`` has the spouts with input that the run has spilled; by default, Spark's plans
+    determine them.
     """
     spark = inputs[0].frame.sparkSession
     rows: dict[str, SpoutRows] = {}

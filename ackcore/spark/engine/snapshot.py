@@ -55,7 +55,7 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputF
         for file in (file for files in found for file in files if file is not None):
             read_rows(file)
     except RowFileDamaged as error:
-        _log.warning("the rows of a careful micro-batch are read from its source again: %s", error)
+        _log.warning("a new snapshot is made of the source, as the last one is damaged: %s", error)
         return None
     return [_from_files(one, files) for one, files in zip(inputs, found, strict=True)]
 
@@ -110,7 +110,10 @@ def snapshot_inputs(
     kept.replace({"epoch": epoch, "directory": token, "inputs": record})
     held = load_snapshot(inputs, directory)
     if held is None:
-        raise StateError(f"{directory}: what was written there a moment ago cannot be read back")
+        raise StateError(
+            f"{directory}: the snapshot of new rows that was just written cannot be read back. "
+            "Check the file system, and start again"
+        )
     return held
 
 

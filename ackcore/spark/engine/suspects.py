@@ -77,15 +77,9 @@ def count_crash(plan: Plan, careful_after: int) -> Plan:
 def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) -> Plan:
     """Return the plan with the suspects and the rejected roots that follow from a failed run.
 
-    Parameters
-    ----------
-    plan : Plan
-        The plan of the run.
-    markers : sequence of Marker
-        The markers of the attempts that crashed, in the order of tasks and attempts.
-    attempt : int or None
-        The ``id`` of `failed_attempt`, at which Spark gave up the run.  Spark cancelled the last
-        attempts at other tasks with it, and may have killed their processes for that.
+    The ``markers`` of the attempts that crashed are in the order of tasks and attempts.
+    ``attempt`` is the ``id`` of `failed_attempt`, at which Spark gave up the run.  Spark cancelled
+    the last attempts at other tasks with it, and may have killed their processes for that.
     """
     last = {marker.attempt.task: marker for marker in markers}
     told = any(marker.attempt.id == attempt for marker in last.values())
@@ -163,15 +157,7 @@ def _held_back(plan: Plan) -> list[int]:
 
 @contextmanager
 def crashes_logged(work: Place, number: int) -> Iterator[None]:
-    """Log each attempt that crashes, as it happens, during a run.
-
-    Parameters
-    ----------
-    work : path
-        The run's directory.
-    number : int
-        The micro-batch's number.
-    """
+    """Log each attempt that crashes during a run in the directory ``work``, as it happens."""
     seen: set[TaskAttempt] = set()
     over = threading.Event()
 

@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 from ackcore.spark.base.clocks import Clock, wall_clock_ms
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, MESSAGE_ID, REASON
 from ackcore.spark.base.traces import RecordTrace
-from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint
+from ackcore.spark.dead_letters.checkpoints import opened_checkpoint
 from ackcore.spark.engine.progress import Progress
 from ackcore.spark.inspect.status import read_waiting
 from ackcore.topology.tuples import Reason
 
-#: In how many of the last micro-batches traces of earlier attempts are looked for.
+#: The number of recent micro-batches in which traces of earlier attempts are searched.
 _LOOKED_AT = 1000
 
 

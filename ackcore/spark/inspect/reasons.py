@@ -19,7 +19,7 @@ from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.letters import read_letters
 from ackcore.spark.dead_letters.notes import Note, counted_all, gone_rows, notes_of, sent_rows
 
-#: How old the records of a class are at most, in milliseconds; the last one has no end.
+#: The upper limits of the age classes, in milliseconds; the last class has none.
 AGES_MS = (10_000, 60_000, 600_000, 3_600_000, 86_400_000, 604_800_000)
 
 

@@ -20,13 +20,12 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.tables import TableCache
-from ackcore.spark.dead_letters.checkpoints import Checkpoint, checkpoint_at
-from ackcore.spark.dead_letters.store_of_checkpoint import opened_checkpoint
+from ackcore.spark.dead_letters.checkpoints import Checkpoint, checkpoint_at, opened_checkpoint
 from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting
 from ackcore.spark.stores.opening import place_of
 
-#: How often what has changed meanwhile is read again.
+#: The maximum number of readings while a running query changes its files.
 _TIMES = 100
 
 
@@ -286,8 +285,7 @@ def _steady(checkpoint: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
             if _names(checkpoint.refreshed()) == before:
                 raise
     raise StateError(
-        f"{checkpoint.url} changed {_TIMES} times while it was being read; try again, when "
-        "micro-batches take longer"
+        f"{checkpoint.url} changed {_TIMES} times while it was being read; try again later"
     )
 
 

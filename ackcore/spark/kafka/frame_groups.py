@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore.kafka.cluster import Cluster
-from ackcore.spark.base.streams import streams_in
+from ackcore.spark.base.sources import streams_in
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.kafka.group_commits import Key, Teller, ToldGroup, refuse_two_tellers, states
@@ -79,7 +79,7 @@ class FrameGroups:
         except (OSError, KeyError, ValueError, TypeError) as error:
             # The done offsets are in the checkpoint, and the next commit covers all of them.
             if not self._complained:
-                _log.warning("Spark's log does not say what groups are to be told: %r", error)
+                _log.warning("no offsets for consumer groups in Spark's log: %r", error)
             self._complained = True
             return {}
 

@@ -246,7 +246,9 @@ class KafkaSources(PlannedRows):
                 self._away.discard(name)
             except Exception as error:
                 if name not in self._away and len(self._spouts) > 1:
-                    _log.warning("spout %s: Kafka cannot be asked for new records: %s", name, error)
+                    _log.warning(
+                        "spout %s: no answer whether Kafka has new records: %s", name, error
+                    )
                 self._away.add(name)
                 failed[name] = error
         if len(failed) == len(self._spouts):

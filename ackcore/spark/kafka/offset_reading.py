@@ -13,7 +13,7 @@ from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.range_reader import RangeReader
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
 from ackcore.spark.base.batches import Batches
-from ackcore.spark.tasks.pieces import Piece
+from ackcore.spark.tasks.reread_stage import Piece
 
 #: The largest number of records and of bytes in a batch.  A task takes about 2 ms per batch,
 #: whatever its size.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
-from ackcore.spark.tasks.record_ids import RETRIES, Refused, Tried
+from ackcore.spark.tasks.record_ids import RETRIES, RefusedOffsets, Tried
 
 #: The smallest number of records for a task of its own.
 LEAST = 10_000
@@ -64,7 +64,7 @@ class OffsetPlan:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     tasks: tuple[tuple[OffsetRange, ...], ...] = ()
     lost: tuple[OffsetRange, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedOffsets, ...] = ()
     tried: tuple[Tried, ...] = ()
 
     def body(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class OffsetPlan:
             {topic: found["id"] for topic, found in topics.items() if found["id"] is not None},
             tuple(tuple(OffsetRange(*one) for one in some) for some in body["tasks"]),
             tuple(OffsetRange(*one) for one in body["lost"]),
-            tuple(Refused(*one) for one in body["refused"]),
+            tuple(RefusedOffsets(*one) for one in body["refused"]),
             tuple(Tried(*one) for one in body["tried"]),
         )
 

@@ -21,7 +21,7 @@ from ackcore.kafka.cluster import (
 )
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
-from ackcore.kafka.start_positions import time_ms
+from ackcore.kafka.start_positions import MADE_ANEW, time_ms
 from ackcore.kafka.truncations import truncated_at
 from ackcore.spark.kafka.group_commits import Key, ToldGroup, states
 from ackcore.spark.kafka.plans import (
@@ -34,7 +34,6 @@ from ackcore.spark.kafka.plans import (
     shares,
 )
 from ackcore.spark.kafka.spout_starts import (
-    MADE_ANEW,
     PartitionFacts,
     Start,
     decide,
@@ -129,8 +128,8 @@ class SpoutOffsets:
                 self._cluster.partitions(topics)
         except (UnknownTopics, ClusterFailed) as error:
             _log.warning(
-                "spout %s reads nothing new of a topic that is gone or closed to it, until that "
-                "is there again: %s",
+                "spout %s reads no new records of a topic that was deleted, or that it may not "
+                "read, until the topic exists again: %s",
                 self.name,
                 error,
             )
@@ -161,7 +160,7 @@ class SpoutOffsets:
         if answers.failed:
             self._refresh_at = 0.0  # a topic may be deleted, or a leader may have changed
             if all_of_them or not answers.found:
-                raise _unanswered("where partitions begin and end", answers.failed)
+                raise _unanswered("the first and last offset", answers.failed)
         epochs: dict[Key, int] = {
             each: one.epoch for each, one in answers.found.items() if one.epoch is not None
         }
@@ -259,7 +258,7 @@ class SpoutOffsets:
                 raise
             # Retries do not need Kafka.
             _log.warning(
-                "spout %s: Kafka cannot be asked for new records, this micro-batch has none: %s",
+                "spout %s: this micro-batch takes no new records, because Kafka did not answer: %s",
                 self.name,
                 error,
             )
@@ -332,7 +331,7 @@ class SpoutOffsets:
                 found = self._cluster.watermarks(keys).found
         except (ClusterFailed, ConnectionError) as error:
             _log.warning(
-                "spout %s: Kafka does not say what is left of its offsets: %s", self.name, error
+                "spout %s: Kafka did not answer which planned offsets exist: %s", self.name, error
             )
             return plan
         ids = {one.topic: one.topic_id for one in topics}
@@ -354,7 +353,7 @@ class SpoutOffsets:
                 found = self._cluster.partitions(topics, missing_ok=True)
         except ClusterFailed as error:
             _log.warning(
-                "spout %s: Kafka does not say whether its topics are what they were: %s",
+                "spout %s: Kafka did not answer whether its topics were created again: %s",
                 self.name,
                 error,
             )
@@ -363,8 +362,8 @@ class SpoutOffsets:
             known = plan.topic_ids.get(topic)
             if known is not None and now is not None and known != now:
                 return (
-                    f"topic {topic} of spout {self.name} was made anew since its offsets were "
-                    "planned, and other records have them"
+                    f"topic {topic} of spout {self.name} was created again after its offsets were "
+                    "planned, so that other records have them"
                 )
         return None
 
@@ -400,14 +399,14 @@ class SpoutOffsets:
             with self._asking:
                 groups = self._cluster.committed(self.spout.group_id, marks)
             if groups.failed:
-                raise _unanswered("what the group has committed", groups.failed)
+                raise _unanswered("the committed offset", groups.failed)
             committed = groups.found
         ms = time_ms(self.spout.start)
         if first and ms is not None:
             with self._asking:
                 times = self._cluster.offsets_for_time(marks, ms)
             if times.failed:
-                raise _unanswered("which offsets are of a time", times.failed)
+                raise _unanswered("the first offset of a time", times.failed)
             of_time = times.found
         ids = {} if before is None else before.topic_ids
         found = {}
@@ -469,9 +468,9 @@ class SpoutOffsets:
             if self.spout.lost == "refuse" and (found_else or start.gone):
                 raise OffsetsRefused(
                     f"spout {self.name}: {topic}-{partition} would begin at offset {start.next}, "
-                    f"{message or start.why}, and lost='refuse'. Give the topology a "
-                    "checkpoint of its own to begin as its start says, or go on without what is "
-                    "gone, with lost='dead-letter'"
+                    f"{message or start.why}, and lost='refuse'. Give the topology a new "
+                    "checkpoint, which begins as start says, or set lost='dead-letter' to continue "
+                    "without the lost offsets"
                 )
 
     # -- the group --------------------------------------------------------------------------------
@@ -523,7 +522,9 @@ class SpoutOffsets:
 
 def _unanswered(what: str, failed: Mapping[Any, PartitionFailure]) -> ConnectionError:
     (topic, partition), why = next(iter(failed.items()))
-    return ConnectionError(f"Kafka does not say {what}: of {topic}-{partition}, {why.text}")
+    return ConnectionError(
+        f"Kafka did not answer the request for {what} of {topic}-{partition}: {why.text}"
+    )
 
 
 def _next(before: OffsetPlan, of: Key, otherwise: int) -> int:

@@ -9,14 +9,11 @@ from typing import NamedTuple
 from ackcore.kafka.commit_metadata import CommitOrigin
 from ackcore.kafka.ranges import OffsetRange
 from ackcore.kafka.spout import KafkaSpout
-from ackcore.kafka.start_positions import first_offset
+from ackcore.kafka.start_positions import MADE_ANEW, NEW_PARTITION, first_offset
 from ackcore.offsets import decode_metadata
 from ackcore.spark.kafka.plans import OffsetPlan, Position
-from ackcore.spark.tasks.record_ids import Refused, Tried
+from ackcore.spark.tasks.record_ids import RefusedOffsets, Tried
 from ackcore.topology.tuples import Reason
-
-#: The start's reason for a partition of a topic that was deleted and created again.
-MADE_ANEW = "topic made anew"
 
 
 class PartitionFacts(NamedTuple):
@@ -73,9 +70,9 @@ class Gone(NamedTuple):
         topic, partition, start, stop = self.range
         return f"offsets {start} to {stop - 1} of {topic}-{partition}: {self.said}"
 
-    def refused(self, spout: str) -> Refused:
+    def refused(self, spout: str) -> RefusedOffsets:
         """Return the dead record of this range."""
-        return Refused(*self.range, Reason(spout, self.kind, self.message, True).encode())
+        return RefusedOffsets(*self.range, Reason(spout, self.kind, self.message, True).encode())
 
 
 class Start(NamedTuple):
@@ -129,7 +126,7 @@ def _first(spout: KafkaSpout, found: PartitionFacts) -> Start:
     """Return the requested start, in range or not."""
     low, high = found.low, found.high
     if not found.is_first:
-        return Start(low, "new partition")
+        return Start(low, NEW_PARTITION)
     if spout.start == "group" and found.committed is not None:
         offset, metadata = found.committed
         restored = decode_metadata(found.topic, found.partition, offset, metadata)

@@ -58,7 +58,9 @@ class Watch(Attendant):
             except Exception as error:
                 is_new = False
                 if not failures:
-                    _log.warning("Kafka cannot be asked for new records, trying again: %s", error)
+                    _log.warning(
+                        "Kafka did not answer whether it has new records, trying again: %s", error
+                    )
                 failures += 1
             if is_new:
                 continue

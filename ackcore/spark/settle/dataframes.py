@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore import _columns
 from ackcore._arguments import MAX_SHARDS
-from ackcore.spark.base.determinism import has_fixed_order
 from ackcore.spark.base.session import is_connect, refuse_frame, refuse_mixed, task_slots
+from ackcore.spark.base.sources import has_fixed_order
 from ackcore.spark.base.versions import repartition_by_id
 from ackcore.spark.base.workers import check_workers
 from ackcore.spark.settle.wire import BLOB_DDL

@@ -12,8 +12,7 @@ from pyspark.errors import PySparkException
 
 from ackcore._arrow.shown import far_places, has_text, invalid_text
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.sinks.interface import Accepted, read_with_places
-from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.sink_batch import SinkBatch
 
 _ROW = "_ackcore_row"
 
@@ -116,7 +115,7 @@ def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     return rows.filter(pa.array(keep))
 
 
-def refuse_misfits(accepted: Accepted, columns: pa.Schema, is_near: _IsType) -> None:
+def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_near: _IsType) -> None:
     """Raise `SinkRejects` for rows with values that the table's columns cannot take.
 
     Such values are nulls in columns without nulls, values that a cast would change, and text that
@@ -124,14 +123,14 @@ def refuse_misfits(accepted: Accepted, columns: pa.Schema, is_near: _IsType) -> 
 
     Parameters
     ----------
-    accepted : Accepted
+    batch : SinkBatch
         The rows.
     columns : pyarrow.Schema
         The table's columns.  Columns that the stream does not have are ignored.
     is_near : callable
         Returns True for a type of dates or times whose values must be in the years 1 to 9999.
     """
-    stream = accepted.schema()
+    stream = batch.schema()
     fields = [
         field
         for field in columns
@@ -143,20 +142,14 @@ def refuse_misfits(accepted: Accepted, columns: pa.Schema, is_near: _IsType) -> 
             and not _holds(field.type, is_near)
         )
     ]
-    files: list[npt.NDArray[np.int64]] = []
-    places: list[npt.NDArray[np.int64]] = []
+    refused: list[npt.NDArray[np.int64]] = []
     reasons: list[pa.Array] = []
-    for i, file in enumerate(accepted.files if fields else ()):
-        for rows, there in read_with_places(file, accepted.nonacked):
-            why = _misfits(rows, fields, is_near)
-            bad = np.flatnonzero(why.is_valid().to_numpy(False))
-            files.append(np.full(len(bad), i, np.int64))
-            places.append(there[bad])
-            reasons.append(why.drop_null())
+    for rows, numbers in batch.numbered() if fields else ():
+        why = _misfits(rows, fields, is_near)
+        refused.append(numbers[why.is_valid().to_numpy(False)])
+        reasons.append(why.drop_null())
     if sum(map(len, reasons)):
-        raise SinkRejects.at(
-            np.concatenate(files), np.concatenate(places), pa.chunked_array(reasons, pa.string())
-        )
+        raise batch.refuse(np.concatenate(refused), pa.chunked_array(reasons, pa.string()))
 
 
 def _holds(kind: pa.DataType, is_type: _IsType) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 from types import ModuleType
@@ -13,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.sinks.columns import (
     check_keys,
     last_of_each_key,
@@ -24,15 +23,16 @@ from ackcore.spark.sinks.columns import (
     with_columns,
     with_fields,
 )
-from ackcore.spark.sinks.interface import Accepted, read_accepted
-from ackcore.spark.sinks.unavailable import bare, redacted, secrets_of, unavailable
+from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
+from ackcore.spark.sinks.sink_batch import SinkBatch
+from ackcore.spark.sinks.unavailable import bare, secrets_of, unavailable_by
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _WAY_OUT = (
-    "See that its storage can be reached and written from the driver, by what storage_options say, "
-    "and has room; and that the table is where it was"
+    "Check that the driver can reach and write the storage with these storage_options, that the "
+    "storage has free space, and that the table was not moved or deleted"
 )
 
 #: Beginnings of deltalake's errors about rows, which have no class; values of rows follow.
@@ -48,8 +48,8 @@ _SHOWN = re.compile(r"(?i)(^|_)(region|bucket(_name)?|container_name|account_nam
 #: Metadata of a field that Delta computes from others if rows do not have it.
 _COMPUTED = "delta.generationExpression"
 
-#: Set by a user in place of a fingerprint, to accept the rows written under this number.
-_AS_IT_IS = 0
+#: Set by a user in place of a fingerprint; see `ANY_CONTENT`.
+_ANY_CONTENT = 0
 
 
 def to_delta(
@@ -93,7 +93,7 @@ def to_delta(
     ImportError
         If deltalake is not installed: it comes with ``ackcore[delta]``.
     """
-    return DeltaSink(path, keys=keys, storage_options=storage_options)
+    return DeltaSink(path, keys, storage_options)
 
 
 def _deltalake() -> ModuleType:
@@ -107,15 +107,24 @@ def _deltalake() -> ModuleType:
     return deltalake
 
 
-class DeltaSink:
+@dataclass
+class DeltaCommit:
+    """A prepared commit of a micro-batch to the version of the table that was read."""
+
+    table: DeltaTable
+    batch: SinkBatch
+    columns: Any = None  # the columns to write
+    properties: Any = None  # the properties of the commit, with the number
+
+
+class DeltaSink(TransactionalSink[DeltaCommit]):
     """The sink that `to_delta` returns."""
 
     def __init__(
         self,
         path: str | os.PathLike[str],
-        *,
-        keys: str | Sequence[str] | None = None,
-        storage_options: Mapping[str, str] | None = None,
+        keys: str | Sequence[str] | None,
+        storage_options: Mapping[str, str] | None,
     ) -> None:
         if not isinstance(path, str | os.PathLike):
             raise TypeError(f"path must be a path or a URI, got {type(path).__name__}")
@@ -133,9 +142,9 @@ class DeltaSink:
     def __repr__(self) -> str:
         return f"to_delta({bare(self.path)!r})"
 
-    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+    def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError or ValueError if the table cannot hold the stream's columns."""
-        what = f"sink {name!r}"
+        what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
         for field in schema:
             try:
@@ -146,8 +155,8 @@ class DeltaSink:
                     f"{what}: a Delta table has no type for {field.type}, that of column "
                     f"{field.name!r}; have the bolt emit another type"
                 ) from error
-        self._schemas[name] = spark_schema(what, schema)
-        with self._named(name):
+        self._schemas[sink] = spark_schema(what, schema)
+        with self._named(sink):
             is_there = _deltalake().DeltaTable.is_deltatable(self.path, self._options)
             table = self._open() if is_there else None
         if table is not None:
@@ -162,66 +171,82 @@ class DeltaSink:
                     self.path, schema=schema, mode="ignore", storage_options=self._options
                 )
 
-    def write_accepted(self, accepted: Accepted) -> None:
-        """Write the rows of a micro-batch from the files of its run.
+    @contextlib.contextmanager
+    def begin(self, batch: SinkBatch) -> Iterator[DeltaCommit]:
+        """Open the table.
+
+        Raises
+        ------
+        SinkUnavailable
+            If the table is gone or cannot be written.
+        """
+        with self._named(batch.sink):
+            yield DeltaCommit(self._open(), batch)
+
+    def read_number(self, transaction: DeltaCommit, batch: SinkBatch) -> Written | None:
+        """Return the number and the fingerprint in the table's application transactions."""
+        application, table = _application(batch), transaction.table
+        last = table.transaction_version(application)
+        if last is None:
+            return None
+        told = table.transaction_version(_content_of(application))
+        if told == _ANY_CONTENT:
+            return Written(last, ANY_CONTENT)
+        content = batch.content()
+        return Written(last, content if told == _told(last, content) else "other rows")
+
+    def write_rows(self, transaction: DeltaCommit, batch: SinkBatch) -> None:
+        """Check the rows. `commit` writes them.
 
         Raises
         ------
         SinkRejects
             If rows have nulls or values that the table's columns do not accept. Nothing is written.
-        SinkUnavailable
-            If the table is gone or cannot be written.
+        """
+        what = f"sink {batch.sink!r}"
+        transaction.columns = self._columns_for(what, transaction.table, batch.schema())
+        # deltalake cannot read statistics of dates outside of these years; of times it can.
+        refuse_misfits(batch, transaction.columns, pa.types.is_date32)
+
+    def record(self, transaction: DeltaCommit, batch: SinkBatch, written: Written) -> None:
+        """Add the number and the fingerprint to the properties of the commit."""
+        application, number = _application(batch), written.number
+        lake = _deltalake()
+        transaction.properties = lake.CommitProperties(
+            custom_metadata={
+                "ackcore": f"{application}/{number}",
+                "userMetadata": f"ackcore {application}/{number} {written.content}",
+            },
+            # The fingerprint is a second transaction, because a table keeps transactions, but not
+            # the metadata of commits, when its log is cleaned up.
+            app_transactions=[
+                lake.Transaction(application, number),
+                lake.Transaction(_content_of(application), _told(number, written.content)),
+            ],
+        )
+
+    def commit(self, transaction: DeltaCommit) -> None:
+        """Write the rows in one commit.
+
+        Raises
+        ------
         ValueError
             If deltalake refuses the rows as a whole, for instance because of a CHECK constraint.
             The message does not contain values of rows.
         deltalake.exceptions.DeltaError
             If another writer has committed meanwhile.
-        CheckpointForeign
-            If the table already has this micro-batch with other rows, or a later one.
-        CheckpointInUse
-            If another driver has taken over.
         """
-        with self._named(accepted.sink):
-            self._write(accepted)
-
-    def _write(self, accepted: Accepted) -> None:
-        number, application = accepted.batch_id, f"ackcore-{accepted.deployment}-{accepted.sink}"
-        table, content = self._open(), accepted.content()
-        # The fingerprint is a second transaction, because a table keeps transactions, but not the
-        # metadata of commits, when its log is cleaned up.
-        of_content, told = f"{application}-content", _told(number, content)
-        last = table.transaction_version(application)
-        if last is not None and last >= number:
-            known = (told, _AS_IT_IS)
-            if last == number and table.transaction_version(of_content) in known:
-                return
-            raise accepted.foreign(
-                f"Delta {self._shown}", last, self._way_out(application, number, last)
-            )
-        # If another driver commits under this name after this line, this commit fails.
-        check_fence()
-        what = f"sink {accepted.sink!r}"
-        columns = self._columns_for(what, table, accepted.schema())
-        # deltalake cannot read statistics of dates outside of these years; of times it can.
-        refuse_misfits(accepted, columns, pa.types.is_date32)
-        lake = _deltalake()
-        properties = lake.CommitProperties(
-            custom_metadata={
-                "ackcore": f"{application}/{number}",
-                "userMetadata": f"ackcore {application}/{number} {content}",
-            },
-            app_transactions=[
-                lake.Transaction(application, number),
-                lake.Transaction(of_content, told),
-            ],
-        )
-        failpoint("in-transaction", number)
-        with self._without_values(accepted):
+        batch, columns = transaction.batch, transaction.columns
+        with self._without_values(batch):
             if self.keys:
-                self._merge(table, accepted, columns, properties)
+                self._merge(transaction)
             else:
-                rows = pa.RecordBatchReader.from_batches(columns, _rows(accepted, columns))
-                lake.write_deltalake(table, rows, mode="append", commit_properties=properties)
+                _deltalake().write_deltalake(
+                    transaction.table,
+                    pa.RecordBatchReader.from_batches(columns, _rows(batch, columns)),
+                    mode="append",
+                    commit_properties=transaction.properties,
+                )
 
     def _columns_for(self, what: str, table: DeltaTable, stream: pa.Schema) -> pa.Schema:
         """Return the columns to write.
@@ -251,27 +276,26 @@ class DeltaSink:
                 )
         return columns
 
-    def _merge(
-        self, table: DeltaTable, accepted: Accepted, columns: pa.Schema, properties: Any
-    ) -> None:
+    def _merge(self, commit: DeltaCommit) -> None:
         # Cast here, because deltalake does not cast to nested types with fewer nulls.
-        schema = pa.schema([columns.field(name) for name in accepted.schema().names])
-        rows = last_of_each_key(pa.Table.from_batches(_rows(accepted, schema), schema), self.keys)
+        batch = commit.batch
+        schema = pa.schema([commit.columns.field(name) for name in batch.schema().names])
+        rows = last_of_each_key(pa.Table.from_batches(_rows(batch, schema), schema), self.keys)
         if not len(rows):
             return
         same = " AND ".join(f"{_quoted(key, 't.')} = {_quoted(key, 's.')}" for key in self.keys)
         all_columns = {_quoted(name): _quoted(name, "s.") for name in schema.names}
         keys = {_quoted(key) for key in self.keys}
         others = {name: value for name, value in all_columns.items() if name not in keys}
-        merger = table.merge(
-            rows, same, source_alias="s", target_alias="t", commit_properties=properties
+        merger = commit.table.merge(
+            rows, same, source_alias="s", target_alias="t", commit_properties=commit.properties
         )
         if others:
             merger = merger.when_matched_update(others)
         merger.when_not_matched_insert(all_columns).execute()
 
     @contextlib.contextmanager
-    def _without_values(self, accepted: Accepted) -> Iterator[None]:
+    def _without_values(self, batch: SinkBatch) -> Iterator[None]:
         """Raise ValueError if deltalake refuses rows: its own errors show the rows' values."""
         exceptions = _deltalake().exceptions
         try:
@@ -284,11 +308,11 @@ class DeltaSink:
                 raise
             said = " ".join((str(error) if of_rows is None else of_rows[0]).split())
             raise ValueError(
-                f"sink {accepted.sink!r}: Delta {self._shown} does not take the rows of "
-                f"micro-batch {accepted.batch_id}, of which none is written: {said}. They stay as "
-                "they are, so change the table: drop the constraint that they violate (ALTER TABLE "
-                "... DROP CONSTRAINT), or give the column the type that the stream has, with nulls "
-                "if that has some"
+                f"sink {batch.sink!r}: Delta {self._shown} does not take the rows of "
+                f"micro-batch {batch.batch_id}, of which none is written: {said}. Each "
+                "attempt gets the same rows, so change the table: drop the constraint that they "
+                "violate (ALTER TABLE ... DROP CONSTRAINT), or give the column the type of the "
+                "stream's column and let it take nulls"
             ) from None
 
     @contextlib.contextmanager
@@ -300,11 +324,8 @@ class DeltaSink:
         except (exceptions.CommitFailedError, exceptions.SchemaMismatchError):
             raise
         except (OSError, exceptions.DeltaError) as error:
-            text = f"{type(error).__name__}: {error}"
-            said = redacted(text, self._secrets())
-            # A cause would show the redacted text.
-            cause = error if said == text else None
-            raise unavailable(sink, self._where(), said, _WAY_OUT) from cause
+            unreachable = unavailable_by(sink, self._where(), error, self._secrets(), _WAY_OUT)
+            raise unreachable from unreachable.__cause__
 
     def _where(self) -> str:
         """Return the table's name and its server for an error."""
@@ -318,22 +339,31 @@ class DeltaSink:
         addresses = [self.path, *(self._options[name] for name in seen)]
         return [*hidden, *chain.from_iterable(map(secrets_of, addresses))]
 
-    def _way_out(self, application: str, number: int, last: int) -> str:
-        """Return the advice to reset or accept a micro-batch's number by an empty commit."""
+    def advice(self, batch: SinkBatch, last: int) -> str:
+        """Return the commits without rows that reset or accept the number of a micro-batch."""
+        application, number = _application(batch), batch.batch_id
         return (
             f"restore the table to the version before micro-batch {number} (RESTORE TABLE); or "
-            f"have micro-batches from {number} to {last} written again, whatever of them is in the "
-            "table, by a commit without rows: table = deltalake.DeltaTable(path); "
+            f"have micro-batches from {number} to {last} written again, in addition to their rows "
+            "that are in the table, by a commit without rows: table = deltalake.DeltaTable(path); "
             "deltalake.write_deltalake(table, table.to_pyarrow_table().slice(0, 0), mode='append', "
             "commit_properties=deltalake.CommitProperties(app_transactions=[deltalake.Transaction("
-            f"{application!r}, {number - 1})])). If just this one is to count as written, with "
-            f"whatever rows: [deltalake.Transaction({application!r}, {number}), "
-            f"deltalake.Transaction('{application}-content', {_AS_IT_IS})] there"
+            f"{application!r}, {number - 1})])). To count micro-batch {number} as written, with "
+            f"any rows, commit [deltalake.Transaction({application!r}, {number}), "
+            f"deltalake.Transaction({_content_of(application)!r}, {_ANY_CONTENT})]"
         )
 
     def _open(self) -> DeltaTable:
         table: DeltaTable = _deltalake().DeltaTable(self.path, storage_options=self._options)
         return table
+
+
+def _application(batch: SinkBatch) -> str:
+    return f"ackcore-{batch.deployment}-{batch.sink}"
+
+
+def _content_of(application: str) -> str:
+    return f"{application}-content"
 
 
 def _told(number: int, content: str) -> int:
@@ -351,14 +381,13 @@ def _quoted(column: str, of: str = "") -> str:
     return f"{of}`{column.replace('`', '``')}`"
 
 
-def _rows(accepted: Accepted, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _rows(batch: SinkBatch, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows with the table's columns; columns that the stream lacks are null."""
-    for file in accepted.files:
-        for batch in read_accepted(file, accepted.nonacked):
-            arrays = [
-                batch.column(field.name).cast(field.type)
-                if field.name in batch.schema.names
-                else pa.nulls(len(batch), field.type)
-                for field in columns
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=columns)
+    for rows in batch.record_batches():
+        arrays = [
+            rows.column(field.name).cast(field.type)
+            if field.name in rows.schema.names
+            else pa.nulls(len(rows), field.type)
+            for field in columns
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=columns)

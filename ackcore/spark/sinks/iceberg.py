@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.batches import as_spark_types
-from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.sinks.columns import (
     check_keys,
     last_of_each_key,
@@ -22,21 +20,19 @@ from ackcore.spark.sinks.columns import (
     spark_schema,
     with_columns,
 )
-from ackcore.spark.sinks.interface import Accepted, read_accepted
-from ackcore.spark.sinks.unavailable import bare, redacted, secrets_of, unavailable
+from ackcore.spark.sinks.sink import ANY_CONTENT, TransactionalSink, Written
+from ackcore.spark.sinks.sink_batch import SinkBatch
+from ackcore.spark.sinks.unavailable import bare, secrets_of, unavailable_by
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
+    from pyiceberg.table import Table, Transaction
 
 _WAY_OUT = (
-    "See that the catalog and the table's storage can be reached from the driver, that the table "
-    "is there, and that this user may write it"
+    "Check that the catalog and the table's storage can be reached from the driver, that the table "
+    "exists, and that this user may write it"
 )
 #: The properties of a catalog that have no secrets.
 _SHOWN = {"type", "uri", "warehouse", "py-io-impl", "py-catalog-impl"}
-
-#: Set by a user in place of a fingerprint, to accept the rows written under this number.
-_AS_IT_IS = "as-it-is"
 
 
 def to_iceberg(
@@ -83,7 +79,7 @@ def to_iceberg(
     If another writer commits between the sink's look at the table and its own commit, the sink
     fails and is called again.
     """
-    return IcebergSink(table, catalog, keys=keys)
+    return IcebergSink(table, catalog, keys)
 
 
 def _catalogs() -> ModuleType:
@@ -96,15 +92,11 @@ def _catalogs() -> ModuleType:
     return pyiceberg.catalog
 
 
-class IcebergSink:
+class IcebergSink(TransactionalSink["Transaction"]):
     """The sink that `to_iceberg` returns."""
 
     def __init__(
-        self,
-        table: str,
-        catalog: str | Mapping[str, str],
-        *,
-        keys: str | Sequence[str] | None = None,
+        self, table: str, catalog: str | Mapping[str, str], keys: str | Sequence[str] | None
     ) -> None:
         if not isinstance(table, str):
             raise TypeError(f"table must be a str, got {type(table).__name__}")
@@ -124,7 +116,7 @@ class IcebergSink:
     def __repr__(self) -> str:
         return f"to_iceberg({self.table!r})"
 
-    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+    def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError or ValueError if the table cannot hold the stream's columns.
 
         Raises
@@ -132,72 +124,84 @@ class IcebergSink:
         SinkUnavailable
             If the catalog does not answer, or the table does not exist.
         """
-        what = f"sink {name!r}"
+        what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
         spark_schema(what, schema)
-        with self._opened(name) as table:
+        with self._opened(sink) as table:
             has = [field.name for field in table.schema().fields]
         with_columns(what, f"table {self.table}", schema.names, has)
         others = [column for column in has if column not in schema.names]
         if self.keys and others:
             raise ValueError(
-                f"{what}: table {self.table} has the column {others[0]!r}, which the stream has "
-                "not, and by keys whole rows are replaced; have the bolt emit it, or leave keys out"
+                f"{what}: table {self.table} has column {others[0]!r}, which the stream "
+                "lacks, and with keys whole rows are replaced; have the bolt emit the column, or "
+                "leave keys out"
             )
 
-    def write_accepted(self, accepted: Accepted) -> None:
-        """Write the rows of a micro-batch from the files of its run.
+    @contextlib.contextmanager
+    def begin(self, batch: SinkBatch) -> Iterator[Transaction]:
+        """Open the table and begin a transaction.
+
+        Raises
+        ------
+        SinkUnavailable
+            If the catalog cannot be reached, or the table is gone.
+        """
+        with self._opened(batch.sink) as table:
+            # pyiceberg would repeat a commit after a conflict without a new look at the property,
+            # and two drivers would both add the rows. Set in memory only, not in the table.
+            table.metadata.properties["commit.retry.num-retries"] = "0"
+            yield table.transaction()
+
+    def read_number(self, transaction: Transaction, batch: SinkBatch) -> Written | None:
+        """Return the number and the fingerprint in the table's property."""
+        found = transaction.table_metadata.properties.get(_mark(batch))
+        if found is None:
+            return None
+        number, _, content = found.partition(" ")
+        return Written(int(number), content)
+
+    def write_rows(self, transaction: Transaction, batch: SinkBatch) -> None:
+        """Write the rows into files that the commit adds to the table.
 
         Raises
         ------
         SinkRejects
             If rows have nulls in required columns. Nothing is written then.
-        SinkUnavailable
-            If the catalog cannot be reached, or the table is gone.
+        """
+        fields = transaction.table_metadata.schema().fields
+        required = {field.name for field in fields if field.required}
+        refuse_misfits(batch, _requiring(batch.schema(), required), _is_date_or_time)
+        rows = _rows(batch)
+        if len(rows):
+            about = {
+                "ackcore": f"{batch.deployment}/{batch.sink}/{batch.batch_id}",
+                "ackcore.content": batch.content(),
+            }
+            self._stage(transaction, rows.cast(_requiring(rows.schema, required)), about)
+
+    def record(self, transaction: Transaction, batch: SinkBatch, written: Written) -> None:
+        """Set the property of the table. Properties of snapshots would expire with them."""
+        transaction.set_properties({_mark(batch): f"{written.number} {written.content}"})
+
+    def commit(self, transaction: Transaction) -> None:
+        """Commit the transaction.
+
+        Raises
+        ------
         pyiceberg.exceptions.CommitFailedException
             If another writer has committed meanwhile.
-        CheckpointForeign
-            If the table already has this micro-batch with other rows, or a later one.
-        CheckpointInUse
-            If another driver has taken over.
         """
-        with self._opened(accepted.sink) as table:
-            self._write(table, accepted)
+        transaction.commit_transaction()
 
-    def _write(self, table: Table, accepted: Accepted) -> None:
-        number = accepted.batch_id
-        mark = f"ackcore.{accepted.deployment}.{accepted.sink}"
-        found, _, told = table.properties.get(mark, "-1").partition(" ")
-        last, content = int(found), accepted.content()
-        if last >= number:
-            if last == number and told in (content, _AS_IT_IS):
-                return
-            raise accepted.foreign(
-                f"Iceberg table {self.table}",
-                last,
-                f"have micro-batches from {number} to {last} written again, whatever of them is in "
-                f"the table: remove its property {mark!r}. If just this one is to count as "
-                f"written, with whatever rows, set it to '{number} {_AS_IT_IS}'",
-            )
-        # pyiceberg would repeat a commit after a conflict without a new look at the property, and
-        # two drivers would both add the rows. This is set in memory only, not in the table.
-        table.metadata.properties["commit.retry.num-retries"] = "0"
-        check_fence()
-        required = {field.name for field in table.schema().fields if field.required}
-        refuse_misfits(accepted, _requiring(accepted.schema(), required), _is_date_or_time)
-        rows = _rows(accepted)
-        rows = rows.cast(_requiring(rows.schema, required))
-        if not len(rows):
-            return
-        about = {
-            "ackcore": f"{accepted.deployment}/{accepted.sink}/{number}",
-            "ackcore.content": content,
-        }
-        with table.transaction() as transaction:
-            self._stage(transaction, rows, about)
-            # Also as a property of the table, because snapshots expire.
-            transaction.set_properties({mark: f"{number} {content}"})
-            failpoint("in-transaction", number)
+    def advice(self, batch: SinkBatch, last: int) -> str:
+        """Return the changes of the property that reset or accept the number of a micro-batch."""
+        mark, number = _mark(batch), batch.batch_id
+        return (
+            f"or have micro-batches from {number} to {last} written again, in addition to their "
+            f"rows that are in the table: remove its property {mark!r}. To count micro-batch "
+            f"{number} as written, with any rows, set it to '{number} {ANY_CONTENT}'"
+        )
 
     def _stage(self, transaction: Any, rows: pa.Table, about: dict[str, str]) -> None:
         if self.keys:
@@ -228,11 +232,8 @@ class IcebergSink:
             if is_open and not _is_of_catalog(error):
                 raise
             where = f"Iceberg table {self.table} of catalog {self._where()}"
-            text = f"{type(error).__name__}: {error}"
-            said = redacted(text, self._secrets())
-            # A cause would show the redacted text.
-            cause = error if said == text else None
-            raise unavailable(sink, where, said, _WAY_OUT) from cause
+            unreachable = unavailable_by(sink, where, error, self._secrets(), _WAY_OUT)
+            raise unreachable from unreachable.__cause__
 
     def _where(self) -> str:
         uri = self._properties.get("uri")
@@ -268,11 +269,12 @@ def _requiring(schema: pa.Schema, names: Container[str]) -> pa.Schema:
     return pa.schema([field.with_nullable(field.name not in names) for field in schema])
 
 
-def _rows(accepted: Accepted) -> pa.Table:
-    schema = spark_schema(f"sink {accepted.sink!r}", accepted.schema())
-    batches = (
-        as_spark_types(rows, schema)
-        for file in accepted.files
-        for rows in read_accepted(file, accepted.nonacked)
-    )
-    return pa.Table.from_batches(batches, schema)
+def _mark(batch: SinkBatch) -> str:
+    """Return the name of the property with the number of the last micro-batch."""
+    return f"ackcore.{batch.deployment}.{batch.sink}"
+
+
+def _rows(batch: SinkBatch) -> pa.Table:
+    schema = spark_schema(f"sink {batch.sink!r}", batch.schema())
+    rows = (as_spark_types(each, schema) for each in batch.record_batches())
+    return pa.Table.from_batches(rows, schema)

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from ackcore.spark.base.versions import active_context, from_arrow_schema
 from ackcore.spark.sinks.columns import check_keys, named_keys, spark_schema
-from ackcore.spark.sinks.interface import Accepted
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError, Server
 from ackcore.spark.sinks.jdbc_transaction import (
     JdbcTransaction,
@@ -18,14 +17,16 @@ from ackcore.spark.sinks.jdbc_transaction import (
     find_columns,
     table_names,
 )
+from ackcore.spark.sinks.sink import TransactionalSink, Written
+from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import unavailable
 from ackcore.topology.parts import MAX_REFUSED, check_max_refused
 
 _WAY_OUT = (
-    "See that the server runs and can be reached from the driver and the workers, that Spark has "
-    "its driver (spark.jars, and its class as the property 'driver'), that database and table are "
-    "there, that its disk has room, and that the user may log in, write the table, and make tables "
-    "beside it"
+    "Check that the server runs and can be reached from the driver and the workers, that Spark has "
+    "the JDBC driver (spark.jars, with the driver's class as the property 'driver'), that database "
+    "and table exist, that the server's disk has free space, and that the user may log in, write "
+    "the table, and create tables in its schema"
 )
 
 _MARKER = """CREATE TABLE {marker} (
@@ -96,12 +97,10 @@ def to_jdbc(
     record becomes a dead letter with the database's error, and the other rows are written.  The
     user must be able to create and drop tables in the schema of `table`.
     """
-    return JdbcSink(
-        url, table, keys=keys, properties=properties, marker=marker, max_refused=max_refused
-    )
+    return JdbcSink(url, table, keys, properties, marker, max_refused)
 
 
-class JdbcSink:
+class JdbcSink(TransactionalSink[JdbcTransaction]):
     """The sink that `to_jdbc` returns."""
 
     #: `JdbcConnection` uses Spark's JVM, which Spark Connect does not offer.
@@ -111,11 +110,10 @@ class JdbcSink:
         self,
         url: str,
         table: str,
-        *,
-        keys: str | Sequence[str] | None = None,
-        properties: Mapping[str, str] | None = None,
-        marker: str = "ackcore_jdbc_batches",
-        max_refused: int = MAX_REFUSED,
+        keys: str | Sequence[str] | None,
+        properties: Mapping[str, str] | None,
+        marker: str,
+        max_refused: int,
     ) -> None:
         for argument, value in (("url", url), ("table", table), ("marker", marker)):
             if not isinstance(value, str):
@@ -138,7 +136,7 @@ class JdbcSink:
     def __repr__(self) -> str:
         return f"to_jdbc({self._server.shown()!r}, {self.table!r})"
 
-    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+    def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if the table could not hold the stream's columns.
 
         Raises
@@ -146,12 +144,12 @@ class JdbcSink:
         SinkUnavailable
             If the database cannot be reached.
         """
-        what = f"sink {name!r}"
+        what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
         spark_schema(what, schema)
         if active_context() is None:
             return  # without a JVM there is no connection, and nothing runs
-        with self._named(name), JdbcConnection(self._server, self.table) as connection:
+        with self._named(sink), JdbcConnection(self._server, self.table) as connection:
             columns = self._columns(connection, what)
             find_columns(what, self.table, schema.names, list(columns))
             for field, found in zip(schema, from_arrow_schema(schema), strict=True):
@@ -166,8 +164,8 @@ class JdbcSink:
             return connection.columns(self.table)
         except JdbcError as error:
             raise ValueError(
-                f"{what}: table {self.table} cannot be read; make it first, or name its schema, as "
-                f"in shop.orders ({error})"
+                f"{what}: table {self.table} cannot be read ({error}). Create it, or give its "
+                "schema, as in shop.orders"
             ) from error
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
@@ -214,35 +212,64 @@ class JdbcSink:
                 connection.columns(self._names.marker)  # another driver created it
             except JdbcError:
                 raise ValueError(
-                    f"{what}: the table of micro-batches, {self._names.marker}, cannot be read or "
-                    f"made ({error}). Have this run by one who may, and let this user read and "
-                    f"write it: {' '.join(create.split())}"
+                    f"{what}: the table of micro-batches, {self._names.marker}, can be neither "
+                    f"read nor created ({error}). Have a user with the right to create tables run "
+                    "this statement, and grant this user SELECT, INSERT and UPDATE on the table: "
+                    f"{' '.join(create.split())}"
                 ) from error
             connection.rollback()
 
-    def write_accepted(self, accepted: Accepted) -> None:
-        """Write the rows of a micro-batch from the files of its run.
+    @contextlib.contextmanager
+    def begin(self, batch: SinkBatch) -> Iterator[JdbcTransaction]:
+        """Connect to the database.
+
+        Raises
+        ------
+        SinkUnavailable, JdbcError
+            If the database fails, or the table is gone or lacks a column.
+        """
+        with self._named(batch.sink), JdbcConnection(self._server, self.table) as connection:
+            transaction = JdbcTransaction(
+                connection, self._names, self.keys, batch, self.max_refused
+            )
+            try:
+                yield transaction
+                connection.rollback()
+            finally:
+                transaction.end()
+
+    def read_number(self, transaction: JdbcTransaction, batch: SinkBatch) -> Written:
+        """Return the sink's last micro-batch, and lock its row."""
+        return transaction.read_number()
+
+    def write_rows(self, transaction: JdbcTransaction, batch: SinkBatch) -> None:
+        """Write the rows through a staging table.
 
         Raises
         ------
         SinkRejects
-            If rows violate a constraint; nothing is written then.
-        SinkUnavailable, JdbcError
-            If the database fails, or the table is gone or lacks a column.  Nothing is written then,
-            except that all rows may be written if the connection was lost during the commit: the
-            next call checks.
+            If rows violate a constraint or do not fit; nothing is written then.
         TooManyRefused
-            If more than `max_refused` rows violate a constraint; nothing is written then.
-        CheckpointForeign
-            If this micro-batch was written with other rows, or a later one was written.
-        CheckpointInUse
-            If another driver has taken over.
+            If there are more than `max_refused` such rows; nothing is written then.
         """
-        with (
-            self._named(accepted.sink),
-            JdbcConnection(self._server, self.table) as connection,
-        ):
-            JdbcTransaction(connection, self._names, self.keys, accepted, self.max_refused).write()
+        transaction.write_rows()
+
+    def record(self, transaction: JdbcTransaction, batch: SinkBatch, written: Written) -> None:
+        """Update the sink's row."""
+        transaction.record(written)
+
+    def commit(self, transaction: JdbcTransaction) -> None:
+        """Commit the transaction."""
+        transaction.connection.commit()
+
+    def advice(self, batch: SinkBatch, last: int) -> str:
+        """Return the statement that deletes the sink's number."""
+        deployment, sink = (one.replace("'", "''") for one in (batch.deployment, batch.sink))
+        return (
+            f"or have micro-batches from {batch.batch_id} to {last} written again, in addition to "
+            f"their rows that are in the table: DELETE FROM {self._names.marker} WHERE deployment "
+            f"= '{deployment}' AND sink = '{sink[:128]}', and start again"
+        )
 
     @contextlib.contextmanager
     def _named(self, sink: str) -> Iterator[None]:

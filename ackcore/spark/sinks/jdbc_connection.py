@@ -13,7 +13,7 @@ from pyspark.sql.types import DataType, LongType
 
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import Py4JJavaError, active_context
-from ackcore.spark.sinks.postgres_table import shown_message
+from ackcore.spark.sinks.unavailable import shown_message
 
 T = TypeVar("T")
 

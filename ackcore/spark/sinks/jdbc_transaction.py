@@ -27,12 +27,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
 from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
-from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.sinks.columns import refuse_misfits, with_columns
-from ackcore.spark.sinks.interface import Accepted, places_of, read_with_places, row_numbers
 from ackcore.spark.sinks.jdbc_connection import REFUSALS, JdbcConnection, JdbcError
-from ackcore.spark.sinks.rejects import RefusalCount, SinkRejects
+from ackcore.spark.sinks.rejects import RefusalCount
+from ackcore.spark.sinks.sink import Written
+from ackcore.spark.sinks.sink_batch import SinkBatch
 
 _log = logging.getLogger("ackcore")
 
@@ -89,79 +89,85 @@ def find_columns(
 
 
 class JdbcTransaction:
-    """The transaction that writes one micro-batch over one connection."""
+    """The transaction that writes one micro-batch over one connection.
+
+    Call `read_number`, `write_rows`, `record` and, in any case, `end`.
+    """
 
     def __init__(
         self,
         connection: JdbcConnection,
         names: Names,
         keys: Sequence[str],
-        accepted: Accepted,
+        batch: SinkBatch,
         max_refused: int,
     ) -> None:
-        self._connection, self._names, self._keys = connection, names, keys
-        self._accepted = accepted
-        self._of = (accepted.deployment, accepted.sink[:128], names.table[:128])
+        self.connection, self._names, self._keys = connection, names, keys
+        self._batch = batch
+        self._of = (batch.deployment, batch.sink[:128], names.table[:128])
         said = blake2b(repr(self._of).encode(), digest_size=5).hexdigest()
         # At most 30 characters, the limit of older databases.
         self._bare = f"ackcore_{said}_{secrets.token_hex(4)}"
         self._staging = names.schema + connection.quoted(self._bare)
+        #: The staging table that an earlier driver left, and whether this one has made another.
+        self._before: str | None = None
+        self._is_staging = False
         #: The columns that the stream does not have; True if the column takes no null.
         self._others: dict[str, bool] = {}
-        self._content = accepted.content()
-        where = f"sink {accepted.sink!r}, table {names.table},"
-        self._count = RefusalCount(where, accepted.batch_id, max_refused, JdbcError.without_values)
+        where = f"sink {batch.sink!r}, table {names.table},"
+        self._count = RefusalCount(where, batch.batch_id, max_refused, JdbcError.without_values)
 
-    def write(self) -> None:
-        """Write the micro-batch, unless it is written already."""
-        last, content, before = self._locked()
-        # A driver that passes this check owned the checkpoint while it held the row's lock.
-        check_fence()
-        if last >= self._accepted.batch_id:
-            if (last, content) != (self._accepted.batch_id, self._content):
-                raise self._foreign(last)
-            self._connection.rollback()
-            return
+    def read_number(self) -> Written:
+        """Return the sink's last micro-batch, and lock its row."""
+        last, content, self._before = self._locked()
+        return Written(last, content)
+
+    def write_rows(self) -> None:
+        """Write the rows through a staging table; commits only the latter."""
         own = self._find_columns()
-        self._begin(before)
-        try:
-            wanted = self._fill(own)
-            self._move(wanted)
-        finally:
+        self._begin()
+        self._move(self._fill(own))
+
+    def record(self, written: Written) -> None:
+        """Update the sink's row."""
+        self._mark("batch_id = ?, content = ?", written.number, written.content)
+
+    def end(self) -> None:
+        """Drop the staging table. If that fails, the next micro-batch drops it."""
+        if self._is_staging:
             self._drop_own()
 
     def _find_columns(self) -> dict[str, str]:
         """Return the table's name for each of the stream's columns."""
-        columns = self._connection.columns(self._names.table)
-        what = f"sink {self._accepted.sink!r}"
-        own = find_columns(what, self._names.table, self._accepted.schema().names, list(columns))
+        columns = self.connection.columns(self._names.table)
+        what = f"sink {self._batch.sink!r}"
+        own = find_columns(what, self._names.table, self._batch.schema().names, list(columns))
         self._others = {
             name: needed for name, needed in columns.items() if name not in own.values()
         }
         return own
 
-    def _begin(self, before: str | None) -> None:
+    def _begin(self) -> None:
         """Record the name of the new staging table, and drop the one recorded before."""
         self._mark("staging = ?", self._bare)
-        self._connection.commit()
-        if before is not None:
-            self._drop(self._names.schema + self._connection.quoted(before))
+        self.connection.commit()
+        self._is_staging = True
+        if self._before is not None:
+            self._drop(self._names.schema + self.connection.quoted(self._before))
 
     def _locked(self) -> tuple[int, str, str | None]:
         self._mark("sink = sink")
-        found = self._connection.row(
+        found = self.connection.row(
             f"SELECT batch_id, content, staging FROM {self._names.marker}"
             " WHERE deployment = ? AND sink = ? AND target = ?",
             *self._of,
         )
         if found is None:
-            raise JdbcError(
-                f"the row of sink {self._accepted.sink!r} in {self._names.marker} is gone"
-            )
+            raise JdbcError(f"the row of sink {self._batch.sink!r} in {self._names.marker} is gone")
         return int(found[0] or 0), found[1] or "", found[2]
 
     def _mark(self, sets: str, *values: str | int) -> None:
-        self._connection.execute(
+        self.connection.execute(
             f"UPDATE {self._names.marker} SET {sets}"
             " WHERE deployment = ? AND sink = ? AND target = ?",
             *values,
@@ -173,11 +179,11 @@ class JdbcTransaction:
 
         Rows with text that is not UTF-8 are refused first: Java would replace their characters.
         """
-        columns = [field.with_nullable(True) for field in self._accepted.schema()]
-        refuse_misfits(self._accepted, pa.schema(columns), lambda kind: False)
-        wanted = {name: self._connection.quoted(column) for name, column in own.items()}
+        columns = [field.with_nullable(True) for field in self._batch.schema()]
+        refuse_misfits(self._batch, pa.schema(columns), lambda kind: False)
+        wanted = {name: self.connection.quoted(column) for name, column in own.items()}
         self._make_staging(list(wanted.values()))
-        rows = self._accepted.frame(_ROW).toDF(*own.values(), _ROW)
+        rows = self._batch.frame(_ROW).toDF(*own.values(), _ROW)
         error = self._not_filled(rows)
         if error is not None:
             self._refuse_unfit(rows, error)
@@ -186,7 +192,7 @@ class JdbcTransaction:
     def _not_filled(self, rows: DataFrame) -> JdbcError | None:
         """Fill the staging table; return the error if a value of a row does not fit its column."""
         try:
-            self._connection.fill(self._staging, rows)
+            self.connection.fill(self._staging, rows)
         except JdbcError as error:
             if not error.sqlstate.startswith(_UNFIT):
                 raise
@@ -195,11 +201,7 @@ class JdbcTransaction:
 
     def _refuse_unfit(self, rows: DataFrame, error: JdbcError) -> None:
         """Bisect the rows to those that do not fit, and raise `SinkRejects`."""
-        read = [
-            row_numbers(i, places)
-            for i, file in enumerate(self._accepted.files)
-            for _, places in read_with_places(file, self._accepted.nonacked)
-        ]
+        read = [numbers for _, numbers in self._batch.numbered()]
         numbers = np.concatenate(read)
         refused: dict[int, JdbcError] = {}
         tried, taken = 0, False
@@ -212,8 +214,8 @@ class JdbcTransaction:
                 continue
             middle = (low + high) // 2
             for start, stop in ((middle, high), (low, middle)):
-                self._connection.execute(f"DELETE FROM {self._staging}")
-                self._connection.commit()
+                self.connection.execute(f"DELETE FROM {self._staging}")
+                self.connection.commit()
                 within = sql.col(_ROW).between(*numbers[[start, stop - 1]].tolist())
                 found = self._not_filled(rows.where(within))
                 if found is not None:
@@ -223,11 +225,10 @@ class JdbcTransaction:
                 raise error  # perhaps the column has the wrong type: no row is at fault
         if not refused:
             raise error
-        files, places = places_of(np.array(list(refused), np.int64))
-        raise SinkRejects.at(files, places, list(refused.values()))
+        raise self._batch.refuse(list(refused), list(refused.values()))
 
     def _make_staging(self, columns: list[str]) -> None:
-        connection, row = self._connection, self._connection.quoted(_ROW)
+        connection, row = self.connection, self.connection.quoted(_ROW)
         connection.rollback()
         for number, copy in enumerate(_COPIES):
             try:
@@ -245,15 +246,15 @@ class JdbcTransaction:
         connection.commit()
 
     def _move(self, wanted: dict[str, str]) -> None:
-        """Move the rows from the staging table into the target table, and commit."""
-        number = self._accepted.batch_id
+        """Move the rows from the staging table into the target table."""
+        number = self._batch.batch_id
         keys = [wanted[key] for key in self._keys]
         if keys:
             self._index(keys)
         if self._locked()[2] != self._bare:
             raise CheckpointInUse(
                 f"another driver has begun to write micro-batch {number} of sink "
-                f"{self._accepted.sink!r} into table {self._names.table}; this one writes nothing"
+                f"{self._batch.sink!r} into table {self._names.table}; this one writes nothing"
             )
         check_fence()
         if keys:
@@ -261,28 +262,25 @@ class JdbcTransaction:
         found = self._bounds(-1, 1 << 62)
         if found is not None:
             self._move_all(wanted, keys, *found)
-        self._mark("batch_id = ?, content = ?", number, self._content)
-        failpoint("in-transaction", number)
-        self._connection.commit()
 
     def _index(self, keys: Sequence[str]) -> None:
-        row = self._connection.quoted(_ROW)
-        index = self._connection.quoted(f"{self._bare[:-1]}k")
+        row = self.connection.quoted(_ROW)
+        index = self.connection.quoted(f"{self._bare[:-1]}k")
         # Only for speed: not all types can be indexed.
         try:
-            self._connection.execute(
+            self.connection.execute(
                 f"CREATE INDEX {index} ON {self._staging} ({', '.join([*keys, row])})"
             )
-            self._connection.commit()
+            self.connection.commit()
         except JdbcError:
-            self._connection.rollback()
+            self.connection.rollback()
 
     def _drop_earlier(self, keys: Sequence[str]) -> None:
         """Delete all staged rows except the last of each key."""
-        row = self._connection.quoted(_ROW)
+        row = self.connection.quoted(_ROW)
         same = " AND ".join(f"b.{key} = a.{key}" for key in keys)
         # DISTINCT: otherwise MySQL merges the subquery into the DELETE and refuses the result.
-        self._connection.execute(
+        self.connection.execute(
             f"DELETE FROM {self._staging} WHERE {row} IN (SELECT d.{row} FROM (SELECT DISTINCT"
             f" a.{row} FROM {self._staging} a, {self._staging} b WHERE {same}"
             f" AND b.{row} > a.{row}) d)"
@@ -290,8 +288,8 @@ class JdbcTransaction:
 
     def _bounds(self, start: int, stop: int) -> tuple[int, int] | None:
         """Return the lowest and highest row number in a range; None if the range has no row."""
-        row = self._connection.quoted(_ROW)
-        found = self._connection.row(
+        row = self.connection.quoted(_ROW)
+        found = self.connection.row(
             f"SELECT MIN({row}), MAX({row}) FROM {self._staging} WHERE {row} >= ? AND {row} <= ?",
             start,
             stop,
@@ -326,27 +324,26 @@ class JdbcTransaction:
             return
         if not taken and any(self._others.values()):
             raise error  # perhaps a column that the stream does not have: no row is at fault
-        self._connection.rollback()
-        files, places = places_of(np.array(list(refused), np.int64))
-        raise SinkRejects.at(files, places, list(refused.values()))
+        self.connection.rollback()
+        raise self._batch.refuse(list(refused), list(refused.values()))
 
     def _is_taken(
         self, wanted: dict[str, str], keys: list[str], first: int, last: int
     ) -> JdbcError | None:
         """Move a range of rows; if the database refuses one, move none and return the error."""
-        saved = self._connection.save() if self._connection.can_save else None
+        saved = self.connection.save() if self.connection.can_save else None
         try:
             self._move_some(list(wanted.values()), keys, first, last)
         except JdbcError as error:
             if saved is None or not error.sqlstate.startswith(REFUSALS):
                 raise
-            self._connection.rollback(saved)
+            self.connection.rollback(saved)
             return error
         return None
 
     def _move_some(self, columns: list[str], keys: list[str], first: int, last: int) -> None:
         table, stage = self._names.table, self._staging
-        row = self._connection.quoted(_ROW)
+        row = self.connection.quoted(_ROW)
         within = f"s.{row} >= ? AND s.{row} <= ?"
         missing = ""
         if keys:
@@ -357,14 +354,14 @@ class JdbcTransaction:
                 if column not in keys
             ]
             if sets:
-                self._connection.execute(
+                self.connection.execute(
                     f"UPDATE {table} SET {', '.join(sets)}"
                     f" WHERE EXISTS (SELECT 1 FROM {stage} s WHERE {same} AND {within})",
                     first,
                     last,
                 )
             missing = f" AND NOT EXISTS (SELECT 1 FROM {table} WHERE {same})"
-        self._connection.execute(
+        self.connection.execute(
             f"INSERT INTO {table} ({', '.join(columns)}) SELECT"
             f" {', '.join(f's.{column}' for column in columns)} FROM {stage} s"
             f" WHERE {within}{missing}",
@@ -373,7 +370,7 @@ class JdbcTransaction:
         )
 
     def _drop(self, table: str) -> None:
-        connection = self._connection
+        connection = self.connection
         try:
             connection.execute(f"DROP TABLE {table}")
             connection.commit()
@@ -389,24 +386,14 @@ class JdbcTransaction:
     def _drop_own(self) -> None:
         """Drop the staging table; if that fails, the next micro-batch drops it."""
         try:
-            self._connection.rollback()
+            self.connection.rollback()
             self._drop(self._staging)
-            self._connection.execute(
+            self.connection.execute(
                 f"UPDATE {self._names.marker} SET staging = NULL"
                 " WHERE deployment = ? AND sink = ? AND target = ? AND staging = ?",
                 *self._of,
                 self._bare,
             )
-            self._connection.commit()
+            self.connection.commit()
         except JdbcError as error:
             _log.warning("staging table %s could not be dropped: %s", self._staging, error)
-
-    def _foreign(self, last: int) -> CheckpointForeign:
-        deployment, sink = (one.replace("'", "''") for one in self._of[:2])
-        return self._accepted.foreign(
-            f"table {self._names.table}",
-            last,
-            f"have micro-batches from {self._accepted.batch_id} to {last} written again, whatever "
-            f"of them is in the table: DELETE FROM {self._names.marker} WHERE deployment = "
-            f"'{deployment}' AND sink = '{sink}', and start again",
-        )

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.message_headers import BATCH
-from ackcore.spark.base.pickling import refuse_unpicklable
 from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
-from ackcore.spark.sinks.connections import Connections
-from ackcore.spark.sinks.interface import Accepted
+from ackcore.spark.base.workers import refuse_unpicklable
 from ackcore.spark.sinks.kafka_messages import (
     Messages,
     Refused,
@@ -26,6 +23,8 @@ from ackcore.spark.sinks.kafka_messages import (
     producing,
 )
 from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.sink import ANY_CONTENT, Connections, TransactionalSink, Written
+from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.sinks.unavailable import unavailable
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ _REMEMBERED_MS = 86_400_000
 _ANSWER = pa.schema([("file", pa.int32()), ("place", pa.int64()), ("said", pa.string())])
 
 _WAY_OUT = (
-    "See that the brokers run and can be reached from the driver and the workers, that options "
-    "have what they ask for by way of security, and that this client may write to the topic"
+    "Check that the brokers run and can be reached from the driver and the workers, that options "
+    "have their security settings, and that this client may write to the topic"
 )
 
 
@@ -132,7 +131,15 @@ def to_kafka(
     return KafkaSink(topic, settings, of, message_id, transactional)
 
 
-class KafkaSink:
+class KafkaTransaction(NamedTuple):
+    """The producer, messages of a micro-batch, and those that the broker may have refused."""
+
+    live: Transactions
+    messages: Messages
+    suspects: Suspects
+
+
+class KafkaSink(TransactionalSink[KafkaTransaction]):
     """The sink that `to_kafka` returns, with checked arguments."""
 
     def __init__(
@@ -154,9 +161,9 @@ class KafkaSink:
     def __repr__(self) -> str:
         return f"to_kafka({self.topic!r}, {self._settings.bootstrap_servers!r})"
 
-    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+    def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if a column is missing, or cannot be converted to bytes."""
-        what = f"sink {name!r}"
+        what = f"sink {sink!r}"
         self._columns.check(what, schema)
         found = self._message_id
         if found is None:
@@ -196,8 +203,8 @@ class KafkaSink:
         finally:
             deliveries.close()
 
-    def write_accepted(self, accepted: Accepted) -> SinkRejects | None:
-        """Send the rows of a micro-batch from the files of its run.
+    def write(self, batch: SinkBatch) -> SinkRejects | None:
+        """Send the rows of a micro-batch.
 
         Returns
         -------
@@ -210,24 +217,23 @@ class KafkaSink:
         SinkUnavailable
             If a message was not delivered.
         CheckpointForeign
-            If the topic has other rows of this micro-batch, or the broker has forgotten whether it
-            has any.
+            If the topic has other rows of this micro-batch, or the broker may have forgotten
+            whether it has any.
         CheckpointInUse
             If another driver has taken over.
         """
+        if self.transactional:
+            return super().write(batch)
         try:
-            with self._named(accepted.sink):
-                if self.transactional:
-                    self._commit(accepted)
-                    return None
-                refused = self._send(accepted)
+            with self._named(batch.sink):
+                refused = self._send(batch)
         except BaseException:
             # The next call starts with a new producer.
-            self.release(accepted.sink, accepted.deployment)
+            self.release(batch.sink, batch.deployment)
             raise
         if not refused:
             return None
-        self.release(accepted.sink, accepted.deployment)
+        self.release(batch.sink, batch.deployment)
         return _rejects(refused)
 
     @contextlib.contextmanager
@@ -247,22 +253,22 @@ class KafkaSink:
         """Close all connections."""
         self._live.close()
 
-    def _connected(self, accepted: Accepted, connect: Callable[[], Any]) -> Any:
+    def _connected(self, batch: SinkBatch, connect: Callable[[], Any]) -> Any:
         """Return a sink's open connection, or open one; a sink writes one micro-batch at a time."""
-        sink, deployment = accepted.sink, accepted.deployment
+        sink, deployment = batch.sink, batch.deployment
         live = self._live.get(sink, deployment)
         return self._live.put(sink, deployment, connect()) if live is None else live
 
     # ---------------------------------------------------------------------------- at least once
 
-    def _send(self, accepted: Accepted) -> list[Refused]:
-        messages = self._messages(accepted)
-        if _is_small(accepted):
-            live = self._connected(accepted, lambda: producing().Deliveries(self._settings))
+    def _send(self, batch: SinkBatch) -> list[Refused]:
+        messages = self._messages(batch)
+        if _is_small(batch):
+            live = self._connected(batch, lambda: producing().Deliveries(self._settings))
             check_fence()
-            return messages.deliver(live, list(enumerate(accepted.files)), self._settings)
-        settings, files = self._settings, accepted.files
-        tasks = min(len(files), task_slots(accepted.spark))
+            return messages.deliver(live, list(enumerate(batch.files)), self._settings)
+        settings, files = self._settings, batch.files
+        tasks = min(len(files), task_slots(batch.spark))
 
         def send(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             kafka = producing()
@@ -282,7 +288,7 @@ class KafkaSink:
                 schema=_ANSWER,
             )
 
-        frame = accepted.spark.range(0, len(files), 1, tasks)
+        frame = batch.spark.range(0, len(files), 1, tasks)
         refused = []
         for file, place, said in frame.mapInArrow(send, from_arrow_schema(_ANSWER)).collect():
             if file is None:
@@ -292,50 +298,90 @@ class KafkaSink:
 
     # -------------------------------------------------------------------- one transaction for each
 
-    def _commit(self, accepted: Accepted) -> None:
-        live = self._transactions(accepted)
-        # A driver that passes this check owned the checkpoint after its producer was registered.
-        # The producer of a driver that takes over later fences this one.
-        check_fence()
-        number, last = accepted.batch_id, live.last
-        note = accepted.fingerprint()
-        if last is None:
-            _refuse_forgotten(accepted, live.transactional_id, self.topic)
-        elif last.number == number and last.note in (note, ""):  # "": set by a user
-            return
-        elif last.number >= number:
-            raise accepted.foreign(
-                f"topic {self.topic!r}",
-                last.number,
-                f"have micro-batches from {number} to {last.number} sent again, however many of "
-                f"them are in the topic. For that: "
-                f"{_way_out(number, live.transactional_id, self.topic)}",
-            )
-        messages = self._messages(accepted)
-        suspects = messages.suspects()
+    @contextlib.contextmanager
+    def begin(self, batch: SinkBatch) -> Iterator[KafkaTransaction]:
+        """Connect. The first message begins the transaction; after an error the producer is closed.
+
+        Raises
+        ------
+        SinkUnavailable
+            If a message was not delivered.
+        """
         try:
-            messages.send(suspects.of(live.begin()), enumerate(accepted.files))
+            with self._named(batch.sink):
+                messages = self._messages(batch)
+                yield KafkaTransaction(self._transactions(batch), messages, messages.suspects())
+        except BaseException:
+            # The next call starts with a new producer.
+            self.release(batch.sink, batch.deployment)
+            raise
+
+    def read_number(self, transaction: KafkaTransaction, batch: SinkBatch) -> Written | None:
+        """Return the committed offset and its metadata, in a group named after the sink.
+
+        The producer was registered before, so it fences the producer of an earlier driver, and
+        that of a later driver fences this one.
+        """
+        last = transaction.live.last
+        # A user who sets an offset gives no metadata.
+        return None if last is None else Written(last.number, last.note or ANY_CONTENT)
+
+    def write_rows(self, transaction: KafkaTransaction, batch: SinkBatch) -> None:
+        """Send the rows.
+
+        Raises
+        ------
+        SinkRejects
+            If messages are larger than the topic accepts, lack a required key, or have text that
+            is not UTF-8. Nothing is sent then.
+        CheckpointForeign
+            If the broker may have forgotten that it has the micro-batch.
+        """
+        live, messages = transaction.live, transaction.messages
+        if live.last is None:
+            _refuse_forgotten(batch, live.transactional_id, self.topic)
+        with self._blaming_rows(transaction, batch):
+            messages.send(transaction.suspects.of(live.begin()), enumerate(batch.files))
             if messages.unfit:
                 raise _rejects(messages.unfit)
-            live.prepare(producing().Mark(number, note))
+
+    def record(self, transaction: KafkaTransaction, batch: SinkBatch, written: Written) -> None:
+        """Wait for all deliveries, and add the offset to the transaction."""
+        with self._blaming_rows(transaction, batch):
+            transaction.live.prepare(producing().Mark(written.number, written.content))
+
+    def commit(self, transaction: KafkaTransaction) -> None:
+        """Commit the transaction."""
+        transaction.live.commit()
+
+    def advice(self, batch: SinkBatch, last: int) -> str:
+        """Return the offset to commit."""
+        number, group = batch.batch_id, _id(batch.sink, batch.deployment)
+        return (
+            f"or have micro-batches from {number} to {last} sent again, in addition to their "
+            f"messages that are in the topic. For that: {_way_out(number, group, self.topic)}"
+        )
+
+    @contextlib.contextmanager
+    def _blaming_rows(self, transaction: KafkaTransaction, batch: SinkBatch) -> Iterator[None]:
+        """Raise delivery errors that rows have caused as `SinkRejects`."""
+        try:
+            yield
         except producing().DeliveryError:
+            suspects = transaction.suspects
             suspects.check(self.topic)
             if suspects.keyless:
-                raise self._without_key(accepted, messages, suspects) from None
+                raise self._without_key(batch, transaction.messages, suspects) from None
             if suspects.count:
-                raise self._too_large(accepted, messages, suspects) from None
+                raise self._too_large(batch, transaction.messages, suspects) from None
             raise
-        failpoint("in-transaction", number)
-        live.commit()
 
-    def _without_key(
-        self, accepted: Accepted, messages: Messages, suspects: Suspects
-    ) -> SinkRejects:
-        self.release(accepted.sink, accepted.deployment)
-        return _rejects(messages.without_key(dict(enumerate(accepted.files)), suspects))
+    def _without_key(self, batch: SinkBatch, messages: Messages, suspects: Suspects) -> SinkRejects:
+        self.release(batch.sink, batch.deployment)
+        return _rejects(messages.without_key(dict(enumerate(batch.files)), suspects))
 
     def _too_large(
-        self, accepted: Accepted, messages: Messages, suspects: Suspects
+        self, batch: SinkBatch, messages: Messages, suspects: Suspects
     ) -> SinkRejects | DeliveryError:
         """Find the rows that are too large by sending each in a transaction that is aborted.
 
@@ -353,22 +399,22 @@ class KafkaSink:
             least = taken.get(content_hash(*content[:2]), -1)
             return is_suspect(content) and content_size(content) > least
 
-        found = list(self._alone(accepted, messages, is_larger, refused, taken))
+        found = list(self._alone(batch, messages, is_larger, refused, taken))
         if not found:  # compressed, a smaller message may be the larger one
-            found = list(self._alone(accepted, messages, is_suspect, refused, taken))
+            found = list(self._alone(batch, messages, is_suspect, refused, taken))
         if found:
             least = min(size for _, size in found)
 
             def is_as_large(content: Content) -> bool:
                 return content_size(content) >= least and not is_suspect(content)
 
-            found += self._alone(accepted, messages, is_as_large, refused, taken)
-        self.release(accepted.sink, accepted.deployment)
+            found += self._alone(batch, messages, is_as_large, refused, taken)
+        self.release(batch.sink, batch.deployment)
         return _rejects([row for row, _ in found]) if found else suspects.none_is(self.topic)
 
     def _alone(
         self,
-        accepted: Accepted,
+        batch: SinkBatch,
         messages: Messages,
         chosen: Callable[[Content], bool],
         refused: Suspects,
@@ -378,13 +424,13 @@ class KafkaSink:
 
         The sizes of accepted messages are stored in ``taken``.
         """
-        known = sum(len(file.refused) for file in accepted.files)
+        known = sum(len(file.refused) for file in batch.files)
         live = None
-        files = dict(enumerate(accepted.files))
+        files = dict(enumerate(batch.files))
         for number, place, row, at, content in messages.again(files, chosen):
             if live is None:
-                self.release(accepted.sink, accepted.deployment)
-                live = self._transactions(accepted)
+                self.release(batch.sink, batch.deployment)
+                live = self._transactions(batch)
                 check_fence()
                 deliveries, before = refused.of(live.begin()), refused.count
             try:
@@ -392,7 +438,7 @@ class KafkaSink:
                 deliveries.flush()
             except producing().DeliveryError:
                 if refused.keyless:
-                    raise self._without_key(accepted, messages, refused) from None
+                    raise self._without_key(batch, messages, refused) from None
                 if refused.count == before:
                     raise
                 refused.check(self.topic, known)
@@ -402,31 +448,31 @@ class KafkaSink:
                 alike = content_hash(*content[:2])
                 taken[alike] = max(taken.get(alike, -1), content_size(content))
 
-    def _transactions(self, accepted: Accepted) -> Transactions:
-        wanted = _id(accepted.sink, accepted.deployment)
+    def _transactions(self, batch: SinkBatch) -> Transactions:
+        wanted = _id(batch.sink, batch.deployment)
 
         def begin() -> Transactions:
             made: Transactions = producing().Transactions(self._settings, wanted, self.topic)
             return made
 
-        live: Transactions = self._connected(accepted, begin)
+        live: Transactions = self._connected(batch, begin)
         if not live.is_sound():
-            self.release(accepted.sink, accepted.deployment)
-            live = self._connected(accepted, begin)
+            self.release(batch.sink, batch.deployment)
+            live = self._connected(batch, begin)
         return live
 
-    def _messages(self, accepted: Accepted) -> Messages:
-        batch = f"{accepted.deployment}/{accepted.sink}/{accepted.batch_id}".encode()
-        return Messages(self.topic, self._columns, self._message_id, batch, accepted.nonacked)
+    def _messages(self, batch: SinkBatch) -> Messages:
+        header = f"{batch.deployment}/{batch.sink}/{batch.batch_id}".encode()
+        return Messages(self.topic, self._columns, self._message_id, header, batch.nonacked)
 
 
 def _rejects(refused: Sequence[Refused]) -> SinkRejects:
     return SinkRejects.at(*(list(column) for column in zip(*refused, strict=True)))
 
 
-def _is_small(accepted: Accepted) -> bool:
-    size = sum(file.size() for file in accepted.files)
-    return accepted.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES
+def _is_small(batch: SinkBatch) -> bool:
+    size = sum(file.size() for file in batch.files)
+    return batch.rows <= _DRIVER_ROWS and size <= _DRIVER_BYTES
 
 
 def _is_id(kind: pa.DataType) -> bool:
@@ -440,15 +486,15 @@ def _id(sink: str, deployment: str) -> str:
     return f"ackcore-{deployment}-{sink}"
 
 
-def _refuse_forgotten(accepted: Accepted, group: str, topic: str) -> None:
+def _refuse_forgotten(batch: SinkBatch, group: str, topic: str) -> None:
     """Raise if the rows may have been sent so long ago that the broker may have lost the mark."""
-    if accepted.age_ms is None or accepted.age_ms < _REMEMBERED_MS:
+    if batch.age_ms is None or batch.age_ms < _REMEMBERED_MS:
         return
     raise CheckpointForeign(
-        f"micro-batch {accepted.batch_id} of sink {accepted.sink!r} was decided "
-        f"{accepted.age_ms // 3_600_000} hours ago, and whether its rows are in topic {topic!r} is "
-        f"not known any more: group {group!r} has no committed offset, which brokers drop with "
-        f"time. {_way_out(accepted.batch_id, group, topic)}"
+        f"micro-batch {batch.batch_id} of sink {batch.sink!r} was decided "
+        f"{batch.age_ms // 3_600_000} hours ago, and it is unknown whether its rows are in topic "
+        f"{topic!r}: group {group!r} has no committed offset, and brokers delete offsets after "
+        f"offsets.retention.minutes. {_way_out(batch.batch_id, group, topic)}"
     )
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.message_headers import BATCH, MESSAGE_ID, ROW
-from ackcore.spark.sinks.interface import AcceptedFile, read_with_places
+from ackcore.spark.sinks.sink_batch import BatchFile, read_with_places
 from ackcore.topology.parts import MAX_REFUSED
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Messages:
     def deliver(
         self,
         deliveries: Deliveries,
-        files: Sequence[tuple[int, AcceptedFile]],
+        files: Sequence[tuple[int, BatchFile]],
         settings: ClientSettings,
     ) -> list[Refused]:
         """Send the rows of numbered files, and return those that the topic does not take.
@@ -95,7 +95,7 @@ class Messages:
         """Return an empty record of undelivered messages."""
         return Suspects(self._columns.key is not None)
 
-    def without_key(self, files: Mapping[int, AcceptedFile], suspects: Suspects) -> list[Refused]:
+    def without_key(self, files: Mapping[int, BatchFile], suspects: Suspects) -> list[Refused]:
         """Return all rows without a key if the topic has refused one of them for that; else none.
 
         Raises
@@ -116,7 +116,7 @@ class Messages:
                 raise error
         return refused
 
-    def send(self, deliveries: Deliveries, files: Iterable[tuple[int, AcceptedFile]]) -> None:
+    def send(self, deliveries: Deliveries, files: Iterable[tuple[int, BatchFile]]) -> None:
         """Send the rows of numbered files; a flush of `deliveries` waits for their delivery.
 
         Rows with text that is not UTF-8 are not sent, and added to `unfit`.
@@ -157,7 +157,7 @@ class Messages:
             yield i, (key, value, headers)
 
     def again(
-        self, files: Mapping[int, AcceptedFile], chosen: Callable[[Content], bool]
+        self, files: Mapping[int, BatchFile], chosen: Callable[[Content], bool]
     ) -> Iterator[tuple[int, int, pa.RecordBatch, int, Content]]:
         """Yield the rows whose message is chosen: file, place, row, message number and content."""
         for number, file in files.items():

@@ -13,23 +13,20 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
 
 from ackcore._files.durable import sync_directory
 from ackcore.spark.base.atomic import check_fence
-from ackcore.spark.base.batches import as_spark_types
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.session import task_slots
-from ackcore.spark.base.versions import to_arrow_schema
-from ackcore.spark.sinks.interface import Accepted, read_accepted, read_all
 from ackcore.spark.sinks.parquet_directory import (
     ParquetDirectory,
     is_small,
     write_parquet,
 )
 from ackcore.spark.sinks.parquet_objects import ParquetObjects
+from ackcore.spark.sinks.sink_batch import SinkBatch, read_all, read_sink_file
 from ackcore.spark.stores.opening import is_bucket
 
 #: Directory of an unfinished micro-batch. Older ones have no token.
@@ -89,20 +86,7 @@ class ParquetSink(ParquetDirectory):
         except (FileNotFoundError, NotADirectoryError):  # `put` makes it, or names the file
             return False
 
-    def write(self, frame: DataFrame, batch_id: int) -> None:
-        """Write the rows of a DataFrame as those of a micro-batch."""
-        schema = to_arrow_schema(frame.schema)
-        stage, compression = self._stage(batch_id), self.compression
-
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from _write_in_task(
-                stage, compression, (as_spark_types(each, schema) for each in batches)
-            )
-
-        names = frame.mapInArrow(write, "name string").collect()
-        self._publish(batch_id, stage, names, secrets.token_hex(8))
-
-    def write_accepted(self, accepted: Accepted) -> None:
+    def write(self, accepted: SinkBatch) -> None:
         """Write the rows of a micro-batch directly from the files of its run."""
         self.claim(accepted.sink, accepted.deployment, accepted.checkpoint)
         batch_id, content = accepted.batch_id, accepted.fingerprint()
@@ -110,7 +94,7 @@ class ParquetSink(ParquetDirectory):
         names = [] if self._holds(batch_id, content) else self._write_parts(accepted, stage)
         self._publish(batch_id, stage, names, content)
 
-    def _write_parts(self, accepted: Accepted, stage: str) -> Iterable[Any]:
+    def _write_parts(self, accepted: SinkBatch, stage: str) -> Iterable[Any]:
         """Write the rows to a stage, and return one-column rows: the names of the valid files."""
         files, nonacked, compression = accepted.files, accepted.nonacked, self.compression
         size = sum(file.size() for file in files)
@@ -121,7 +105,7 @@ class ParquetSink(ParquetDirectory):
 
         def write(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             mine = (files[i] for batch in ids for i in batch.column(0).to_pylist())
-            rows = (batch for file in mine for batch in read_accepted(file, nonacked))
+            rows = (batch for file in mine for batch in read_sink_file(file, nonacked))
             yield from _write_in_task(stage, compression, rows)
 
         jobs = accepted.spark.range(0, len(files), 1, tasks).mapInArrow(write, "name string")

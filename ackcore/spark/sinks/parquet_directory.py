@@ -15,6 +15,7 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
+from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.stores.interface import StoreConflict
 from ackcore.spark.stores.opening import is_bucket, open_store
 
@@ -110,7 +111,7 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
         )
 
 
-class ParquetDirectory:
+class ParquetDirectory(Sink):
     """A place of Parquet files, with one directory or prefix for each micro-batch.
 
     Parameters
@@ -132,9 +133,9 @@ class ParquetDirectory:
     def __repr__(self) -> str:
         return f"to_parquet({self.path!r})"
 
-    def check(self, name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+    def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """See `check_columns`."""
-        check_columns(name, schema, case_sensitive)
+        check_columns(sink, schema, case_sensitive)
 
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Record one sink of one checkpoint as the owner. A repeated call has no effect.
@@ -186,25 +187,24 @@ def owned_by_another(place: str, found: Any, checkpoint: str, has_rows: bool) ->
     """Return an error message that names the owner, from its note, and the way to release the
     place.
     """
-    whose = "of another checkpoint or another sink"
+    owner = "another checkpoint or another sink"
     if isinstance(found, dict):
         there = found.get("checkpoint")
-        of = f"the checkpoint {there}"
+        of = f"the checkpoint {there}" if there else "another checkpoint"
         if there == checkpoint:
-            of = f"a checkpoint that was in {there} before this one"
+            of = f"an earlier checkpoint in {there}, which this one has replaced"
         elif there and not is_bucket(there) and not os.path.isdir(there):
-            of += ", which is not there any more"
-        whose = f"of sink {found.get('sink')!r} of {of} (deployment {found.get('deployment')})"
+            of += ", which does not exist any more"
+        owner = f"sink {found.get('sink')!r} of {of} (deployment {found.get('deployment')})"
     release = (
-        "To write into this one anew, remove it first, with all the rows that are in it"
+        "To write here all the same, delete it first, with all rows in it"
         if has_rows
-        else "There are no rows in this one: if no query goes on with what it is of, remove "
-        f"{os.path.join(place, OWNER)} to release it"
+        else "It has no rows: if no query uses that checkpoint any more, delete "
+        f"{os.path.join(place, OWNER)}"
     )
     return (
-        f"{place} is a directory {whose}: micro-batches in it are not of this checkpoint "
-        "and sink, and would have the same numbers; give each checkpoint a directory of its "
-        f"own, such as {place}/run=2. {release}"
+        f"{place} is the directory of {owner}, whose micro-batches have the same numbers. Give "
+        f"each checkpoint and sink its own directory, such as {place}/run=2. {release}"
     )
 
 

@@ -29,7 +29,6 @@ from ackcore._records import Int64s
 from ackcore.spark.base.atomic import check_fence
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import failpoint
-from ackcore.spark.sinks.interface import Accepted, AcceptedFile, read_accepted, read_all
 from ackcore.spark.sinks.parquet_directory import (
     ParquetDirectory,
     is_owner,
@@ -38,6 +37,7 @@ from ackcore.spark.sinks.parquet_directory import (
     read_note,
     write_parquet,
 )
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_all, read_sink_file
 from ackcore.spark.stores.interface import Store, StoreConflict
 
 #: Approximate bytes of the run's files that go into one Parquet file.
@@ -52,7 +52,7 @@ class Parts(NamedTuple):
     Attributes
     ----------
     content : str
-        The unique part of the names: `Accepted.fingerprint`, and after it a number if the rows
+        The unique part of the names: `SinkBatch.fingerprint`, and after it a number if the rows
         replaced others.
     files : int
         The largest number of files. A file without rows is not written.
@@ -80,15 +80,14 @@ class Writer(Protocol):
 class ParquetObjects(ParquetDirectory):
     """The sink that `to_parquet` returns for a URL of a bucket."""
 
-    #: The sink itself checks the fence, right before its first write.
-    looks_at_fence = True
+    checks_fence = True
 
     def __init__(self, url: str, *, compression: str = "snappy") -> None:
         super().__init__(url, compression)
         #: The last micro-batch, and its replaced files that this process has emptied.
         self._emptied: tuple[int, set[Parts]] = -1, set()
 
-    def write_accepted(self, accepted: Accepted) -> None:
+    def write(self, accepted: SinkBatch) -> None:
         """Write the rows of a micro-batch directly from the files of its run."""
         sizes = [file.size() for file in accepted.files]
         small = is_small(accepted.rows, sum(sizes))
@@ -113,7 +112,7 @@ class ParquetObjects(ParquetDirectory):
             tasks.mapInArrow(in_task, "none boolean").collect()
         failpoint("in-sink", accepted.batch_id)
 
-    def _writer(self, parts: Parts, accepted: Accepted) -> Writer:
+    def _writer(self, parts: Parts, accepted: SinkBatch) -> Writer:
         """Return a function that writes the file of a number, in any process, unless it has no
         rows.
 
@@ -139,7 +138,7 @@ class ParquetObjects(ParquetDirectory):
 
         return write
 
-    def _announce(self, accepted: Accepted, files: int) -> Parts:
+    def _announce(self, accepted: SinkBatch, files: int) -> Parts:
         """Write the note of the files to come, and empty the files that they replace.
 
         An existing note is always replaced, so that a paused driver that has read it finds another
@@ -176,7 +175,7 @@ class ParquetObjects(ParquetDirectory):
         self._empty(accepted, replaced)
         return parts
 
-    def _empty(self, accepted: Accepted, replaced: set[Parts]) -> None:
+    def _empty(self, accepted: SinkBatch, replaced: set[Parts]) -> None:
         """Put files without rows under names that earlier attempts wrote or may still write."""
         batch_id = accepted.batch_id
         if self._emptied[0] != batch_id:
@@ -226,6 +225,6 @@ def _check_announced(store: Store, batch_id: int, parts: Parts) -> None:
         )
 
 
-def _one_by_one(files: Sequence[AcceptedFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
+def _one_by_one(files: Sequence[BatchFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
     for file in files:
-        yield from read_accepted(file, nonacked)
+        yield from read_sink_file(file, nonacked)

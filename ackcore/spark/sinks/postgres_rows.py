@@ -18,10 +18,9 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.sinks.copy_format import as_csv
-from ackcore.spark.sinks.interface import Accepted, read_accepted, read_with_places
-from ackcore.spark.sinks.postgres_catalog import asking
-from ackcore.spark.sinks.postgres_table import nulls_differ, quoted, way_into
+from ackcore.spark.sinks.postgres_catalog import asking, nulls_differ, quoted, way_into
 from ackcore.spark.sinks.rejects import RefusalCount
+from ackcore.spark.sinks.sink_batch import SinkBatch, read_with_places
 
 #: The maximum number of rows that are sent, and bisected, at a time.
 _CHUNK = 1 << 16
@@ -257,25 +256,24 @@ class PostgresRows:
                 pending += [(middle, stop, None), (start, middle, None)]
 
 
-def numbered(accepted: Accepted) -> Chunks:
+def numbered(batch: SinkBatch) -> Chunks:
     """Yield the rows in batches, each with the number of its first row."""
     first = 0
-    for file in accepted.files:
-        for rows in read_accepted(file, accepted.nonacked):
-            for at in range(0, len(rows), _CHUNK):
-                chunk = rows.slice(at, _CHUNK)
-                yield first, chunk
-                first += len(chunk)
+    for rows in batch.record_batches():
+        for at in range(0, len(rows), _CHUNK):
+            chunk = rows.slice(at, _CHUNK)
+            yield first, chunk
+            first += len(chunk)
 
 
 def placed(
-    accepted: Accepted, refused: dict[int, psycopg.Error]
+    batch: SinkBatch, refused: dict[int, psycopg.Error]
 ) -> Iterator[tuple[int, int, psycopg.Error]]:
     """Yield file, place and error of each refused row; ``refused`` has the errors by row number."""
     numbers: Int64s = np.array(sorted(refused), np.int64)
     first = 0
-    for file, about in enumerate(accepted.files if refused else ()):
-        for rows, places in read_with_places(about, accepted.nonacked):
+    for file, about in enumerate(batch.files):
+        for rows, places in read_with_places(about, batch.nonacked):
             start, stop = np.searchsorted(numbers, [first, first + len(rows)])
             for row in numbers[start:stop].tolist():
                 yield file, int(places[row - first]), refused[row]

@@ -48,9 +48,9 @@ def too_many_refused(
     """
     return TooManyRefused(
         f"{where} refuses more than {limit} rows of micro-batch {batch_id}, the first by "
-        f"{type(first).__name__}: {one_line(first)}. {left}. Where what is written into, and no "
-        f"record, is at fault, mend it; else allow more by max_refused, {costs}. Then start again "
-        "on the same checkpoint: the sink is given the same rows"
+        f"{type(first).__name__}: {one_line(first)}. {left}. If the table is the cause, change it; "
+        f"if the rows are, allow more by max_refused, {costs}. Then start again on the same "
+        "checkpoint: the sink gets the same rows"
     )
 
 
@@ -125,7 +125,7 @@ class SinkRejects(Exception):
 
     #: The refused values; None if the rows are named by their places.
     values: pa.Table | None
-    #: The numbers of the rows' files in `Accepted.files`, and their places in them; or None.
+    #: The numbers of the rows' files in `SinkBatch.files`, and their places in them; or None.
     places: tuple[Int64s, Int64s] | None
     #: The distinct reasons, and for each row the index of its reason.
     reasons: list[str | BaseException]
@@ -142,12 +142,12 @@ class SinkRejects(Exception):
 
     @classmethod
     def at(cls, files: npt.ArrayLike, rows: npt.ArrayLike, reasons: Reasons) -> SinkRejects:
-        """Return a `SinkRejects` that names rows by their places, for use in ``write_accepted``.
+        """Return a `SinkRejects` that names rows by their places, for use in ``write``.
 
         Parameters
         ----------
         files : array_like of int
-            For each refused row, the number of its file in `Accepted.files`.
+            For each refused row, the number of its file in `SinkBatch.files`.
         rows : array_like of int
             For each refused row, its place in its file, as `read_with_places` yields it.
         reasons : str, exception, sequence of them, or column of texts

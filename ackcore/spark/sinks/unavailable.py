@@ -1,4 +1,4 @@
-"""The error of a sink whose target cannot be reached or refuses access."""
+"""The error of a sink whose target cannot be used, and errors without secrets and values."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ _PARAMETERS = re.compile(r"(?<=\?)[^\s?<>]*=[^\s<>]*")
 _SIGNED = re.compile(
     r"(<(AWSAccessKeyId|Signature|StringToSign|CanonicalRequest)(\w*)>).*?(?=</\2\3>|$)", re.DOTALL
 )
+
+#: PostgreSQL's SQLSTATEs of values that do not fit, and of texts that a type cannot parse.
+_OF_VALUES = ("22", "42601")
+#: The position of an error in a COPY, in the server's context; the value follows it.
+_COLUMN = re.compile(r"COPY .*, line \d+, column ([^:]+):")
 
 
 class SinkUnavailable(RuntimeError):
@@ -47,6 +52,20 @@ def unavailable(sink: str, where: str, said: str, way_out: str) -> SinkUnavailab
     return SinkUnavailable(f"sink {sink!r}, {where}: {said}. {way_out}")
 
 
+def unavailable_by(
+    sink: str, where: str, error: Exception, secrets: Iterable[object], way_out: str
+) -> SinkUnavailable:
+    """Return the error for a library's error, whose text may contain secrets.
+
+    The library's error is its ``__cause__``, unless that shows a secret.
+    """
+    text = f"{type(error).__name__}: {error}"
+    said = redacted(text, secrets)
+    found = unavailable(sink, where, said, way_out)
+    found.__cause__ = error if said == text else None
+    return found
+
+
 def redacted(text: str, secrets: Iterable[object]) -> str:
     """Return a text without the given secrets, and without logins, parameters and signatures.
 
@@ -74,3 +93,17 @@ def secrets_of(address: str) -> list[str]:
     place, _, parameters = address.partition("?")
     login = place.partition("://")[2].rpartition("@")[0]
     return [login.partition(":")[2], *re.findall("=([^&]+)", parameters)]
+
+
+def shown_message(state: str, message: str, context: str | None) -> str:
+    """Return PostgreSQL's error without values of rows.
+
+    Parameters
+    ----------
+    state, message, context : str
+        The error's SQLSTATE, message and context.  The detail is left out, since it shows the row.
+    """
+    if not state.startswith(_OF_VALUES):
+        return message
+    column = _COLUMN.match(context or "")
+    return f"SQLSTATE {state}" + (f" in column {column[1]!r}" if column else "")

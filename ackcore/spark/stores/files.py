@@ -169,7 +169,7 @@ def read_file(path: Place) -> pa.Buffer:
     store, key = object_at(path)
     data = store.read(key)
     if data is None:
-        raise FileNotFoundError(f"{os.fspath(path)} is not there")
+        raise FileNotFoundError(f"{os.fspath(path)} does not exist")
     return data
 
 
@@ -242,8 +242,8 @@ class RecordFile:
             self._version = self._store.replace(self._key, data, self._version)
         except StoreConflict:
             raise CheckpointInUse(
-                f"{os.fspath(self._path)} was written by another driver, while this one was about "
-                "to. Let the other one go on, or stop it and start again"
+                f"{os.fspath(self._path)} was written by another driver after this one had read "
+                "it. Let the other driver run, or stop it and start this query again"
             ) from None
 
 
@@ -274,7 +274,7 @@ def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) ->
     size = bucket.copy(source, f"{below}/{key}")
     if size is None:
         raise StateError(
-            f"{os.fspath(place)} is not there, though a task has just written it: another driver "
+            f"{os.fspath(place)} does not exist, though a task has just written it: another driver "
             "may have taken over and removed it. Start again"
         )
     return size

@@ -14,6 +14,7 @@ A *key* is a relative path with slashes, ``batches/7.plan``.  A store promises:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -146,6 +147,20 @@ class Store(Protocol):
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects. Keys without an object are ignored."""
+
+
+def version_if_equal(place: str | os.PathLike[str], found: Stored | None, data: bytes) -> str:
+    """Return the version of the stored object if it equals the bytes of a refused put.
+
+    Raises
+    ------
+    StoreConflict
+        If the object differs, or does not exist.
+    """
+    if found is not None and found.data == data:
+        return found.version
+    what = "another writer has written it" if found is not None else "it was deleted"
+    raise StoreConflict(f"{os.fspath(place)} was not written: {what}")
 
 
 def checked_key(key: str) -> str:

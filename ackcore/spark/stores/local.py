@@ -38,9 +38,9 @@ from ackcore.spark.base.atomic import (
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import (
     Entry,
-    StoreConflict,
     Stored,
     checked_key,
+    version_if_equal,
 )
 
 #: Attempts of a put: a delete may remove its new directory before the file is in it.
@@ -129,20 +129,20 @@ class LocalStore:
         """See `Store.replace`."""
         path, found = self.path(key), self.get(key)
         if (None if found is None else found.version) != version:
-            return _unless_ours(path, found, data)
+            return version_if_equal(path, found, data)
         number = 1 if version is None else int(version) + 1
         new = _version_file(path, number)
         try:
             _in_directory(new, lambda: write_file(new, lambda file: file.write(data), once=True))
         except FileExistsError:
-            return _unless_ours(path, self.get(key), data)
+            return version_if_equal(path, self.get(key), data)
         with writing(path):
             there = _versions(path)
             if there[-1:] != [number]:
-                return _unless_ours(path, self.get(key), data)
+                return version_if_equal(path, self.get(key), data)
             if version is not None and number - 1 not in there:  # the object was deleted
                 new.unlink(missing_ok=True)
-                return _unless_ours(path, None, data)
+                return version_if_equal(path, None, data)
             for old in there[:-_KEPT]:
                 _version_file(path, old).unlink(missing_ok=True)
         return str(number)
@@ -156,7 +156,7 @@ class LocalStore:
         except FileExistsError:
             with _reading(path):
                 there = path.read_bytes()
-            return _unless_ours(path, Stored(there, _version(there)), data)
+            return version_if_equal(path, Stored(there, _version(there)), data)
         return _version(data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
@@ -251,14 +251,6 @@ def _versions(path: Path) -> list[int]:
     except _ABSENT:
         return []
     return sorted(int(found[1]) for found in map(_VERSION.fullmatch, names) if found)
-
-
-def _unless_ours(path: Path, found: Stored | None, data: bytes) -> str:
-    """Return the version of the stored object if it equals ``data``, otherwise raise."""
-    if found is not None and found.data == data:
-        return found.version
-    what = "is there already" if found is not None else "is not there any more"
-    raise StoreConflict(f"{path} {what}, in another version than was to be written over")
 
 
 @contextlib.contextmanager

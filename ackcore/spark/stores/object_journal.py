@@ -188,7 +188,7 @@ class ObjectJournal:
         try:
             self.sync()
         except StateError as error:
-            _log.warning("%s; calls whose answers are not there are made again", error)
+            _log.warning("%s; calls whose answers were not stored are made again", error)
 
     # -- segments -----------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class ObjectJournal:
             lost += len(data) - end
             self._keep(number, data)
         if lost:
-            self._warn(number, f"is damaged: {lost} of its {len(data)} bytes are passed over")
+            self._warn(number, f"is damaged: {lost} of its {len(data)} bytes are skipped")
 
     def _keep(self, number: int, data: bytes) -> None:
         self._kept[number] = data
@@ -260,7 +260,7 @@ class ObjectJournal:
 
     def _warn(self, number: int, what: str) -> None:
         _log.warning(
-            "%s/%s %s; calls whose answers were there are made again",
+            "%s/%s %s; calls whose answers it held are made again",
             self._store.url,
             self._key(number),
             what,

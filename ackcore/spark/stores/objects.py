@@ -30,6 +30,7 @@ from ackcore.spark.stores.interface import (
     Stored,
     StoreUnavailable,
     checked_key,
+    version_if_equal,
 )
 
 if TYPE_CHECKING:
@@ -189,13 +190,7 @@ class ObjectStore:
 
     def _unless_ours(self, key: str, data: bytes, found: Stored | None = None) -> str:
         """Return the version of the stored object if it equals ``data``, otherwise raise."""
-        found = found or self.get(key)
-        if found is not None and found.data == data:
-            return found.version
-        what = "is there already" if found is not None else "is not there any more"
-        raise StoreConflict(
-            f"{self._named(key)} {what}, in another version than was to be written over"
-        )
+        return version_if_equal(self._named(key), found or self.get(key), data)
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """See `Store.put_file`."""
@@ -208,7 +203,9 @@ class ObjectStore:
             path.unlink()
             return
         if if_absent and self._size(key) is not None:
-            raise StoreConflict(f"{self._named(key)} is there already")
+            raise StoreConflict(
+                f"{self._named(key)} was not written: another writer has written it"
+            )
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
         try:
             with self._asking(key, "written"):

@@ -7,8 +7,8 @@ parentheses are called by the module before them:
     -> shuffle_writer -> exchange ==>
     bolt_stage (exchange, tracking) -> isolation -> bolts (time_limit, executors) -> row_files, task
 
-`spout_stage` reads new records, `retry_stage` reads records that are due for a retry, and
-`bolt_stage` reads rows behind an exchange.  `record_ids` makes the ids of a record.  `tracking`
+`spout_stage` reads new records and records that are due for a retry, and `bolt_stage` reads rows
+behind an exchange.  `record_ids` makes the ids of a record.  `tracking`
 keeps the roots that each row is anchored to.  `isolation` marks rows as in flight
 (`inflight_markers`) until `bolts` has processed them.  `bolts` calls `ackcore.topology.executors`
 under a time limit.  It passes emitted rows to the next bolt, to `shuffle_writer` for a later stage,

@@ -15,7 +15,7 @@ from ackcore.spark.base.batches import Batches, as_spark_types
 from ackcore.topology.bolt_calls import JOIN_BYTES, cleaned_up
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.executors import executor_for
-from ackcore.topology.failure_reasons import Reasons
+from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.function_calls import BatchFunction, Piece, RowCalls
 from ackcore.topology.functions import Function, Kind
 from ackcore.topology.tuples import Reason
@@ -32,7 +32,7 @@ ERROR = pa.struct(
 #: The names of the function and of its input in messages.
 FUNCTION, SOURCE = "fn", "frame"
 
-_REASONS = Reasons(FUNCTION)
+_REASONS = ReasonMaker(FUNCTION)
 _Errors = dict[int, dict[str, Any]]
 
 

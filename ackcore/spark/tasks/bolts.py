@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import bytes_before, end_within, offsets_of
-from ackcore._files.journal import Answered, Journal
+from ackcore._files.journal import Journal, JournalAnswers
 from ackcore._records import Int64s
 from ackcore.ids import edge_ids
 from ackcore.spark.stores.object_journal import ObjectJournal
@@ -41,7 +41,7 @@ from ackcore.spark.tasks.tracking import (
 from ackcore.topology.components import output_streams
 from ackcore.topology.executors import Executor
 from ackcore.topology.journaled_executor import Answers, context_of
-from ackcore.topology.tuples import Anchors, Emission, Failure, Identity, Raised, Results
+from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, Raised, Results
 
 
 class OpenRows(NamedTuple):
@@ -168,7 +168,7 @@ class Bolts:
         self._ledger_rows = ledger_rows
         self._instances: dict[str, BoltInstance] = {}
         self._answers: dict[str, Answers] = {}
-        self._journals: list[Answered] = []
+        self._journals: list[JournalAnswers] = []
         self.files = SinkRowWriter(spec.directory, spec.schemas, attempt.partition, attempt.id)
         #: The exceptions of each bolt.
         self.raised: dict[str, Raised] = defaultdict(Raised)
@@ -265,7 +265,7 @@ class Bolts:
                 for rows in _cut(bolt.anchored(emission, with_identity)):
                     self.deliver(bolt.name, stream, rows)
 
-    def _fail(self, bolt: BoltInstance, failure: Failure) -> None:
+    def _fail(self, bolt: BoltInstance, failure: FailedInputs) -> None:
         reasons = failure.reasons
         for owners, places in bolt.owners_of(failure.handles):
             some = reasons if len(reasons) == 1 else [reasons[i] for i in places.tolist()]
@@ -311,7 +311,7 @@ class Bolts:
                 del self._instances[name]
 
 
-def _journal(place: str, below: str, context: bytes) -> Answered:
+def _journal(place: str, below: str, context: bytes) -> JournalAnswers:
     """Open a journal below a directory or a bucket's URL."""
     if is_bucket(place):
         return ObjectJournal(open_store(place, "journal"), below, context)

@@ -6,30 +6,40 @@ by an exception, as long as its process lives.  The process holds an exclusive l
 so a marker without a lock is from a process that crashed.  A locked marker belongs to an attempt
 that still runs, a speculative copy or one that Spark has given up, and is skipped.
 
-If the run's directory is in a bucket, markers are objects, see `marker_objects`.
+In a bucket there are no locks, and each write is a request.  So only careful runs have markers, in
+which a marker names roots.  A marker is an object with the content of a marker file.  The worker
+puts it before roots go to bolts, puts it again after they are processed, and deletes it when the
+attempt ends.  A marker that is there belongs to an attempt that crashed or still runs.  Few still
+run: Spark retries a task after its former attempt has ended, and the driver looks once a run has
+failed.  An attempt that still runs may be mistaken for a crashed one, but a record is rejected only
+if it was alone in two such attempts.
+
+The driver reads the marker of the attempt at which Spark gave up a job by its key, which is in
+Spark's error.  It finds other markers by a list.  If the list lags, isolation takes more attempts
+and runs, with the same result.
+
+A call that exceeds the time limit leaves its traceback on the worker's machine.  If the later
+attempt, or the driver, runs on another machine, the record counts as one that kills its worker.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import struct
+import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from ackcore._files.process_lock import ProcessLock
 from ackcore._records import Int64s
 from ackcore.spark.base.paths import Place
+from ackcore.spark.stores.files import object_at
 from ackcore.spark.stores.opening import is_bucket
-from ackcore.spark.tasks.marker_objects import (
-    HEAD,
-    MarkerObject,
-    marker_data,
-    marker_names,
-    time_out_file,
-    unpacked,
-)
 from ackcore.spark.tasks.time_limit import read_time_out
 from ackcore.topology.tuples import Reason
 
@@ -40,6 +50,9 @@ NOTHING, CHUNK, FLUSH, ROOTS, ALONE = range(5)
 DIRECTORY = "in-flight"
 
 _ENDING, TIMED_OUT = ".marker", ".timed-out"
+
+#: The head of a marker: kind, chunk, rows, and the number of roots that follow.
+_HEAD = struct.Struct("<qqqq")
 
 
 class TaskAttempt(NamedTuple):
@@ -62,7 +75,8 @@ class TaskAttempt(NamedTuple):
         """Return the path of the traceback that a time-out of this attempt leaves."""
         name = "-".join(map(str, self)) + TIMED_OUT
         if is_bucket(work):
-            return time_out_file(work, name)
+            # A file of this machine, with the name of the run.
+            return os.path.join(tempfile.gettempdir(), f"ackcore-{os.path.basename(work)}-{name}")
         return os.path.join(work, DIRECTORY, name)
 
 
@@ -122,8 +136,7 @@ class MarkerFile:
 
     def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
         """Write the rows that are in flight from now on."""
-        named = b"" if roots is None else roots.tobytes()
-        self._file.write(HEAD.pack(kind, chunk, rows, len(named) // 8) + named)
+        self._file.write(_packed(kind, chunk, rows, roots))
 
     def remove(self) -> None:
         """Remove the marker: this attempt has not crashed."""
@@ -135,10 +148,45 @@ class MarkerFile:
         self._file.close()
 
 
+class MarkerObject:
+    """The marker object of the attempt that runs here.
+
+    Parameters
+    ----------
+    url : str
+        The URL of the object.
+    timed_out : str
+        The file that a time-out leaves.
+    """
+
+    def __init__(self, url: str, timed_out: str) -> None:
+        self._store, self._key = object_at(url)
+        self._timed_out = timed_out
+        self._process: int | None = os.getpid()
+        self._is_there = False
+
+    def set(self, kind: int, chunk: int = 0, rows: int = 0, roots: Int64s | None = None) -> None:
+        """Put the roots that are in flight from now on, if roots are or were named."""
+        if roots is None and not (self._is_there and kind == NOTHING):
+            return
+        self._is_there = True
+        self._store.put(self._key, _packed(kind, chunk, rows, roots))
+
+    def remove(self) -> None:
+        """Delete the marker: this attempt has not crashed."""
+        if self._process != os.getpid():
+            return  # a forked process has no marker
+        self._process = None
+        with suppress(FileNotFoundError):
+            os.remove(self._timed_out)
+        if self._is_there:
+            self._store.delete([self._key])
+
+
 def marker_of(work: str, attempt: TaskAttempt) -> MarkerFile | MarkerObject:
     """Return the marker of the attempt that runs here."""
     if is_bucket(work):
-        return MarkerObject(attempt.path(work), attempt.time_out_path(work), NOTHING)
+        return MarkerObject(attempt.path(work), attempt.time_out_path(work))
     return MarkerFile(work, attempt)
 
 
@@ -166,7 +214,7 @@ def attempts(work: Place) -> list[TaskAttempt]:
     names: Iterable[str] = ()
     with suppress(FileNotFoundError):
         directory = os.path.join(work, DIRECTORY)
-        names = marker_names(directory) if is_bucket(work) else os.listdir(directory)
+        names = _names_in(directory) if is_bucket(work) else os.listdir(directory)
     parts = (
         name.removesuffix(_ENDING).split("-")
         for name in names
@@ -177,18 +225,29 @@ def attempts(work: Place) -> list[TaskAttempt]:
 
 def _read(work: Place, attempt: TaskAttempt) -> Marker | None:
     """Return a marker, or None if its attempt still runs or has ended without a crash."""
-    data = marker_data(attempt.path(work)) if is_bucket(work) else _of_the_dead(work, attempt)
+    data = (_stored if is_bucket(work) else _unlocked)(attempt.path(work))
     if data is None:
         return None
-    kind, chunk, rows, roots = unpacked(data, NOTHING)
+    kind, chunk, rows, roots = _unpacked(data)
     timed_out = read_time_out(attempt.time_out_path(work))
     return Marker(attempt, kind, chunk, rows, roots, timed_out)
 
 
-def _of_the_dead(work: Place, attempt: TaskAttempt) -> bytes | None:
+def _names_in(url: str) -> list[str]:
+    store, key = object_at(url)
+    return [entry.key.removeprefix(f"{key}/") for entry in store.list(key)]
+
+
+def _stored(url: str) -> bytes | None:
+    store, key = object_at(url)
+    found = store.get(key)
+    return None if found is None else found.data
+
+
+def _unlocked(path: str) -> bytes | None:
     """Return the content of a marker file, or None if it is missing or locked."""
     try:
-        file = os.open(attempt.path(work), os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
@@ -200,3 +259,19 @@ def _of_the_dead(work: Place, attempt: TaskAttempt) -> bytes | None:
         return None  # locked
     finally:
         os.close(file)
+
+
+def _packed(kind: int, chunk: int, rows: int, roots: Int64s | None) -> bytes:
+    """Return the content of a marker."""
+    named = b"" if roots is None else roots.tobytes()
+    return _HEAD.pack(kind, chunk, rows, len(named) // 8) + named
+
+
+def _unpacked(data: bytes) -> tuple[int, int, int, frozenset[int]]:
+    """Return the kind, chunk, rows and roots of a marker."""
+    kind, chunk, rows, n = _HEAD.unpack_from(data.ljust(_HEAD.size, b"\0"))
+    if len(data) < _HEAD.size + 8 * n:
+        # The file's name survived a crash of its host, but its content, not synced, did not.
+        kind, chunk, rows, n = NOTHING, 0, 0, 0
+    roots = np.frombuffer(data, np.int64, n, _HEAD.size) if n else np.empty(0, np.int64)
+    return kind, chunk, rows, frozenset(roots.tolist())

@@ -45,13 +45,13 @@ from ackcore.spark.tasks.inflight_markers import (
     ROOTS,
     Marker,
     MarkerFile,
+    MarkerObject,
     TaskAttempt,
     attempts,
     crashed,
     marker_of,
 )
 from ackcore.spark.tasks.ledger_rows import LedgerRows
-from ackcore.spark.tasks.marker_objects import MarkerObject
 from ackcore.spark.tasks.record_ids import Decoder
 from ackcore.spark.tasks.time_limit import TimeLimit
 from ackcore.spark.tasks.tracking import AnchoredRows, Chunks, Owners, some_rows

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from ackcore._arrow import hash_columns
 from ackcore._arrow.shown import as_texts, shown_values
 from ackcore._records import Int32s, Int64s
+from ackcore._reference.mix import subkey
 from ackcore.ids import edge_ids, root_ids
 from ackcore.topology.tuples import Identity, Reason
 
@@ -36,6 +37,13 @@ RETRIES = (1 << 16) - 1
 LAST_ATTEMPT = (1 << 6) - 1
 #: Claims are INITs with a task that no spout has: the spout's number plus this.
 CLAIM = 1 << 20
+
+UInt64s = npt.NDArray[np.uint64]
+
+#: The factors of `ackcore._reference.mix.mix_many`, inverted modulo 2 ** 64.
+_FACTORS = tuple(
+    np.uint64(pow(factor, -1, 1 << 64)) for factor in (0x94D049BB133111EB, 0xBF58476D1CE4E5B9)
+)
 
 
 class Decoder(Protocol):
@@ -54,7 +62,7 @@ class Tried(NamedTuple):
     attempts: int
 
 
-class Refused(NamedTuple):
+class RefusedOffsets(NamedTuple):
     """Offsets of a partition, from ``start`` up to ``stop``, whose records die when they are read.
 
     ``reason`` is an encoded `Reason`.
@@ -89,7 +97,7 @@ class SpoutSpec:
     key: int
     by_tasks: bool = False
     decode: Decoder | None = None
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedOffsets, ...] = ()
     ordered_by: tuple[str, ...] = ()
     blocked: Int64s | None = None
     tried: tuple[Tried, ...] = ()
@@ -198,6 +206,38 @@ def roots_of(key: int, partition: int, places: Int64s, attempts: Any = 0) -> Int
     if not isinstance(attempts, int):
         attempts = np.minimum(attempts, LAST_ATTEMPT).astype(np.int32)
     return root_ids(key, partition, places, attempts)
+
+
+def positions_of(key: int, roots: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the partition of each root, and its place in the partition: invert `roots_of`.
+
+    Parameters
+    ----------
+    key : int
+        The key with which the roots were made.
+    roots : numpy.ndarray of int64, shape (n,)
+        Root ids.
+    """
+    words = roots.view(np.uint64) ^ np.uint64(subkey(key & (1 << 64) - 1, 2))
+    words = _unmixed(words) - np.uint64(subkey(key & (1 << 64) - 1, 1))
+    words = _unmixed(words) ^ np.uint64(subkey(key & (1 << 64) - 1, 0))
+    places = (words >> np.uint64(6)) & np.uint64((1 << 42) - 1)
+    return (words >> np.uint64(48)).astype(np.int64), places.astype(np.int64)
+
+
+def _unmixed(words: UInt64s) -> UInt64s:
+    """Invert `ackcore._reference.mix.mix_many`."""
+    words = _unshifted(words, 31) * _FACTORS[0]
+    words = _unshifted(words, 27) * _FACTORS[1]
+    return _unshifted(words, 30)
+
+
+def _unshifted(words: UInt64s, bits: int) -> UInt64s:
+    """Invert ``x ^ x >> bits``."""
+    found = words
+    for shift in range(bits, 64, bits):
+        found = found ^ (words >> np.uint64(shift))
+    return found
 
 
 def key_hashes(

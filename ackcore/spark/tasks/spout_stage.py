@@ -1,10 +1,15 @@
-"""The spout stage: reads the rows of spouts, and runs the bolts that follow without an exchange."""
+"""The spout stage: reads the rows of spouts, and runs the bolts that follow without an exchange.
+
+The rows are new ones of a source, or records of the checkpoint that are due for a retry.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,15 +19,27 @@ from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.spark.base.batches import Batches
 from ackcore.spark.base.reasons import BEHIND, killed_worker, null_message_id
+from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
+from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SpoutSpec
-from ackcore.spark.tasks.row_files import RowFileWriter
+from ackcore.spark.tasks.row_files import (
+    RowFile,
+    RowFileWriter,
+    partition_in,
+    read_rows,
+    read_whole,
+)
 from ackcore.spark.tasks.source_records import SourceRecords
 from ackcore.spark.tasks.spec import CHUNK_BYTES, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracing import Tracer
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Owners
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.tuples import Reason
+from ackcore.topology.tuples import Identity, Reason
+
+#: The most bytes of new rows that a task keeps in files for the driver. It reads failed records
+#: there, which takes milliseconds; a job that reads the source again takes a third of a second.
+KEPT_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,7 @@ class SpoutStage:
     def _run(self, task: Task, records: Iterator[SourceRecords], retried: bool = False) -> Batches:
         read = Counter[str]()
         content: dict[str, int] = {}
+        small = _SmallInput()
         for some in records:
             source = some.source
             read[source.name] += len(some.batch)
@@ -70,19 +88,24 @@ class SpoutStage:
                 content[source.name] = sampled(some.batch, content.get(source.name, 0))
             if source.spills and not retried:
                 _spill(task, source, some.batch)
+            elif source.tracked and not retried:
+                small.add(source, some.batch)
             self._take_in(task, some)
             yield from task.outbox.taken()
         files = task.finish()
-        kept = []
+        spilled = []
         for name, file in sorted(task.spilled.items()):
             path, rows, of_file = file.finish()
             task.add_to_fingerprint(of_file)
-            kept.append((name, f"source/{name}/{path}", rows))
+            spilled.append((name, f"source/{name}/{path}", rows, file.nbytes))
+        # Without a settle stage the task has all failures, and has judged most of them.
+        if self.spec.layout.settles or task.ledger_rows.failed:
+            small.write(task)
         report = {
             "retried" if retried else "read": read,
             "content": content,
             "files": files,
-            "spilled": kept,
+            "spilled": spilled,
         }
         yield from task.end(report)
 
@@ -160,6 +183,65 @@ def _deliver(task: Task, source: SpoutSpec, rows: AnchoredRows, bad: Mapping[int
         task.bolts.deliver(source.name, DEFAULT_STREAM, rows, source.decode)
 
 
+class Slice(NamedTuple):
+    """A part of a spout's due records, or a file of its spilled input."""
+
+    spout: str
+    file: RowFile
+    first: int
+    rows: int
+    spilled: bool = False
+
+
+@dataclass(frozen=True)
+class RetryStage(SpoutStage):
+    """The mapInArrow function that reads due records; its input is the numbers of slices."""
+
+    slices: tuple[Slice, ...] = ()
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Process one partition of slice numbers, for mapInArrow."""
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        records = (one for number in numbers for one in self._slice(self.slices[number]))
+        with Task(self.spec, attempt_at(1)) as task:
+            yield from self._run(task, records, retried=True)
+
+    def _slice(self, some: Slice) -> Iterator[SourceRecords]:
+        source = self.sources[some.spout]
+        for one in records_in(source, some):
+            identity = None
+            if some.spout in self.spec.layout.needs_identity:
+                assert one.identity is not None
+                message_ids, attempts, _ = one.identity
+                identity = Identity(message_ids, attempts, source.stable_ids(message_ids))
+            yield one._replace(identity=identity)
+
+
+def records_in(source: SpoutSpec, part: Slice) -> Iterator[SourceRecords]:
+    """Yield the records of a slice in the form that the run got them."""
+    if not part.spilled:
+        due = read_whole(part.file).slice(part.first, part.rows)
+        yield from due_records(source, due, part.first)
+        return
+    partition, first = partition_in(part.file.path), 0
+    for batch in read_rows(part.file):
+        yield SourceRecords(source, batch, partition, first)
+        first += len(batch)
+
+
+def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[SourceRecords]:
+    """Yield due records from place ``first`` on, in as few batches as possible.
+
+    Their identities have no stable ids.
+    """
+    for batch in chunked(due.to_batches(), len(due)):
+        message_ids, attempts = batch.column(MESSAGE_ID), batch.column(ATTEMPT).to_numpy()
+        identity = Identity(message_ids, attempts, np.empty(0, np.int64))
+        rows = source.rows(batch)
+        yield SourceRecords(source, rows, RETRIES, first, attempts, identity, message_ids, batch)
+        first += len(batch)
+
+
 def chunked(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.RecordBatch]:
     """Cut rows into chunks of a number of rows, or of `CHUNK_BYTES` if rows are long.
 
@@ -222,7 +304,43 @@ def _spill(task: Task, source: SpoutSpec, batch: pa.RecordBatch) -> None:
     """Append rows to the spilled input of a source that cannot be read again by position."""
     file = task.spilled.get(source.name)
     if file is None:
-        directory = f"{task.spec.directory}/source/{source.name}"
-        file = RowFileWriter(directory, source.schema, task.attempt.partition, task.attempt.id)
-        task.spilled[source.name] = file
+        file = task.spilled[source.name] = _file_of(task, source)
     file.write(batch)
+
+
+def _file_of(task: Task, source: SpoutSpec, *, synced: bool = True) -> RowFileWriter:
+    directory = f"{task.spec.directory}/source/{source.name}"
+    attempt = task.attempt
+    return RowFileWriter(directory, source.schema, attempt.partition, attempt.id, synced=synced)
+
+
+class _SmallInput:
+    """Copies of the new rows of a task, until they exceed `KEPT_BYTES`."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+        self._rows: dict[str, tuple[SpoutSpec, list[pa.Buffer]]] = {}
+
+    def add(self, source: SpoutSpec, batch: pa.RecordBatch) -> None:
+        """Copy rows, or drop all copies if the rows have become too many."""
+        self._nbytes += batch.nbytes
+        if self._nbytes > KEPT_BYTES:
+            self._rows.clear()
+        else:
+            self._rows.setdefault(source.name, (source, []))[1].append(batch.serialize())
+
+    def write(self, task: Task) -> None:
+        """Write the rows to a file for each spout, unless the run's files are in a bucket.
+
+        The files save a job, and no record depends on them: a disk error is ignored.
+        """
+        for name, (source, copies) in self._rows.items():
+            if is_bucket(task.spec.directory):
+                return
+            with contextlib.suppress(OSError):
+                file = _file_of(task, source, synced=False)
+                with contextlib.closing(file):
+                    for data in copies:
+                        file.write(pa.ipc.read_record_batch(data, source.schema))
+                    path, rows, _ = file.finish()
+                task.kept.append((name, f"source/{name}/{path}", rows, file.nbytes))

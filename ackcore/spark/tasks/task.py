@@ -83,6 +83,8 @@ class Task:
         The trace of a share of the roots.
     spilled : dict of str to RowFileWriter
         By spout, the file of rows that its source may not return again.
+    kept : list of (str, str, int, int)
+        The files with all new rows of the task: spout, path, number of rows and of bytes.
     failed_in_run : FailedInRun or None
         The judge of failed records; None if they are read again.
     """
@@ -92,6 +94,7 @@ class Task:
         self.attempt = attempt
         self.chunks = Chunks()
         self.spilled: dict[str, RowFileWriter] = {}
+        self.kept: list[tuple[str, str, int, int]] = []
         self.outbox = Outbox(origin_of(attempt.level, attempt.partition), spec.dests)
         self.failed_in_run: FailedInRun | None = None
         writes = spec.rules is not None and attempt.level == 1
@@ -160,6 +163,7 @@ class Task:
         # Breaker trips depend on outages, though the answers come from a journal: not in `alike`.
         report["breaker_trips"] = self._bolts.breaker_trips
         report["emitted"] = self._bolts.emitted
+        report["kept"] = self.kept
         if self.tracer is not None:
             report["trace"] = self.tracer.to_json()
         task_report = json.dumps(report, sort_keys=True).encode()

@@ -1,60 +1,32 @@
-"""The interface of sinks, which write the rows of ACKED roots of each micro-batch.
-
-A sink is a function of (DataFrame, batch id), or an object with such a method ``write``.  After a
-crash or an error ackcore calls it again with the same batch id and the same rows.  The sink must
-then replace its earlier output: `to_parquet` writes one directory per micro-batch for this.
-ackcore does not call the sink for a micro-batch in which nothing was emitted to it.  If all
-emitted rows belong to records that are not ACKED, the sink gets a DataFrame without rows.
-
-The run of the micro-batch leaves the rows in files in the checkpoint's work directory, so no bolt
-runs for a sink.  If a writer has a method ``write_accepted``, ackcore calls that method with the
-files, as an `Accepted`, and makes no DataFrame.  `to_parquet` and `to_kafka` read the files
-directly, without the JVM.
-
-If a sink cannot take some rows, it returns or raises `SinkRejects` with their places.  Their
-records become dead letters, and the query continues.
-
-Before anything runs, ackcore calls the writer's methods ``check(sink, schema, case_sensitive)`` and
-``claim(sink, deployment, checkpoint)``, if they exist; both may raise to refuse.  After the query
-or `run_batch` has ended, ackcore calls ``release(sink, deployment)``, if it exists.
-On Spark Connect, a writer whose attribute ``needs_jvm`` is true is refused.
-"""
+"""The rows of one micro-batch for one sink, and ways to read them."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._records import Int64s
 from ackcore.spark.base.batches import as_spark_types
-from ackcore.spark.base.errors import CheckpointForeign, one_line
-from ackcore.spark.base.interrupts import raised_by
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.rejects import Reasons, SinkRejects
 from ackcore.spark.stores.opening import is_bucket
 from ackcore.spark.tasks.row_files import RowFile, acked_rows, read_rows, read_schema
-
-_log = logging.getLogger("ackcore")
-
 
 _NO_PLACES: Int64s = np.empty(0, np.int64)
 
 
-class AcceptedFile(NamedTuple):
-    """A file with rows for a sink; read it with `read_accepted`.
+class BatchFile(NamedTuple):
+    """A file with rows for a sink; read it with `read_sink_file`.
 
     Attributes
     ----------
@@ -88,8 +60,11 @@ class AcceptedFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """The rows of one micro-batch for one sink.
+class SinkBatch:
+    """The rows of one micro-batch for one sink: the argument of `Sink.write`.
+
+    The rows are in files in the checkpoint's work directory; `record_batches` reads them on the
+    driver, `frame` in tasks. Every read yields the same rows in the same order, also after a crash.
 
     Parameters
     ----------
@@ -103,9 +78,9 @@ class Accepted:
         The checkpoint's location, for errors.
     batch_id : int
         The number of the micro-batch.
-    files : tuple of AcceptedFile
+    files : tuple of BatchFile
         The files with the rows.  They also have rows of `nonacked` roots and rows that the sink has
-        refused; `read_accepted` and `read_with_places` leave those out.
+        refused; `read_sink_file` and `read_with_places` leave those out.
     nonacked : numpy.ndarray of int64
         The roots whose rows are left out; sorted.
     age_ms : int or None, default None
@@ -118,7 +93,7 @@ class Accepted:
     deployment: str
     checkpoint: str
     batch_id: int
-    files: tuple[AcceptedFile, ...]
+    files: tuple[BatchFile, ...]
     nonacked: Int64s
     age_ms: int | None = None
 
@@ -133,8 +108,43 @@ class Accepted:
         # The last column holds the roots.
         return pa.schema(list(read_schema(file.of_rows()))[:-1])
 
+    def record_batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows on the driver, in the stream's columns.
+
+        Raises
+        ------
+        RowFileDamaged
+            If a file has changed since its run wrote it.
+        """
+        for file in self.files:
+            yield from read_sink_file(file, self.nonacked)
+
+    def numbered(self) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
+        """Yield the batches of `record_batches`, each with unique, growing numbers of its rows.
+
+        `refuse` takes these numbers. All calls for a micro-batch give a row the same number.
+        """
+        for i, file in enumerate(self.files):
+            for rows, places in read_with_places(file, self.nonacked):
+                yield rows, row_numbers(i, places)
+
+    def refuse(self, numbers: npt.ArrayLike, reasons: Reasons) -> SinkRejects:
+        """Return a `SinkRejects` of the rows with the given `numbered` numbers.
+
+        Parameters
+        ----------
+        numbers : array_like of int
+            The numbers of the refused rows.
+        reasons : str, exception, sequence of them, or column of texts
+            One reason for all rows, or one for each.
+        """
+        return SinkRejects.at(*places_of(np.asarray(numbers, np.int64)), reasons)
+
     def fingerprint(self) -> str:
-        """Return 16 hex digits that identify these rows, from file names and left-out rows."""
+        """Return 16 hex digits that identify these rows, from file names and left-out rows.
+
+        They change when rows are recorded as refused; see `content`.
+        """
         files = [
             [
                 os.path.basename(file.path),
@@ -148,28 +158,12 @@ class Accepted:
         return _digest(said)
 
     def content(self) -> str:
-        """Return the `fingerprint` as it is before any row is recorded as refused."""
+        """Return 16 hex digits that identify these rows and those that the sink has refused.
+
+        They are equal in all calls for a micro-batch, so a sink records them with its number.
+        """
         plain = tuple(file._replace(refused=_NO_PLACES) for file in self.files)
         return replace(self, files=plain).fingerprint()
-
-    def foreign(self, where: str, last: int, way_out: str) -> CheckpointForeign:
-        """Return the error for a target that has this micro-batch with other rows, or a later one.
-
-        Parameters
-        ----------
-        where : str
-            The target: ``table orders``.
-        last : int
-            The number of the last micro-batch in the target.
-        way_out : str
-            The instructions to write the micro-batches from this one to ``last`` again.
-        """
-        return CheckpointForeign(
-            f"{where} has micro-batch {last} of sink {self.sink!r}, and {self.batch_id} comes only "
-            f"now{' with other rows' * (last == self.batch_id)}: the checkpoint {self.checkpoint} "
-            "is older than what was written from it, restored from a backup perhaps. Start with a "
-            f"new checkpoint; or {way_out}"
-        )
 
     def verify(self) -> None:
         """Raise `RowFileDamaged` if a file has changed since its run wrote it."""
@@ -224,15 +218,15 @@ def places_of(numbers: Int64s) -> tuple[Int64s, Int64s]:
     return numbers >> _PLACE_BITS, numbers & ((1 << _PLACE_BITS) - 1)
 
 
-def read_accepted(file: AcceptedFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
+def read_sink_file(file: BatchFile, nonacked: Int64s) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file for the sink, in the stream's columns.
 
     Parameters
     ----------
-    file : AcceptedFile
-        One of `Accepted.files`.
+    file : BatchFile
+        One of `SinkBatch.files`.
     nonacked : numpy.ndarray of int64
-        `Accepted.nonacked`, the roots whose rows are left out; sorted.
+        `SinkBatch.nonacked`, the roots whose rows are left out; sorted.
 
     Raises
     ------
@@ -243,34 +237,30 @@ def read_accepted(file: AcceptedFile, nonacked: Int64s) -> Iterator[pa.RecordBat
         yield rows
 
 
-def read_all(files: Sequence[AcceptedFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a few files for the sink, in order; raises as `read_accepted` does.
+def read_all(files: Sequence[BatchFile], nonacked: Int64s) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a few files for the sink, in order; raises as `read_sink_file` does.
 
     Files in a bucket are read in parallel, each as a whole into memory.
     """
     if len(files) < 2 or not is_bucket(files[0].path):
         for file in files:
-            yield from read_accepted(file, nonacked)
+            yield from read_sink_file(file, nonacked)
         return
     with ThreadPoolExecutor(min(len(files), _READ_AT_ONCE)) as readers:
-        for found in readers.map(lambda file: list(read_accepted(file, nonacked)), files):
+        for found in readers.map(lambda file: list(read_sink_file(file, nonacked)), files):
             yield from found
 
 
-def read_with_places(
-    file: AcceptedFile, nonacked: Int64s
-) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-    """Yield the batches of `read_accepted`, each with the places of its rows in the file.
+def read_with_places(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
+    """Yield the batches of `read_sink_file`, each with the places of its rows in the file.
 
-    `SinkRejects.at` names a row by its file's number in `Accepted.files` and its place there.
+    `SinkRejects.at` names a row by its file's number in `SinkBatch.files` and its place there.
     """
     for batch, places in read_with_roots(file, nonacked):
         yield batch.select(batch.schema.names[:-1]), places
 
 
-def read_with_roots(
-    file: AcceptedFile, nonacked: Int64s
-) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
+def read_with_roots(file: BatchFile, nonacked: Int64s) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
     """Yield the batches of `read_with_places` with one more column: each row's root or roots."""
     start, stop = (0, _NO_END) if file.within is None else file.within
     if start >= stop:
@@ -296,78 +286,3 @@ def read_with_roots(
             batch, places = batch.filter(pa.array(keep)), places[keep]
         if len(batch):
             yield batch, places
-
-
-def check_sink(
-    name: str, writer: Any, schema: pa.Schema | None, case_sensitive: bool = False
-) -> None:
-    """Refuse a sink that could not write the rows of a stream, before anything runs.
-
-    Parameters
-    ----------
-    name : str
-        The sink's name, for errors.
-    writer : object
-        The writer that was passed to `TopologyBuilder.sink`.
-    schema : pyarrow.Schema or None
-        The stream's schema, or None if it is not known.
-    case_sensitive : bool, default False
-        Whether the session distinguishes columns whose names differ only in case.
-
-    Raises
-    ------
-    TypeError
-        If it cannot be called with (DataFrame, batch id), or Spark or Parquet has no type for a
-        column.
-    """
-    if hasattr(writer, "write_accepted"):
-        if schema is not None and hasattr(writer, "check"):
-            writer.check(name, schema, case_sensitive)
-        return
-    write = getattr(writer, "write", writer)
-    must = f"sink {name!r} must be a function of (DataFrame, batch id) or have a method 'write'"
-    if not callable(write):
-        raise TypeError(f"{must}, got {type(writer).__name__}")
-    try:
-        signature = inspect.signature(write)
-    except (TypeError, ValueError):
-        signature = None  # a builtin
-    if signature is not None:
-        try:
-            signature.bind(None, 0)
-        except TypeError as error:
-            raise TypeError(f"{must}, got one of {signature} ({error})") from None
-    for field in schema or ():
-        try:
-            from_arrow_schema(pa.schema([field]))
-        except PySparkException:
-            raise TypeError(
-                f"sink {name!r} is given a DataFrame, and Spark has no type for {field.type}, that "
-                f"of column {field.name!r}; have the bolt emit another type, or use to_parquet()"
-            ) from None
-
-
-def claim_sink(name: str, writer: Any, deployment: str, checkpoint: str) -> None:
-    """Call the writer's ``claim``, if it has one: it reserves the target before any run."""
-    if hasattr(writer, "claim"):
-        writer.claim(name, deployment, checkpoint)
-
-
-def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
-    """Call ``release`` of each writer that has it; a failure is logged."""
-    for name, writer in writers.items():
-        if hasattr(writer, "release"):
-            error = raised_by(partial(writer.release, name, deployment))
-            if error is not None:
-                _log.warning("sink %r could not be released: %s", name, one_line(error))
-
-
-def write_sink(writer: Any, accepted: Accepted) -> SinkRejects | None:
-    """Pass the rows of a micro-batch to a writer; return the rows that it refuses, if any."""
-    if hasattr(writer, "write_accepted"):
-        answer = writer.write_accepted(accepted)
-    else:
-        write: Callable[[DataFrame, int], object] = getattr(writer, "write", writer)
-        answer = write(accepted.frame(), accepted.batch_id)
-    # Any other result of a sink is ignored.
-    return answer if isinstance(answer, SinkRejects) else None

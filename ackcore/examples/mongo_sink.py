@@ -1,0 +1,60 @@
+"""A sink for MongoDB: each micro-batch is inserted once, in one transaction.
+
+    builder.sink("check", MongoSink("mongodb://db/?replicaSet=rs0", "shop", "orders"))
+
+Needs pymongo, and a replica set: a single mongod has no transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ackcore.spark import SinkBatch, TransactionalSink, Written
+
+
+class MongoSink(TransactionalSink[Any]):
+    """Appends rows to a collection; the collection ``ackcore_batches`` holds the numbers."""
+
+    def __init__(self, uri: str, database: str, collection: str) -> None:
+        self._uri, self._database, self._collection = uri, database, collection
+
+    def __repr__(self) -> str:
+        return f"MongoSink({self._database!r}, {self._collection!r})"  # the URI may have a password
+
+    @contextmanager
+    def begin(self, batch: SinkBatch) -> Iterator[Any]:
+        """Begin a transaction, which the end of its session aborts unless it is committed."""
+        import pymongo  # noqa: PLC0415
+
+        with pymongo.MongoClient(self._uri) as client, client.start_session() as session:
+            session.start_transaction()
+            yield session
+
+    def read_number(self, transaction: Any, batch: SinkBatch) -> Written | None:
+        """Return the recorded number. `record` fails if it has changed since this read."""
+        found = self._batches(transaction).find_one(_key(batch), session=transaction)
+        return None if found is None else Written(found["number"], found["content"])
+
+    def write_rows(self, transaction: Any, batch: SinkBatch) -> None:
+        """Insert each row as a document."""
+        collection = transaction.client[self._database][self._collection]
+        for rows in batch.record_batches():
+            collection.insert_many(rows.to_pylist(), session=transaction)
+
+    def record(self, transaction: Any, batch: SinkBatch, written: Written) -> None:
+        """Replace the recorded number."""
+        new = {"number": written.number, "content": written.content}
+        self._batches(transaction).replace_one(_key(batch), new, upsert=True, session=transaction)
+
+    def commit(self, transaction: Any) -> None:
+        """Commit the transaction."""
+        transaction.commit_transaction()
+
+    def _batches(self, transaction: Any) -> Any:
+        return transaction.client[self._database]["ackcore_batches"]
+
+
+def _key(batch: SinkBatch) -> dict[str, Any]:
+    return {"_id": f"{batch.deployment}/{batch.sink}"}

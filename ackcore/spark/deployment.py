@@ -1,0 +1,179 @@
+"""A topology on its open checkpoint: the steps that `start` and `run_batch` have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from ackcore.dead_limit import DeadLimit
+from ackcore.spark.base.clocks import Clock, read_clock
+from ackcore.spark.base.paths import local_path
+from ackcore.spark.base.sources import kept_schemas, source_schema
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.checks import check, check_dead_topic, check_options, read_trigger
+from ackcore.spark.dead_letters.store import DeadLetters, check_letters_url
+from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
+from ackcore.spark.engine.batch import Engine
+from ackcore.spark.engine.insist import Pause
+from ackcore.spark.kafka import frame_groups, kafka_sources
+from ackcore.spark.listeners import Listeners
+from ackcore.spark.sinks.sink import as_sink, release_sinks
+from ackcore.spark.stores.opening import is_bucket, place_of
+from ackcore.topology.builder import Topology
+
+
+class Deployment:
+    """A topology on its open checkpoint, with its sinks claimed and its dead-letter store open.
+
+    The constructor checks all arguments before it opens anything.  See `start` for the arguments
+    and the errors.  ``streaming`` is whether the sources are streams; the other sources end.
+
+    Attributes
+    ----------
+    topology : Topology
+        The topology, with its spouts in the order of the checkpoint.
+    checkpoint, spark_checkpoint
+        The place of the checkpoint, and for a stream the directory of Spark's own part of it.
+    available_now, trigger
+        Whether a stream ends when the sources have been read and no record waits, and the keywords
+        for Spark's ``trigger()``.
+    limit : DeadLimit
+        The limit on dead records, which has counted nothing yet.
+    offsets, groups
+        The spouts that read Kafka, and the consumer groups whose offsets ackcore commits for
+        DataFrame sources; None without any.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        spark: SparkSession,
+        checkpoint: str | os.PathLike[str],
+        *,
+        streaming: bool,
+        max_dead: int | None,
+        max_dead_ratio: float | None,
+        dead_letters: Place,
+        accept_changes: bool,
+        listeners: Sequence[Any],
+        clock: Clock,
+        trigger: str | Mapping[str, Any] | None = None,
+        spark_checkpoint: str | os.PathLike[str] | None = None,
+    ) -> None:
+        DeadLimit(max_dead, max_dead_ratio)  # raises for invalid limits before anything is read
+        check_options(dead_letters, accept_changes, clock)
+        self.listeners = Listeners(listeners)
+        check(topology, spark, streaming)
+        check_dead_topic(topology, dead_letters)
+        self.trigger = read_trigger(trigger, topology, spark)
+        self.available_now = "availableNow" in self.trigger
+        window = topology.settings.max_dead_window if streaming else None
+        self.limit = DeadLimit(max_dead, max_dead_ratio, window)
+        self.spark = spark
+        self._clock = clock
+        self.checkpoint = _place_of(checkpoint, dead_letters)
+        self.spark_checkpoint = Path()
+        if streaming:
+            self.spark_checkpoint = _spark_checkpoint_of(self.checkpoint, spark_checkpoint)
+        schemas = {name: source_schema(spout) for name, spout in topology.spouts.items()}
+        self.state = State.open(
+            self.checkpoint,
+            topology,
+            sources=kept_schemas(schemas, topology),
+            kind="stream" if streaming else "batch",
+            offsets=self.spark_checkpoint / "offsets" if streaming else None,
+            accept_changes=accept_changes,
+            clock_ms=read_clock(clock),
+        )
+        with ExitStack() as stack:
+            stack.callback(self.state.close)
+            self.topology = topology.in_order(self.state.spout_order)
+            deployment = f"{self.state.deployment_key:016x}"
+            writers = {sink.name: sink.writer for sink in topology.sinks.values()}
+            stack.callback(release_sinks, writers, deployment)
+            for name, writer in writers.items():
+                as_sink(writer).claim(name, deployment, self.state.url)
+            self._open_dead_letters(dead_letters, schemas, deployment, stack)
+            self.groups = None
+            if streaming:
+                log = self.spark_checkpoint / "offsets"
+                self.groups = frame_groups(self.topology, self.state, log)
+                if self.groups is not None:
+                    stack.callback(self.groups.close)
+            ends = self.available_now or not streaming
+            self.offsets = kafka_sources(
+                self.topology, spark, self.state, ends=ends, once=not streaming
+            )
+            if self.offsets is not None:
+                stack.callback(self.offsets.close)
+            self._stack = stack.pop_all()
+
+    def _open_dead_letters(
+        self, place: Place, schemas: Mapping[str, pa.Schema], deployment: str, stack: ExitStack
+    ) -> None:
+        """Open the dead-letter store, and the topic to which dead letters are sent as well."""
+        state, spouts = self.state, self.topology.spouts.items()
+        sources = {name: schemas[name] for name, spout in spouts if spout.tracked}
+        path = place.store if isinstance(place, DeadLetterTopic) else place
+        self.letters = DeadLetters.open(
+            state.url, state.deployment_key, path, sources, state.records
+        )
+        self._topic: TopicWriter | None = None
+        if isinstance(place, DeadLetterTopic):
+            self._topic = TopicWriter(place, deployment, sources)
+            stack.callback(self._topic.close)
+
+    def _write_dead_letters(self, number: int, dead: Mapping[str, pa.Table]) -> None:
+        self.letters.write(number, dead)
+        if self._topic is not None:
+            self._topic.write(number, dead)
+
+    def engine(self, pause: Pause | None = None) -> Engine:
+        """Return the engine that runs the micro-batches; ``pause`` is as for `Engine`."""
+        return Engine(
+            self.topology,
+            self.spark,
+            self.state,
+            self._write_dead_letters,
+            clock=self._clock,
+            pause=pause,
+            offsets=self.offsets,
+            groups=self.groups,
+        )
+
+    def close(self) -> None:
+        """Close the sources and the dead letters, release the sinks, and close the checkpoint."""
+        self._stack.close()
+
+
+def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
+    """Return the place of a checkpoint; check that the dead letters' place suits it."""
+    place = place_of(checkpoint, "checkpoint")
+    path = dead_letters.store if isinstance(dead_letters, DeadLetterTopic) else dead_letters
+    if path is not None:
+        check_letters_url(place_of(path, "dead_letters"), place)
+    return place
+
+
+def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:
+    """Return the directory of Spark's own part of a checkpoint.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If it is not a path of a file system, or is required and missing.
+    """
+    if given is not None:
+        return local_path(given, "spark_checkpoint")
+    if not is_bucket(checkpoint):
+        return Path(checkpoint, "spark")
+    raise ValueError(
+        f"spark_checkpoint must be given if the checkpoint is in a bucket ({checkpoint!r}): a "
+        "directory for Spark's offset log, which the driver writes and the next driver reads"
+    )

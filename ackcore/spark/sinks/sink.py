@@ -1,0 +1,384 @@
+"""The base classes of sinks, which write the rows of ACKED records of each micro-batch."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from ackcore.spark.base.atomic import check_fence
+from ackcore.spark.base.errors import CheckpointForeign, one_line
+from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.base.interrupts import raised_by
+from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.sinks.rejects import SinkRejects
+from ackcore.spark.sinks.sink_batch import SinkBatch
+
+_log = logging.getLogger("ackcore")
+
+T = TypeVar("T")
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closes)
+
+
+class Sink(ABC):
+    """Base class of sinks. Pass an instance to `TopologyBuilder.sink` or `guard`.
+
+    All methods run on the driver. The order of the calls:
+
+    1. `check` when a query starts, before anything runs; also for queries that are then refused.
+    2. `claim` after that, once the driver owns the checkpoint.
+    3. `write` for each micro-batch in which rows were emitted to the sink. Micro-batches come in
+       the order of their numbers. All rows may belong to records that are not ACKED; the sink then
+       gets none.
+    4. `release` when the query or `run_batch` has ended.
+
+    After a crash or an error, `write` is called again with the same number and the same rows. Each
+    row is written exactly once if the sink then replaces what it wrote under this number, or finds
+    the number in its target and writes nothing. `TransactionalSink` does the latter.
+
+    ackcore calls one sink object from one thread at a time for each query. Several queries may
+    share the object; `sink` and ``deployment`` tell them apart.
+    """
+
+    #: Whether a repeated `write` replaces the rows that were written under the same number, even
+    #: with fewer or other rows. `isolate` is allowed only then, since it writes parts of a batch.
+    replaces: bool = False
+    #: Whether the sink needs the JVM of a classic session. Spark Connect then refuses the sink.
+    needs_jvm: bool = False
+    #: Whether `write` calls `check_fence` itself before its first effect. Otherwise ackcore checks
+    #: before each call that this driver still owns the checkpoint.
+    checks_fence: bool = False
+
+    def check(  # noqa: B027
+        self, sink: str, schema: pa.Schema, case_sensitive: bool = False
+    ) -> None:
+        """Refuse columns that the sink cannot write. By default all columns are accepted.
+
+        Parameters
+        ----------
+        sink : str
+            The sink's name in its topology, for errors.
+        schema : pyarrow.Schema
+            The columns of the rows.
+        case_sensitive : bool, default False
+            Whether the session distinguishes columns whose names differ only in case.
+
+        Raises
+        ------
+        Exception
+            Any error refuses the query: TypeError or ValueError for columns, `SinkUnavailable` if
+            the target cannot be reached.
+        """
+
+    def claim(self, sink: str, deployment: str, checkpoint: str) -> None:  # noqa: B027
+        """Prepare the target before any run, for instance create a table. Does nothing by default.
+
+        Parameters
+        ----------
+        sink : str
+            The sink's name in its topology.
+        deployment : str
+            The unique identifier of the checkpoint, 16 hex digits. A moved checkpoint keeps it.
+        checkpoint : str
+            The location of the checkpoint, for errors.
+
+        Raises
+        ------
+        Exception
+            Any error refuses the query: `CheckpointForeign` if the target belongs to another query.
+        """
+
+    @abstractmethod
+    def write(self, batch: SinkBatch) -> SinkRejects | None:
+        """Write the rows of a micro-batch. They must be durable when this method returns.
+
+        Parameters
+        ----------
+        batch : SinkBatch
+            The rows.
+
+        Returns
+        -------
+        SinkRejects or None
+            The rows that the sink refuses; all others are written. A repeated call must refuse the
+            same rows again.
+
+        Raises
+        ------
+        SinkRejects
+            If the sink refuses rows and has written nothing. It is called again without these rows.
+        CheckpointForeign, CheckpointInUse, TooManyRefused
+            If a repeated call would fail, too. The error ends the query.
+        Exception
+            Any other error is retried up to ``max_sink_attempts`` times, then it ends the query.
+        """
+
+    def release(self, sink: str, deployment: str) -> None:  # noqa: B027
+        """Close what the sink keeps open for a query. Does nothing by default.
+
+        A later `write` may open it again. An error is logged.
+        """
+
+
+class Written(NamedTuple):
+    """The record of the last micro-batch that a `TransactionalSink` has written.
+
+    Attributes
+    ----------
+    number : int
+        The number of the micro-batch, at least 0; negative if there was none.
+    content : str
+        `SinkBatch.content`, or `ANY_CONTENT`.
+    refused : SinkRejects, optional
+        The rows that were refused while the others were written.
+    """
+
+    number: int
+    content: str
+    refused: SinkRejects | None = None
+
+
+#: A content that equals all others. A user sets it to have a written number accepted.
+ANY_CONTENT = "any"
+
+
+class TransactionalSink(Sink, Generic[T]):
+    """Base class of sinks for stores with transactions; each row is written exactly once.
+
+    A subclass defines `begin`, `read_number`, `write_rows`, `record` and `commit`. The store keeps
+    one number for each deployment and sink: that of the last micro-batch that it has. `write` calls
+    these methods in one transaction:
+
+    1. `begin`, and `read_number` in the new transaction.
+    2. If the store has the micro-batch with the same content, nothing is written. If it has this
+       number with other content, or a later number, the checkpoint was restored from a backup or
+       another query wrote them: `CheckpointForeign`.
+    3. A check that this driver still owns the checkpoint: `CheckpointInUse`.
+    4. `write_rows`, `record` and `commit`.
+
+    Two drivers must not both commit the same micro-batch. So `read_number` locks the number until
+    the transaction ends, or `commit` fails if another transaction changed the number meanwhile.
+
+    The type parameter is the type of transactions. `ackcore.examples.mongo_sink` is an example.
+    """
+
+    @abstractmethod
+    def begin(self, batch: SinkBatch) -> AbstractContextManager[T]:
+        """Return a context manager that begins a transaction and yields it.
+
+        On exit it rolls the transaction back unless `commit` was called, and translates errors of
+        the store, if need be. It may use a connection that stays open until `release`.
+        """
+
+    @abstractmethod
+    def read_number(self, transaction: T, batch: SinkBatch) -> Written | None:
+        """Return the recorded last micro-batch of ``(batch.deployment, batch.sink)``, or None."""
+
+    @abstractmethod
+    def write_rows(self, transaction: T, batch: SinkBatch) -> SinkRejects | None:
+        """Write the rows of ``batch.record_batches()``.
+
+        Returns or raises `SinkRejects` as `Sink.write` does.
+        """
+
+    @abstractmethod
+    def record(self, transaction: T, batch: SinkBatch, written: Written) -> None:
+        """Replace the recorded micro-batch of ``(batch.deployment, batch.sink)``."""
+
+    @abstractmethod
+    def commit(self, transaction: T) -> None:
+        """Commit the transaction. If its outcome is unknown, raise: the next call looks it up."""
+
+    def advice(self, batch: SinkBatch, last: int) -> str:
+        """Return how a user has micro-batches from this one to ``last`` written again.
+
+        The text is the end of a `CheckpointForeign`. Override it to name the statement to run.
+        """
+        return (
+            f"or delete the number that {self!r} has recorded for deployment {batch.deployment} "
+            f"and sink {batch.sink!r}, to have micro-batches from {batch.batch_id} to {last} "
+            "written again, in addition to their rows that are there"
+        )
+
+    def write(self, batch: SinkBatch) -> SinkRejects | None:
+        """Write the rows of a micro-batch and its number in one transaction, unless it is there.
+
+        Raises
+        ------
+        CheckpointForeign
+            If the store has this micro-batch with other rows, or a later one.
+        CheckpointInUse
+            If another driver has taken over.
+        Exception
+            Errors of the subclass.
+        """
+        number, content = batch.batch_id, batch.content()
+        with self.begin(batch) as transaction:
+            found = self.read_number(transaction, batch)
+            # A driver that passes this check owned the checkpoint while it held the number's lock,
+            # or after it read the version that its commit replaces.
+            check_fence()
+            if found is not None and found.number >= number:
+                if found.number == number and found.content in (content, ANY_CONTENT):
+                    return found.refused
+                raise CheckpointForeign(
+                    f"{self!r} has micro-batch {found.number} of sink {batch.sink!r}, and the "
+                    f"checkpoint {batch.checkpoint} is at micro-batch {number}"
+                    f"{' with other rows' * (found.number == number)}: it is older than the rows "
+                    "written from it, for instance restored from a backup. Start with a new "
+                    f"checkpoint, {self.advice(batch, found.number)}"
+                )
+            refused = self.write_rows(transaction, batch)
+            self.record(transaction, batch, Written(number, content, refused))
+            failpoint("in-transaction", number)
+            self.commit(transaction)
+        return refused
+
+
+class Connections(Generic[C]):
+    """The open connections of one writer, by deployment and sink.
+
+    A pickled copy is empty, so that a writer can be sent to workers or copied.  Several threads may
+    use it, but only one at a time for the same deployment and sink.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], C] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[Connections[C]], tuple[()]]:
+        return type(self), ()
+
+    def __len__(self) -> int:
+        """Return the number of open connections."""
+        return len(self._open)
+
+    def get(self, sink: str, deployment: str) -> C | None:
+        """Return a sink's open connection, or None."""
+        with self._lock:
+            return self._open.get((deployment, sink))
+
+    def put(self, sink: str, deployment: str, connection: C) -> C:
+        """Store a sink's open connection, and return it."""
+        with self._lock:
+            self._open[deployment, sink] = connection
+        return connection
+
+    def release(self, sink: str, deployment: str) -> None:
+        """Close a sink's connection, if one is open."""
+        with self._lock:
+            found = self._open.pop((deployment, sink), None)
+        if found is not None:
+            found.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for deployment, sink in list(self._open):
+            self.release(sink, deployment)
+
+
+class FunctionSink(Sink):
+    """The sink that calls a user's function of (DataFrame, batch id)."""
+
+    replaces = True
+
+    def __init__(self, function: Callable[[DataFrame, int], object]) -> None:
+        self._function = function
+
+    def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
+        """Raise TypeError if Spark has no type for a column, so that there is no DataFrame."""
+        for field in schema:
+            try:
+                from_arrow_schema(pa.schema([field]))
+            except PySparkException:
+                raise TypeError(
+                    f"sink {sink!r} gets a DataFrame, and Spark has no type for {field.type} of "
+                    f"column {field.name!r}; have the bolt emit another type, or use to_parquet()"
+                ) from None
+
+    def write(self, batch: SinkBatch) -> SinkRejects | None:
+        """Call the function. A result other than `SinkRejects` is ignored."""
+        answer = self._function(batch.frame(), batch.batch_id)
+        return answer if isinstance(answer, SinkRejects) else None
+
+
+def as_sink(writer: Sink | Callable[[DataFrame, int], object]) -> Sink:
+    """Return a writer that was passed to `TopologyBuilder.sink` as a `Sink`."""
+    return writer if isinstance(writer, Sink) else FunctionSink(writer)
+
+
+def check_sink(
+    name: str,
+    writer: Any,
+    schema: pa.Schema | None,
+    case_sensitive: bool = False,
+    isolated: bool = False,
+) -> None:
+    """Refuse a writer that could not write the rows of a stream, before anything runs.
+
+    Parameters
+    ----------
+    name : str
+        The sink's name, for errors.
+    writer : object
+        The writer that was passed to `TopologyBuilder.sink`.
+    schema : pyarrow.Schema or None
+        The stream's schema, or None if it is not known.
+    case_sensitive : bool, default False
+        Whether the session distinguishes columns whose names differ only in case.
+    isolated : bool, default False
+        Whether the topology asks for ``isolate``.
+
+    Raises
+    ------
+    TypeError
+        If the writer is neither a sink nor a function of (DataFrame, batch id), or cannot be
+        isolated.
+    Exception
+        The errors of `Sink.check`.
+    """
+    if not isinstance(writer, Sink):
+        must = f"sink {name!r} must be a function of (DataFrame, batch_id) or a Sink"
+        if not callable(writer):
+            raise TypeError(f"{must}, got {type(writer).__name__}")
+        try:
+            signature = inspect.signature(writer)
+        except (TypeError, ValueError):
+            signature = None  # a builtin
+        if signature is not None:
+            try:
+                signature.bind(None, 0)
+            except TypeError as error:
+                raise TypeError(f"{must}, got a function of {signature} ({error})") from None
+    sink = as_sink(writer)
+    if isolated and not sink.replaces:
+        raise TypeError(
+            f"sink {name!r} cannot be isolated: {writer!r} does not replace the rows that it has "
+            "written under the same number (Sink.replaces). Have it return or raise "
+            "ackcore.spark.SinkRejects"
+        )
+    if schema is not None:
+        sink.check(name, schema, case_sensitive)
+
+
+def release_sinks(writers: Mapping[str, Any], deployment: str) -> None:
+    """Release the sink of each writer; a failure is logged."""
+    for name, writer in writers.items():
+        error = raised_by(partial(as_sink(writer).release, name, deployment))
+        if error is not None:
+            _log.warning("sink %r could not be released: %s", name, one_line(error))
