@@ -158,7 +158,7 @@ READINGS: tuple[Reading, ...] = (
         "gauge",
         "s",
         "Age of the oldest record that waits for a retry.",
-        _of_progress(lambda progress: progress.oldest_ms / 1000),
+        _of_progress(lambda progress: progress.oldest_s),
     ),
     Reading(
         "ackcore.latency",
