@@ -6,8 +6,7 @@ raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retrie
 """
 
 from ackcore.calls.calls import Calls
-from ackcore.calls.errors import Reject, Retry, Unavailable
-from ackcore.calls.outcomes import CallCounts, CallOutcome
+from ackcore.calls.outcomes import CallCounts, CallOutcome, Reject, Retry, Unavailable
 from ackcore.calls.settings import CallSettings
 
 __all__ = [

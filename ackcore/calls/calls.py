@@ -10,8 +10,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from inspect import iscoroutine
 from typing import Any, Generic, Self, TypeVar
 
-from ackcore.calls.breaker import BreakerState
-from ackcore.calls.event_loop import CallLoop
+from ackcore.calls.limits import BreakerState
 from ackcore.calls.outcomes import CallCounts, CallOutcome, Value
 from ackcore.calls.settings import MAX_THREADS, CallSettings
 from ackcore.calls.threads import CallThreads, is_async

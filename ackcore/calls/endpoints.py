@@ -11,8 +11,7 @@ from ackcore.calls.outcomes import Retry, Unavailable
 from ackcore.calls.settings import CallSettings
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import ConsumerState, FlowConsumer, Lease, state_of
-from ackcore.flow.delay_target import DelayTarget
-from ackcore.flow.limits import Fixed, Limit
+from ackcore.flow.limits import DelayTarget, Fixed, Limit
 from ackcore.flow.windows import Windows
 from ackcore.retry import capped_doubling
 

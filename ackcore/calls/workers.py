@@ -27,11 +27,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ackcore.calls.endpoints import Endpoints
-from ackcore.calls.errors import Retry
-from ackcore.calls.event_loop import CallLoop
-from ackcore.calls.outcomes import CallCounts, CallOutcome
+from ackcore.calls.limits import TokenBucket
+from ackcore.calls.outcomes import CallCounts, CallOutcome, Retry
 from ackcore.calls.settings import CallSettings
-from ackcore.calls.token_bucket import TokenBucket
 from ackcore.flow.consumers import FlowConsumer, Lease
 from ackcore.retry import capped_doubling
 
@@ -138,7 +136,7 @@ class Workers:
         """Return the time of a clock that stops while calls are out and the loop does not run."""
         return self._clock() - self._stood_ns
 
-    def outcomes(self, loop: CallLoop, items: Iterator[Any]) -> Iterator[CallOutcome[Any]]:
+    def outcomes(self, loop: AbstractEventLoop, items: Iterator[Any]) -> Iterator[CallOutcome[Any]]:
         """Make the calls of a run, and yield the outcome of each; see `Calls.run`."""
         self._loop, self._items, self._exhausted, self.running = loop, items, False, True
         order = self._order

@@ -14,8 +14,7 @@ from typing import Any
 
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import Fate, FlowConsumer, Lease
-from ackcore.flow.delay_target import DelayTarget
-from ackcore.flow.limits import Limit
+from ackcore.flow.limits import DelayTarget, Limit
 
 _SWEEP_NS = 2_000_000
 #: A consumer counts as faster by this factor for each second without a tuple.

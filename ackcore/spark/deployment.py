@@ -23,7 +23,7 @@ from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.insist import Pause
 from ackcore.spark.kafka import frame_groups, kafka_sources
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.sinks.interface import claim_sink, release_sinks
+from ackcore.spark.sinks.sink import as_sink, release_sinks
 from ackcore.spark.stores.opening import is_bucket, place_of
 from ackcore.topology.builder import Topology
 
@@ -98,7 +98,7 @@ class Deployment:
             writers = {sink.name: sink.writer for sink in topology.sinks.values()}
             stack.callback(release_sinks, writers, deployment)
             for name, writer in writers.items():
-                claim_sink(name, writer, deployment, self.state.url)
+                as_sink(writer).claim(name, deployment, self.state.url)
             self._open_dead_letters(dead_letters, schemas, deployment, stack)
             self.groups = None
             if streaming:

@@ -31,8 +31,6 @@ from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.inspect.pending import PendingTree, read_pending
 from ackcore.spark.listeners import Listeners
-from ackcore.spark.sinks.sink import as_sink, release_sinks
-from ackcore.spark.stores.opening import is_bucket, place_of
 from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
 
@@ -281,67 +279,6 @@ def _wait(spark: SparkSession, wait: Callable[[float], object], seconds: float) 
     """Wait; on Spark Connect for `ALIVE_S` at most, because its server ends idle sessions."""
     wait(min(seconds, ALIVE_S) if is_connect(spark) else seconds)
     keep_alive(spark)
-
-
-def _place_of(checkpoint: str | os.PathLike[str], dead_letters: Place) -> str:
-    """Return the place of a checkpoint; check that the dead letters' place suits it."""
-    place = place_of(checkpoint, "checkpoint")
-    path = dead_letters.store if isinstance(dead_letters, DeadLetterTopic) else dead_letters
-    if path is not None:
-        check_letters_url(place_of(path, "dead_letters"), place)
-    return place
-
-
-def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) -> Path:
-    """Return the directory of Spark's own part of a checkpoint.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If it is not a path of a file system, or is required and missing.
-    """
-    if given is not None:
-        return local_path(given, "spark_checkpoint")
-    if not is_bucket(checkpoint):
-        return Path(checkpoint, "spark")
-    raise ValueError(
-        f"spark_checkpoint must be given where the checkpoint is in a bucket ({checkpoint!r}): a "
-        "directory for Spark's offset log, that the driver writes and the next one finds again"
-    )
-
-
-def _writers(topology: Topology, state: State) -> tuple[dict[str, Any], str]:
-    writers = {sink.name: sink.writer for sink in topology.sinks.values()}
-    return writers, f"{state.deployment_key:016x}"
-
-
-def _claim_sinks(topology: Topology, state: State) -> None:
-    writers, deployment = _writers(topology, state)
-    for name, writer in writers.items():
-        as_sink(writer).claim(name, deployment, state.url)
-
-
-def _schemas(topology: Topology) -> dict[str, pa.Schema]:
-    return {name: source_schema(spout) for name, spout in topology.spouts.items()}
-
-
-def _open_dead_letters(
-    topology: Topology, state: State, place: Place
-) -> tuple[DeadLetters, DeadLetterWriter, Callable[[], object]]:
-    """Return the dead-letter store, the function that writes to it, and one that closes it."""
-    schemas = _schemas(topology)
-    sources = {name: schemas[name] for name, spout in topology.spouts.items() if spout.tracked}
-    path = place.store if isinstance(place, DeadLetterTopic) else place
-    letters = DeadLetters.open(state.url, state.deployment_key, path, sources, state.records)
-    if not isinstance(place, DeadLetterTopic):
-        return letters, letters.write, lambda: None
-    topic = TopicWriter(place, f"{state.deployment_key:016x}", sources)
-
-    def write(number: int, dead: Mapping[str, pa.Table]) -> None:
-        letters.write(number, dead)
-        topic.write(number, dead)
-
-    return letters, write, topic.close
 
 
 def _nothing(topology: Topology, spark: SparkSession) -> list[InputFrame]:

@@ -40,7 +40,6 @@ from ackcore.spark.heartbeat import (
 )
 from ackcore.spark.kafka.watch import Watch
 from ackcore.spark.restarts import end_of, for_spark, is_active, may_pass
-from ackcore.spark.sinks.sink import release_sinks
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from worlds import Killed, Source, Upper, World, fails, killed
+from worlds import Killed, KilledInCall, Source, Upper, World, fails, killed
 
 from ackcore.spark import InvalidRejects, SinkRejects, TooManyRefused, to_kafka, to_parquet
 from ackcore.spark.base.errors import CheckpointForeign

@@ -376,7 +376,7 @@ def test_two_that_claim_a_sinks_directory_at_once(tmp_path, monkeypatch):
         write_file(path, write, **more)
 
     monkeypatch.setattr(local, "write_file", late)
-    with pytest.raises(CheckpointForeign, match="is the directory of sink .count. of"):
+    with pytest.raises(CheckpointForeign, match=r"is the directory of sink .count. of"):
         one.claim("count", "one", "/cp")
     assert [path.name for path in out.iterdir()] == ["_ackcore.json"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.topology.bolt_calls import joined
-from ackcore.topology.failure_reasons import MAX_AFTER_MS, Reasons
+from ackcore.topology.failure_reasons import MAX_AFTER_MS, ReasonMaker
 from ackcore.topology.tuples import MESSAGE_CHARS, Anchors, Identity, Origin, Reason, Tuple
 
 IDENTITY = Identity(
@@ -116,11 +116,11 @@ class Narrow(LookupError):
 
 
 def test_reject_and_listed_classes_are_final():
-    reasons = Reasons("b", [KeyError, "ZeroDivisionError", f"{__name__}.Narrow", "OSError"])
+    reasons = ReasonMaker("b", [KeyError, "ZeroDivisionError", f"{__name__}.Narrow", "OSError"])
     final = [Reject("x"), KeyError(1), ZeroDivisionError(), Narrow(), FileNotFoundError()]
     assert all(reasons.of(error).final for error in final)
     assert not any(reasons.of(error).final for error in [LookupError(), ValueError(), "KeyError"])
-    assert Reasons("b").of(None) == Reason("b", "Failed", "failed by b")
+    assert ReasonMaker("b").of(None) == Reason("b", "Failed", "failed by b")
     given = Reason("x", "T\ud800", "m" * 9999, True)
     assert reasons.of(given) == Reason("x", "T?", "m" * MESSAGE_CHARS, True)
     with pytest.raises(TypeError, match="must be an exception, a text or a Reason, got int"):
@@ -148,30 +148,30 @@ class Throttled(Retry):
     ],
 )
 def test_a_retry_says_when_and_whether_it_was_an_attempt(error, after_ms, counts):
-    made = Reasons("b").of(error)
+    made = ReasonMaker("b").of(error)
     assert (made.after_ms, made.counts, made.final) == (after_ms, counts, False)
     assert made.type == type(error).__name__
-    assert Reasons("b", [type(error)]).of(error) == made._replace(
+    assert ReasonMaker("b", [type(error)]).of(error) == made._replace(
         final=True, after_ms=0, counts=True
     )
 
 
 def test_the_waits_of_a_reason_are_bounded():
     given = Reason("x", "T", "m", after_ms=10**15, counts=False)
-    assert Reasons("b").of(given) == given._replace(after_ms=MAX_AFTER_MS)
-    assert Reasons("b").of(given._replace(after_ms=-7)).after_ms == 0
+    assert ReasonMaker("b").of(given) == given._replace(after_ms=MAX_AFTER_MS)
+    assert ReasonMaker("b").of(given._replace(after_ms=-7)).after_ms == 0
 
 
 def test_what_is_not_to_be_retried_is_final():
-    reasons = Reasons("b", ["UnicodeError"], retry_on=[OSError, "ValueError"])
+    reasons = ReasonMaker("b", ["UnicodeError"], retry_on=[OSError, "ValueError"])
     retried = [TimeoutError(), ValueError(), Retry(after_s=1), Unavailable(), "a text", None]
     assert not any(reasons.of(error).final for error in retried)
     # What is rejected is so first, though it is a ValueError.
     final = [KeyError(), UnicodeError(), Reject(), SystemExit()]
     assert all(reasons.of(error).final for error in final)
-    assert all(Reasons("b", retry_on=[]).of(error).final for error in [OSError(), Exception()])
-    assert not Reasons("b", retry_on=[]).of(Retry()).final
-    assert Reasons("b", ["ackcore.calls.Retry"], retry_on=[]).of(Unavailable()).final
+    assert all(ReasonMaker("b", retry_on=[]).of(error).final for error in [OSError(), Exception()])
+    assert not ReasonMaker("b", retry_on=[]).of(Retry()).final
+    assert ReasonMaker("b", ["ackcore.calls.Retry"], retry_on=[]).of(Unavailable()).final
 
 
 # --- Pieces of emissions become as few as there can be.

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Topology, damage_head, died, run_one, with_dead_letters
+from checkpoints import OPEN, Topology, died, run_one, with_dead_letters
 from typer.testing import CliRunner
 
 from ackcore.cli import ui

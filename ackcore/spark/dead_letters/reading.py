@@ -25,7 +25,8 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.letters import LETTER
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import JOB_ERRORS, from_arrow_schema, to_arrow_schema
-from ackcore.spark.dead_letters.files import Kind, LetterFile
+from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
+from ackcore.spark.dead_letters.files import Kind, LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,

@@ -28,9 +28,8 @@ from ackcore.spark.base.versions import to_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.tasks.decoding import ValueDecoder
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.pieces import PieceReader
 from ackcore.spark.tasks.record_ids import RefusedOffsets, SpoutSpec, Tried
-from ackcore.spark.tasks.retry_stage import Slice
+from ackcore.spark.tasks.reread_stage import PieceReader
 from ackcore.spark.tasks.row_files import RowFile, read_whole
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import Slice

@@ -13,6 +13,7 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.message_headers import BATCH
 from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.base.workers import refuse_unpicklable
 from ackcore.spark.sinks.kafka_messages import (
     Messages,
     Refused,
