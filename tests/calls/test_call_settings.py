@@ -28,7 +28,7 @@ from ackcore.flow.choosers import Idlest
             "endpoints must differ, got 'a' more than once",
         ),
         ({"chooser": Idlest()}, TypeError, "makes a Chooser, .*pass the class"),
-        ({"attempts": 0}, ValueError, "attempts must be at least 1, got 0"),
+        ({"max_attempts": 0}, ValueError, "max_attempts must be at least 1, got 0"),
         ({"retry_on": "TimeoutError"}, TypeError, "retry_on must hold exception classes, got 'Tim"),
         ({"retry_on": 3}, TypeError, "retry_on must be exception classes, got int 3"),
         ({"reject": [int]}, TypeError, "reject must hold exception classes, got <class 'int'>"),

@@ -112,7 +112,7 @@ def test_with_all_consumers_broken_new_records_are_tried_first_and_all_die_in_th
     assert min(Counter(order).values()) == 3
     assert "consumer 'a' of a Dispatcher failed repeatedly, the last time with Value" in caplog.text
     with pytest.raises(RecordDead, match="failed 3 times, the last time with ValueError: broken"):
-        Dispatcher([1], {"a": call}, max_attempts=3, backoff_ms=1).run()
+        Dispatcher([1], {"a": call}, max_attempts=3, backoff_s=0.001).run()
 
 
 def test_bad_records_in_a_row_hold_up_the_others_for_one_trial_only():

@@ -136,7 +136,7 @@ def test_a_thread_that_hangs_is_replaced_and_what_waits_behind_it_is_no_attempt(
         limit=lambda: Fixed(10),
         timeout_s=0.1,
         max_attempts=2,
-        backoff_ms=1,
+        backoff_s=0.001,
         dead_letters=lambda position, record, error: dead.setdefault(record, type(error)),
     )
     counts = dispatcher.run()

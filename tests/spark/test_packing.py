@@ -218,7 +218,7 @@ def test_blobs_with_and_without_times_do_not_mix(random_events):
     for blobs in (timed + untimed, untimed + timed):
         with pytest.raises(ValueError, match="must all have times, or none"):
             list(settle_blobs(seed=1)(iter(blobs)))
-    with pytest.raises(ValueError, match="timeout_ms was given, but the events have no times"):
+    with pytest.raises(ValueError, match="timeout_s was given, but the events have no times"):
         list(settle_blobs(seed=1, now_ms=1, timeout_ms=1)(iter(untimed)))
     rows = list(settle_blobs(seed=1)(iter(untimed)))
     with pytest.raises(ValueError, match="open_before has none"):

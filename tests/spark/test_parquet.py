@@ -309,8 +309,8 @@ def test_files_that_differ_are_refused(spark, write):
         ValueError, match=r"b\.parquet has a column ts_ms and .*a\.parquet has none"
     ):
         settle_parquet(spark, directory)
-    with pytest.raises(ValueError, match="timeout_ms was given, but events has no times"):
-        settle_parquet(spark, directory / "a.parquet", timeout_ms=5)
+    with pytest.raises(ValueError, match="timeout_s was given, but events has no times"):
+        settle_parquet(spark, directory / "a.parquet", timeout_s=0.005)
 
 
 @on_both_sessions

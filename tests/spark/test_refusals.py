@@ -189,14 +189,12 @@ def test_arguments(table, arguments, error, match):
 
 
 def test_a_time_out_needs_times(table, frame):
-    with pytest.raises(
-        ValueError, match=r"timeout_ms was given, but events has no times; .* ts_ms"
-    ):
-        settle(table.drop("ts_ms"), timeout_ms=5)
+    with pytest.raises(ValueError, match=r"timeout_s was given, but events has no times; .* ts_ms"):
+        settle(table.drop("ts_ms"), timeout_s=0.005)
     # Rows that were combined tell only when they are read.
     combined = combine(frame([(1, 5, 0)]))
     with pytest.raises(
-        Exception, match="ValueError: timeout_ms was given, but the events have no times"
+        Exception, match="ValueError: timeout_s was given, but the events have no times"
     ):
         settle(combined, timeout_s=0.005).collect()
 

@@ -289,7 +289,7 @@ def test_rows_that_are_no_events_are_refused():
         list(settle_partitions([(None, 2, 3)]))
     with pytest.raises(ValueError, match=r"tasks must be .* got -4 in row 1"):
         list(settle_partitions([(1, 2, 3), (1, 2, -4)]))
-    with pytest.raises(ValueError, match="timeout_ms was given, but the events have no times"):
-        list(settle_partitions([(1, 2, 3)], timeout_ms=1))
+    with pytest.raises(ValueError, match="timeout_s was given, but the events have no times"):
+        list(settle_partitions([(1, 2, 3)], timeout_s=0.001))
     with pytest.raises(ValueError, match="ts_ms must not hold nulls"):
         list(settle_partitions([(1, 2, 3, 4), (1, 2, 3, None)]))
