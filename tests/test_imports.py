@@ -153,16 +153,12 @@ def test_modules_of_one_layer_do_not_import_each_other_in_a_ring() -> None:
     assert list(graphlib.TopologicalSorter(ours).static_order())
 
 
-#: Names that still stand for two classes.
-SHARED_NAMES = {"Calls", "Checkpoint", "Entry", "Kind", "Parts", "Reader", "Status", "Target"}
-
-
 def test_class_names_are_unique() -> None:
     """One name for one class, so that a traceback or a search leads to one place."""
     found: dict[str, list[str]] = {}
     for module in MODULES:
         for node in ast.walk(parsed(module)):
-            if isinstance(node, ast.ClassDef) and node.name not in SHARED_NAMES:
+            if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
 

@@ -25,8 +25,8 @@ from ackcore.spark.engine.progress import Counts
 from ackcore.spark.inspect.reasons import DeadCounter
 from ackcore.spark.inspect.status import (
     Activity,
+    CheckpointStatus,
     Logged,
-    Status,
     read_activity,
     read_batches,
     read_status,
@@ -328,7 +328,7 @@ def _activity(checkpoint: str) -> Activity | None:
         return None
 
 
-def _status(checkpoint: str, dead: DeadCounter) -> Status | None:
+def _status(checkpoint: str, dead: DeadCounter) -> CheckpointStatus | None:
     try:
         return read_status(checkpoint, dead=dead)
     except (StateError, OSError):

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, print_json, span_of, table, time_of
 from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter, ReasonCount
-from ackcore.spark.inspect.status import Logged, Status, read_status
+from ackcore.spark.inspect.status import CheckpointStatus, Logged, read_status
 
 #: So many reasons are shown.
 _REASONS = 8
@@ -42,7 +42,7 @@ def status(
     """
     dead = DeadCounter()
 
-    def look() -> Status:
+    def look() -> CheckpointStatus:
         return read_status(checkpoint, batches=batches, dead=dead)
 
     shown = look()
@@ -65,7 +65,7 @@ def status(
         raise typer.Exit(CHECKPOINT)
 
 
-def rendered(status: Status) -> RenderableType:
+def rendered(status: CheckpointStatus) -> RenderableType:
     """Return the printed form of a status."""
     parts: list[RenderableType] = [_heading(status), ""]
     parts += [_counts(status), ""]
@@ -82,7 +82,7 @@ def rendered(status: Status) -> RenderableType:
     return Group(*parts[:-1])
 
 
-def _heading(status: Status) -> Text:
+def _heading(status: CheckpointStatus) -> Text:
     holder = status.holder
     if holder is None:
         runs = "never started"
@@ -118,7 +118,7 @@ def cell_lines(lines: Iterable[str]) -> Text:
     return Text("\n").join(cell(line) for line in lines)
 
 
-def _counts(status: Status) -> RenderableType:
+def _counts(status: CheckpointStatus) -> RenderableType:
     names = ("records", "replayed", "acked", "waiting", "dead", "retried", "resolved")
     counts = status.counts
     title = f"counts after {counts.batches:,} micro-batches" + (
@@ -132,7 +132,7 @@ def _counts(status: Status) -> RenderableType:
     return found
 
 
-def _waiting(status: Status) -> RenderableType:
+def _waiting(status: CheckpointStatus) -> RenderableType:
     waiting = status.waiting
     labels = [f"< {span_of(age)}" for age in AGES_MS] + [f"> {span_of(AGES_MS[-1])}"]
     due = waiting.next_due_ms

@@ -45,7 +45,7 @@ from ackcore.spark.dead_letters.listing import (
 )
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter
-from ackcore.spark.inspect.status import Status, read_status
+from ackcore.spark.inspect.status import CheckpointStatus, read_status
 from ackcore.topology.explain import draw
 
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
@@ -83,9 +83,9 @@ class Watched:
         self._lock = threading.Lock()
         self._dead = DeadCounter()
         self._read_at = float("-inf")
-        self._status: Status | None = None
+        self._status: CheckpointStatus | None = None
 
-    def status(self) -> Status:
+    def status(self) -> CheckpointStatus:
         """Return the query's status, at most `_EVERY_S` old."""
         with self._lock:
             if self._status is None or time.monotonic() - self._read_at >= _EVERY_S:

@@ -16,7 +16,7 @@ from ackcore.spark.base.errors import CheckpointInUse, CheckpointReadOnly, State
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.stores import local
 from ackcore.spark.stores.files import adopt_object, is_beside
-from ackcore.spark.stores.interface import Entry, Store, StoreConflict, StoreUnavailable
+from ackcore.spark.stores.interface import Store, StoreConflict, StoredObject, StoreUnavailable
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore, told
 from ackcore.spark.stores.opening import is_bucket, open_store, place_of, store_url
@@ -125,7 +125,7 @@ def test_only_one_replaces_a_version(store):
         store.replace("head", b"another's", before)
     assert store.get("head") == (b"1", after)
     assert store.replace("head", b"2", after) == store.get("head").version
-    assert store.list() == [Entry("head", 1)]
+    assert store.list() == [StoredObject("head", 1)]
     store.delete(["head"])
     assert store.get("head") is None
     assert store.list() == []
@@ -172,7 +172,7 @@ def test_a_file_becomes_an_object(store, tmp_path):
     store.put_file("rows/some rows-%.arrow", path)
     assert not path.exists()
     assert bytes(store.read("rows/some rows-%.arrow")) == content
-    assert store.list() == [Entry("rows/some rows-%.arrow", len(content))]
+    assert store.list() == [StoredObject("rows/some rows-%.arrow", len(content))]
 
 
 def test_a_file_is_put_where_there_is_none(store, tmp_path):

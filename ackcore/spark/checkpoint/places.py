@@ -165,7 +165,7 @@ WITHIN = "/ackcore/dead_letters"
 Opened = TypeVar("Opened")
 
 
-class Parts(NamedTuple):
+class CheckpointParts(NamedTuple):
     """The objects that access the parts of a checkpoint.
 
     ``url`` is the checkpoint itself; ``requests`` are those to replay dead letters.
@@ -178,7 +178,7 @@ class Parts(NamedTuple):
     runs: RunPlaces
 
 
-def opened(url: str, use: Callable[[Parts], Opened]) -> Opened:
+def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
     """Call ``use`` for a checkpoint, then take it over, and return the result of ``use``.
 
     On a file system the checkpoint is locked first.
@@ -196,7 +196,7 @@ def opened(url: str, use: Callable[[Parts], Opened]) -> Opened:
                 tables = TableCache(store, records.epoch)
                 requests = Requests(partial(letters_url, records, url), records)
                 runs = RunPlaces(store, records.check_owner)
-                found = use(Parts(url, requests, records, tables, runs))
+                found = use(CheckpointParts(url, requests, records, tables, runs))
                 records.take_over()
         except StateError as error:
             # Records that are read while the other driver writes may be inconsistent.

@@ -43,7 +43,7 @@ from ackcore.spark.base.schemas import ORDER, ORDER_BITS
 from ackcore.spark.checkpoint import compatibility, history, replays
 from ackcore.spark.checkpoint.compatibility import Described
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
-from ackcore.spark.checkpoint.places import Parts, RunPlaces, opened
+from ackcore.spark.checkpoint.places import CheckpointParts, RunPlaces, opened
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.schema_changes import fit_columns
@@ -64,7 +64,9 @@ class State:
         The rows that sinks refused; completed by `close_refusals`.
     """
 
-    def __init__(self, parts: Parts, meta: dict[str, Any], sources: Mapping[str, pa.Schema]):
+    def __init__(
+        self, parts: CheckpointParts, meta: dict[str, Any], sources: Mapping[str, pa.Schema]
+    ):
         self.url, self._requests, self._records, self._cache, self._runs = parts
         self._sources = sources
         self.deployment_key = int(meta["deployment_key"], 16)
@@ -130,7 +132,7 @@ class State:
                 os.path.join(path, "offsets") if offsets is None else offsets, "offsets"
             )
 
-        def use(parts: Parts) -> State:
+        def use(parts: CheckpointParts) -> State:
             meta = compatibility.claim(
                 parts.records, topology, kind, log, accept_changes, clock_ms, new_key
             )

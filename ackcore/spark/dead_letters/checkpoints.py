@@ -22,7 +22,7 @@ from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import is_bucket, open_store, place_of
 
 
-class Checkpoint:
+class CheckpointView:
     """A read-only view of a checkpoint, in the state that its head had at the first method call.
 
     Parameters
@@ -36,9 +36,9 @@ class Checkpoint:
         self._store = open_store(f"{url}/ackcore", "path")
         self._read: Records | None = None
 
-    def refreshed(self) -> Checkpoint:
+    def refreshed(self) -> CheckpointView:
         """Return a view of the checkpoint's present state."""
-        return Checkpoint(self.url)
+        return CheckpointView(self.url)
 
     @property
     def _records(self) -> Records:
@@ -101,9 +101,9 @@ def letters_at(place: str) -> Letters:
     return Letters(open_store(place, "dead_letters"))
 
 
-def checkpoint_at(url: str) -> Checkpoint | None:
+def checkpoint_at(url: str) -> CheckpointView | None:
     """Return the checkpoint at a path or URL, or None if there is none."""
-    found = Checkpoint(url)
+    found = CheckpointView(url)
     return None if found.meta() is None else found
 
 
@@ -121,7 +121,7 @@ def what_is_at(given: Path) -> str:
     return lacks
 
 
-def opened_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def opened_checkpoint(path: str | os.PathLike[str]) -> CheckpointView:
     """Return the checkpoint at a path or URL.
 
     Raises
@@ -171,7 +171,7 @@ def store_of(path: str | os.PathLike[str]) -> Letters:
     return checkpoint.letters()
 
 
-def checkpoint_of(store: Letters) -> Checkpoint:
+def checkpoint_of(store: Letters) -> CheckpointView:
     """Return the checkpoint of a store.
 
     Raises
@@ -205,7 +205,7 @@ def checkpoint_of(store: Letters) -> Checkpoint:
     return found
 
 
-def fields_of(checkpoint: Checkpoint) -> dict[str, list[str]]:
+def fields_of(checkpoint: CheckpointView) -> dict[str, list[str]]:
     """Return the column names of each spout of a checkpoint."""
     meta = checkpoint.meta()
     assert meta is not None

@@ -129,7 +129,7 @@ class NewFile(NamedTuple):
     nbytes: int = 0
 
 
-class Kind(NamedTuple):
+class FileGroup(NamedTuple):
     """The files of a spout whose letters have the same columns."""
 
     spout: str

@@ -42,8 +42,8 @@ from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.requests import REQUESTS, object_of, put_object
 from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
 from ackcore.spark.dead_letters.files import (
+    FileGroup,
     Fill,
-    Kind,
     LetterFile,
     NewFile,
     NotesChanged,
@@ -591,7 +591,7 @@ def files_of(store: Letters) -> dict[str, list[LetterFile]]:
     return {spout: files for spout, files in found.items() if files}
 
 
-def kinds_of(store: Letters, spout: str | None) -> list[Kind]:
+def kinds_of(store: Letters, spout: str | None) -> list[FileGroup]:
     """Return the valid files of one spout, or of all for None, grouped by columns."""
     kinds = []
     for name, files in files_of(store).items():
@@ -600,5 +600,5 @@ def kinds_of(store: Letters, spout: str | None) -> list[Kind]:
             for file in files:
                 payload = read_schema(file.path).field("payload").type
                 by_columns.setdefault(payload, []).append(file)
-            kinds += [Kind(name, tuple(each), payload) for payload, each in by_columns.items()]
+            kinds += [FileGroup(name, tuple(each), payload) for payload, each in by_columns.items()]
     return kinds

@@ -20,7 +20,7 @@ from ackcore._arrow.shown import shown_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.letters import LETTER, TIME
-from ackcore.spark.dead_letters.files import Kind, LetterFile, ObjectFile
+from ackcore.spark.dead_letters.files import FileGroup, LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.letters import (
     Bools,
@@ -277,7 +277,7 @@ def _count_reasons(store: Letters) -> Counter[tuple[str, str]]:
 
 
 def wanted_rows(
-    kinds: Iterable[Kind], notes: Sequence[Note], wanted: LetterFilter
+    kinds: Iterable[FileGroup], notes: Sequence[Note], wanted: LetterFilter
 ) -> dict[ObjectFile, Int64s]:
     """Return the numbers of the matching rows by file, without files that have none."""
     found = {

@@ -26,7 +26,7 @@ from ackcore.spark.base.letters import LETTER
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import JOB_ERRORS, from_arrow_schema, to_arrow_schema
 from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
-from ackcore.spark.dead_letters.files import Kind, LetterFile, ObjectFile
+from ackcore.spark.dead_letters.files import FileGroup, LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,
@@ -186,7 +186,7 @@ def _rows(file: ObjectFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def letters_of(
-    session: SparkSession, kind: Kind, notes: Sequence[Note], places: bool = False
+    session: SparkSession, kind: FileGroup, notes: Sequence[Note], places: bool = False
 ) -> DataFrame:
     """Return the letters of files with the same columns, with the payload as written.
 
@@ -194,7 +194,7 @@ def letters_of(
     ----------
     session : SparkSession
         The session that reads the files.
-    kind : Kind
+    kind : FileGroup
         The files.
     notes : sequence of Note
         The notes of letters that were sent again or dropped.
@@ -249,7 +249,10 @@ def _spans_in(
 
 
 def matching_rows(
-    spark: SparkSession | None, kinds: Sequence[Kind], notes: Sequence[Note], where: str | Column
+    spark: SparkSession | None,
+    kinds: Sequence[FileGroup],
+    notes: Sequence[Note],
+    where: str | Column,
 ) -> dict[ObjectFile, Int64s]:
     """Return the numbers of the rows that satisfy a Spark condition, by file.
 
@@ -302,7 +305,7 @@ def payload_of(frame: DataFrame) -> T.StructType:
     return kind
 
 
-def _widest(kinds: Sequence[Kind], frames: Sequence[DataFrame]) -> dict[str, T.DataType]:
+def _widest(kinds: Sequence[FileGroup], frames: Sequence[DataFrame]) -> dict[str, T.DataType]:
     """Return the columns of all payloads, each with a type that holds all its values.
 
     Raises
@@ -311,7 +314,7 @@ def _widest(kinds: Sequence[Kind], frames: Sequence[DataFrame]) -> dict[str, T.D
         If no type holds all values of a column.
     """
     whole: dict[str, T.DataType] = {}
-    whose: dict[str, Kind] = {}
+    whose: dict[str, FileGroup] = {}
     for kind, frame in zip(kinds, frames, strict=True):
         for field in payload_of(frame):
             before = whole.setdefault(field.name, field.dataType)
@@ -328,7 +331,7 @@ def _widest(kinds: Sequence[Kind], frames: Sequence[DataFrame]) -> dict[str, T.D
     return whole
 
 
-def _told(kind: Kind) -> str:
+def _told(kind: FileGroup) -> str:
     first, last = kind.files[0].first, max(file.last for file in kind.files)
     return f"letters of spout {kind.spout!r} (batch_id {first} to {last})"
 

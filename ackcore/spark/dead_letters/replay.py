@@ -27,7 +27,7 @@ from ackcore.spark.base.letters import as_tracked
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
 from ackcore.spark.dead_letters.checkpoints import (
-    Checkpoint,
+    CheckpointView,
     check_spout,
     checkpoint_of,
     fields_of,
@@ -169,7 +169,7 @@ def replay(
 
 
 def _replay(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointView,
     store: Letters,
     spark: SparkSession | None,
     where: str | Column | LetterFilter | None,

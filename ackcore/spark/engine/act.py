@@ -22,7 +22,7 @@ from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.engine.insist import Calls, Failed, Pause
+from ackcore.spark.engine.insist import Failed, Pause, SinkCalls
 from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_refused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_with_roots
@@ -95,7 +95,7 @@ def ask_sinks(
             nonacked=nonacked["root_id"].to_numpy(),
             age_ms=age_ms,
         )
-        asked = _Asked(sink, accepted, Calls(spark, number, pause), topology.settings)
+        asked = _Asked(sink, accepted, SinkCalls(spark, number, pause), topology.settings)
         said = [one for one in known if one.sink == sink.name]
         while not any(one.written for one in said):
             refusal = asked.without(said)
@@ -123,14 +123,14 @@ def park_dead(
         write_dead_letters(number, dead)
         failpoint("in-dead-letters", number)
 
-    Calls(spark, number, pause).insist("the dead-letter store", park, settings)
+    SinkCalls(spark, number, pause).insist("the dead-letter store", park, settings)
 
 
 class _Asked:
     """One sink and the micro-batch that it is given, until it takes the rows or refuses some."""
 
     def __init__(
-        self, sink: SinkSpec, accepted: SinkBatch, calls: Calls, settings: Settings
+        self, sink: SinkSpec, accepted: SinkBatch, calls: SinkCalls, settings: Settings
     ) -> None:
         self._sink = sink
         self._accepted = accepted

@@ -45,7 +45,7 @@ from ackcore.spark.engine.act import (
 )
 from ackcore.spark.engine.action import Jobs
 from ackcore.spark.engine.decide import BatchOutcome
-from ackcore.spark.engine.insist import Calls, Pause, Stopped
+from ackcore.spark.engine.insist import Pause, SinkCalls, Stopped
 from ackcore.spark.engine.progress import (
     Account,
     Counts,
@@ -296,7 +296,7 @@ class Engine:
             )
         spouts = self._runs.spouts
         failed = refused_roots(refusals, spouts)
-        rows = Calls(self._spark, number, self._pause).insist(
+        rows = SinkCalls(self._spark, number, self._pause).insist(
             "reading the records again that sinks refused",
             lambda: self._runs.read_again(plan, decision, inputs, failed),
             self.topology.settings,

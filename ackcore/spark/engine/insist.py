@@ -53,7 +53,7 @@ class Failed(Exception):
         self.error = error
 
 
-class Calls:
+class SinkCalls:
     """Calls of one object for one micro-batch, which run Spark jobs in ``spark``, if given."""
 
     def __init__(self, spark: SparkSession | None, number: int, pause: Pause) -> None:

@@ -45,7 +45,7 @@ from ackcore.spark.tasks.reread_stage import (
     DealtPieces,
     JudgedPicks,
     Picks,
-    Reader,
+    RereadConsumer,
     RereadStage,
     pick_keyed,
 )
@@ -281,7 +281,7 @@ def _files(
 
 
 def _read_here(
-    setup: RunSetup, slices: Iterable[Slice], reader: Reader
+    setup: RunSetup, slices: Iterable[Slice], reader: RereadConsumer
 ) -> tuple[dict[str, Any], list[pa.Table]]:
     """Read files in this process; return the reader's report and tables."""
     tables = []
@@ -300,7 +300,7 @@ def _read_here(
 def _read_by_tasks(
     setup: RunSetup,
     accepted: RunResult,
-    reader: Callable[[], Reader],
+    reader: Callable[[], RereadConsumer],
     slices: tuple[Slice, ...],
     sought: Sequence[Int64s] | None,
     *,

@@ -20,7 +20,7 @@ from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.tables import TableCache
-from ackcore.spark.dead_letters.checkpoints import Checkpoint, checkpoint_at, opened_checkpoint
+from ackcore.spark.dead_letters.checkpoints import CheckpointView, checkpoint_at, opened_checkpoint
 from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting
 from ackcore.spark.stores.opening import place_of
@@ -88,7 +88,7 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class CheckpointStatus:
     """The status of a query.
 
     Attributes
@@ -175,7 +175,7 @@ def read_status(
     batches: int = 10,
     clock: Clock = wall_clock_ms,
     dead: DeadCounter | None = None,
-) -> Status:
+) -> CheckpointStatus:
     """Return the status of a query, whether it runs or not.
 
     Parameters
@@ -198,7 +198,7 @@ def read_status(
     """
     checkpoint = opened_checkpoint(path)
     now_ms = clock()
-    return Status(
+    return CheckpointStatus(
         checkpoint=checkpoint.url,
         at_ms=now_ms,
         dead=(dead or DeadCounter()).count(checkpoint.letters()),
@@ -225,7 +225,7 @@ def read_batches(path: str | os.PathLike[str], most: int) -> tuple[Logged, ...]:
     return () if checkpoint is None else _logged(checkpoint, most)
 
 
-def _logged(checkpoint: Checkpoint, most: int) -> tuple[Logged, ...]:
+def _logged(checkpoint: CheckpointView, most: int) -> tuple[Logged, ...]:
     return tuple(
         Logged(line["at_ms"], Progress.from_json(line)) for line in checkpoint.progress(most)
     )
@@ -253,7 +253,7 @@ def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) ->
 
 
 def read_waiting(
-    checkpoint: Checkpoint, find: Callable[[str, pa.Table], pa.Table]
+    checkpoint: CheckpointView, find: Callable[[str, pa.Table], pa.Table]
 ) -> tuple[dict[str, pa.Table], dict[str, int]]:
     """Return the waiting records after the last finished micro-batch, and the one that has taken
     them.
@@ -263,7 +263,7 @@ def read_waiting(
 
     Parameters
     ----------
-    checkpoint : Checkpoint
+    checkpoint : CheckpointView
         The checkpoint.
     find : callable
         Takes rows of a spout, part by part, and returns the wanted ones.
@@ -274,7 +274,7 @@ def read_waiting(
 T = TypeVar("T")
 
 
-def _steady(checkpoint: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
+def _steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T:
     """Call a reader; call it again if the running query changed its files meanwhile."""
     for _ in range(_TIMES):
         now = checkpoint.refreshed()
@@ -289,13 +289,13 @@ def _steady(checkpoint: Checkpoint, read: Callable[[Checkpoint], T]) -> T:
     )
 
 
-def _names(checkpoint: Checkpoint) -> list[list[int]]:
+def _names(checkpoint: CheckpointView) -> list[list[int]]:
     records = checkpoint.records()
     found = [records.numbers("batches", ".plan"), records.numbers("batches", ".done")]
     return [*found, records.numbers("batches", ".decision")]
 
 
-def _read(checkpoint: Checkpoint, now_ms: int, batches: int) -> dict[str, Any]:
+def _read(checkpoint: CheckpointView, now_ms: int, batches: int) -> dict[str, Any]:
     meta, records = checkpoint.meta(), checkpoint.records()
     assert meta is not None
     plans, dones, _ = _names(checkpoint)
@@ -320,7 +320,7 @@ def _read(checkpoint: Checkpoint, now_ms: int, batches: int) -> dict[str, Any]:
     }
 
 
-def _read_activity(checkpoint: Checkpoint, now_ms: int) -> Activity | None:
+def _read_activity(checkpoint: CheckpointView, now_ms: int) -> Activity | None:
     records = checkpoint.records()
     plans, dones, _ = _names(checkpoint)
     if not plans:
@@ -337,7 +337,7 @@ def _read_activity(checkpoint: Checkpoint, now_ms: int) -> Activity | None:
 
 
 def _read_waiting(
-    checkpoint: Checkpoint, find: Callable[[str, pa.Table], pa.Table]
+    checkpoint: CheckpointView, find: Callable[[str, pa.Table], pa.Table]
 ) -> tuple[dict[str, pa.Table], dict[str, int]]:
     records = checkpoint.records()
     plans, dones, _ = _names(checkpoint)

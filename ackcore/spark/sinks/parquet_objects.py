@@ -46,7 +46,7 @@ _PART_BYTES = 64 << 20
 _AT_ONCE = 16
 
 
-class Parts(NamedTuple):
+class ParquetParts(NamedTuple):
     """The names of the objects that hold a micro-batch's rows.
 
     Attributes
@@ -85,7 +85,7 @@ class ParquetObjects(ParquetDirectory):
     def __init__(self, url: str, *, compression: str = "snappy") -> None:
         super().__init__(url, compression)
         #: The last micro-batch, and its replaced files that this process has emptied.
-        self._emptied: tuple[int, set[Parts]] = -1, set()
+        self._emptied: tuple[int, set[ParquetParts]] = -1, set()
 
     def write(self, accepted: SinkBatch) -> None:
         """Write the rows of a micro-batch directly from the files of its run."""
@@ -112,7 +112,7 @@ class ParquetObjects(ParquetDirectory):
             tasks.mapInArrow(in_task, "none boolean").collect()
         failpoint("in-sink", accepted.batch_id)
 
-    def _writer(self, parts: Parts, accepted: SinkBatch) -> Writer:
+    def _writer(self, parts: ParquetParts, accepted: SinkBatch) -> Writer:
         """Return a function that writes the file of a number, in any process, unless it has no
         rows.
 
@@ -138,14 +138,14 @@ class ParquetObjects(ParquetDirectory):
 
         return write
 
-    def _announce(self, accepted: SinkBatch, files: int) -> Parts:
+    def _announce(self, accepted: SinkBatch, files: int) -> ParquetParts:
         """Write the note of the files to come, and empty the files that they replace.
 
         An existing note is always replaced, so that a paused driver that has read it finds another
         one.
         """
         batch_id, fingerprint = accepted.batch_id, accepted.fingerprint()
-        key, parts = _note_of(batch_id), Parts(fingerprint, files)
+        key, parts = _note_of(batch_id), ParquetParts(fingerprint, files)
         whose = {"deployment": accepted.deployment, "sink": accepted.sink}
         check_fence()
         try:
@@ -161,21 +161,21 @@ class ParquetObjects(ParquetDirectory):
                 ) from None
         else:
             return parts
-        replaced = {Parts(*each) for each in before["replaced"]}
-        last = Parts(before["content"], before["parts"])
+        replaced = {ParquetParts(*each) for each in before["replaced"]}
+        last = ParquetParts(before["content"], before["parts"])
         if last.are_of(fingerprint, files):
             parts = last
         else:
             replaced.add(last)
             # A new name: the files without rows under earlier names of the same rows stay.
-            parts = Parts(f"{fingerprint}-{len(replaced)}", files)
+            parts = ParquetParts(f"{fingerprint}-{len(replaced)}", files)
         # After the read of the note: a driver that takes over from now on replaces the note.
         check_fence()
         self._store.replace(key, _noted(whose, parts, replaced), found.version)
         self._empty(accepted, replaced)
         return parts
 
-    def _empty(self, accepted: SinkBatch, replaced: set[Parts]) -> None:
+    def _empty(self, accepted: SinkBatch, replaced: set[ParquetParts]) -> None:
         """Put files without rows under names that earlier attempts wrote or may still write."""
         batch_id = accepted.batch_id
         if self._emptied[0] != batch_id:
@@ -200,7 +200,9 @@ def _note_of(batch_id: int) -> str:
     return f"_ackcore/batch_id={batch_id}.json"
 
 
-def _noted(whose: Mapping[str, str], parts: Parts, replaced: Collection[Parts]) -> bytes:
+def _noted(
+    whose: Mapping[str, str], parts: ParquetParts, replaced: Collection[ParquetParts]
+) -> bytes:
     # A random token makes each note's bytes unique, as its version may depend on them.
     about = {**whose, "write": secrets.token_hex(16)}
     content, files = parts
@@ -208,7 +210,7 @@ def _noted(whose: Mapping[str, str], parts: Parts, replaced: Collection[Parts]) 
     return json.dumps(note).encode()
 
 
-def _check_announced(store: Store, batch_id: int, parts: Parts) -> None:
+def _check_announced(store: Store, batch_id: int, parts: ParquetParts) -> None:
     """Check that the note of a micro-batch still names these rows.
 
     Raises

@@ -170,7 +170,7 @@ _MARKER = """(
 )"""
 
 
-class Target(NamedTuple):
+class SinkTable(NamedTuple):
     """The table to write, its keys, and the table of the micro-batches' numbers."""
 
     table: str
@@ -271,7 +271,7 @@ def asking(connection: psycopg.Connection[Any]) -> Ask:
     return ask
 
 
-def check(dsn: str, target: Target, what: str, schema: pa.Schema) -> None:
+def check(dsn: str, target: SinkTable, what: str, schema: pa.Schema) -> None:
     """Raise ValueError if the table does not exist, or lacks a column or the keys' index."""
     with contextlib.closing(connect(dsn)) as connection:
         table = resolve(connection, target.table, what)
@@ -292,7 +292,7 @@ def check(dsn: str, target: Target, what: str, schema: pa.Schema) -> None:
             )
 
 
-def make_marker(dsn: str, target: Target, what: str) -> None:
+def make_marker(dsn: str, target: SinkTable, what: str) -> None:
     """Create the table of micro-batches if it does not exist."""
     with contextlib.closing(connect(dsn)) as connection:
         schema, _ = resolve(connection, target.table, what)

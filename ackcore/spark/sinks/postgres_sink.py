@@ -22,7 +22,7 @@ from ackcore.spark.sinks.columns import check_keys, named_keys
 from ackcore.spark.sinks.copy_format import refuse_unfit
 from ackcore.spark.sinks.postgres_catalog import (
     DURABLE,
-    Target,
+    SinkTable,
     asking,
     check,
     columns_of,
@@ -53,7 +53,7 @@ class PostgresSession:
     A new connection ends those that an earlier driver left open, because they may hold locks.
     """
 
-    def __init__(self, dsn: str, target: Target, deployment: str, sink: str) -> None:
+    def __init__(self, dsn: str, target: SinkTable, deployment: str, sink: str) -> None:
         name = session_name(deployment, sink)
         self.connection = connection = connect(dsn, name)
         try:
@@ -109,7 +109,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
                 raise ValueError(f"{argument} must be the name of a table, got ''")
         self.max_refused = check_max_refused(max_refused)
         self._dsn = dsn
-        self._target = Target(table, named_keys(keys), marker)
+        self._target = SinkTable(table, named_keys(keys), marker)
         self._where = where(dsn)
         self._live: Connections[PostgresSession] = Connections()
 

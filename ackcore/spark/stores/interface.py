@@ -45,7 +45,7 @@ class Stored(NamedTuple):
     version: str
 
 
-class Entry(NamedTuple):
+class StoredObject(NamedTuple):
     """An object in a list."""
 
     key: str
@@ -142,7 +142,7 @@ class Store(Protocol):
             MiB.
         """
 
-    def list(self, prefix: str = "") -> list[Entry]:
+    def list(self, prefix: str = "") -> list[StoredObject]:
         """Return the objects with keys below ``prefix/``, sorted; all objects if it is empty."""
 
     def delete(self, keys: Iterable[str]) -> None:

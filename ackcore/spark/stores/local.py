@@ -37,8 +37,8 @@ from ackcore.spark.base.atomic import (
 )
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import (
-    Entry,
     Stored,
+    StoredObject,
     checked_key,
     version_if_equal,
 )
@@ -205,7 +205,7 @@ class LocalStore:
                     if is_temporary(name) and path.stat().st_mtime < before:
                         path.unlink()
 
-    def list(self, prefix: str = "") -> list[Entry]:
+    def list(self, prefix: str = "") -> list[StoredObject]:
         """See `Store.list`."""
         below = self.path(prefix) if prefix else self.root
         found: dict[str, int] = {}
@@ -216,7 +216,7 @@ class LocalStore:
                 key = of.relative_to(self.root).as_posix()
                 with contextlib.suppress(ValueError, *_ABSENT):
                     found[checked_key(key)] = path.stat().st_size
-        return [Entry(key, found[key]) for key in sorted(found)]
+        return [StoredObject(key, found[key]) for key in sorted(found)]
 
     def delete(self, keys: Iterable[str]) -> None:
         """See `Store.delete`. Directories that become empty are deleted too."""

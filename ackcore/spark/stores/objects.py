@@ -25,9 +25,9 @@ import pyarrow as pa
 
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
 from ackcore.spark.stores.interface import (
-    Entry,
     StoreConflict,
     Stored,
+    StoredObject,
     StoreUnavailable,
     checked_key,
     version_if_equal,
@@ -249,15 +249,15 @@ class ObjectStore:
             return None
         return size
 
-    def list(self, prefix: str = "") -> list[Entry]:
+    def list(self, prefix: str = "") -> list[StoredObject]:
         """See `Store.list`."""
         import obstore  # noqa: PLC0415 - an extra
 
-        found: list[Entry] = []
+        found: list[StoredObject] = []
         below = checked_key(prefix) if prefix else None
         with self._asking(prefix, "listed"), contextlib.suppress(FileNotFoundError):
             for page in obstore.list(self._store, below, chunk_size=_PAGE):
-                found += (Entry(each["path"], each["size"]) for each in page)
+                found += (StoredObject(each["path"], each["size"]) for each in page)
         return sorted(found)
 
     def delete(self, keys: Iterable[str]) -> None:

@@ -104,7 +104,7 @@ def _records_of(
         )
 
 
-class Reader(Protocol):
+class RereadConsumer(Protocol):
     """A consumer of all records that a task reads again."""
 
     def take(self, some: SourceRecords) -> pa.RecordBatch | None:
@@ -207,7 +207,7 @@ def pick_keyed(
 
 @dataclass(frozen=True)
 class RereadStage:
-    """The mapInArrow function that reads a run's records again for a `Reader`.
+    """The mapInArrow function that reads a run's records again for a `RereadConsumer`.
 
     Its input is the rows of a source or, with ``slices`` or ``pieces``, their numbers.
 
@@ -216,7 +216,7 @@ class RereadStage:
     stage : SpoutStage
         The stage that reads the rows of sources.
     reader : callable
-        Returns the task's `Reader`.
+        Returns the task's `RereadConsumer`.
     spilled : frozenset of str
         The spouts that are read from files, not from their sources.
     slices : tuple of Slice
@@ -226,7 +226,7 @@ class RereadStage:
     """
 
     stage: SpoutStage
-    reader: Callable[[], Reader]
+    reader: Callable[[], RereadConsumer]
     spilled: frozenset[str] = frozenset()
     slices: tuple[Slice, ...] = ()
     pieces: DealtPieces | None = None
