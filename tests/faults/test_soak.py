@@ -17,8 +17,8 @@ from collections import Counter
 
 import fault_job
 import pytest
-from books import numbers
-from books import records as recorded
+from counts import numbers
+from counts import records as recorded
 
 MASTER = os.environ.get("ACKCORE_SOAK_MASTER", "local-cluster[2,1,1024]")
 SECONDS = int(os.environ.get("ACKCORE_SOAK_S", "90"))
