@@ -474,11 +474,12 @@ def checkpoint_of(config):
 
 def clock_of(config):
     """The system's clock; or one that is an hour back from the first micro-batch that is done."""
-    root = Path(checkpoint_of(config), "ackcore")
+    root, back = Path(checkpoint_of(config), "ackcore"), config.get("clock_back_ms", 0)
 
     def clock():
-        back = config.get("clock_back_ms", 0) if numbers(records(root), "done") else 0
-        return time.time_ns() // 1_000_000 - back
+        if back and numbers(records(root), "done"):
+            return time.time_ns() // 1_000_000 - back
+        return time.time_ns() // 1_000_000
 
     return clock
 
