@@ -33,8 +33,8 @@ from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import run_batch, to_parquet
 from ackcore.spark.tasks.attempts import Attempts
 from ackcore.topology import TopologyBuilder
+from ackcore.topology.bolt_functions import Kind
 from ackcore.topology.executors import executor_for
-from ackcore.topology.functions import Kind
 from ackcore.topology.journaled_executor import Answers
 from ackcore.topology.tuples import Identity
 from bench.call_bolts import NUMBERS, BareLoop, Call, NoWait, no_wait

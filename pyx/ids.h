@@ -1,7 +1,7 @@
 /* ids.h - how ids are mixed, packed and routed.
  *
  * No bit of an id may ever change: checkpoints contain ids, and the next version must derive the
- * same ones.  The reference implementation is ackcore/_reference/ids.py; the test vectors are in
+ * same ones.  The reference implementation is ackcore/_reference/id_hashes.py; the test vectors are in
  * tests/test_ids.py.
  *
  * A root id is a bijection of one 64-bit word,

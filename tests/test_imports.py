@@ -163,6 +163,15 @@ def test_class_names_are_unique() -> None:
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
 
 
+def test_file_names_are_unique() -> None:
+    """One name for one file, so that a name in a traceback or in an editor is one module."""
+    found: dict[str, list[Path]] = {}
+    for path in MODULES.values():
+        if path.name != "__init__.py":
+            found.setdefault(path.name, []).append(path)
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
 # A process for each, as fresh as a new interpreter but for numpy and for what the module's own
 # first lines import anyway, whose process it is forked from: what that has loaded alone is loaded
 # already, at a tenth of the price.  Rings, where it mattered who came first, are ruled out above.

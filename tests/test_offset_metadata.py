@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore import OffsetState, OffsetTracker, _rice, offsets
-from ackcore._reference.offsets import OffsetTracker as Twin
+from ackcore._reference.offset_tracker import OffsetTracker as Twin
 from ackcore.offsets import (
     KAFKA_LIMIT,
     Commit,

@@ -8,18 +8,7 @@ A ledger reads Arrow arrays itself; this package adds functions for batches of t
 - `lossless`: conversion of values and columns to a declared type without loss, or an error.
 """
 
-from ackcore._arrow.batches import (
-    bytes_before,
-    end_within,
-    is_text,
-    offsets_of,
-    one_batch,
-    rebatched,
-    take_rows,
-)
-from ackcore._arrow.hashing import hash_columns
-from ackcore._arrow.lossless import array_of, as_mapping, cast, short_repr
-from ackcore._arrow.tables import (
+from ackcore._arrow.arrow_tables import (
     ENTRY_SCHEMA,
     STATUS_NAMES,
     entries_from_batch,
@@ -29,6 +18,17 @@ from ackcore._arrow.tables import (
     refuse_nulls,
     settled_to_batch,
     status_names,
+)
+from ackcore._arrow.hashing import hash_columns
+from ackcore._arrow.lossless import array_of, as_mapping, cast, short_repr
+from ackcore._arrow.record_batches import (
+    bytes_before,
+    end_within,
+    is_text,
+    offsets_of,
+    one_batch,
+    rebatched,
+    take_rows,
 )
 
 __all__ = [

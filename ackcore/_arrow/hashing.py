@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.batches import bits, bytes_in, has_offsets, strings, valid_rows
+from ackcore._arrow.record_batches import bits, bytes_in, has_offsets, strings, valid_rows
 from ackcore._records import Int64s
 from ackcore._reference.rows import fold_values
 from ackcore._shuffle import hash_binary, hash_fixed

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow.batches import is_text
+from ackcore._arrow.record_batches import is_text
 from ackcore._records import Int64s
 
 #: The first year that both Arrow and Python can format, and the year after the last.

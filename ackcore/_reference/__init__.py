@@ -4,7 +4,7 @@
 both against SEMANTICS, and the model tests compare them step by step.
 """
 
-from ackcore._reference.ids import (
+from ackcore._reference.id_hashes import (
     IdSource,
     acker_task,
     edge_id,
@@ -14,7 +14,7 @@ from ackcore._reference.ids import (
     xor_by_parent,
 )
 from ackcore._reference.ledger import Ledger
-from ackcore._reference.offsets import OffsetTracker
+from ackcore._reference.offset_tracker import OffsetTracker
 from ackcore._reference.record_buffers import RawMessages, RecordBuffers
 from ackcore._reference.rows import (
     fingerprint,

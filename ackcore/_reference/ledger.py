@@ -29,7 +29,7 @@ from ackcore._records import (
     Settled,
     Stats,
 )
-from ackcore._reference.entry import UNSET, Pending
+from ackcore._reference.ledger_entry import UNSET, Pending
 
 
 class Ledger:

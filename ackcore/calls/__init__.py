@@ -5,13 +5,11 @@ time-outs, short waits and a breaker. It yields the outcomes in the order of the
 raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retried.
 """
 
+from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
-from ackcore.calls.outcomes import CallCounts, CallOutcome, Reject, Retry, Unavailable
-from ackcore.calls.settings import CallSettings
+from ackcore.calls.outcomes import CallOutcome, Reject, Retry, Unavailable
 
 __all__ = [
-    "BreakerState",
-    "CallCounts",
     "CallOutcome",
     "CallSettings",
     "Calls",

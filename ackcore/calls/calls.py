@@ -10,11 +10,11 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from inspect import iscoroutine
 from typing import Any, Generic, Self, TypeVar
 
-from ackcore.calls.limits import BreakerState
+from ackcore.calls.call_limits import BreakerState
+from ackcore.calls.call_settings import MAX_THREADS, CallSettings
+from ackcore.calls.call_workers import Workers
 from ackcore.calls.outcomes import CallCounts, CallOutcome, Value
-from ackcore.calls.settings import MAX_THREADS, CallSettings
 from ackcore.calls.threads import CallThreads, is_async
-from ackcore.calls.workers import Workers
 from ackcore.flow.consumers import ConsumerState
 
 Item = TypeVar("Item")

@@ -6,9 +6,9 @@ import math
 import socket
 from collections.abc import Callable, Hashable
 
-from ackcore.calls.limits import Breaker, BreakerState
+from ackcore.calls.call_limits import Breaker, BreakerState
+from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.outcomes import Retry, Unavailable
-from ackcore.calls.settings import CallSettings
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import ConsumerState, FlowConsumer, Lease, state_of
 from ackcore.flow.limits import DelayTarget, Fixed, Limit

@@ -36,7 +36,7 @@ class _NoPandas(MetaPathFinder):
 def _loads(name: str) -> bool:
     """Return whether a command has its requirements; print the missing ones."""
     try:
-        import_module(f"ackcore.cli.{name}")
+        import_module(f"ackcore.cli.{name}_command")
     except ModuleNotFoundError as error:
         if (error.name or "ackcore").partition(".")[0] == "ackcore":
             raise

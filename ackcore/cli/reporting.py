@@ -41,7 +41,7 @@ def app_of(names: Iterable[str]) -> typer.Typer:
     )
     app.callback()(_options)
     for name in names:
-        import_module(f"ackcore.cli.{name}").add_to(app)
+        import_module(f"ackcore.cli.{name}_command").add_to(app)
     return app
 
 

@@ -8,7 +8,7 @@ committed position of a source.
 
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.dispatch.checkpoint import Checkpoint, CheckpointError
-from ackcore.dispatch.consumers import Function, Target
+from ackcore.dispatch.dispatch_consumers import Function, Target
 from ackcore.dispatch.dispatcher import DispatchCounts, Dispatcher, RecordDead
 from ackcore.dispatch.http import Http, HttpError
 from ackcore.dispatch.processes import Process, ProcessDied

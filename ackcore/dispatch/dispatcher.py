@@ -23,10 +23,10 @@ import numpy as np
 from ackcore._columns import as_count
 from ackcore._records import Int64s
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.calls.limits import Breaker, BreakerState
+from ackcore.calls.call_limits import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint, Prefix
-from ackcore.dispatch.consumers import Target, as_target
-from ackcore.dispatch.records import Reader, Record, Source, Trees
+from ackcore.dispatch.dispatch_consumers import Target, as_target
+from ackcore.dispatch.dispatch_records import Reader, Record, Source, Trees
 from ackcore.flow import Batch, FlowController, Lease, Limit
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import ConsumerState, Fate

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ackcore.calls import Reject, Unavailable
-from ackcore.dispatch.consumers import Target
+from ackcore.dispatch.dispatch_consumers import Target
 
 #: Statuses of an outage: too many requests, and a server or a gateway that is down.
 _NOT_NOW = frozenset({429, 502, 503, 504})

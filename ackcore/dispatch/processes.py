@@ -14,7 +14,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from ackcore.calls import Reject, Unavailable
-from ackcore.dispatch.consumers import Target
+from ackcore.dispatch.dispatch_consumers import Target
 
 _LIVES_S = 2.0  # seconds for a process to end before it is killed
 # The request to end. A forked process does not see its pipe close: others hold copies of it.

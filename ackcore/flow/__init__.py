@@ -6,10 +6,10 @@ among the consumers with room: the idlest one, or one `ByKey`. A `FlowController
 keeps failed items until they are sent again. No I/O; time comes only from the given clock.
 """
 
-from ackcore.flow.batches import Batch
 from ackcore.flow.choosers import ByKey
 from ackcore.flow.consumers import Lease
 from ackcore.flow.controller import FlowController
+from ackcore.flow.flow_batches import Batch
 from ackcore.flow.limits import DelayTarget, Fixed, Limit, RttThreshold
 
 __all__ = [

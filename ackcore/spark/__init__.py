@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from ackcore.spark.listeners import QueryListener
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
-    from ackcore.spark.settle.parquet import settle_parquet
+    from ackcore.spark.settle.parquet_events import settle_parquet
     from ackcore.spark.settle.rdds import settle_partitions
     from ackcore.spark.sinks.delta import to_delta
     from ackcore.spark.sinks.iceberg import to_iceberg
@@ -168,7 +168,7 @@ _MODULES = {
     "replay": ".dead_letters.replay",
     "run_batch": ".query",
     "settle": ".settle.dataframes",
-    "settle_parquet": ".settle.parquet",
+    "settle_parquet": ".settle.parquet_events",
     "settle_partitions": ".settle.rdds",
     "start": ".query",
     "to_delta": ".sinks.delta",

@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 from ackcore import _columns
 from ackcore.calls import CallSettings
 from ackcore.flow import DelayTarget, Limit
-from ackcore.spark.base.batches import plainly_named
+from ackcore.spark.base.arrow_batches import plainly_named
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.session import refuse_frame, task_slots
 from ackcore.spark.base.versions import from_arrow_schema
@@ -30,11 +30,11 @@ from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.engine.progress import Counts
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.tasks.attempts import ERROR, ERROR_COLUMN, FUNCTION, SOURCE, Attempts
+from ackcore.topology.bolt_functions import Function, Kind, kind_of
 from ackcore.topology.builder import TopologyBuilder
 from ackcore.topology.components import Component
 from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.function_calls import BatchFunction, RowFunction
-from ackcore.topology.functions import Function, Kind, kind_of
 
 #: Places to create objects that cannot be pickled: tasks enter a context manager before calls.
 WHERE = "fn, or in __enter__() or __aenter__() of an object that is called"

@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore.spark.base.interrupts import raised_by
-from ackcore.spark.base.letters import as_letters
-from ackcore.spark.checkpoint.dead import Dead
+from ackcore.spark.base.letter_columns import as_letters
+from ackcore.spark.checkpoint.dead_records import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.progress import Account, Counts, Progress

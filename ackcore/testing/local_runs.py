@@ -24,7 +24,7 @@ from pyspark import cloudpickle
 from ackcore._arrow import as_mapping
 from ackcore._arrow.shown import shown_rows
 from ackcore._columns import as_count
-from ackcore.spark.base.letters import as_letters
+from ackcore.spark.base.letter_columns import as_letters
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import MESSAGE_ID
 from ackcore.spark.base.sources import kept_schemas, source_schema
@@ -41,12 +41,12 @@ from ackcore.spark.sinks.sink_batch import SinkBatch
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, SETTLE
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
-from ackcore.spark.tasks.results import RESULT_SCHEMA
 from ackcore.spark.tasks.row_files import read_whole
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.spark.tasks.task import called_as
+from ackcore.spark.tasks.task_results import RESULT_SCHEMA
 from ackcore.testing.results import DeadLetter, Kill, TopologyRun
 from ackcore.testing.task_kills import Kills, TaskKilled
 from ackcore.topology.batch_collector import conform

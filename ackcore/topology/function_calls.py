@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.calls import CallOutcome, Calls, CallSettings, Retry
-from ackcore.calls.settings import MAX_THREADS
+from ackcore.calls.call_settings import MAX_THREADS
 from ackcore.calls.threads import CallThreads, is_async
+from ackcore.topology.bolt_functions import AnswerRows, Function, columns_of
 from ackcore.topology.components import (
     DEFAULT_STREAM,
     AsyncBolt,
@@ -25,7 +26,6 @@ from ackcore.topology.components import (
     Component,
     Context,
 )
-from ackcore.topology.functions import AnswerRows, Function, columns_of
 from ackcore.topology.row_conversion import Row, rows_of
 from ackcore.topology.row_executor import SLICE_ROWS
 from ackcore.topology.tuples import Origin, Tuple
@@ -37,7 +37,7 @@ class _Calling(Component):
     Parameters
     ----------
     function : callable
-        See `ackcore.topology.functions.kind_of`.
+        See `ackcore.topology.bolt_functions.kind_of`.
     answers : pyarrow.Schema
         The schema of the function's answers.
     kept : pyarrow.Schema

@@ -44,7 +44,7 @@ from ackcore.spark.dead_letters.listing import (
     none_found,
 )
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter
+from ackcore.spark.inspect.reason_counts import AGES_MS, DeadCounter
 from ackcore.spark.inspect.status import CheckpointStatus, read_status
 from ackcore.topology.explain import draw
 

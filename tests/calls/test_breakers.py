@@ -7,7 +7,7 @@ from round_robin import RoundRobin
 from simulated_loop import S, SimCalls
 
 from ackcore.calls import Calls, CallSettings, Reject, Retry, Unavailable
-from ackcore.calls.limits import BreakerState
+from ackcore.calls.call_limits import BreakerState
 from ackcore.flow import ByKey, DelayTarget
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN

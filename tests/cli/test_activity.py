@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from checkpoints import OPEN, died, records, run_one
 
-from ackcore.cli.run import QUIET_S, Quiet, described
+from ackcore.cli.run_command import QUIET_S, Quiet, described
 from ackcore.spark.inspect.status import Activity, UnderWay, read_activity
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ackcore._arrow.shown import text_of
-from ackcore.spark.base import letters as letter_files
+from ackcore.spark.base import letter_columns as letter_files
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.dead_letters.checkpoints import store_of
 from ackcore.spark.dead_letters.letter_store import files_of

@@ -19,8 +19,8 @@ import typer
 from pyspark import cloudpickle
 from screens import recorded
 
-from ackcore.cli import doctor
-from ackcore.cli import run as cli_run
+from ackcore.cli import doctor_command as doctor
+from ackcore.cli import run_command as cli_run
 from ackcore.cli.reporting import advising_commands, as_commands
 from ackcore.cli.topologies import load_topology
 from ackcore.spark.base.errors import StateError

@@ -10,9 +10,9 @@ import pytest
 from checkpoints import OPEN, run_one
 from screens import recorded
 
-from ackcore.cli import status
+from ackcore.cli import status_command as status
 from ackcore.spark.engine.progress import Account, Counts
-from ackcore.spark.inspect import reasons
+from ackcore.spark.inspect import reason_counts as reasons
 
 
 def test_status_tells_the_counts_and_why(ackcore, checkpoint):

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from ackcore.dispatch.records import Record, Trees
+from ackcore.dispatch.dispatch_records import Record, Trees
 from ackcore.flow import Batch
 
 

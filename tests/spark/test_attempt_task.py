@@ -11,7 +11,7 @@ import pytest
 from ackcore.calls import CallSettings, Reject, Retry
 from ackcore.spark.tasks import attempts as task
 from ackcore.spark.tasks.attempts import ERROR, Attempts
-from ackcore.topology.functions import kind_of
+from ackcore.topology.bolt_functions import kind_of
 
 SQUARE = pa.schema([pa.field("square", pa.int64(), nullable=False)])
 NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])

@@ -15,11 +15,13 @@ import pytest
 from ackcore.spark.base.atomic import fenced
 from ackcore.spark.base.checksummed import write_table
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointInUse, StateError
-from ackcore.spark.checkpoint import tables as table_cache
-from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint import table_cache
+from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.engine.suspects import crashes_logged
-from ackcore.spark.stores import files
-from ackcore.spark.stores.files import (
+from ackcore.spark.stores import run_files as files
+from ackcore.spark.stores.objects import ObjectStore
+from ackcore.spark.stores.opening import open_store
+from ackcore.spark.stores.run_files import (
     RecordFile,
     adopt_object,
     making_in,
@@ -28,8 +30,6 @@ from ackcore.spark.stores.files import (
     read_table_at,
     remove_all,
 )
-from ackcore.spark.stores.objects import ObjectStore
-from ackcore.spark.stores.opening import open_store
 from ackcore.spark.tasks import inflight_markers
 from ackcore.spark.tasks.inflight_markers import (
     ALONE,

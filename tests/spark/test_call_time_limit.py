@@ -14,7 +14,7 @@ HEAD = "fetch\nTimeout (0:00:05)!\n"
 WAITS = """Thread 0x01 (most recent call first):
   File "/lib/python3.11/selectors.py", line 468 in select
   File "/lib/python3.11/asyncio/base_events.py", line 607 in run_forever
-  File "/site/ackcore/calls/workers.py", line 146 in outcomes
+  File "/site/ackcore/calls/call_workers.py", line 146 in outcomes
   File "/site/ackcore/calls/calls.py", line 113 in run
   File "/site/ackcore/topology/call_executor.py", line 140 in _run_all
 """

@@ -16,7 +16,7 @@ import pytest
 from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
 from letter_homes import active, path_of, reader, write
 
-from ackcore.spark.base import letters as letter_files
+from ackcore.spark.base import letter_columns as letter_files
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError
 from ackcore.spark.base.schemas import REPLAYED, TRACKING

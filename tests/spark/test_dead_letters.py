@@ -32,7 +32,7 @@ from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.stores.files import remove_all
+from ackcore.spark.stores.run_files import remove_all
 
 
 @pytest.fixture

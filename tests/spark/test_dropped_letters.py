@@ -12,7 +12,7 @@ import pytest
 from checkpoints import OPEN, VALUE, Killed, Killer, died, ids, run_one
 from letter_homes import active, reader
 
-from ackcore.spark.base import letters as letter_files
+from ackcore.spark.base import letter_columns as letter_files
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.dead_letters import compaction
@@ -25,7 +25,7 @@ from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_lett
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.inspect.reasons import DeadCounter
+from ackcore.spark.inspect.reason_counts import DeadCounter
 from ackcore.topology.tuples import Reason
 
 pytestmark = pytest.mark.usefixtures("no_syncing")

@@ -26,10 +26,10 @@ from ackcore.spark.base import checksummed
 from ackcore.spark.base.atomic import link_file
 from ackcore.spark.base.checksummed import NamedByChecksum, write_batches
 from ackcore.spark.base.errors import CheckpointCorrupt, StateError
-from ackcore.spark.base.letters import as_letters, letters_writer
+from ackcore.spark.base.letter_columns import as_letters, letters_writer
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import TRACKING, FailedFile
-from ackcore.spark.checkpoint.dead import Dead, adopted
+from ackcore.spark.checkpoint.dead_records import Dead, adopted
 from ackcore.spark.checkpoint.shared_record import INDEX, SharedRecord
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.dead_letters import store
@@ -38,8 +38,8 @@ from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine import act, action, batch, decide, reread, runs
-from ackcore.spark.stores.files import publish
 from ackcore.spark.stores.opening import open_store
+from ackcore.spark.stores.run_files import publish
 from ackcore.spark.tasks.spout_stage import SpoutStage
 from ackcore.topology import BasicBolt, Bolt, Reason, Reject, Retry, TopologyBuilder, Unavailable
 

@@ -22,7 +22,7 @@ from test_stages import Hold, Simulation, roots
 from ackcore.retry import Policy
 from ackcore.spark.base.checksummed import read_table
 from ackcore.spark.base.errors import RowFileDamaged
-from ackcore.spark.base.letters import as_letters, as_tracked
+from ackcore.spark.base.letter_columns import as_letters, as_tracked
 from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.root_ids import in_order
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, TRACKING

@@ -36,7 +36,7 @@ from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import kafka
 from ackcore.spark.sinks.rejects import SinkRejects
-from ackcore.spark.sinks.sink import check_sink
+from ackcore.spark.sinks.sink import Sink, check_sink
 from ackcore.spark.sinks.sink_batch import BatchFile
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.topology import TopologyBuilder
@@ -181,14 +181,14 @@ def test_a_secret_is_in_no_checkpoint_log_plan_or_error(
 # -- one transaction for each micro-batch ----------------------------------------------------------
 
 
-class Refuses:
+class Refuses(Sink):
     """A sink that raises, and tells what it was asked for."""
 
     def __init__(self, error):
         self.error, self.calls = error, []
 
-    def __call__(self, frame, number):
-        self.calls.append(("write", number))
+    def write(self, batch):
+        self.calls.append(("write", batch.batch_id))
         raise self.error
 
     def release(self, *of):

@@ -12,13 +12,13 @@ from checkpoints import OPEN, decision, died, records, roots
 from ackcore.spark.base.checksummed import write_batches
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.schemas import FailedFile
-from ackcore.spark.checkpoint.dead import Dead
+from ackcore.spark.checkpoint.dead_records import Dead
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal, Refusals
-from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.engine import decide as decide_module
-from ackcore.spark.stores.files import making_in, read_file
 from ackcore.spark.stores.opening import open_store
+from ackcore.spark.stores.run_files import making_in, read_file
 from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID
 

@@ -18,7 +18,7 @@ from ackcore.spark.dead_letters.listing import LetterFilter, count_letters, list
 from ackcore.spark.dead_letters.notes import notes_of
 from ackcore.spark.dead_letters.reading import dead_letters
 from ackcore.spark.dead_letters.replay import replay
-from ackcore.spark.inspect.reasons import DeadCounter
+from ackcore.spark.inspect.reason_counts import DeadCounter
 
 
 @pytest.fixture(scope="module", autouse=True)

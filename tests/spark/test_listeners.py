@@ -14,7 +14,7 @@ from ackcore import testing
 from ackcore.spark import QueryListener, TooManyDead, run_batch, start, stream
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.schemas import MESSAGE_ID, REASON, TRACKING
-from ackcore.spark.checkpoint.dead import Dead
+from ackcore.spark.checkpoint.dead_records import Dead
 from ackcore.spark.engine.progress import Account, Counts, Progress
 from ackcore.spark.listeners import Listeners
 from ackcore.topology.tuples import Reason

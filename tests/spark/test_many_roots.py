@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore.spark.base import checksummed, root_ids
-from ackcore.spark.base import letters as letter_files
+from ackcore.spark.base import letter_columns as letter_files
 from ackcore.spark.base.checksummed import read_table, write_table
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.root_ids import distinct, in_order, in_ranges
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, REASON, REASON_TYPE, REPLAYED, TRACKING
-from ackcore.spark.checkpoint.dead import Dead, DeadFile
+from ackcore.spark.checkpoint.dead_records import Dead, DeadFile
 from ackcore.spark.checkpoint.decisions import ROOT_IDS, BatchDecision, nonacked_of
-from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.letter_store import files_of
@@ -33,7 +33,8 @@ from ackcore.spark.engine.decide import failed_roots
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.tasks import row_files
 from ackcore.spark.tasks.failed_rows import FailedRows
-from ackcore.spark.tasks.results import (
+from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
+from ackcore.spark.tasks.task_results import (
     PICKED,
     RESULT_SCHEMA,
     from_stream,
@@ -41,7 +42,6 @@ from ackcore.spark.tasks.results import (
     results_in,
     to_stream,
 )
-from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 from ackcore.topology.tuples import Reason
 
 IDS = st.lists(st.integers(-3, 3), max_size=12).map(lambda ids: np.array(ids, np.int64))

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackcore.retry import Policy
-from ackcore.spark.base import letters as base_letters
+from ackcore.spark.base import letter_columns as base_letters
 from ackcore.spark.base.reasons import Reasons
 from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.tasks.failed_rows import Rules

@@ -15,8 +15,8 @@ import pytest
 from sessions import on_both_sessions
 
 from ackcore.spark import settle, settle_parquet
-from ackcore.spark.settle import parquet
-from ackcore.spark.settle.parquet import EventFile, ListedFile, read_footers
+from ackcore.spark.settle import parquet_events as parquet
+from ackcore.spark.settle.parquet_events import EventFile, ListedFile, read_footers
 from ackcore.spark.settle.worker_functions import Narrow
 
 TYPES = {

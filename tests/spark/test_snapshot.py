@@ -18,7 +18,7 @@ from ackcore.spark.base.versions import to_arrow
 from ackcore.spark.engine import snapshot as module
 from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
-from ackcore.spark.stores.files import RecordFile, remove_all
+from ackcore.spark.stores.run_files import RecordFile, remove_all
 from ackcore.spark.tasks.row_files import damage_in
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -28,11 +28,11 @@ from ackcore.spark.tasks import bolts, exchange, shuffle_writer, spout_stage
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, TRAILER
 from ackcore.spark.tasks.record_ids import SpoutSpec
-from ackcore.spark.tasks.results import RESULT_SCHEMA
 from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import SpoutStage, sampled
 from ackcore.spark.tasks.task import called_as
+from ackcore.spark.tasks.task_results import RESULT_SCHEMA
 from ackcore.testing import Source
 from ackcore.topology import BatchBolt, TopologyBuilder
 from ackcore.topology.stage_layout import Layout

@@ -10,7 +10,7 @@ from checkpoints import OPEN, Killed, Killer, ask, decision, died, ids, records,
 
 from ackcore.spark.base.checksummed import write_batches
 from ackcore.spark.base.schemas import FailedFile
-from ackcore.spark.checkpoint.dead import Dead
+from ackcore.spark.checkpoint.dead_records import Dead
 from ackcore.spark.dead_letters.checkpoints import store_of
 from ackcore.spark.dead_letters.store import DeadLetters
 

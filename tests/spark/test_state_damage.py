@@ -20,7 +20,7 @@ from ackcore.spark.base.errors import (
     StateError,
 )
 from ackcore.spark.checkpoint.records import HEAD
-from ackcore.spark.stores.files import RecordFile
+from ackcore.spark.stores.run_files import RecordFile
 
 
 def made(checkpoint):

@@ -26,7 +26,7 @@ from ackcore.spark.checkpoint.progress_log import ProgressLog, read_progress
 from ackcore.spark.dead_letters.store import DeadLetters
 from ackcore.spark.engine.progress import Counts, Percentiles, Progress
 from ackcore.spark.inspect import status as statuses
-from ackcore.spark.inspect.reasons import AGES_MS, ReasonCount
+from ackcore.spark.inspect.reason_counts import AGES_MS, ReasonCount
 from ackcore.spark.inspect.status import read_status
 from ackcore.topology.tuples import Reason
 

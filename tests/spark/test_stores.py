@@ -15,11 +15,11 @@ from ackcore.spark.base import atomic
 from ackcore.spark.base.errors import CheckpointInUse, CheckpointReadOnly, StateError
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.stores import local
-from ackcore.spark.stores.files import adopt_object, is_beside
 from ackcore.spark.stores.interface import Store, StoreConflict, StoredObject, StoreUnavailable
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore, told
 from ackcore.spark.stores.opening import is_bucket, open_store, place_of, store_url
+from ackcore.spark.stores.run_files import adopt_object, is_beside
 from ackcore.spark.stores.trying import tried
 
 SOON = {

@@ -15,8 +15,8 @@ from ackcore.spark.engine.suspects import (
     rejections,
     update_suspects,
 )
-from ackcore.spark.stores.files import object_at, remove_all
 from ackcore.spark.stores.opening import is_bucket
+from ackcore.spark.stores.run_files import object_at, remove_all
 from ackcore.spark.tasks.inflight_markers import ALONE, ROOTS, Marker, TaskAttempt
 from ackcore.topology.tuples import Reason
 

@@ -14,7 +14,7 @@ from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint import segments, waiting
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged
-from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.stores.local import LocalStore
 
 # -- columns ----------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.setup import RunResult
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.sinks.sink_batch import read_sink_file
-from ackcore.spark.stores.files import making_in, read_file
 from ackcore.spark.stores.opening import is_bucket
+from ackcore.spark.stores.run_files import making_in, read_file
 from ackcore.spark.tasks import inflight_markers
 from ackcore.spark.tasks.failed_rows import FailedRows
 from ackcore.spark.tasks.failed_writer import FailedWriter

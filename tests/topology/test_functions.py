@@ -15,9 +15,9 @@ import pytest
 
 from ackcore.calls import CallSettings, Reject, Retry
 from ackcore.topology import Tuple
+from ackcore.topology.bolt_functions import AnswerRows, Kind, columns_of, kind_of
 from ackcore.topology.executors import executor_for
 from ackcore.topology.function_calls import BatchFunction, RowFunction
-from ackcore.topology.functions import AnswerRows, Kind, columns_of, kind_of
 from ackcore.topology.tuples import Identity
 
 PRICE = pa.schema([pa.field("price", pa.float64(), nullable=False)])

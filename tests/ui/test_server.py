@@ -17,7 +17,7 @@ import pytest
 from checkpoints import OPEN, Topology, died, run_one, with_dead_letters
 from typer.testing import CliRunner
 
-from ackcore.cli import ui
+from ackcore.cli import ui_command as ui
 from ackcore.cli.entry import COMMANDS
 from ackcore.cli.reporting import app_of
 from ackcore.spark.dead_letters.store import DeadLetters

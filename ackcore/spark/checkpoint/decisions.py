@@ -12,8 +12,8 @@ from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import batches_of, in_few
 from ackcore.spark.base.root_ids import RootColumns, distinct
 from ackcore.spark.base.schemas import TRACKING, SinkFile
-from ackcore.spark.checkpoint.dead import Dead, dead_of
-from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint.dead_records import Dead, dead_of
+from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.checkpoint.waiting import Waiting
 
 #: The one column of ``BatchDecision.nonacked``.

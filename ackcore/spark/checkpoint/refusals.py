@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ackcore.spark.checkpoint.decisions import BatchDecision, TableFile, Tables
 from ackcore.spark.checkpoint.records import Records
-from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint.table_cache import TableCache
 
 #: A refused row: the number of its file among the sink's files, its place in the file, its roots,
 #: and an encoded `ackcore.topology.Reason`.

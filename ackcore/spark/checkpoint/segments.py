@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS, REASON, TRACKING, FailedFile
-from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint.table_cache import TableCache
 
 #: Most rows and bytes that are sorted or merged at a time, in memory.
 _WINDOW_ROWS, _WINDOW_BYTES = 1 << 16, 1 << 26

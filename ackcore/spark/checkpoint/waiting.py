@@ -29,7 +29,7 @@ from ackcore.spark.checkpoint.segments import (
     untried_in,
     write_segment,
 )
-from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint.table_cache import TableCache
 
 #: The number of segments of a size that are merged, and the ratio of sizes.
 _FAN = 8

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointCorrupt
-from ackcore.spark.base.letters import write_letters
+from ackcore.spark.base.letter_columns import write_letters
 from ackcore.spark.dead_letters.checkpoints import check_spout, checkpoint_of, store_of
 from ackcore.spark.dead_letters.compaction import parts_left
-from ackcore.spark.dead_letters.files import LetterFile
+from ackcore.spark.dead_letters.letter_files import LetterFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     batch_rows,

@@ -36,12 +36,12 @@ import pyarrow as pa
 from ackcore.spark.base.checksummed import check_size, checksum_in, digest_of
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointInUse, StateError, corrupt
-from ackcore.spark.base.letters import schema_of, write_letters
+from ackcore.spark.base.letter_columns import schema_of, write_letters
 from ackcore.spark.base.lock import process_name
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.requests import REQUESTS, object_of, put_object
 from ackcore.spark.checkpoint.shared_record import INDEX, Body, SharedRecord
-from ackcore.spark.dead_letters.files import (
+from ackcore.spark.dead_letters.letter_files import (
     FileGroup,
     Fill,
     LetterFile,
@@ -51,8 +51,8 @@ from ackcore.spark.dead_letters.files import (
     Objects,
 )
 from ackcore.spark.dead_letters.letters import GIVEN_UP, read_schema
-from ackcore.spark.stores.files import adopt_object, is_beside, made_for, remove_abandoned
 from ackcore.spark.stores.interface import Store
+from ackcore.spark.stores.run_files import adopt_object, is_beside, made_for, remove_abandoned
 
 #: Largest note, in bytes, that is kept in the index. A larger one is an object of its own.
 _LARGE = 2000

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ackcore._records import Int64s
-from ackcore.spark.base import letters as base_letters
+from ackcore.spark.base import letter_columns as base_letters
 from ackcore.spark.base.errors import corrupt
-from ackcore.spark.dead_letters.files import ObjectFile
+from ackcore.spark.dead_letters.letter_files import ObjectFile
 
 #: A column that is null only in emptied rows.
 ATTEMPTS = "attempts"

@@ -19,8 +19,8 @@ from ackcore._arrow.json_rows import json_encoder
 from ackcore._arrow.shown import shown_rows
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt
-from ackcore.spark.base.letters import LETTER, TIME
-from ackcore.spark.dead_letters.files import FileGroup, LetterFile, ObjectFile
+from ackcore.spark.base.letter_columns import LETTER, TIME
+from ackcore.spark.dead_letters.letter_files import FileGroup, LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.letters import (
     Bools,

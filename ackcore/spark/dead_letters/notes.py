@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.spark.base.clocks import wall_clock_ms
-from ackcore.spark.dead_letters.files import NotesChanged, ObjectFile
+from ackcore.spark.dead_letters.letter_files import NotesChanged, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,

@@ -20,13 +20,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from ackcore._records import Int64s
-from ackcore.spark.base.batches import as_spark_types
+from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.letters import LETTER
+from ackcore.spark.base.letter_columns import LETTER
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import JOB_ERRORS, from_arrow_schema, to_arrow_schema
 from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
-from ackcore.spark.dead_letters.files import FileGroup, LetterFile, ObjectFile
+from ackcore.spark.dead_letters.letter_files import FileGroup, LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.base.letters import as_tracked
+from ackcore.spark.base.letter_columns import as_tracked
 from ackcore.spark.base.schemas import TRACKING
 from ackcore.spark.checkpoint.schema_changes import ColumnsChanged, fit_columns
 from ackcore.spark.dead_letters.checkpoints import (
@@ -33,7 +33,7 @@ from ackcore.spark.dead_letters.checkpoints import (
     fields_of,
     store_of,
 )
-from ackcore.spark.dead_letters.files import LetterFile, ObjectFile
+from ackcore.spark.dead_letters.letter_files import LetterFile, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     Bools,

@@ -35,10 +35,10 @@ import pyarrow as pa
 from ackcore._arrow import rebatched
 from ackcore.spark.base.clocks import wall_clock_ms
 from ackcore.spark.base.errors import CheckpointForeign, CheckpointInUse, StateError, corrupt
-from ackcore.spark.base.letters import as_letters, schema_of, write_letters
+from ackcore.spark.base.letter_columns import as_letters, schema_of, write_letters
 from ackcore.spark.base.reasons import DEATHS
 from ackcore.spark.base.schemas import TRACKING
-from ackcore.spark.checkpoint.dead import DeadLettersFile, DeadPart, dead_of, pieces_of
+from ackcore.spark.checkpoint.dead_records import DeadLettersFile, DeadPart, dead_of, pieces_of
 from ackcore.spark.checkpoint.places import WITHIN, remembered_letters
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.requests import POINTER
@@ -46,7 +46,7 @@ from ackcore.spark.checkpoint.segments import all_nullable
 from ackcore.spark.checkpoint.shared_record import INDEX
 from ackcore.spark.dead_letters.checkpoints import letters_at
 from ackcore.spark.dead_letters.compaction import Compaction
-from ackcore.spark.dead_letters.files import NewFile
+from ackcore.spark.dead_letters.letter_files import NewFile
 from ackcore.spark.dead_letters.letter_store import Letters, files_of
 from ackcore.spark.dead_letters.notes import letters_left, notes_of
 from ackcore.spark.stores.opening import is_bucket, open_store, place_of

@@ -42,13 +42,16 @@ from ackcore.spark.engine.setup import (
     setup_on_spark,
 )
 from ackcore.spark.engine.snapshot import load_snapshot, snapshot_inputs
-from ackcore.spark.stores.files import read_run_table
+from ackcore.spark.stores.run_files import read_run_table
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange import read_receipts
 from ackcore.spark.tasks.exchange_format import ROW_TYPE, TrailerReceipt
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.record_ids import CLAIM
-from ackcore.spark.tasks.results import (
+from ackcore.spark.tasks.row_files import RowFile
+from ackcore.spark.tasks.settle_stage import SettleStage
+from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
+from ackcore.spark.tasks.task_results import (
     COUNTED,
     NOT_ACKED,
     NOT_ACKED_FILE,
@@ -59,9 +62,6 @@ from ackcore.spark.tasks.results import (
     from_stream,
     results_in,
 )
-from ackcore.spark.tasks.row_files import RowFile
-from ackcore.spark.tasks.settle_stage import SettleStage
-from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised, Reason

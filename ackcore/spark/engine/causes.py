@@ -20,7 +20,7 @@ from ackcore._records import Int64s
 from ackcore.dead_limit import DeadLimit, Excess, TooManyDead
 from ackcore.spark.base.reasons import DEATHS, reason_parts
 from ackcore.spark.base.schemas import FIRST_MS, REASON
-from ackcore.spark.checkpoint.dead import dead_of
+from ackcore.spark.checkpoint.dead_records import dead_of
 from ackcore.spark.engine.progress import Counts
 
 _log = logging.getLogger("ackcore")

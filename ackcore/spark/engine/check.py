@@ -18,7 +18,7 @@ from ackcore.spark.base.root_ids import in_ranges, once
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint.decisions import Plan, Retries
 from ackcore.spark.engine.setup import PlannedRows, RunResult
-from ackcore.spark.stores.files import is_missing
+from ackcore.spark.stores.run_files import is_missing
 from ackcore.spark.tasks.exchange_format import (
     SETTLE,
     TrailerReceipt,

@@ -23,19 +23,19 @@ from ackcore.spark.base.reasons import ENGINE, FAILED, Reasons, refused
 from ackcore.spark.base.root_ids import distinct, ids_in
 from ackcore.spark.base.schemas import FIRST_MS, REPLAYED, FailedFile, SinkFile
 from ackcore.spark.base.traces import RecordTrace
-from ackcore.spark.checkpoint.dead import Dead, DeadPart
+from ackcore.spark.checkpoint.dead_records import Dead, DeadPart
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries, nonacked_of
 from ackcore.spark.checkpoint.segments import untried_in
 from ackcore.spark.engine.check import Disagreement
 from ackcore.spark.engine.progress import Account
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
-from ackcore.spark.tasks.results import INLINE_BYTES
 from ackcore.spark.tasks.row_files import (
     ROOTS,
     RowFile,
     has_several_roots,
     read_rows,
 )
+from ackcore.spark.tasks.task_results import INLINE_BYTES
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Reason
 

@@ -68,7 +68,7 @@ from ackcore.spark.engine.suspects import (
     rejections,
     update_suspects,
 )
-from ackcore.spark.stores.files import remove_all
+from ackcore.spark.stores.run_files import remove_all
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in

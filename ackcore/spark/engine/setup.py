@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from ackcore._records import Int64s
 from ackcore.ids import spout_key
-from ackcore.spark.base.batches import Batches, MapInArrow, plainly_named
+from ackcore.spark.base.arrow_batches import Batches, MapInArrow, plainly_named
 from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.base.session import task_slots

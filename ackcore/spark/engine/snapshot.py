@@ -20,11 +20,11 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.base.paths import Place
 from ackcore.spark.engine.setup import InputFrame, Snapshot
-from ackcore.spark.stores.files import RecordFile
+from ackcore.spark.stores.run_files import RecordFile
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, read_rows
 
 _log = logging.getLogger("ackcore")

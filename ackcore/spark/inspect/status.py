@@ -19,10 +19,15 @@ from ackcore.spark.base.lock import Holder
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
-from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.dead_letters.checkpoints import CheckpointView, checkpoint_at, opened_checkpoint
 from ackcore.spark.engine.progress import Counts, Progress
-from ackcore.spark.inspect.reasons import DeadCounter, DeadCounts, WaitingCounts, count_waiting
+from ackcore.spark.inspect.reason_counts import (
+    DeadCounter,
+    DeadCounts,
+    WaitingCounts,
+    count_waiting,
+)
 from ackcore.spark.stores.opening import place_of
 
 #: The maximum number of readings while a running query changes its files.

@@ -12,7 +12,7 @@ from ackcore._records import Int64s
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.range_reader import RangeReader
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange
-from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.tasks.reread_stage import Piece
 
 #: The largest number of records and of bytes in a batch.  A task takes about 2 ms per batch,

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ackcore._backend import Ledger
 from ackcore._records import Entries
-from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import earliest
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.wire import Events

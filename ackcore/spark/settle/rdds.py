@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ackcore import _columns
 from ackcore._backend import Ledger
-from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import earliest
 from ackcore.spark.settle.packing import fold, new_ledger
 from ackcore.spark.settle.worker_functions import EVENT_TYPES, read_events, results

@@ -32,7 +32,7 @@ from ackcore._arrow import (
 from ackcore._backend import Ledger
 from ackcore._records import OPEN, RESET, Entries, Int64s, Settled
 from ackcore._shuffle import sort_by_shard
-from ackcore.spark.base.batches import Batches, MapInArrow
+from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import NO_TIME, SHOWN_BEFORE, earliest, look_up, reasons_of
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import Packer, fold, new_ledger

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore.spark.base.batches import as_spark_types
+from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.sinks.columns import (
     check_keys,
     last_of_each_key,

@@ -101,8 +101,8 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
             except PySparkException:
                 raise TypeError(
                     f"sink {name!r} writes intervals with Spark's types of all columns, and Spark "
-                    f"has no type for {field.type}, that of column {field.name!r}; have the bolt "
-                    "emit another type"
+                    f"has no type for {field.type} of column {field.name!r}; have the bolt emit "
+                    "another type"
                 ) from None
     for field, why in unfit_for_parquet(schema):
         raise TypeError(

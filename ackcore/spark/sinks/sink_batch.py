@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._records import Int64s
-from ackcore.spark.base.batches import as_spark_types
+from ackcore.spark.base.arrow_batches import as_spark_types
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.rejects import Reasons, SinkRejects
 from ackcore.spark.stores.opening import is_bucket

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore.calls import CallSettings
-from ackcore.spark.base.batches import Batches, as_spark_types
+from ackcore.spark.base.arrow_batches import Batches, as_spark_types
 from ackcore.topology.bolt_calls import JOIN_BYTES, cleaned_up
+from ackcore.topology.bolt_functions import Function, Kind
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.executors import executor_for
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.function_calls import BatchFunction, Piece, RowCalls
-from ackcore.topology.functions import Function, Kind
 from ackcore.topology.tuples import Reason
 
 #: The column with the error of a failed row.

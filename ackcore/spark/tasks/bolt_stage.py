@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ackcore import ACK
 from ackcore._arrow import one_batch
-from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.tasks.exchange import Inbox
 from ackcore.spark.tasks.exchange_format import RECEIPTS, SETTLE, RootRuns, TupleBlob, origin_of
 from ackcore.spark.tasks.spec import IDENTITY_FIELDS, TaskSpec

@@ -28,9 +28,9 @@ from ackcore.spark.base.schemas import (
     FailedFile,
     without_numbers,
 )
-from ackcore.spark.stores.files import read_run_table
-from ackcore.spark.tasks.results import INLINE_BYTES
+from ackcore.spark.stores.run_files import read_run_table
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
+from ackcore.spark.tasks.task_results import INLINE_BYTES
 
 #: The columns of a record that was read again, besides the source's columns.
 READ_AGAIN = pa.schema(

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from ackcore._arrow import one_batch, rebatched, take_rows
 from ackcore._records import Int32s, Int64s
 from ackcore.spark.base.checksummed import NamedByChecksum, batches_of, write_batches
-from ackcore.spark.base.letters import (
+from ackcore.spark.base.letter_columns import (
     GROUP_BYTES,
     GROUP_ROWS,
     as_letters,
@@ -33,7 +33,7 @@ from ackcore.spark.base.letters import (
 )
 from ackcore.spark.base.reasons import Reasons, first_reasons
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, FailedFile
-from ackcore.spark.stores.files import Workshop
+from ackcore.spark.stores.run_files import Workshop
 from ackcore.spark.tasks.failed_rows import Rules, judge
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 from ackcore.spark.tasks.source_records import SourceRecords, records_at

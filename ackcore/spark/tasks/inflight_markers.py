@@ -38,8 +38,8 @@ import numpy as np
 from ackcore._files.process_lock import ProcessLock
 from ackcore._records import Int64s
 from ackcore.spark.base.paths import Place
-from ackcore.spark.stores.files import object_at
 from ackcore.spark.stores.opening import is_bucket
+from ackcore.spark.stores.run_files import object_at
 from ackcore.spark.tasks.time_limit import read_time_out
 from ackcore.topology.tuples import Reason
 

@@ -34,8 +34,8 @@ import numpy as np
 from ackcore._files.process_lock import ProcessLock
 from ackcore._records import Int64s
 from ackcore.spark.base.reasons import killed_worker
-from ackcore.spark.stores.files import local_directory
 from ackcore.spark.stores.opening import is_bucket
+from ackcore.spark.stores.run_files import local_directory
 from ackcore.spark.tasks.bolts import Bolts
 from ackcore.spark.tasks.inflight_markers import (
     ALONE,

@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import Reasons, one_array
 from ackcore.spark.base.schemas import ATTEMPT, ORDER
-from ackcore.spark.stores.files import read_table_at
+from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
 from ackcore.spark.tasks.record_ids import RETRIES
-from ackcore.spark.tasks.results import PICKED, TASK_REPORT, result_batch, to_stream
 from ackcore.spark.tasks.row_files import PLACE, ROOT_ID, among
 from ackcore.spark.tasks.source_records import SourceRecords, pick
 from ackcore.spark.tasks.spout_stage import Slice, SpoutStage, records_in, sampled
 from ackcore.spark.tasks.task import attempt_at
+from ackcore.spark.tasks.task_results import PICKED, TASK_REPORT, result_batch, to_stream
 
 #: A record's root, its place among the due records (null for a new one), its attempt, and the
 #: hash of its key (null if it has none).

@@ -33,8 +33,8 @@ from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
 from ackcore.spark.base.errors import RowFileDamaged, StateError
 from ackcore.spark.base.schemas import SinkFile
-from ackcore.spark.stores.files import made_in, publish, read_file
 from ackcore.spark.stores.opening import is_bucket
+from ackcore.spark.stores.run_files import made_in, publish, read_file
 from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks
 
 #: Columns with the root of a sink's row, the root of a record read again, and a sink row's roots.

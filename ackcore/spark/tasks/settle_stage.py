@@ -10,15 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Status
-from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.checksummed import batches_of, write_batches
 from ackcore.spark.base.reasons import first_reasons, look_up
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import fold, new_ledger
-from ackcore.spark.stores.files import making_in
+from ackcore.spark.stores.run_files import making_in
 from ackcore.spark.tasks.exchange import Inbox
 from ackcore.spark.tasks.exchange_format import SETTLE, origin_of
-from ackcore.spark.tasks.results import (
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.task import attempt_at
+from ackcore.spark.tasks.task_results import (
     COUNTED,
     INLINE_BYTES,
     NOT_ACKED,
@@ -30,8 +32,6 @@ from ackcore.spark.tasks.results import (
     result_batch,
     to_stream,
 )
-from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.task import attempt_at
 
 
 @dataclass(frozen=True)

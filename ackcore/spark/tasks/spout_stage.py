@@ -17,7 +17,7 @@ import pyarrow as pa
 from ackcore._arrow import hash_columns, rebatched
 from ackcore._records import Int64s
 from ackcore._shuffle import fingerprint
-from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import BEHIND, killed_worker, null_message_id
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
 from ackcore.spark.stores.opening import is_bucket

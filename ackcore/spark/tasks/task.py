@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from ackcore._records import Status
-from ackcore.spark.base.batches import Batches
+from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import first_reasons
 from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.tasks.bolts import Bolts
@@ -23,7 +23,10 @@ from ackcore.spark.tasks.failed_writer import FailedInRun
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.isolation import AttemptIsolation, IsolatedBolts
 from ackcore.spark.tasks.ledger_rows import LedgerRows
-from ackcore.spark.tasks.results import (
+from ackcore.spark.tasks.row_files import RowFileWriter
+from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.task_results import (
     NOT_ACKED,
     NOT_ACKED_SCHEMA,
     PICKED,
@@ -31,9 +34,6 @@ from ackcore.spark.tasks.results import (
     result_batch,
     to_stream,
 )
-from ackcore.spark.tasks.row_files import RowFileWriter
-from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
-from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import Chunk, Chunks
 
 #: The partition and the attempt number if a stage is called without Spark.

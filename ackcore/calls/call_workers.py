@@ -26,10 +26,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ackcore.calls.call_limits import TokenBucket
+from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.endpoints import Endpoints
-from ackcore.calls.limits import TokenBucket
 from ackcore.calls.outcomes import CallCounts, CallOutcome, Retry
-from ackcore.calls.settings import CallSettings
 from ackcore.flow.consumers import FlowConsumer, Lease
 from ackcore.retry import capped_doubling
 

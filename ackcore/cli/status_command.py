@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, print_json, span_of, table, time_of
-from ackcore.spark.inspect.reasons import AGES_MS, DeadCounter, ReasonCount
+from ackcore.spark.inspect.reason_counts import AGES_MS, DeadCounter, ReasonCount
 from ackcore.spark.inspect.status import CheckpointStatus, Logged, read_status
 
 #: So many reasons are shown.

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ackcore.spark.base.letters import as_tracked
+from ackcore.spark.base.letter_columns import as_tracked
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import refused
 from ackcore.spark.base.schemas import TRACKING, FailedFile
-from ackcore.spark.checkpoint.tables import TableCache
+from ackcore.spark.checkpoint.table_cache import TableCache
 
 #: Most rows without room to wait that are in memory with their reason.
 _ROWS = 1 << 14

@@ -25,9 +25,9 @@ from ackcore.spark.base.checksummed import (
 )
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import Place
-from ackcore.spark.stores.files import Workshop, adopt_object
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
+from ackcore.spark.stores.run_files import Workshop, adopt_object
 
 _BELOW = "state"
 #: Largest table in bytes that stays in memory after it was written to a bucket.

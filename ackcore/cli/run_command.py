@@ -17,12 +17,12 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ackcore.cli.reporting import INTERRUPTED, advising_commands, cell, console, print_json, span_of
-from ackcore.cli.status import rendered
+from ackcore.cli.status_command import rendered
 from ackcore.cli.topologies import add_path, check_name, find_named, load_topology
 from ackcore.examples.quiet_spark import check_java, spark_session
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.engine.progress import Counts
-from ackcore.spark.inspect.reasons import DeadCounter
+from ackcore.spark.inspect.reason_counts import DeadCounter
 from ackcore.spark.inspect.status import (
     Activity,
     CheckpointStatus,

@@ -27,7 +27,7 @@ from ackcore._arrow import is_text
 from ackcore._backend import Ledger
 from ackcore._records import Int64s
 from ackcore._shuffle import split_by_shard, take_shard
-from ackcore.spark.base.batches import Batches, MapInArrow
+from ackcore.spark.base.arrow_batches import Batches, MapInArrow
 from ackcore.spark.base.reasons import earliest
 from ackcore.spark.base.session import refuse_session, task_slots
 from ackcore.spark.settle.dataframes import Settling
