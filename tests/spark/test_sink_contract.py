@@ -221,7 +221,7 @@ def test_rows_that_violate_a_constraint_are_refused_by_themselves(target, tmp_pa
 
 @each(of=ALL)
 def test_a_sink_can_be_pickled_after_it_has_written(target, files):
-    """What is connected stays here."""
+    """Keep connections out of the pickled sink."""
     made = target.sink()
     made.write(target.batch(files))
     copy = pickle.loads(cloudpickle.dumps(made))

@@ -81,7 +81,7 @@ def test_a_missing_table_is_told(checkpoint, name):
 
 
 def test_a_record_that_is_missing_is_told(checkpoint):
-    """As the head is replaced as a whole, only by hand; its checksum was made anew."""
+    """A head that somebody edited by hand, with a checksum of its new content."""
     root = made(checkpoint)
     for name, told in {
         "batches/2.done": "batches/2.done is missing",
