@@ -103,7 +103,7 @@ class ShardedLedger:
         return joined([ledger.entries() for ledger in self.shards])
 
     def oldest(self, n: int) -> Entries:
-        """Return the n entries that expire first; of one age, those that came first."""
+        """Return the n entries that expire first; if equal in age, those seen first."""
         found = joined([ledger.oldest(n) for ledger in self.shards])
         keys = (found.root_ids, found.first_ms, -found.ages.astype(np.int16))
         order = np.lexsort([key for key in keys if key is not None])

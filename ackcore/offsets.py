@@ -1,4 +1,4 @@
-"""Commits of a Kafka group: the offset below which all is done, and metadata about those above.
+"""Commits of a Kafka group: the lowest offset that is not done, and metadata about higher ones.
 
 The offset is where a reader begins again. The metadata beside it, a string of at most 4,095
 characters, lists the offsets above it that are done, so that they are not processed again.
@@ -89,7 +89,7 @@ class Restored(NamedTuple):
 
 
 class _Damaged(ValueError):
-    """Metadata that begins like ackcore's and is not what ackcore wrote, or none at all."""
+    """Metadata that is missing, damaged or not written by ackcore; the text is the cause."""
 
 
 # Encoding -----------------------------------------------------------------------------------

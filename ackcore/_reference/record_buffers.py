@@ -136,7 +136,9 @@ class RecordBuffers:
 
     @property
     def bytes(self) -> int:
-        """The bytes of their keys, values and headers; header names count in characters."""
+        """The size of the collected keys, values and headers in bytes; header names count in
+        characters.
+        """
         return self._key_bytes + self._value_bytes + self._header_bytes
 
     def add(

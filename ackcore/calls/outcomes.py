@@ -113,15 +113,15 @@ class CallCounts:
     made : int
         Calls begun.
     failed : int
-        Those of them that raised or timed out.
+        Calls that raised or timed out.
     timed_out : int
-        Those of them that timed out.
+        Calls that timed out.
     waited : int
         Waits of items in the task before another call.
     given_back : int
-        Items that would have waited for too long.
+        Items that ended without a result, because their wait for another call would be too long.
     trips : int
-        Openings of breakers.
+        Times that a breaker opened.
     """
 
     made: int = 0

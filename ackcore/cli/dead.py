@@ -126,8 +126,9 @@ def listed(
 ) -> None:
     """List dead letters, newest first.
 
-    Replays: how often the record had been replayed when it died. Sent: how often this letter was
-    sent since. Exits with 3 if a file cannot be read, and lists the letters of the others.
+    Replays: the number of replays before the record died. Sent: the number of times that this
+    letter was sent since. Exits with 3 if a file cannot be read, and lists the letters of the
+    others.
     """
     store = store_of(checkpoint)
     check_spout(store, wanted.spout)
@@ -188,7 +189,7 @@ def show(
     ],
     as_json: Json = False,
 ) -> None:
-    """Show one dead letter with its record. Exits with 1 if there is none of that name."""
+    """Show one dead letter with its record. Exits with 1 if no letter has that name."""
     wanted = LetterFilter(_ids([letter]))
     damaged: list[CheckpointCorrupt] = []
     letters = list_letters(store_of(checkpoint), wanted, 1, payload=True, damaged=damaged)
@@ -273,7 +274,7 @@ def _tell(
 
 
 def _none_sent(store: Letters, wanted: LetterFilter) -> str:
-    """Return why no letter was sent: there is none, all were sent before, or they represent no
+    """Return why no letter was sent: none matches, all were sent before, or they represent no
     record.
     """
     found = count_letters(store, wanted, [])

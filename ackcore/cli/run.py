@@ -238,7 +238,7 @@ def described(activity: Activity | None, tasks: str = "") -> str:
 
 
 class Quiet:
-    """Detects that nothing was printed for a while.
+    """A check whether nothing was printed for a while.
 
     Parameters
     ----------

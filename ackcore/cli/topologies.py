@@ -57,7 +57,7 @@ def load_topology(name: str, spark: Any) -> Topology:
     Raises
     ------
     typer.BadParameter
-        If there is none of that name.
+        If there is no topology of that name.
     """
     found = find_named(name)
     if callable(found) and not isinstance(found, Topology):
@@ -72,7 +72,7 @@ def load_topology(name: str, spark: Any) -> Topology:
 
 
 def takes_session(name: str) -> bool:
-    """Return whether a name is that of a function with a parameter for the session."""
+    """Return whether a name denotes a function with a parameter for the session."""
     found = find_named(name)
     if isinstance(found, Topology) or not callable(found):
         return False
@@ -95,7 +95,7 @@ def find_named(name: str) -> Any:
     Raises
     ------
     typer.BadParameter
-        If there is none of that name.
+        If there is no topology of that name.
     """
     module, _, path = name.partition(":")
     try:

@@ -109,7 +109,7 @@ class Dispatcher:
         call that began before, counts no attempt, except a trial while no consumer works.
     acked : callable, optional
         ``acked(position, record)`` is called once for each record that a consumer has done, for a
-        source that commits by itself, such as `ackcore.kafka.Consumer`.
+        source that commits its own offsets, such as `ackcore.kafka.Consumer`.
     dead_letters : callable, optional
         ``dead_letters(position, record, error)``, or a coroutine function, is called with a record
         that failed for the last time. It must store the record before it returns, because the

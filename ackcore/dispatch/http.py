@@ -60,8 +60,8 @@ class Http(Target):
         ``http://`` or ``https://``. ``user:password@`` in it becomes a header ``Authorization``
         (Basic, UTF-8), and appears in no error.
     headers : mapping, optional
-        Headers of each request. They replace those that Http sends by itself, whatever the case of
-        their letters.
+        Headers of each request. They replace the default headers of the same name, in upper or
+        lower case.
     encode : callable, optional
         Converts an item to the body, as bytes. By default bytes and str are sent unchanged, and
         everything else as JSON, with ``Content-Type: application/json``.

@@ -30,7 +30,7 @@ _UNITS = {"s": "_seconds"}
 
 
 class PrometheusListener(SnapshotListener):
-    """Exposes the metrics of a query in a registry of prometheus-client.
+    """A listener that exposes the metrics of a query in a registry of prometheus-client.
 
     Names have underscores for OpenTelemetry's dots, and Prometheus' suffixes:
     ``messaging_client_consumed_messages_total``, ``ackcore_latency_seconds``. They are made at each

@@ -95,7 +95,7 @@ class Kills:
         raise TaskKilled
 
     def ended(self) -> None:
-        """Forget the executors of a task that has ended."""
+        """Drop the executors of a task that has ended."""
         self._executors.clear()
 
 

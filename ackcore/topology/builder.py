@@ -282,10 +282,10 @@ class TopologyBuilder:
             The name of the sink; by default ``component`` or ``component.stream``.
         isolate : bool or list of exception class or str, default False
             For a writer that only raises when it cannot take a row. After its second failure the
-            batch is bisected, and rows that fail by themselves are refused: their records become
-            dead letters. The writer is called with parts of a batch, all under its id, and finally
-            with all rows but the refused ones. It must replace or upsert the rows of an id, not
-            skip a known id. A list names the errors that are a row's fault. True means any error,
+            batch is bisected, and rows that fail when written alone are refused: their records
+            become dead letters. The writer is called with parts of a batch, all under its id, and
+            finally with all rows but the refused ones. It must replace or upsert the rows of an id,
+            not skip a known id. A list names the errors that a row causes. True means any error,
             provided that a part of the batch could be written meanwhile; otherwise the sink counts
             as unavailable.
         max_refused : int, default 10_000

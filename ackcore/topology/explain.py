@@ -305,7 +305,7 @@ def _reader(sub: Subscription) -> str:
 def _stays(sub: Subscription) -> str:
     """Return a note for a stream that is shuffled without being spread.
 
-    Its bolt is in a later stage; each tuple goes to the task with the number of its own.
+    Its bolt is in a later stage, where each tuple goes to the task with the same number as before.
     """
     return "" if sub.spreads else ", partition by partition"
 

@@ -144,7 +144,7 @@ class AnswerRows:
             The values in the order of the schema, or by name in a dict, a Row, a namedtuple, a
             dataclass or a pydantic object. If the schema has one field, also the bare value of that
             field, unless it is a tuple, a list or a dict. An object with names is the bare value if
-            the field is a struct whose name the object does not have.
+            the field is a struct and none of these names is the field's.
 
         Raises
         ------

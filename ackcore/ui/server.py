@@ -1,7 +1,7 @@
 """The server of the page: status and dead letters as JSON, the topology as SVG, and replays.
 
-Checkpoints are read at most once in `_EVERY_S`, for any number of viewers, and only while somebody
-views them, so that the query is not slowed down.
+Checkpoints are read at most once in `_EVERY_S`, for any number of viewers, and only while a browser
+shows them, so that the query is not slowed down.
 
 Every page in a browser can send requests to a server on localhost and, through a name that is later
 resolved to 127.0.0.1 (DNS rebinding), read the answers. Therefore the Host header must be one of
@@ -118,7 +118,7 @@ def make_app(
     checkpoints : sequence of path
         The checkpoints to show.
     token : str, optional
-        The token that allows replays. Without it nobody can replay.
+        The token that allows replays. Without a token, replays are disabled.
     hosts : sequence of str
         Further host names of the server, beside those of this machine for itself.
     any_address : bool, default False
@@ -260,7 +260,7 @@ class PageServer:
     port : int, default 0
         The port, 0 for any free one.
     token : str, optional
-        The token that allows replays. Without it nobody can replay.
+        The token that allows replays. Without a token, replays are disabled.
     hosts : sequence of str
         Further host names of the server.
 
