@@ -248,7 +248,8 @@ def _registered(name: str) -> importlib.metadata.EntryPoint:
         return next(iter(found.values()))
     if found:
         raise ValueError(
-            f"several packages registered a backend {name!r}: {', '.join(sorted(found))}"
+            f"several packages registered a backend {name!r}: {', '.join(sorted(found))}; "
+            "uninstall all but one"
         )
     known = sorted({*_OURS, *points.names})
     raise ValueError(f"no backend has the name {name!r}; the known names are {', '.join(known)}")

@@ -366,7 +366,7 @@ class Acker:
             try:
                 self.tick()
             except BaseException as error:
-                _log.exception("a callback of the acker raised; its thread goes on")
+                _log.exception("a callback of the acker raised; the acker's thread continues")
                 self._thread_error = self._thread_error or error
 
     def _turn_if_due(self) -> None:

@@ -163,7 +163,8 @@ def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
             unknown = [] if projects else [name for name in named if name not in types]
             if unknown:
                 raise ValueError(
-                    f"{arrow_type} has no field {unknown[0]!r}; values with names go by name"
+                    f"{arrow_type} has no field {unknown[0]!r}; values with names are matched by "
+                    "name"
                 )
             missing = [] if projects else [name for name in types if name not in named]
             if missing:

@@ -45,7 +45,7 @@ class Retry(Exception):
         ):
             raise TypeError(
                 f"after_s must be a number of seconds or None, got {type(after_s).__name__} "
-                f"{after_s!r}; float(...) makes one of a header's text"
+                f"{after_s!r}; convert the text of a header with float(...)"
             )
         if after_s is not None and after_s == after_s:  # not NaN
             self.after_s = float(min(max(after_s, 0.0), MAX_AFTER_S))

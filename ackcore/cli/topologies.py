@@ -103,7 +103,7 @@ def find_named(name: str) -> Any:
             found: Any = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # what it imports is missing
+            raise  # an import of the module failed
         raise typer.BadParameter(f"no module {error.name} was found in {os.getcwd()}") from None
     for part in path.split("."):
         if not hasattr(found, part):

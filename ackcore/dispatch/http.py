@@ -100,7 +100,7 @@ class Http(Target):
         if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:
             raise ValueError(
                 "headers must have each name once, and neither Content-Length nor "
-                f"Transfer-Encoding, which Http sends by itself; got {', '.join(given)}"
+                f"Transfer-Encoding, which Http sets; got {', '.join(given)}"
             )
         sent = {name: value for name, value in own.items() if name.lower() not in replaced}
         self._names_json = encode is None and "content-type" not in replaced

@@ -156,7 +156,7 @@ class ConsumerState(NamedTuple):
     is_open: bool  # neither paused nor removed
     service_s: float  # estimated service time with its penalty; 0.0 before the first sample
     rtt_s: float  # round trip of the last answered tuple
-    silence_s: float  # time without an answer, if suspiciously long; else 0.0
+    silence_s: float  # time without an answer, if longer than expected; else 0.0
     acked: int
     failed: int
     timed_out: int

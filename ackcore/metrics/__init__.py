@@ -24,7 +24,7 @@ _MODULES = {"PrometheusListener": "prometheus", "OpenTelemetryListener": "otel"}
 
 
 def __getattr__(name: str) -> Any:
-    # Each needs an extra of its own.
+    # Imported on demand, because each listener needs its own extra.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415

@@ -119,7 +119,7 @@ class MetricsServer:
     def __init__(self, registry: CollectorRegistry, port: int, host: str) -> None:
         with listening("the metrics", host, port):
             self._server, self._thread = start_http_server(port, host, registry)
-        #: The port that it listens at.
+        #: The port of the server.
         self.port: int = self._server.server_port
         self._host = host
 

@@ -85,7 +85,7 @@ def run_in_process(
     if not isinstance(topology, Topology):
         raise TypeError(
             f"topology must be a Topology, got {type(topology).__name__}; "
-            "TopologyBuilder().build() makes one"
+            "create one with TopologyBuilder().build()"
         )
     tasks = as_count(tasks, "tasks", 1)
     told = Listeners(listeners)

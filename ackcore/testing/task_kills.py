@@ -46,7 +46,7 @@ class Kills:
         for name, kill in kills.items():
             if name not in bolts:
                 raise ValueError(
-                    f"kills names {name!r}, and the bolts are {', '.join(map(repr, bolts))}"
+                    f"kills must name bolts ({', '.join(map(repr, bolts))}), got {name!r}"
                 )
             if callable(kill):
                 self._when[name] = kill

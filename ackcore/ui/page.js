@@ -73,7 +73,7 @@ const damage = (files) => (files.length ? { message: files.join(" ") } : null);
 const showHead = (s) => {
   const holder = s.holder;
   const [text, kind] = !holder ? ["never started", ""]
-    : holder.holds === null ? [`last owner ${holder.name}; this host cannot tell whether it runs`, ""]
+    : holder.holds === null ? [`last owner ${holder.name}; this host cannot check whether it runs`, ""]
     : holder.holds ? [`running, owner ${holder.name}`, "good"] : [`not running, last owner ${holder.name}`, "bad"];
   byId("runs").textContent = s.epoch ? `${text}, epoch ${s.epoch}` : text;
   byId("runs").className = `state ${kind}`;
