@@ -223,7 +223,8 @@ def replayed(
         bool, typer.Option("--again", help="Also letters that were replayed before.")
     ] = False,
     max_replays: Annotated[
-        int, typer.Option(min=0, help="Skip records with this many replays; 0 for no limit.")
+        int,
+        typer.Option(min=0, help="Skip records with this many replays or more; 0 for no limit."),
     ] = 20,
     request: Annotated[
         str | None, typer.Option(help="An id that you choose. The same id does nothing twice.")

@@ -318,7 +318,7 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
         if method == shape.work and function is getattr(shape.base, method):
             has = "none"
             if hasattr(component, shape.other):
-                has = f"{shape.other}, which is {shape.whose}; rename it or derive from that"
+                has = f"{shape.other}, which is {shape.whose}; rename it or derive from that class"
             yield (
                 f"bolt {bolt.name!r} must have a method {method}"
                 f"({', '.join(('self', *arguments))}), because it is {kind}, and {made} has {has}"

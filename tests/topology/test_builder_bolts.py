@@ -41,13 +41,13 @@ def one(base, **methods):
             one(BasicBolt, process=lambda self, batch, out: None),
             "bolt 'x' must have a method execute(self, tuple, collector), because it is a "
             "BasicBolt, and Split has process, which is a BatchBolt's; rename it or derive "
-            "from that",
+            "from that class",
         ),
         (
             one(BatchBolt, execute=lambda self, tuple: None),
             "bolt 'x' must have a method process(self, batch, out), because it is a BatchBolt, "
             "and Split has execute, which is a Bolt's or a BasicBolt's; "
-            "rename it or derive from that",
+            "rename it or derive from that class",
         ),
         (
             one(Bolt, execute=lambda self, tuple, collector: None),
