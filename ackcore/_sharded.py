@@ -163,7 +163,7 @@ def _factory(backend: str | BackendFactory | None) -> BackendFactory:
         return load_backend(backend)
     if not callable(backend):
         raise TypeError(
-            "backend must be the name of one, or a callable that makes ledgers, got "
+            "backend must be the name of a backend, or a callable that makes ledgers, got "
             f"{type(backend).__name__}; leave it out for ackcore.Ledger"
         )
     return backend

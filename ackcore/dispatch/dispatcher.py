@@ -186,7 +186,7 @@ class Dispatcher:
         if longest_s < backoff_s:
             raise ValueError(
                 f"max_backoff_s must be at least backoff_s, got {longest_s:g} and {backoff_s:g}; "
-                "raise the one or lower the other"
+                "increase the first or decrease the second"
             )
         self._max_backoff_ms = whole_ms(longest_s)
         if breaker_failures is not None:

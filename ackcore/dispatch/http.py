@@ -224,7 +224,7 @@ async def _read_response(reader: asyncio.StreamReader, first: bytes) -> tuple[Re
     version, status, headers = await _read_head(reader, first)
     while 100 <= status < 200:
         if status == 101:
-            raise ValueError("it switches protocols (101), which it was not asked for")
+            raise ValueError("it switches protocols (101) without a request for that")
         version, status, headers = await _read_head(reader, await reader.readline())
     keep = version != b"HTTP/1.0" and headers.get("connection", "").lower() != "close"
     if status in (204, 304):
@@ -278,7 +278,7 @@ def _length(text: str, base: int) -> int:
     try:
         length = int(text, base)
     except ValueError:
-        raise ValueError(f"its length is {text[:40]!r}, which is no number") from None
+        raise ValueError(f"its length is {text[:40]!r}, which is not a number") from None
     _check_length(length)
     return length
 

@@ -328,9 +328,9 @@ class AsyncBolt(Component):
     timeout_s : float, optional
         Seconds after which an ``execute`` is cancelled, and fails its input with `TimeoutError`.
     rate_per_s : float, optional
-        The maximum number of calls begun per second in the whole topology. Each task has an equal
-        share. The number of tasks is that behind the bolt's grouping (``parallelism``), or Spark's
-        number of cores if that is smaller.
+        The maximum number of calls begun per second in the whole topology. The bolt's tasks that
+        can run at once have equal shares: as many as its ``parallelism``, at most as many as Spark
+        has cores.
     endpoints : iterable of hashable, optional
         The endpoints of the calls, each with a window of its own; see ``collector.endpoint``.
     chooser : callable, default `Idlest`
