@@ -277,8 +277,8 @@ class Policy(NamedTuple):
             found = np.full(n, default) if values is None else np.asarray(values)
             if found.shape != (n,):
                 raise ValueError(
-                    f"message_ids has {n} rows and {name} has shape {found.shape}; they must pair up "
-                    "row by row"
+                    f"message_ids has {n} rows and {name} has shape {found.shape}; they must pair "
+                    "up row by row"
                 )
             return found.astype(np.int64)
 
