@@ -60,7 +60,7 @@ def array_of(
     arrow_type : pyarrow.DataType
         The type of the column.
     projects : bool, default False
-        Whether names that a struct lacks are left out, and fields without a value are null. By
+        Whether values of unknown names are dropped, and fields without a value are null. By
         default both are errors.
 
     Returns

@@ -227,10 +227,11 @@ def replayed(
         typer.Option(min=0, help="Skip records with this many replays or more; 0 for no limit."),
     ] = 20,
     request: Annotated[
-        str | None, typer.Option(help="An id that you choose. The same id does nothing twice.")
+        str | None,
+        typer.Option(help="An id of your choice. A second replay with this id does nothing."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the number to replay.")
+        bool, typer.Option("--dry-run", help="Only print the number of letters to replay.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -295,7 +296,7 @@ def dropped(
     letters: Named = None,
     all_of_them: All = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the number to drop.")
+        bool, typer.Option("--dry-run", help="Only print the number of letters to drop.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -71,7 +71,7 @@ def run(
         typer.Argument(
             metavar="MODULE:NAME",
             callback=check_name,
-            help="A function that is given the SparkSession and returns a Topology.",
+            help="A function that takes the SparkSession and returns a Topology.",
         ),
     ],
     checkpoint: Annotated[

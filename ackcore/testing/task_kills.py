@@ -109,7 +109,7 @@ class MortalExecutor:
 
     @property
     def ignored(self) -> int:
-        """The number of calls that came too late to have an effect."""
+        """The number of calls of a collector that had no effect, because they were too late."""
         return self._executor.ignored
 
     def process(

@@ -339,7 +339,8 @@ class PageServer:
 
 
 class Guard:
-    """Refuses requests that do not come from our own pages, and sends isolating headers.
+    """A wrapper of an application that refuses requests of other pages, and sends isolating
+    headers.
 
     Parameters
     ----------
