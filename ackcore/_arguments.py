@@ -267,7 +267,7 @@ def refuse_size(size: int, rows: int, width: int) -> NoReturn:
 
 
 def refuse_byte_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoReturn:
-    """Raise for a row whose bytes are not a part of the data."""
+    """Raise for a row with byte offsets that descend or are outside the data."""
     raise ValueError(
         f"offsets must rise within the {size} bytes of data, "
         f"got {int(offsets[row])}..{int(offsets[row + 1])} in row {row}"
@@ -275,7 +275,7 @@ def refuse_byte_offsets(offsets: npt.NDArray[Any], row: int, size: int) -> NoRet
 
 
 def refuse_owner(row: int, owner: int, groups: int) -> NoReturn:
-    """Raise for a row whose owner is not the number of a group."""
+    """Raise for a row with an owner that is not a group number."""
     among = f"0..{groups - 1}" if groups else "no groups at all (roots is empty)"
     raise ValueError(f"owners must be groups in {among}, got {owner} in row {row}")
 
@@ -287,7 +287,7 @@ def refuse_order(place: int | None = None, row: int = 0, rows: int = 0) -> NoRet
 
 
 def refuse_taken(place: int, row: int, rows: int) -> NoReturn:
-    """Raise for an order with a number that is not the number of a row."""
+    """Raise for an item of an order that is not a row number."""
     among = f"0..{rows - 1}" if rows else "no rows at all (offsets has one item)"
     raise ValueError(f"order must be row numbers in {among}, got {row} at {place}")
 
@@ -300,7 +300,7 @@ def refuse_gathered() -> NoReturn:
 
 
 def refuse_rows(rows: int) -> NoReturn:
-    """Raise for more rows than a run can count."""
+    """Raise for more rows than the 32-bit row count of a run can hold."""
     raise ValueError(f"owners must have at most {MAX_ROWS} rows, got {rows}; cut the batch")
 
 

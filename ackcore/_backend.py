@@ -1,7 +1,8 @@
 """The backend that runs, the interface of a backend, and the look-up of others.
 
 With ``ACKCORE_BACKEND=native`` or ``python``, importing ackcore fails if that backend cannot be
-loaded. Unset or empty, it means native, and otherwise python with a warning that gives the cause.
+loaded. If the variable is unset or empty, ackcore uses native; if that cannot be loaded, it uses
+python, with a warning that gives the cause.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ else:
 
 @runtime_checkable
 class AckerBackend(Protocol):
-    """The methods of `ackcore.Ledger` that a framework calls; its docstrings describe each.
+    """The methods of `ackcore.Ledger` that a framework calls. See there for their descriptions.
 
     An object with these methods that passes `ackcore.testing.check_backend` can replace a ledger.
     ``isinstance`` checks only that the names exist, not that they work.
@@ -247,7 +248,8 @@ def _registered(name: str) -> importlib.metadata.EntryPoint:
         return next(iter(found.values()))
     if found:
         raise ValueError(
-            f"several packages registered a backend {name!r}: {', '.join(sorted(found))}"
+            f"several packages registered a backend {name!r}: {', '.join(sorted(found))}; "
+            "uninstall all but one"
         )
     known = sorted({*_OURS, *points.names})
     raise ValueError(f"no backend has the name {name!r}; the known names are {', '.join(known)}")

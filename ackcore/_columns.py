@@ -315,7 +315,7 @@ def read_clock(clock: Callable[[], int]) -> int:
 
 
 def timeout_ms(timeout_s: Any) -> int | None:
-    """Return a time-out in seconds as whole milliseconds, rounded up; None for none.
+    """Return a time-out in seconds as whole milliseconds, rounded up; None without a time-out.
 
     Raises
     ------
@@ -335,9 +335,10 @@ def timeout_ms(timeout_s: Any) -> int | None:
 
 
 def deadline(now_ms: Any, timeout_ms: Any, clock: Callable[[], int] | None) -> int | None:
-    """Return the time before which an entry's last message must be for the entry to time out.
+    """Return the deadline: an entry has timed out if its last message is earlier.
 
-    None without a time-out. The result may be below the 64-bit integers; then no entry times out.
+    None without a time-out. If the deadline is below the range of 64-bit integers, no entry times
+    out.
     """
     now = None if now_ms is None else as_ms(now_ms, "now_ms")
     if timeout_ms is None:
@@ -387,7 +388,7 @@ def ledger_options(
 
 
 def refuse_full(pending: int, new: int, max_entries: int) -> NoReturn:
-    """Raise for a call with ``new`` rows whose roots are not among the ``pending`` ones."""
+    """Raise for a call with ``new`` rows that may add entries to the ``pending`` ones."""
     raise LedgerFull(
         f"{pending} roots are pending and {new} rows have other roots, which may exceed "
         f"max_entries={max_entries}; nothing was applied; try again when some roots have "

@@ -97,7 +97,7 @@ def _bits_of_many(numbers: Int64s, parameter: int) -> list[Digits]:
 
 
 def _guesses(numbers: Int64s) -> list[int]:
-    """Return a few Rice parameters, one of which gives a shortest code."""
+    """Return a few Rice parameters; one of them gives a shortest code."""
     typical = [int(numbers.mean())]
     if numbers.max() > 64 * typical[0]:
         typical.append(int(np.median(numbers)))  # a few are far above all others

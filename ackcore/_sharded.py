@@ -103,7 +103,7 @@ class ShardedLedger:
         return joined([ledger.entries() for ledger in self.shards])
 
     def oldest(self, n: int) -> Entries:
-        """Return the n entries that expire first; of one age, those that came first."""
+        """Return the n entries that expire first; if equal in age, those seen first."""
         found = joined([ledger.oldest(n) for ledger in self.shards])
         keys = (found.root_ids, found.first_ms, -found.ages.astype(np.int16))
         order = np.lexsort([key for key in keys if key is not None])
@@ -163,7 +163,7 @@ def _factory(backend: str | BackendFactory | None) -> BackendFactory:
         return load_backend(backend)
     if not callable(backend):
         raise TypeError(
-            "backend must be the name of one, or a callable that makes ledgers, got "
+            "backend must be the name of a backend, or a callable that makes ledgers, got "
             f"{type(backend).__name__}; leave it out for ackcore.Ledger"
         )
     return backend

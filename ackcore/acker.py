@@ -83,8 +83,8 @@ class Acker:
     Raises
     ------
     ValueError
-        If an argument is out of range, or the acker would forget trees that the spout still waits
-        for: ``(buckets - 1) * period_s < 2 * timeout_s``.
+        If an argument is out of range, or the acker would drop trees that are still pending in the
+        spout: ``(buckets - 1) * period_s < 2 * timeout_s``.
     TypeError
         If an argument has another type, or the backend's ledgers lack methods.
 
@@ -250,7 +250,7 @@ class Acker:
         return self._ledgers.of(root_id).get(root_id)
 
     def oldest(self, n: int) -> Entries:
-        """Return the n entries that expire first; of one age, those that came first."""
+        """Return the n entries that expire first; if equal in age, those seen first."""
         self._turn_if_due()
         return self._ledgers.oldest(n)
 
@@ -277,7 +277,7 @@ class Acker:
         Returns
         -------
         int
-            The number of turns, at most ``buckets``, after which no earlier entry is left.
+            The number of turns, at most ``buckets``: after that many, every entry has expired.
 
         Raises
         ------
@@ -366,7 +366,7 @@ class Acker:
             try:
                 self.tick()
             except BaseException as error:
-                _log.exception("a callback of the acker raised; its thread goes on")
+                _log.exception("a callback of the acker raised; the acker's thread continues")
                 self._thread_error = self._thread_error or error
 
     def _turn_if_due(self) -> None:

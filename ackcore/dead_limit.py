@@ -1,4 +1,4 @@
-"""The limit on dead records, above which the cause is taken to lie outside the records.
+"""The limit on dead records. If more records die, the cause is probably outside the records.
 
 Topologies on Spark and `ackcore.kafka.Consumer` use it.
 """
@@ -61,8 +61,8 @@ class DeadLimit:
     max_dead : int, optional
         The number of records that may die.
     max_dead_ratio : float, optional
-        The share of the records that may die, from 0 to 1, checked from ten dead records on. Even
-        with 1, not all of them may die.
+        The share of the records that may die, from 0 to 1, checked from ten dead records on. With
+        any share, also 1, the limit is exceeded if all of them died.
     window : int, optional
         The number of latest ended records among which the dead are counted; None for all.
 
@@ -76,7 +76,7 @@ class DeadLimit:
     Raises
     ------
     TypeError, ValueError
-        If a limit is not such a number.
+        If an argument has another type or is out of range.
     """
 
     def __init__(

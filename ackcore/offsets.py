@@ -1,4 +1,4 @@
-"""Commits of a Kafka group: the offset below which all is done, and metadata about those above.
+"""Commits of a Kafka group: the lowest offset that is not done, and metadata about higher ones.
 
 The offset is where a reader begins again. The metadata beside it, a string of at most 4,095
 characters, lists the offsets above it that are done, so that they are not processed again.
@@ -89,7 +89,7 @@ class Restored(NamedTuple):
 
 
 class _Damaged(ValueError):
-    """Metadata that begins like ackcore's and is not what ackcore wrote, or none at all."""
+    """Metadata that is missing, damaged or not written by ackcore; the text is the cause."""
 
 
 # Encoding -----------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def _decoded(
     topic: str, partition: int, offset: int, metadata: str | None
 ) -> tuple[int, int, OffsetState]:
     if not metadata:
-        raise _Damaged("there is none")
+        raise _Damaged("it is empty")
     start = len(_MAGIC)
     if metadata[:start] != _MAGIC or metadata[start + 1 : start + 2] not in (_WIDE, _BASE64):
         raise _Damaged(f"it is not ackcore's: {metadata[:40]!r}")
@@ -347,7 +347,7 @@ def _decoded(
     n = int(np.max(np.flatnonzero(done), initial=-1)) + 1
     holes, done = holes[:n], done[:n]
     if holes.sum(dtype=np.float64) > _MOST_OPEN:
-        raise _Damaged("it has more open offsets than a reader can have")
+        raise _Damaged(f"it has more than {_MOST_OPEN} open offsets")
     lengths = np.column_stack([holes + 1, done]).ravel()
     bounds = offset + np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     starts, ends = bounds[:-1:2], bounds[1::2]

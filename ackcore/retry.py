@@ -109,7 +109,7 @@ def _bits(message_id: str, attempt: int) -> int:
 
 
 def _begun(attempt: int) -> blake2b:
-    """Return the hash of an attempt, to be continued with many messages in half the time."""
+    """Return a hash object that has read an attempt. A copy for each message halves the time."""
     return blake2b(attempt.to_bytes(8, "little"), digest_size=8, person=b"ackcore.retry")
 
 
@@ -277,8 +277,8 @@ class Policy(NamedTuple):
             found = np.full(n, default) if values is None else np.asarray(values)
             if found.shape != (n,):
                 raise ValueError(
-                    f"message_ids has {n} rows and {name} {found.shape}; they must pair up row by "
-                    "row"
+                    f"message_ids has {n} rows and {name} has shape {found.shape}; they must pair "
+                    "up row by row"
                 )
             return found.astype(np.int64)
 

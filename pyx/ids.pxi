@@ -440,7 +440,7 @@ cdef class IdSource:
         return given
 
     cdef uint64_t take(self, uint64_t n) except? 1:
-        """Reserve the next n counts and return the number reserved before."""
+        """Reserve the next n counts; return the counter before."""
         cdef uint64_t before
         with self.lock:
             before = self._given

@@ -24,7 +24,7 @@ cdef class Ledger:
         The number of entries to reserve room for.  The table grows as needed, in slices.  It
         shrinks after a long time with few entries, but never below this size.
     buckets : int, default 3
-        The number of calls of `rotate` after its last refresh at which an entry expires, 2 to 126.
+        The number of turns (`rotate`) since its last refresh after which an entry expires, 2..126.
     refresh_on_ack : bool, default False
         Whether every message moves its entry to the newest bucket, as in early Storm; by default
         only a fail or a reset does.
@@ -180,7 +180,7 @@ cdef class Ledger:
         return apply_columns(self, roots, values, kinds, 0)
 
     def init_many(self, root_ids, init_vals, tasks):
-        """Apply a batch of inits: `apply` with all tasks >= 0."""
+        """Apply a batch of inits, as `apply` does; all tasks must be >= 0."""
         cdef cnp.ndarray roots = id_column(root_ids, "root_ids")
         cdef cnp.ndarray values = id_column(init_vals, "init_vals")
         cdef cnp.ndarray spouts = task_column(tasks, "tasks")
@@ -302,7 +302,7 @@ cdef class Ledger:
         run_batch(self, &batch, n, &out, False)
 
     def merge(self, entries):
-        """Fold saved entries, or those of another ledger, in, without decisions.
+        """Fold the entries of a saved or another ledger in, without decisions.
 
         Values are XORed, inits added, and flags ORed; the greatest task and newest bucket are kept.
 
@@ -390,7 +390,7 @@ cdef class Ledger:
 
     @property
     def buckets(self):
-        """The number of calls of `rotate` after its last refresh at which an entry expires."""
+        """The number of turns (`rotate`) since its last refresh after which an entry expires."""
         return self.options.buckets
 
     @property
@@ -430,7 +430,7 @@ cdef class Ledger:
 
     @property
     def stats(self):
-        """The `Stats`: second inits, orphans, expired and not taken, growths and reseeds."""
+        """The `Stats` since the ledger was made."""
         cdef int64_t counts[4]
         with nogil:
             lock_acquire_nogil(&self.lock)

@@ -47,7 +47,7 @@ cdef int merge_columns(Ledger ledger, entries, bint check) except -1:
 
 
 cdef object settled_of(Ledger ledger, object deadline):
-    """Decide every entry once; it has timed out if its last message is before the deadline."""
+    """Decide every entry once; an entry with its last message before the deadline has timed out."""
     # Without a deadline, or with one below the 64-bit integers, no entry has timed out.
     cdef bint timed_out = deadline is not None and deadline >= INT64_MIN
     cdef int64_t before = deadline if timed_out else 0

@@ -43,7 +43,7 @@ cdef cnp.ndarray offset_column(object offsets):
 
 
 cdef object in_order(object offsets):
-    """Return offsets in the order of reading, in which gaps between them show."""
+    """Return offsets in ascending order, so that gaps between them are detected."""
     cdef cnp.ndarray column
     cdef const int64_t *items
     cdef size_t n
@@ -348,7 +348,7 @@ cdef class OffsetTracker:
     # Inspection, saving and loading.
 
     def holes(self, limit=None):
-        """Return the offsets that are not done and are below the highest done one.
+        """Return the offsets below the highest done one that are not done.
 
         Parameters
         ----------
@@ -405,7 +405,7 @@ cdef class OffsetTracker:
 
     @classmethod
     def from_state(cls, topic, partition, generation, state):
-        """Make a tracker that continues from the state of one of an earlier generation.
+        """Make a tracker that continues from the state of a tracker of an earlier generation.
 
         Its base is the committable offset of the state. The holes must be emitted again.
 

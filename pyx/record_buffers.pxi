@@ -162,7 +162,7 @@ cdef class RecordBuffers:
 
     @property
     def bytes(self):
-        """The bytes of their keys, values and headers; header names count in characters."""
+        """The size of all keys, values and headers in bytes; header names count in characters."""
         return self.keys.size + self.values.size + self.header_bytes
 
     def add(self, messages, first=0, stop=INT64_MAX):

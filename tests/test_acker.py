@@ -153,8 +153,16 @@ def test_wrong_arguments_are_refused_by_name(make_acker, arguments, error, words
     ("backend", "error", "words"),
     [
         ("rust", ValueError, "no backend has the name 'rust'"),
-        (5, TypeError, "backend must be the name of one, or a callable that .*, got int; leave"),
-        ({}, TypeError, "backend must be the name of one, or a callable that .*, got dict; leave"),
+        (
+            5,
+            TypeError,
+            "backend must be the name of a backend, or a callable that .*, got int; leave",
+        ),
+        (
+            {},
+            TypeError,
+            "backend must be the name of a backend, or a callable that .*, got dict; leave",
+        ),
         *(
             (kind, TypeError, rf"backend must take the arg.* and {kind!r} does not: .*; leave it")
             for kind in (dict, list, int, object)

@@ -266,7 +266,7 @@ def test_thread_goes_on_after_a_callback_raises_and_stop_raises_it(make_acker, c
     with pytest.raises(kind, match="callback 1"):
         acker.stop()
     assert [entry.root_id for entry in left] == [1, 2]
-    assert caplog.messages == ["a callback of the acker raised; its thread goes on"] * 2
+    assert caplog.messages == ["a callback of the acker raised; the acker's thread continues"] * 2
     acker.start()
     acker.stop()  # raised once
 

@@ -60,7 +60,7 @@ def array_of(
     arrow_type : pyarrow.DataType
         The type of the column.
     projects : bool, default False
-        Whether names that a struct lacks are left out, and fields without a value are null. By
+        Whether values of unknown names are dropped, and fields without a value are null. By
         default both are errors.
 
     Returns
@@ -163,7 +163,8 @@ def _by_name(value: Any, arrow_type: pa.DataType, projects: bool) -> Any:
             unknown = [] if projects else [name for name in named if name not in types]
             if unknown:
                 raise ValueError(
-                    f"{arrow_type} has no field {unknown[0]!r}; values with names go by name"
+                    f"{arrow_type} has no field {unknown[0]!r}; values with names are matched by "
+                    "name"
                 )
             missing = [] if projects else [name for name in types if name not in named]
             if missing:

@@ -77,9 +77,10 @@ _OFFSET_BYTES, _OTHER_BYTES = 4, 16
 
 
 def bytes_before(batch: pa.RecordBatch, row: int) -> int:
-    """Return the number of bytes of the rows before ``row``, by their values, not their layout.
+    """Return the number of bytes of the rows before ``row``, by their values, not by their layout.
 
-    For types that store values outside of their rows (dictionaries, views) all rows count the same.
+    In columns that store values outside of their rows (dictionaries, views), all rows count the
+    same.
     """
     return int(sum(_bytes_before(column, row) for column in batch.columns))
 
@@ -208,7 +209,7 @@ def take_rows(batch: pa.RecordBatch, order: Int64s) -> pa.RecordBatch:
     Raises
     ------
     ValueError
-        If a number is not that of a row.
+        If an item of ``order`` is not a row number.
     """
     indices = pa.array(order)
     if not batch.columns:

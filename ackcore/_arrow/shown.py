@@ -150,7 +150,7 @@ def invalid_text(column: pa.Array) -> Int64s:
 
 
 def _invalid(column: pa.Array, start: int, stop: int) -> Iterator[int]:
-    """Yield the positions of such values from ``start`` to ``stop``, in order."""
+    """Yield the positions of values that are not UTF-8, from ``start`` to ``stop``, in order."""
     parts = [(start, stop)]
     while parts:
         start, stop = parts.pop()

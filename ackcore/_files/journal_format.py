@@ -110,7 +110,7 @@ def read_header(data: bytes, context: bytes) -> FileFormat | None:
     Raises
     ------
     ValueError
-        If it has another header, or one of another context.
+        If the file begins with other bytes, or has the header of another context.
     """
     magic = data[: len(_MAGIC)]
     if len(magic) < len(_MAGIC):

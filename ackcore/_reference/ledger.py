@@ -337,8 +337,8 @@ class Ledger:
         now_ms : int, optional
             The time in milliseconds; the clock's by default. Unused without ``timeout_ms``.
         timeout_ms : int, optional
-            The time-out: an entry whose last message is older has timed out. Without it, no entry
-            has. Needs a ledger with a clock.
+            The time-out: an entry whose last message is older has timed out. By default no entry
+            times out. Needs a ledger with a clock.
 
         Returns
         -------

@@ -35,7 +35,7 @@ class OffsetTracker:
     """The done offsets of one partition, in one generation of its assignment.
 
     The first offset that is not done is the one to commit, because a reader must begin again there.
-    The native class documents each method. The arguments are
+    The native class documents each method.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ class OffsetTracker:
         return self._apply(self._fail, offsets, generation)
 
     def advance(self, position: int, generation: int | None = None) -> None:
-        """Mark offsets below a position that were not emitted as done: they will not be."""
+        """Mark all offsets below a position that were not emitted as done: no record has them."""
         to = as_position(position, "position")
         theirs = None if generation is None else as_generation(generation)
         with self._lock:
@@ -269,7 +269,7 @@ class OffsetTracker:
             return self._attempts.get(offset, 0)
 
     def holes(self, limit: int | None = None) -> Int64s:
-        """Return the offsets that are not done and are below the highest done one, in order."""
+        """Return the offsets below the highest done one that are not done, in order."""
         most = None if limit is None else as_count(limit, "limit", 0)
         found: list[int] = []
         with self._lock:
@@ -279,7 +279,7 @@ class OffsetTracker:
         return np.array(found, np.int64)
 
     def _holes(self) -> Iterator[Run]:
-        """Return the holes as runs with gaps between them."""
+        """Yield the runs of holes, in order; adjacent runs are joined."""
         in_flight = ((offset, offset + 1) for offset in self._open if offset < self._done_end)
         return _joined([*in_flight, *self._ahead])
 
@@ -310,7 +310,7 @@ class OffsetTracker:
     def from_state(
         cls, topic: str, partition: int, generation: int, state: OffsetState
     ) -> OffsetTracker:
-        """Make a tracker that continues from the state of one of an earlier generation."""
+        """Make a tracker that continues from the state of a tracker of an earlier generation."""
         checked = check_state(state)
         tracker = cls(topic, partition, generation, checked.committable)
         tracker._load(checked, checked.committable)

@@ -136,7 +136,7 @@ class RecordBuffers:
 
     @property
     def bytes(self) -> int:
-        """The bytes of their keys, values and headers; header names count in characters."""
+        """The size of all keys, values and headers in bytes; header names count in characters."""
         return self._key_bytes + self._value_bytes + self._header_bytes
 
     def add(

@@ -225,7 +225,9 @@ def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:
 def _edges(
     key: int, component: int, roots: Int64s, parents: Int64s, owners: Int64s, ordinals: Int64s
 ) -> Int64s:
-    """Return the edges of rows, as in `ids.edge_ids`; ``roots`` and ``parents`` are by group."""
+    """Return the edges of rows, as in `ids.edge_ids`; ``roots`` and ``parents`` have a row per
+    group.
+    """
     component_key = subkey((component ^ key) & ALL_BITS, 4)
     x = mix_many(roots.view(_U64) ^ _U64(subkey(key, 3)))
     x = mix_many((x + parents.view(_U64)) ^ _U64(component_key))

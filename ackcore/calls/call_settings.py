@@ -50,7 +50,8 @@ class CallSettings:
         Permanent errors, besides `Reject`, even if `retry_on` names a base class.
     wait_in_task_s : float, default 5.0
         The total seconds that an item may wait in the task before it is called again. If it would
-        have to wait longer, it is given back. So this limits the retries after `Retry` in the task.
+        have to wait longer, it ends with its error. So this limits the retries after `Retry` in the
+        task.
         An item that was not called yet also waits, for an open breaker and for an endpoint that
         refuses repeatedly. The pause after a single refusal does not count.
     backoff_s, max_backoff_s : float, default 0.1, 5.0
@@ -66,7 +67,7 @@ class CallSettings:
     breaker_reset_s : float, default 5.0
         Seconds after which an open breaker lets a single call through.
     max_buffered : int, default 1024
-        The largest number of outcomes that are kept because an earlier one is not there yet.
+        The largest number of outcomes that are kept until an earlier one is complete.
 
     Raises
     ------

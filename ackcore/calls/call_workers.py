@@ -3,7 +3,7 @@
 A worker awaits the function directly: a call that does not wait needs no task, future or timer. A
 worker that takes a call starts another worker, if there may be more to do. That one runs when the
 others wait for answers, so a single worker makes all calls that do not wait. A worker without work
-is parked. There are as many workers as there were calls at once.
+is parked. The number of workers is the largest number of calls at once so far.
 
 One timer serves all waits; it is set to the earliest time. Time-outs are found by a scan of the
 calls in flight. Scans are rare, since calls that began later time out later.

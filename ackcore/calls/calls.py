@@ -219,11 +219,11 @@ async def _awaited(awaitable: Any) -> Any:
 
 
 class CallLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock may stand still.
+    """An event loop with a clock that stops while the loop does not run.
 
     The loop does not run while the reader of the outcomes has control. Answers that arrive then are
-    not handled. If the clock went on meanwhile, all time-outs, the user's own ``asyncio.timeout``
-    included, would expire as soon as the loop runs again, although their answers are there.
+    not handled. If the clock continued meanwhile, all time-outs, the user's own ``asyncio.timeout``
+    included, would expire as soon as the loop runs again, although their answers have arrived.
 
     Parameters
     ----------

@@ -131,8 +131,8 @@ class Endpoints:
         """Pause an endpoint that refuses calls: briefly at first, then longer each time.
 
         The first pause is its service time, after which a service with a rate limit accepts the
-        next call. A Retry-After in whole seconds would leave it idle. The longest pause is the time
-        that it requests, since repeated refusals show that it means it, and at least a second.
+        next call. A Retry-After in whole seconds would leave it idle. Repeated refusals confirm the
+        time that it requests, so the longest pause is that time, and at least a second.
         """
         if self._settings.breaker_failures is None:
             return  # without a breaker, endpoints are not paused either

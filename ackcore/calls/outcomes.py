@@ -45,7 +45,7 @@ class Retry(Exception):
         ):
             raise TypeError(
                 f"after_s must be a number of seconds or None, got {type(after_s).__name__} "
-                f"{after_s!r}; float(...) makes one of a header's text"
+                f"{after_s!r}; convert the text of a header with float(...)"
             )
         if after_s is not None and after_s == after_s:  # not NaN
             self.after_s = float(min(max(after_s, 0.0), MAX_AFTER_S))
@@ -113,15 +113,15 @@ class CallCounts:
     made : int
         Calls begun.
     failed : int
-        Those of them that raised or timed out.
+        Calls that raised or timed out.
     timed_out : int
-        Those of them that timed out.
+        Calls that timed out.
     waited : int
         Waits of items in the task before another call.
     given_back : int
-        Items that would have waited for too long.
+        Items that ended without a result, because their wait for another call would be too long.
     trips : int
-        Openings of breakers.
+        Times that a breaker opened.
     """
 
     made: int = 0

@@ -96,7 +96,7 @@ def choosing(*without: str) -> Callable[[Callable[..., None]], Callable[..., Non
                 else [one.replace(kind=kind)]
             )
         run.__name__, run.__doc__ = command.__name__, command.__doc__
-        # Typer reads both.
+        # Typer reads the signature and the annotations.
         run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in found}
         return run
@@ -126,8 +126,9 @@ def listed(
 ) -> None:
     """List dead letters, newest first.
 
-    Replays: how often the record had been replayed when it died. Sent: how often this letter was
-    sent since. Exits with 3 if a file cannot be read, and lists the letters of the others.
+    Replays: the number of replays before the record died. Sent: the number of times that this
+    letter was sent since. Exits with 3 if a file cannot be read, and lists the letters of the
+    others.
     """
     store = store_of(checkpoint)
     check_spout(store, wanted.spout)
@@ -188,13 +189,13 @@ def show(
     ],
     as_json: Json = False,
 ) -> None:
-    """Show one dead letter with its record. Exits with 1 if there is none of that name."""
+    """Show one dead letter with its record. Exits with 1 if no letter has that name."""
     wanted = LetterFilter(_ids([letter]))
     damaged: list[CheckpointCorrupt] = []
     letters = list_letters(store_of(checkpoint), wanted, 1, payload=True, damaged=damaged)
     found = next(letters, None)
     if found is None:
-        if damaged:  # which may have had it
+        if damaged:  # the letter may be in a damaged file
             raise damaged[0]
         typer.echo(f"ackcore: the checkpoint has no dead letter {plain(letter)}", err=True)
         raise typer.Exit(NO)
@@ -222,13 +223,15 @@ def replayed(
         bool, typer.Option("--again", help="Also letters that were replayed before.")
     ] = False,
     max_replays: Annotated[
-        int, typer.Option(min=0, help="Skip records that were replayed this often; 0 for no limit.")
+        int,
+        typer.Option(min=0, help="Skip records with this many replays or more; 0 for no limit."),
     ] = 20,
     request: Annotated[
-        str | None, typer.Option(help="An id that you choose. The same id does nothing twice.")
+        str | None,
+        typer.Option(help="An id of your choice. A second replay with this id does nothing."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print how many would be replayed.")
+        bool, typer.Option("--dry-run", help="Only print the number of letters to replay.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -273,7 +276,7 @@ def _tell(
 
 
 def _none_sent(store: Letters, wanted: LetterFilter) -> str:
-    """Return why no letter was sent: there is none, all were sent before, or they represent no
+    """Return why no letter was sent: none matches, all were sent before, or they represent no
     record.
     """
     found = count_letters(store, wanted, [])
@@ -293,7 +296,7 @@ def dropped(
     letters: Named = None,
     all_of_them: All = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print how many would be dropped.")
+        bool, typer.Option("--dry-run", help="Only print the number of letters to drop.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -333,7 +336,7 @@ def _filter(
 ) -> LetterFilter:
     texts = {"component": component, "error": error, "message": message}
     for name, text in texts.items():
-        if text is not None and not text.strip():  # as of a shell's variable that is not set
+        if text is not None and not text.strip():  # for example from an unset shell variable
             raise typer.BadParameter(
                 f"--{name} must not be blank, got {text!r}; omit it to match all"
             )
@@ -361,7 +364,7 @@ def time_in(text: str) -> int:
     try:
         if ago is not None:
             return int((time.time() - float(ago[1]) * _SECONDS[ago[2]]) * 1000)
-        # Without a zone it is this machine's.
+        # A time without a zone is in this machine's zone.
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise typer.BadParameter(f"a time is {_TIME}, got {plain(text)!r}") from None

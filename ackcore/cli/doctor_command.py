@@ -123,7 +123,7 @@ def _package(module: str, least: tuple[int, ...], mend: str, *, needed: bool = T
         try:
             found = version(name)
         except PackageNotFoundError:
-            # Of another distribution: pyspark is pyspark-client's, too, or a cluster's own.
+            # Another distribution may contain it: pyspark-client, or the cluster's own pyspark.
             found = str(getattr(loaded, "__version__", ""))
             if not found:
                 raise

@@ -16,7 +16,7 @@ COMMANDS = {
     "ui": "spark,ui",
 }
 
-#: Those that look at a checkpoint, or note something in it: nothing of theirs is in pandas.
+#: Commands that only read or write checkpoints, which never contain pandas objects.
 _ARROW_ONLY = ("status", "dead", "ui")
 
 
@@ -40,7 +40,7 @@ def _loads(name: str) -> bool:
     except ModuleNotFoundError as error:
         if (error.name or "ackcore").partition(".")[0] == "ackcore":
             raise
-        if error.name not in ("typer", "rich"):  # without which there is no help either
+        if error.name not in ("typer", "rich"):  # without them, no command works
             way_out = f"pip install 'ackcore[cli,{COMMANDS[name]}]'"
             print(f"ackcore: {name} needs {error.name}; {way_out}", file=sys.stderr)
         return False

@@ -70,7 +70,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
-            # What Typer raises has an exit code, but for this one.
+            # All exceptions of Typer except Abort have an exit code.
             own = isinstance(error, typer.Abort) or hasattr(error, "exit_code")
             if own or ctx.params.get("debug"):
                 raise
@@ -183,7 +183,7 @@ def time_of(ms: int | None) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(" ", "seconds")
 
 
-#: Seconds, and what so many of them are called.
+#: The units of time: seconds, and the name.
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 

@@ -35,9 +35,9 @@ from ackcore.spark.query import Query, run_batch, start
 from ackcore.topology.builder import Topology
 
 _LOOK_S = 0.5
-#: How many of the last micro-batches are looked at each time.
+#: The number of the last micro-batches that are read each time.
 _MANY = 100
-#: Without a terminal, the activity is printed after so many seconds without output.
+#: Seconds without output after which the activity is printed, without a terminal.
 QUIET_S = 10.0
 
 
@@ -71,7 +71,7 @@ def run(
         typer.Argument(
             metavar="MODULE:NAME",
             callback=check_name,
-            help="A function that is given the SparkSession and returns a Topology.",
+            help="A function that takes the SparkSession and returns a Topology.",
         ),
     ],
     checkpoint: Annotated[
@@ -106,10 +106,13 @@ def run(
         int | None, typer.Option(metavar="N", min=0, help="The number of records that may die.")
     ] = None,
     max_dead_ratio: Annotated[
-        str, typer.Option(metavar="SHARE", help="The share that may die, not all; or none.")
+        str,
+        typer.Option(
+            metavar="SHARE", help="The share of records that may die, never all; or none."
+        ),
     ] = "1.0",
     dead_letters: Annotated[
-        str | None, typer.Option(help="Where the dead letters go, if not to the checkpoint.")
+        str | None, typer.Option(help="The place of the dead letters, if not the checkpoint.")
     ] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Accept that the topology has changed.")
@@ -133,7 +136,7 @@ def run(
         "accept_changes": accept_changes,
     }
     add_path()
-    find_named(topology)  # a wrong name is told before Spark has been started for it
+    find_named(topology)  # raises for a wrong name before Spark is started
     check_java()
     with advising_commands(), spark_session(master, settings) as (spark, _):
         found = load_topology(topology, spark)
@@ -238,7 +241,7 @@ def described(activity: Activity | None, tasks: str = "") -> str:
 
 
 class Quiet:
-    """Detects that nothing was printed for a while.
+    """A check whether nothing was printed for a while.
 
     Parameters
     ----------
@@ -317,7 +320,7 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
 def _batches(checkpoint: str) -> tuple[Logged, ...]:
     try:
         return read_batches(checkpoint, _MANY)
-    except (StateError, OSError):  # the run itself says what is wrong
+    except (StateError, OSError):  # the run itself reports the error
         return ()
 
 

@@ -16,7 +16,7 @@ from ackcore.cli.reporting import CHECKPOINT, NO, cell, console, print_json, spa
 from ackcore.spark.inspect.reason_counts import AGES_MS, DeadCounter, ReasonCount
 from ackcore.spark.inspect.status import CheckpointStatus, Logged, read_status
 
-#: So many reasons are shown.
+#: The maximum number of reasons to show.
 _REASONS = 8
 
 
@@ -28,7 +28,7 @@ def add_to(app: typer.Typer) -> None:
 def status(
     checkpoint: Annotated[
         str,
-        typer.Argument(metavar="CHECKPOINT", help="The directory or URL that start() was given."),
+        typer.Argument(metavar="CHECKPOINT", help="The directory or URL of the checkpoint."),
     ],
     batches: Annotated[int, typer.Option(min=0, help="The number of micro-batches to show.")] = 5,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second.")] = False,
@@ -49,7 +49,7 @@ def status(
     if as_json:
         print_json(shown.to_json())
         while watch:
-            sys.stdout.flush()  # who reads it may be behind a pipe
+            sys.stdout.flush()  # the reader may be behind a pipe
             time.sleep(1)
             print_json(look().to_json())
     elif watch:
@@ -87,7 +87,7 @@ def _heading(status: CheckpointStatus) -> Text:
     if holder is None:
         runs = "never started"
     elif holder.holds is None:
-        runs = f"last owner {holder.name}; this host cannot tell whether it runs"
+        runs = f"last owner {holder.name}; this host cannot check whether it runs"
     else:
         runs = f"{'running' if holder.holds else 'not running'}, owner {holder.name}"
     epoch = f" (epoch {status.epoch})" if status.epoch else ""

@@ -57,7 +57,7 @@ def load_topology(name: str, spark: Any) -> Topology:
     Raises
     ------
     typer.BadParameter
-        If there is none of that name.
+        If there is no topology of that name.
     """
     found = find_named(name)
     if callable(found) and not isinstance(found, Topology):
@@ -72,7 +72,7 @@ def load_topology(name: str, spark: Any) -> Topology:
 
 
 def takes_session(name: str) -> bool:
-    """Return whether a name is that of a function with a parameter for the session."""
+    """Return whether a name denotes a function with a parameter for the session."""
     found = find_named(name)
     if isinstance(found, Topology) or not callable(found):
         return False
@@ -95,7 +95,7 @@ def find_named(name: str) -> Any:
     Raises
     ------
     typer.BadParameter
-        If there is none of that name.
+        If there is no topology of that name.
     """
     module, _, path = name.partition(":")
     try:
@@ -103,7 +103,7 @@ def find_named(name: str) -> Any:
             found: Any = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # what it imports is missing
+            raise  # an import of the module failed
         raise typer.BadParameter(f"no module {error.name} was found in {os.getcwd()}") from None
     for part in path.split("."):
         if not hasattr(found, part):

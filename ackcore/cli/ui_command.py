@@ -57,7 +57,7 @@ def ui(
     with PageServer(checkpoints, host=host, port=port, token=token, hosts=known_as or ()) as server:
         if as_json:
             print_json({"url": server.url, "token": new})
-            sys.stdout.flush()  # it waits from now on, and who reads may be behind a pipe
+            sys.stdout.flush()  # the reader may be behind a pipe, and this process now waits
         else:
             typer.echo(f"{server.url} (Ctrl-C ends it)")
             if new is not None:

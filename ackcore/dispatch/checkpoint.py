@@ -1,7 +1,7 @@
 """The committed position of a source, on disk, so that a run resumes there after a crash.
 
-The file holds one number, the position to read next: everything before it is done. With 1, 3 and 4
-done it is 2, and the ack of 2 moves it to 5.
+The file holds one number, the position to read next: everything before it is done. If 0, 1, 3 and
+4 are done, it is 2, and the ack of 2 moves it to 5.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Function(Target):
         return await self._threads.call(item, began=began)
 
     async def close(self) -> None:
-        """See `Target.close`. Does not wait for a call that hangs; nor does the end of Python."""
+        """See `Target.close`. Neither this method nor Python's exit waits for a call that hangs."""
         self._threads.close()
 
 

@@ -35,8 +35,8 @@ class Record(NamedTuple):
 class Reader:
     """The reader of a source, from a position on.
 
-    An asynchronous source is awaited in its own task, at most one `read` ahead, so that nothing
-    else waits for it.
+    An asynchronous source is awaited in its own task, at most one `read` ahead, so that it blocks
+    nothing else.
 
     Parameters
     ----------

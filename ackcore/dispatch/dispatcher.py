@@ -109,7 +109,7 @@ class Dispatcher:
         call that began before, counts no attempt, except a trial while no consumer works.
     acked : callable, optional
         ``acked(position, record)`` is called once for each record that a consumer has done, for a
-        source that commits by itself, such as `ackcore.kafka.Consumer`.
+        source that commits its own offsets, such as `ackcore.kafka.Consumer`.
     dead_letters : callable, optional
         ``dead_letters(position, record, error)``, or a coroutine function, is called with a record
         that failed for the last time. It must store the record before it returns, because the
@@ -186,7 +186,7 @@ class Dispatcher:
         if longest_s < backoff_s:
             raise ValueError(
                 f"max_backoff_s must be at least backoff_s, got {longest_s:g} and {backoff_s:g}; "
-                "raise the one or lower the other"
+                "increase the first or decrease the second"
             )
         self._max_backoff_ms = whole_ms(longest_s)
         if breaker_failures is not None:

@@ -60,8 +60,8 @@ class Http(Target):
         ``http://`` or ``https://``. ``user:password@`` in it becomes a header ``Authorization``
         (Basic, UTF-8), and appears in no error.
     headers : mapping, optional
-        Headers of each request. They replace those that Http sends by itself, whatever the case of
-        their letters.
+        Headers of each request. They replace the default headers of the same name, in upper or
+        lower case.
     encode : callable, optional
         Converts an item to the body, as bytes. By default bytes and str are sent unchanged, and
         everything else as JSON, with ``Content-Type: application/json``.
@@ -100,7 +100,7 @@ class Http(Target):
         if len(replaced) < len(given) or replaced & {"content-length", "transfer-encoding"}:
             raise ValueError(
                 "headers must have each name once, and neither Content-Length nor "
-                f"Transfer-Encoding, which Http sends by itself; got {', '.join(given)}"
+                f"Transfer-Encoding, which Http sets; got {', '.join(given)}"
             )
         sent = {name: value for name, value in own.items() if name.lower() not in replaced}
         self._names_json = encode is None and "content-type" not in replaced
@@ -224,7 +224,7 @@ async def _read_response(reader: asyncio.StreamReader, first: bytes) -> tuple[Re
     version, status, headers = await _read_head(reader, first)
     while 100 <= status < 200:
         if status == 101:
-            raise ValueError("it switches protocols (101), which it was not asked for")
+            raise ValueError("it switches protocols (101) without a request for that")
         version, status, headers = await _read_head(reader, await reader.readline())
     keep = version != b"HTTP/1.0" and headers.get("connection", "").lower() != "close"
     if status in (204, 304):
@@ -278,7 +278,7 @@ def _length(text: str, base: int) -> int:
     try:
         length = int(text, base)
     except ValueError:
-        raise ValueError(f"its length is {text[:40]!r}, which is no number") from None
+        raise ValueError(f"its length is {text[:40]!r}, which is not a number") from None
     _check_length(length)
     return length
 

@@ -110,7 +110,9 @@ class Process(Target):
     def _call(self, item: Any, began: Callable[[], object]) -> Any:
         began()
         if self._closed:
-            raise Unavailable("this Process is closed: its run has ended; make another")
+            raise Unavailable(
+                "this Process is closed, because its run has ended; create another one"
+            )
         if self._process is None or not self._process.is_alive():
             self._begin()
         assert self._pipe is not None
@@ -126,7 +128,9 @@ class Process(Target):
             with self._starting:
                 self._process = None
             process.join(_LIVES_S)
-            raise ProcessDied(f"process {process.pid} ended with {process.exitcode}") from lost
+            raise ProcessDied(
+                f"process {process.pid} ended with exit code {process.exitcode} during a call"
+            ) from lost
         if error is not None:
             raise _rebuilt(*error)
         return answer

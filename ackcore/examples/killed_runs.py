@@ -24,7 +24,7 @@ def run_killed(command: Sequence[str], directory: Path, kills: int) -> int:
     command : sequence of str
         The command.
     directory : Path
-        The directory of its temporary files, which removes the remains of a killed Spark with it.
+        The directory of the temporary files. Deleting it deletes the files of a killed Spark.
     kills : int
         The number of kills.
 

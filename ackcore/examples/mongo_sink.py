@@ -15,7 +15,7 @@ from ackcore.spark import SinkBatch, TransactionalSink, Written
 
 
 class MongoSink(TransactionalSink[Any]):
-    """Appends rows to a collection; the collection ``ackcore_batches`` holds the numbers."""
+    """A sink that appends rows to a collection, and keeps its numbers in ``ackcore_batches``."""
 
     def __init__(self, uri: str, database: str, collection: str) -> None:
         self._uri, self._database, self._collection = uri, database, collection

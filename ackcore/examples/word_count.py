@@ -90,7 +90,7 @@ def kind_of(word: str) -> str:
 
 
 class Count(BatchBolt):
-    """A bolt that counts the equal words of a line, which all come to one task."""
+    """A bolt that counts the equal words of a line; all of them reach the same task."""
 
     outputs = pa.schema([*Enrich.outputs, ("times", pa.int64())])
 

@@ -84,7 +84,7 @@ class FlowConsumer:
     keys_wait : bool
         Whether its keys wait for it while it is paused.
     silence_ns : int
-        Nanoseconds without an answer, if suspiciously long; else 0.
+        Nanoseconds without an answer, if longer than a few service times; else 0.
     extra_ns : float
         The addition to the service time in a choice: positive for silence, negative after idle
         time.
@@ -132,7 +132,7 @@ class FlowConsumer:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may get another tuple."""
+        """Whether this consumer may receive another tuple."""
         return self.is_open and self.out < self.limit.limit
 
     @property
@@ -156,7 +156,7 @@ class ConsumerState(NamedTuple):
     is_open: bool  # neither paused nor removed
     service_s: float  # estimated service time with its penalty; 0.0 before the first sample
     rtt_s: float  # round trip of the last answered tuple
-    silence_s: float  # time without an answer, if suspiciously long; else 0.0
+    silence_s: float  # time without an answer, if longer than expected; else 0.0
     acked: int
     failed: int
     timed_out: int

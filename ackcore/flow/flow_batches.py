@@ -73,7 +73,7 @@ class Batch(Sequence[Any]):
         TypeError
             If it is neither bytes nor boolean.
         ValueError
-            If its length is not that of this batch.
+            If its length does not match this batch.
         """
         n = len(self.records)
         if isinstance(bitmap, (bytes, bytearray, memoryview)):

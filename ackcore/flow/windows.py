@@ -168,7 +168,10 @@ class Windows:
             ) from None
 
     def lease_again(self) -> Lease | None:
-        """Return a lease for the first re-queued item, or None; by key, for the first with room."""
+        """Return a lease for the first re-queued item, or None.
+
+        With a chooser by key, it takes the first item with room.
+        """
         if self.in_flight >= self._max_pending:
             return None
         now = self._clock()
@@ -313,7 +316,7 @@ class Windows:
         return expired
 
     def due_ns(self) -> int | None:
-        """Return the nanoseconds until a time-out or a pause's end may make room; else None."""
+        """Return the nanoseconds until the next time-out or pause end, or None."""
         now = self._clock()
         due = []
         for consumer in self.consumers.values():

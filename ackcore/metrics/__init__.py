@@ -2,12 +2,12 @@
 
 =======================  =========================================================================
 `PrometheusListener`     fills a registry of prometheus-client, and serves it (``ackcore[metrics]``)
-`OpenTelemetryListener`  fills a meter, which whatever the meter provider exports to sees
-                         (``ackcore[otlp]`` has the SDK and its OTLP exporter)
+`OpenTelemetryListener`  fills a meter, which the meter provider exports (``ackcore[otlp]`` has the
+                         SDK and its OTLP exporter)
 =======================  =========================================================================
 
-Both have the metrics of `ackcore.metrics.readings`, under the same names: those of OpenTelemetry's
-conventions for messaging where these have one.
+Both have the metrics of `ackcore.metrics.readings`, under the same names. OpenTelemetry's
+conventions for messaging define some of the names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MODULES = {"PrometheusListener": "prometheus", "OpenTelemetryListener": "otel"}
 
 
 def __getattr__(name: str) -> Any:
-    # Each needs an extra of its own.
+    # Imported on demand, because each listener needs its own extra.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415

@@ -21,7 +21,7 @@ from ackcore.metrics.readings import (
 
 
 class OpenTelemetryListener(SnapshotListener):
-    """Exposes the metrics of a query in an OpenTelemetry meter.
+    """A listener that exposes the metrics of a query in an OpenTelemetry meter.
 
     The meter provider decides what is exported, how often and to where. With ``ackcore[otlp]`` a
     ``PeriodicExportingMetricReader(OTLPMetricExporter(...))`` sends the metrics to a collector.

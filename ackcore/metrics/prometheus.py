@@ -30,7 +30,7 @@ _UNITS = {"s": "_seconds"}
 
 
 class PrometheusListener(SnapshotListener):
-    """Exposes the metrics of a query in a registry of prometheus-client.
+    """A listener that exposes the metrics of a query in a registry of prometheus-client.
 
     Names have underscores for OpenTelemetry's dots, and Prometheus' suffixes:
     ``messaging_client_consumed_messages_total``, ``ackcore_latency_seconds``. They are made at each
@@ -119,7 +119,7 @@ class MetricsServer:
     def __init__(self, registry: CollectorRegistry, port: int, host: str) -> None:
         with listening("the metrics", host, port):
             self._server, self._thread = start_http_server(port, host, registry)
-        #: The port that it listens at.
+        #: The port of the server.
         self.port: int = self._server.server_port
         self._host = host
 

@@ -130,7 +130,7 @@ def _run(factory: Factory, chance: random.Random) -> None:
             try:
                 pair = [way(one) for one in pair]
             except Exception as error:
-                raise AssertionError(f"{history}\n  no copy: {error!r}") from error
+                raise AssertionError(f"{history}\n  must be copied, raised {error!r}") from error
             clocks = [one.clock for one in pair]
             history += "\n  a copy"
         else:
@@ -281,7 +281,8 @@ def _many_roots(factory: Factory) -> None:
         if found != wanted:
             first = roots[:3].tolist()
             raise AssertionError(
-                f"thousands of roots, {first} first: one was not found, or is left"
+                f"{len(roots)} roots, beginning with {first}: the ledger lost one, or kept one "
+                "after its ack"
             )
 
 

@@ -85,7 +85,7 @@ def run_in_process(
     if not isinstance(topology, Topology):
         raise TypeError(
             f"topology must be a Topology, got {type(topology).__name__}; "
-            "TopologyBuilder().build() makes one"
+            "create one with TopologyBuilder().build()"
         )
     tasks = as_count(tasks, "tasks", 1)
     told = Listeners(listeners)
@@ -348,7 +348,7 @@ class LocalRuns:
         partition: int,
         rows: list[pa.RecordBatch],
     ) -> list[pa.RecordBatch]:
-        """Run a task, and again if it is killed; keep the marker file of a killed process."""
+        """Run a task, and again after each kill; keep the marker file of a killed process."""
         for _ in range(_TRIES):
             self._attempt += 1
             marker = Path(TaskAttempt(level, partition, self._attempt).path(spec.directory))

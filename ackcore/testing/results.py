@@ -135,8 +135,8 @@ class TopologyRun:
         Raises
         ------
         AssertionError
-            If the counts do not balance, a record waits, another number died, or an untracked tuple
-            failed.
+            If the counts do not balance, a record waits for a retry, the number of dead records is
+            not ``dead``, or an untracked tuple failed.
         """
         counts = self.counts
         wrong = []

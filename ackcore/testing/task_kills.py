@@ -46,7 +46,7 @@ class Kills:
         for name, kill in kills.items():
             if name not in bolts:
                 raise ValueError(
-                    f"kills names {name!r}, and the bolts are {', '.join(map(repr, bolts))}"
+                    f"kills must name bolts ({', '.join(map(repr, bolts))}), got {name!r}"
                 )
             if callable(kill):
                 self._when[name] = kill
@@ -95,7 +95,7 @@ class Kills:
         raise TaskKilled
 
     def ended(self) -> None:
-        """Forget the executors of a task that has ended."""
+        """Drop the executors of a task that has ended."""
         self._executors.clear()
 
 
@@ -109,7 +109,7 @@ class MortalExecutor:
 
     @property
     def ignored(self) -> int:
-        """The number of calls that came too late to have an effect."""
+        """The number of calls of a collector that had no effect, because they were too late."""
         return self._executor.ignored
 
     def process(

@@ -125,7 +125,7 @@ def call_settings(
 
 
 def _plain(bolt: AsyncBolt, name: str) -> Any:
-    """Return an attribute of a bolt; a function without parameters, such as a lambda, unbound."""
+    """Return an attribute of a bolt; of a function without parameters, not the bound method."""
     value = getattr(bolt, name)
     if inspect.ismethod(value) and not inspect.signature(value.__func__).parameters:
         return value.__func__
@@ -173,12 +173,12 @@ def overrides_flush(component: object, base: type) -> bool:
 
 
 def journaled(component: Component) -> BasicBolt | AsyncBolt:
-    """Return a bolt that has ``journal = True``, if its shape allows a journal.
+    """Return a bolt that has ``journal = True``, if a journal is possible for its methods.
 
     Raises
     ------
     TypeError
-        If its shape does not, or ``journal`` is not a bool.
+        If no journal is possible, or ``journal`` is not a bool.
     """
     made = type(component).__name__
     if not isinstance(component.journal, bool):

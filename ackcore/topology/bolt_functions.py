@@ -78,20 +78,21 @@ def kind_of(function: Any, name: str = "fn") -> Kind:
     if takes is not None:
         raise TypeError(
             f"{name} must take one argument, a row or a pyarrow.RecordBatch, got a function of "
-            f"{takes}; functools.partial(...) or a lambda sets what else it needs"
+            f"{takes}; bind the other arguments with functools.partial(...) or a lambda"
         )
     annotated = _annotation(function)
     if annotated in _OTHER_BATCHES:
         raise TypeError(
             f"{name} must take a row, or many as a pyarrow.RecordBatch, got a function of a "
-            f"{annotated}; annotate it as pyarrow.RecordBatch and convert it within"
+            f"{annotated}; annotate the argument as pyarrow.RecordBatch, and convert it in the "
+            "function"
         )
     if annotated != _BATCH:
         return Kind.ASYNC if is_async(function) else Kind.ROW
     if is_async(function):
         raise TypeError(
             f"{name} must be a plain function if it takes a pyarrow.RecordBatch, got an async one; "
-            "let it take a row, of which many are called at once"
+            "let it take one row: ackcore calls it for many rows at once"
         )
     return Kind.BATCH
 
@@ -144,7 +145,7 @@ class AnswerRows:
             The values in the order of the schema, or by name in a dict, a Row, a namedtuple, a
             dataclass or a pydantic object. If the schema has one field, also the bare value of that
             field, unless it is a tuple, a list or a dict. An object with names is the bare value if
-            the field is a struct whose name the object does not have.
+            the field is a struct and none of these names is the field's.
 
         Raises
         ------
@@ -212,7 +213,7 @@ def columns_of(answer: Any, schema: pa.Schema, rows: int) -> pa.RecordBatch:
     batch = conform(answer, schema, TITLE)
     if batch.num_rows != rows:
         raise ValueError(
-            f"fn must answer each of the {rows} rows that it was given, got {batch.num_rows}; "
+            f"fn must return {rows} rows, one for each row of its batch, got {batch.num_rows}; "
             "write a BatchBolt to emit another number of them"
         )
     return batch

@@ -131,7 +131,7 @@ class BoltDeclarer:
         return self._read(component, stream, LocalOrShuffle())
 
     def _read(self, component: str, stream: str, grouping: Grouping) -> BoltDeclarer:
-        _check_name(component, "component", "the name of what is read")
+        _check_name(component, "component", "the name of a component")
         _check_name(stream, "stream", "the name of a stream")
         self.inputs.append(Input(component, stream, grouping))
         return self
@@ -282,10 +282,10 @@ class TopologyBuilder:
             The name of the sink; by default ``component`` or ``component.stream``.
         isolate : bool or list of exception class or str, default False
             For a writer that only raises when it cannot take a row. After its second failure the
-            batch is bisected, and rows that fail by themselves are refused: their records become
-            dead letters. The writer is called with parts of a batch, all under its id, and finally
-            with all rows but the refused ones. It must replace or upsert the rows of an id, not
-            skip a known id. A list names the errors that are a row's fault. True means any error,
+            batch is bisected, and rows that fail when written alone are refused: their records
+            become dead letters. The writer is called with parts of a batch, all under its id, and
+            finally with all rows but the refused ones. It must replace or upsert the rows of an id,
+            not skip a known id. A list names the errors that a row causes. True means any error,
             provided that a part of the batch could be written meanwhile; otherwise the sink counts
             as unavailable.
         max_refused : int, default 10_000
@@ -301,7 +301,7 @@ class TopologyBuilder:
             If `isolate` names no exception, or `max_refused` is negative or given without
             `isolate`.
         """
-        _check_name(component, "component", "the name of what is written")
+        _check_name(component, "component", "the name of a component")
         _check_name(stream, "stream", "the name of a stream")
         if name is None:
             name = component if stream == DEFAULT_STREAM else f"{component}.{stream}"
@@ -405,7 +405,7 @@ def _refuse_foreign(source: Any, name: str) -> None:
         if kind.__module__.partition(".")[0] in _NOT_SPARK:
             raise TypeError(
                 f"source of spout {name!r} must be a DataFrame of Spark, got "
-                f"{kind.__module__}.{kind.__qualname__}; spark.createDataFrame(...) makes one of it"
+                f"{kind.__module__}.{kind.__qualname__}; convert it with spark.createDataFrame(...)"
             )
 
 
@@ -428,7 +428,7 @@ def _columns_of(source: Any) -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise TypeError(
             "source must be a DataFrame, whose .columns are names, "
-            f"got {type(source).__name__}; spark.createDataFrame(...) makes one"
+            f"got {type(source).__name__}; create one with spark.createDataFrame(...)"
         )
     return names
 
@@ -444,6 +444,6 @@ def _message_id(columns: Any, argument: str = "message_id") -> tuple[str, ...] |
         )
     if not names:
         raise ValueError(
-            f"{argument} must name at least one column, got none; leave it out for none"
+            f"{argument} must name at least one column, got none; omit the argument instead"
         )
     return tuple(names)

@@ -106,7 +106,8 @@ class AsyncCollector(BasicCollector, Protocol):
     Attributes
     ----------
     endpoint : hashable
-        The one of the bolt's ``endpoints`` that this call must use; None if it has none.
+        The endpoint that this call must use, one of the bolt's ``endpoints``; None if the bolt has
+        none.
     """
 
     endpoint: Any
@@ -197,21 +198,21 @@ class Component:
     ----------
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
         The schema of each emitted stream; a bare schema is the stream ``"default"``. A column may
-        be declared not nullable. All that is nested may be null, whatever is declared.
+        be declared not nullable. Nested fields may be null, whatever is declared.
     inputs : pyarrow.Schema, optional
-        The fields that inputs must have, among others; checked when the topology is built.
+        The fields that inputs must have; they may have more. Checked when the topology is built.
     reject : list of exception classes or of their names, default ()
         The exceptions that make a record a dead letter at once when this bolt raises them or fails
         a tuple with them, in addition to `Reject` and the setting ``reject`` of all bolts.
     retry_on : list of exception classes or of their names, optional
         The only exceptions after which a record is retried. All others then make it a dead letter
-        at once, also those of ``prepare`` and of Arrow's conversion of emitted values. `Retry`,
-        a text and a missing reason are always retried.
+        at once, also those of ``prepare`` and of Arrow's conversion of emitted values. A
+        failure by `Retry`, with a text or without a reason is always retried.
     journal : bool, default False
         Whether the result of each call is kept until the micro-batch is done, so that no finished
         call is made again after a crash. For an `AsyncBolt`, or a `BasicBolt` without ``flush``.
     needs_identity : bool
-        Whether the bolt needs to know the record of each row.
+        Whether the bolt receives the record of each row.
 
     Set each on the class or on the instance. A name is a builtin's, ``"TimeoutError"``, or
     ``"package.module.Class"``.
@@ -244,7 +245,7 @@ class Bolt(Component):
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
         The schema of each emitted stream; a bare schema is the stream ``"default"``.
     inputs : pyarrow.Schema, optional
-        The fields that inputs must have, among others.
+        The fields that inputs must have; they may have more.
     collector : Collector
         The collector to emit, ack and fail through; set before ``prepare`` is called.
     threads : int, default 1
@@ -283,7 +284,7 @@ class BasicBolt(Component):
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
         The schema of each emitted stream; a bare schema is the stream ``"default"``.
     inputs : pyarrow.Schema, optional
-        The fields that inputs must have, among others.
+        The fields that inputs must have; they may have more.
     threads : int, default 1
         See `Bolt`.
     """
@@ -319,7 +320,7 @@ class AsyncBolt(Component):
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
         The schema of each emitted stream; a bare schema is the stream ``"default"``.
     inputs : pyarrow.Schema, optional
-        The fields that inputs must have, among others.
+        The fields that inputs must have; they may have more.
     max_concurrency : int or callable, default `DelayTarget`
         The number of concurrent calls in each task, and to each endpoint if there are several: a
         number, or a callable that returns a `Limit`, such as a class of `ackcore.flow`. The
@@ -327,9 +328,9 @@ class AsyncBolt(Component):
     timeout_s : float, optional
         Seconds after which an ``execute`` is cancelled, and fails its input with `TimeoutError`.
     rate_per_s : float, optional
-        The maximum number of calls begun per second in the whole topology. Each task has an equal
-        share. The number of tasks is that behind the bolt's grouping (``parallelism``), or Spark's
-        number of cores if that is smaller.
+        The maximum number of calls begun per second in the whole topology. The bolt's tasks that
+        can run at once have equal shares: as many as its ``parallelism``, at most as many as Spark
+        has cores.
     endpoints : iterable of hashable, optional
         The endpoints of the calls, each with a window of its own; see ``collector.endpoint``.
     chooser : callable, default `Idlest`
@@ -387,7 +388,7 @@ class BatchBolt(Component):
     outputs : pyarrow.Schema, or mapping of str to pyarrow.Schema, optional
         The schema of each emitted stream; a bare schema is the stream ``"default"``.
     inputs : pyarrow.Schema, optional
-        The fields that inputs must have, among others.
+        The fields that inputs must have; they may have more.
     needs_identity : bool
         Set it to True on the class to get ``out.identity``, the `Identity` of the batch's rows.
     """

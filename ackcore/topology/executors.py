@@ -40,7 +40,7 @@ class Executor(Protocol):
 
     @property
     def ignored(self) -> int:
-        """The number of calls that came too late to have an effect."""
+        """The number of calls of a collector that had no effect, because they were too late."""
 
     def process(
         self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None

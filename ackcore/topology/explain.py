@@ -264,7 +264,7 @@ def _spout(spout: Spout, parts: Parts, layout: Layout) -> list[str]:
         known = "unique" if spout.unique else "checked to be unique"
         ids = f"message id ({', '.join(spout.message_id)}), {known}"
     else:
-        ids = "message ids are stamped"
+        ids = "ackcore assigns the message ids"
     tracked = ids if spout.tracked else "untracked: a record that fails is not retried"
     stream = f"{DEFAULT_STREAM} {_fields(spout.fields)}"
     branches = [(stream, _readers(spout.name, DEFAULT_STREAM, parts, layout))]
@@ -305,7 +305,7 @@ def _reader(sub: Subscription) -> str:
 def _stays(sub: Subscription) -> str:
     """Return a note for a stream that is shuffled without being spread.
 
-    Its bolt is in a later stage; each tuple goes to the task with the number of its own.
+    Its bolt is in a later stage, where each tuple goes to the task with the same number as before.
     """
     return "" if sub.spreads else ", partition by partition"
 
@@ -341,9 +341,9 @@ def _exchange(layout: Layout, level: int) -> Iterator[str]:
     for name, sub in zip(names, subscriptions, strict=True):
         note = _stays(sub)
         if sub.level_to > level + 1:
-            note += f", unopened until stage {sub.level_to}"
+            note += f", undecoded until stage {sub.level_to}"
         elif sub.level_from < level:
-            note += f", unopened since stage {sub.level_from}"
+            note += f", undecoded since stage {sub.level_from}"
         yield f"  {name:<{width}} ══▶ {sub.target}: {sub.grouping}{note}"
 
 
@@ -360,7 +360,7 @@ def _end(layout: Layout) -> Iterator[str]:
     yield _rule("settle")
     yield "  every tracked record ends ACKED, waiting for its retry, or in the dead letters"
     if layout.checks_unique:
-        yield "  message ids are checked: one that comes twice in a micro-batch fails by name"
+        yield "  message ids are checked: a duplicate in a micro-batch is an error"
 
 
 def _rule(word: str) -> str:

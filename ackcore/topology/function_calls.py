@@ -127,13 +127,13 @@ class BatchFunction(_Calling, BatchBolt):
 
     `Retry`, a time-out or an exception in ``settings.retry_on`` is a failure of the call, and fails
     all rows of the batch. Any other exception is a failure of a row, and the batch is bisected to
-    the rows that raise by themselves.
+    the rows that raise when called alone.
 
     Attributes
     ----------
     attempts : dict of int to int, optional
-        If set, the number of calls made with each failed row, the last time that it was called, by
-        the task's number of the row.
+        If set, maps the task's number of each failed row to the number of calls that were made the
+        last time the function was called with it.
     """
 
     attempts: dict[int, int] | None = None

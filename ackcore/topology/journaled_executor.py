@@ -225,7 +225,7 @@ class Answers:
 
 
 def context_of(key: int, component: str, schemas: Mapping[str, pa.Schema]) -> bytes:
-    """Return a digest of a micro-batch, a bolt and its schemas; other digests have other answers.
+    """Return a digest of a micro-batch, a bolt and its schemas. Each digest has its own answers.
 
     Parameters
     ----------

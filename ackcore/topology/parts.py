@@ -176,7 +176,7 @@ class Spout:
 
 def kind_of(source: Any) -> str | None:
     """Return the kind of a source that tasks read themselves, or None for a DataFrame."""
-    # Ask the class: a DataFrame has an attribute for each column, its class has not.
+    # Look at the class: a DataFrame has an attribute for each column, its class does not.
     kind: str | None = getattr(type(source), "source_kind", None)
     return kind
 
@@ -258,7 +258,7 @@ class Parts:
                     "fields": list(spout.fields),
                     "message_id": list(spout.message_id),
                     "tracked": spout.tracked,
-                    # Left out for a DataFrame, as checkpoints of before have none.
+                    # Left out for a DataFrame: structures in older checkpoints have no source.
                     **({} if spout.kind is None else {"source": spout.kind}),
                 }
                 for spout in self.spouts.values()

@@ -382,8 +382,8 @@ def _anchors_of(pairs: Sequence[tuple[Row, Tuple | tuple[Tuple, ...]]]) -> Ancho
 
 def _not_a_tuple(name: str, got: object) -> TypeError:
     return TypeError(
-        f"{name} must be a Tuple that the bolt was given, got {type(got).__name__}; keep the tuple "
-        "that execute() is called with"
+        f"{name} must be a Tuple that the bolt received, got {type(got).__name__}; keep the tuple "
+        "that execute() receives"
     )
 
 

@@ -102,7 +102,7 @@ def rows_of(batch: pa.RecordBatch) -> tuple[list[Row], list[Misfit]]:
 def _by_halves(
     convert: Callable[[int, int], None], start: int, stop: int, misfits: list[Misfit]
 ) -> None:
-    """Convert rows; if that raises, convert each half by itself, down to the failing rows."""
+    """Convert rows; if that raises, convert each half separately, down to the failing rows."""
     if start == stop:
         return
     try:

@@ -67,7 +67,7 @@ class RowExecutor:
 
     @property
     def ignored(self) -> int:
-        """The number of calls that came too late to have an effect."""
+        """The number of calls of a collector that had no effect, because they were too late."""
         return self.collector.ignored
 
     def process(

@@ -5,8 +5,8 @@ They come from the code that builds the topology, or from a TOML file and the en
     Settings(max_attempts=3)
     Settings.load("topology.toml")      # the table [ackcore], then ACKCORE_MAX_ATTEMPTS and so on
 
-An unknown setting is an error with a suggestion. If it were ignored, nobody would notice before
-records are gone.
+An unknown setting is an error with a suggestion. An ignored one would be noticed only when records
+are lost.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Settings:
     max_waiting : int, default 1000000
         The number of records that may wait for a retry. Further records that fail become dead
         letters. Replayed records count once they have failed. A stream takes no more new
-        records from a `KafkaSpout` than have room if all of them fail, and none while there is no
-        room. With 0, no record waits and intake is unlimited.
+        records from a `KafkaSpout` than could wait if all of them failed, and none while the limit
+        is reached. With 0, no record waits and intake is unlimited.
     max_retries_per_batch : int, default 100000
         The number of retries and replayed records in a micro-batch, earliest due first. The others
         go into the next one. Beside a `KafkaSpout` that adapts to ``target_batch_s``, retries take
@@ -129,13 +129,13 @@ class Settings:
 
         In a bolt with several inputs in flight (an `AsyncBolt`, or ``threads``), it limits the time
         until the next input, in order, is done. One input may wait ``wait_in_task_s``, a
-        ``timeout_s`` for each call, its turn at the rate, and an endpoint's pause after a refusal;
+        ``timeout_s`` for each call, for the rate, and for an endpoint's pause after a refusal;
         waiting for input does not count. Storm's message time-out has no counterpart: a tuple tree
         ends with its micro-batch.
     heartbeat_s : float, default 0.2
         The interval at which due retries are looked for while no new data arrives.
     max_restarts : int, default 5
-        The number of restarts of a stream that Spark ended for a passing reason, without a
+        The number of restarts of a stream that Spark ended for a temporary reason, without a
         micro-batch in between, before the query ends.
     restart_backoff_s : float, default 1.0
         The delay before the first restart; it doubles with each further one.

@@ -86,7 +86,7 @@ class Reason(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> Reason:
-        """Return the reason that `encode` made a text of.
+        """Return the reason from a text that `encode` returned.
 
         Raises
         ------
@@ -331,7 +331,7 @@ class Raised:
     calls : int
         The number of calls that raised.
     rows : int
-        The number of rows that raised by themselves.
+        The number of rows that raised when processed alone.
     types : collections.Counter of str
         The number of these rows by type of exception.
     """

@@ -239,7 +239,7 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
     if bolt.parallelism is not None and not 1 <= bolt.parallelism <= MAX_PARALLELISM:
         yield (
             f"parallelism of {subject} must be in 1..{MAX_PARALLELISM}, got "
-            f"{bolt.parallelism}; leave it out for the default"
+            f"{bolt.parallelism}; omit it for the default"
         )
     seen = set()
     for each in bolt.inputs:
@@ -267,7 +267,7 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
     if wanted is not None and not isinstance(wanted, pa.Schema):
         yield (
             f"inputs of {subject} must be a pyarrow.Schema or None, got {type(wanted).__name__}; "
-            "pyarrow.schema(...) makes one"
+            "create one with pyarrow.schema(...)"
         )
     try:
         if bolt.component.journal is not False:
@@ -318,10 +318,10 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
         if method == shape.work and function is getattr(shape.base, method):
             has = "none"
             if hasattr(component, shape.other):
-                has = f"{shape.other}, which is {shape.whose}; rename it or derive from that"
+                has = f"{shape.other}, which is {shape.whose}; rename it or derive from that class"
             yield (
                 f"bolt {bolt.name!r} must have a method {method}"
-                f"({', '.join(('self', *arguments))}), as it is {kind}, and {made} has {has}"
+                f"({', '.join(('self', *arguments))}), because it is {kind}, and {made} has {has}"
             )
         elif not callable(function):
             yield f"{subject} must be a method, got {type(function).__name__}"

@@ -41,7 +41,7 @@ const table = (id, head, rows) => {
     if (row.act) {
       line.className = "link";
       line.addEventListener("click", row.act);
-      // What a mouse finds anywhere in the row, a keyboard and a screen reader find in a button.
+      // The whole row reacts to the mouse; a keyboard and a screen reader need a button.
       const button = make("button", line.firstChild.textContent, "plain");
       button.title = "show these letters";
       line.firstChild.replaceChildren(button);
@@ -52,7 +52,7 @@ const table = (id, head, rows) => {
   header.append(as("row", top));
   byId(id).replaceChildren(header, as("rowgroup", body));
 };
-// On a narrow screen the rows are cards, and no table by their style: their roles stay.
+// On a narrow screen the style shows rows as cards; roles keep them a table for screen readers.
 const as = (role, node) => { node.setAttribute("role", role); return node; };
 
 const ask = async (path, options) => {
@@ -73,7 +73,7 @@ const damage = (files) => (files.length ? { message: files.join(" ") } : null);
 const showHead = (s) => {
   const holder = s.holder;
   const [text, kind] = !holder ? ["never started", ""]
-    : holder.holds === null ? [`last owner ${holder.name}; this host cannot tell whether it runs`, ""]
+    : holder.holds === null ? [`last owner ${holder.name}; this host cannot check whether it runs`, ""]
     : holder.holds ? [`running, owner ${holder.name}`, "good"] : [`not running, last owner ${holder.name}`, "bad"];
   byId("runs").textContent = s.epoch ? `${text}, epoch ${s.epoch}` : text;
   byId("runs").className = `state ${kind}`;
@@ -97,7 +97,7 @@ const showTiles = (s) => {
   ];
   if (Object.keys(s.lag).length) tiles.push(["lag, offsets", number(lag)]);
   if (s.dead.dropped) tiles.push(["dead letters dropped", number(s.dead.dropped)]);
-  if (s.requests) tiles.push(["replays asked for", number(s.requests)]);
+  if (s.requests) tiles.push(["requested replays", number(s.requests)]);
   if (!s.counts.balanced) tiles.push(["counts", "do not balance"]);
   byId("tiles").replaceChildren(...tiles.map(([name, value]) => {
     const tile = make("div", null, "tile");
@@ -180,7 +180,7 @@ const showTimeline = (all) => {
   const wide = Math.max(300, byId("timeline").clientWidth), row = 14, high = batches.length * row + BOTTOM + 4;
   const from = Math.min(...batches.map((b) => b.at_ms - 1000 * b.duration_s)), to = Math.max(...batches.map((b) => b.at_ms));
   const scale = (wide - LEFT - RIGHT) / Math.max(1, to - from);
-  const svg = shape("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": "the last micro-batches, each from its plan to its mark" });
+  const svg = shape("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": "the last micro-batches, each from its plan to its end" });
   batches.forEach((b, n) => {
     const y = 2 + n * row;
     const label = shape("text", { x: LEFT - 6, y: y + 10, "text-anchor": "end" });
@@ -294,7 +294,7 @@ const refresh = async () => {
   timer = setTimeout(refresh, EVERY_MS);
 };
 
-// As large as there is room for, up to twice its size; where it must be small, it can be scrolled.
+// The drawing fills the room, up to twice its size; a drawing that does not fit can be scrolled.
 const sizeTopology = () => {
   const drawing = byId("topology");
   const natural = drawing.naturalWidth;

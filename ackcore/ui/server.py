@@ -1,7 +1,7 @@
 """The server of the page: status and dead letters as JSON, the topology as SVG, and replays.
 
-Checkpoints are read at most once in `_EVERY_S`, for any number of viewers, and only while somebody
-views them, so that the query is not slowed down.
+Checkpoints are read at most once in `_EVERY_S`, for any number of viewers, and only while a browser
+shows them, so that the query is not slowed down.
 
 Every page in a browser can send requests to a server on localhost and, through a name that is later
 resolved to 127.0.0.1 (DNS rebinding), read the answers. Therefore the Host header must be one of
@@ -49,15 +49,15 @@ from ackcore.spark.inspect.status import CheckpointStatus, read_status
 from ackcore.topology.explain import draw
 
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
-#: Who listens at one of these does so at each address of this machine.
+#: Addresses that stand for all addresses of this machine.
 _ALL = ("", "0.0.0.0", "::")
 _EVERY_S = 2.0
 _BATCHES = 120
 _MOST_LETTERS = 500
-#: Of a record that is shown in the list.
+#: The maximum number of characters of a record in the list.
 _MOST_CHARS = 20_000
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-#: Nothing but our own files, and none of them in a frame of another page.
+#: The page loads only our own files, and no other page can show it in a frame.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -118,7 +118,7 @@ def make_app(
     checkpoints : sequence of path
         The checkpoints to show.
     token : str, optional
-        The token that allows replays. Without it nobody can replay.
+        The token that allows replays. Without a token, replays are disabled.
     hosts : sequence of str
         Further host names of the server, beside those of this machine for itself.
     any_address : bool, default False
@@ -260,7 +260,7 @@ class PageServer:
     port : int, default 0
         The port, 0 for any free one.
     token : str, optional
-        The token that allows replays. Without it nobody can replay.
+        The token that allows replays. Without a token, replays are disabled.
     hosts : sequence of str
         Further host names of the server.
 
@@ -290,7 +290,7 @@ class PageServer:
             hosts=hosts if isinstance(hosts, str) else (name, *hosts),
             any_address=host in _ALL,
         )
-        # The answers are small, and the server must not outlive what it shows for long.
+        # The answers are small: a second suffices for open requests when the server stops.
         config = uvicorn.Config(
             app,
             host=host,
@@ -303,16 +303,16 @@ class PageServer:
         )
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Not by uvicorn, which ends the process where a port is taken.
+        # Bound here, because uvicorn would end the process if the port is taken.
         try:
             with listening("the page", host, port):
                 self._socket.bind((host, port))
         except BaseException:
             self._socket.close()
             raise
-        self._socket.listen()  # who asks before the thread runs, waits
+        self._socket.listen()  # connections before the thread runs are queued
         self._server = uvicorn.Server(config)
-        #: Where the page is.
+        #: The URL of the page.
         self.url = f"http://{name}:{self._socket.getsockname()[1]}/"
         self._thread = threading.Thread(target=self._run, name="ackcore-ui", daemon=True)
         self._thread.start()
@@ -339,7 +339,8 @@ class PageServer:
 
 
 class Guard:
-    """Refuses requests that do not come from our own pages, and sends isolating headers.
+    """A wrapper of an application that refuses requests of other pages, and sends isolating
+    headers.
 
     Parameters
     ----------
@@ -401,7 +402,7 @@ def _name_of(host: str) -> str:
 def _is_address(name: str) -> bool:
     bracketed = name.startswith("[") and name.endswith("]")
     try:
-        # Of IPv6 it is in brackets, and of IPv4 it is not.
+        # An IPv6 address is in brackets, an IPv4 address is not.
         return (ip_address(name[1:-1] if bracketed else name).version == 6) == bracketed
     except ValueError:
         return False
@@ -421,7 +422,7 @@ def check_token(token: object) -> None:
         raise TypeError(f"token must be a str or None, got {type(token).__name__}")
     if not token.strip():
         raise ValueError(
-            f"token must not be empty, got {token!r}: anybody could replay dead letters; set a "
+            f"token must not be empty, got {token!r}: any visitor could replay dead letters; set a "
             "secret one, or None to disable replays"
         )
 

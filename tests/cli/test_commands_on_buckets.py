@@ -48,7 +48,7 @@ def test_a_query_that_runs_is_not_disturbed(ackcore, lines, url, caplog):
     with OPEN(url) as state:
         state.write_plan(state.make_plan(2, 10**9))
         said = ackcore("status", url).stdout
-        assert "this host cannot tell whether it runs (epoch 2)" in said
+        assert "this host cannot check whether it runs (epoch 2)" in said
         assert "micro-batch 2 runs, planned" in said
         assert len(lines(ackcore("dead", "list", url, "--json"))) == 7
         ackcore("dead", "replay", url, "lines/0/0")

@@ -58,7 +58,7 @@ def test_one_that_dies_is_seen_though_its_pipe_stays_open(tmp_path):
         await process.start()
         try:
             async with asyncio.timeout(60):
-                with pytest.raises(ProcessDied, match="ended with -9"):
+                with pytest.raises(ProcessDied, match="ended with exit code -9"):
                     await process.call(1)
                 await process.call(2)
         finally:

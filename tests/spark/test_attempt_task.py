@@ -265,7 +265,7 @@ def test_a_batch_that_is_answered_with_too_few_rows_fails_those_that_are_not_ans
 
     table = run(fn, batches_of(3), pa.schema([("n", pa.int64())]), max_concurrency=1)
     errors = table["error"].to_pylist()
-    assert "fn must answer each of the 1 rows that it was given, got 0" in errors[1]["message"]
+    assert "fn must return 1 rows, one for each row of its batch, got 0" in errors[1]["message"]
     assert [errors[0], errors[2]] == [None, None]
 
 

@@ -383,7 +383,9 @@ def test_what_is_wrong_is_named():
         testing.run(topology, {"lines": pa.table({"word": ["a"]})})
     with pytest.raises(ValueError, match=r"'line' of the source of spout 'lines' .* got timestamp"):
         testing.run(topology, {"lines": pa.table({"line": pa.array([1], pa.timestamp("s"))})})
-    with pytest.raises(ValueError, match="kills names 'chek', and the bolts are 'split', 'check'"):
+    with pytest.raises(
+        ValueError, match="kills must name bolts \\('split', 'check'\\), got 'chek'"
+    ):
         testing.run(topology, lines("a"), kills={"chek": 1})
     with pytest.raises(ValueError, match="must be a tuple's position from 1"):
         testing.run(topology, lines("a"), kills={"check": [0]})

@@ -471,7 +471,7 @@ def test_an_async_bolt_must_execute(make):
     builder = TopologyBuilder()
     builder.spout("s", make.frame("n"))
     builder.bolt("b", AsyncBolt()).shuffle("s")
-    with pytest.raises(ValueError, match=r"must have a method execute.*as it is an AsyncBolt"):
+    with pytest.raises(ValueError, match=r"must have a method execute.*because it is an AsyncBolt"):
         builder.build()
 
 

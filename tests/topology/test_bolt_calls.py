@@ -22,7 +22,7 @@ BAD_CALLS = [
     (lambda c, t: c.emit("1", t), TypeError, "must be a tuple, a list or a dict"),
     (lambda c, t: c.emit(t, t), TypeError, "got Tuple; pass tuple.values"),
     (lambda c, t: c.emit(("a",)), ValueError, "'x' of b's stream 'default' must be int64, got str"),
-    (lambda c, t: c.emit((1,), 5), TypeError, "anchors must be a Tuple that the bolt was given"),
+    (lambda c, t: c.emit((1,), 5), TypeError, "anchors must be a Tuple that the bolt received"),
     (lambda c, t: c.emit((1,), [t, 5]), TypeError, "got int"),
     (lambda c, t: c.ack(None), TypeError, "tuple must be a Tuple .* got NoneType"),
     (lambda c, t: c.fail("t"), TypeError, "got str"),

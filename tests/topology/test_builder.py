@@ -197,7 +197,7 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
     [
         (lambda b, m: b.spout(1, m.frame("x")), "name must be the name of the spout, got int 1"),
         (lambda b, m: b.bolt(None, m.batches()), "name must be the name of the bolt, got NoneType"),
-        (lambda b, m: b.sink(7, m.write), "component must be the name of what is written, got int"),
+        (lambda b, m: b.sink(7, m.write), "component must be the name of a component, got int"),
         (
             lambda b, m: b.sink("count", m.write, name=3),
             "name must be the name of the sink, got int 3",
@@ -208,12 +208,13 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         ),
         (
             lambda b, m: b.spout("s", [1, 2]),
-            "source must be a DataFrame, whose .columns are names, got list; spark.createDataFrame",
+            "source must be a DataFrame, whose .columns are names, got list; create one with "
+            "spark.createDataFrame",
         ),
         (
             lambda b, m: b.spout("s", pa.table({"x": [1]})),
             "source of spout 's' must be a DataFrame of Spark, got pyarrow.lib.Table; "
-            "spark.createDataFrame(...) makes one of it",
+            "convert it with spark.createDataFrame(...)",
         ),
         (
             lambda b, m: b.spout("s", Derived()),
@@ -244,7 +245,7 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         (lambda b, m: b.bolt("x", m.batches(), parallelism=True), "got bool True"),
         (
             lambda b, m: b.bolt("x", m.batches()).shuffle(m.frame("x")),
-            "component must be the name of what is read, got Frame",
+            "component must be the name of a component, got Frame",
         ),
         (
             lambda b, m: b.bolt("x", m.batches()).shuffle("split", stream=2),

@@ -34,18 +34,20 @@ def one(base, **methods):
     [
         (
             one(Bolt),
-            "bolt 'x' must have a method execute(self, tuple), as it is a Bolt, and Split has none",
+            "bolt 'x' must have a method execute(self, tuple), because it is a Bolt, and Split has "
+            "none",
         ),
         (
             one(BasicBolt, process=lambda self, batch, out: None),
-            "bolt 'x' must have a method execute(self, tuple, collector), as it is a BasicBolt, "
-            "and Split has process, which is a BatchBolt's; rename it or derive from that",
+            "bolt 'x' must have a method execute(self, tuple, collector), because it is a "
+            "BasicBolt, and Split has process, which is a BatchBolt's; rename it or derive "
+            "from that class",
         ),
         (
             one(BatchBolt, execute=lambda self, tuple: None),
-            "bolt 'x' must have a method process(self, batch, out), as it is a BatchBolt, "
+            "bolt 'x' must have a method process(self, batch, out), because it is a BatchBolt, "
             "and Split has execute, which is a Bolt's or a BasicBolt's; "
-            "rename it or derive from that",
+            "rename it or derive from that class",
         ),
         (
             one(Bolt, execute=lambda self, tuple, collector: None),
@@ -246,7 +248,7 @@ def test_inputs_that_come_in_are_accepted_beside_others(make):
             "lines",
             ["line"],
             "inputs of bolt 'x' must be a pyarrow.Schema or None, got list; "
-            "pyarrow.schema(...) makes one",
+            "create one with pyarrow.schema(...)",
         ),
     ],
 )

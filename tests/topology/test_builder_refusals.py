@@ -252,8 +252,7 @@ def test_a_stream_is_read_once_by_a_bolt(builder, make):
 def test_parallelism_is_a_number_of_tasks(builder, make, parallelism):
     builder.bolt("x", make.batches(), parallelism=parallelism).shuffle("split")
     assert refusal(builder) == (
-        f"parallelism of bolt 'x' must be in 1..65536, got {parallelism}; leave it out for "
-        "the default"
+        f"parallelism of bolt 'x' must be in 1..65536, got {parallelism}; omit it for the default"
     )
 
 

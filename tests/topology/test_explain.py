@@ -167,7 +167,7 @@ def test_two_spouts_joined_by_their_fields(builder, make):
 
         ══ settle ════════════════════════════════════════════════════════════════════
           every tracked record ends ACKED, waiting for its retry, or in the dead letters
-          message ids are checked: one that comes twice in a micro-batch fails by name
+          message ids are checked: a duplicate in a micro-batch is an error
         """
     )
 
@@ -183,7 +183,7 @@ def test_a_stream_that_skips_a_level(builder, make):
         settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
 
         stage 1, reads the source
-          spout events: message ids are stamped
+          spout events: ackcore assigns the message ids
           └─ default (user, line)
              ├══▶ add: fields(user), to stage 2
              ├══▶ total: all, to stage 3
@@ -195,8 +195,8 @@ def test_a_stream_that_skips_a_level(builder, make):
 
         ══ shuffle ═══════════════════════════════════════════════════════════════════
           events ══▶ add: fields(user)
-          events ══▶ total: all, unopened until stage 3
-          watch  ══▶ total: local_or_shuffle, partition by partition, unopened until stage 3
+          events ══▶ total: all, undecoded until stage 3
+          watch  ══▶ total: local_or_shuffle, partition by partition, undecoded until stage 3
 
         stage 2
           bolt add: Add
@@ -205,8 +205,8 @@ def test_a_stream_that_skips_a_level(builder, make):
 
         ══ shuffle ═══════════════════════════════════════════════════════════════════
           add    ══▶ total: global
-          events ══▶ total: all, unopened since stage 1
-          watch  ══▶ total: local_or_shuffle, partition by partition, unopened since stage 1
+          events ══▶ total: all, undecoded since stage 1
+          watch  ══▶ total: local_or_shuffle, partition by partition, undecoded since stage 1
 
         stage 3
           bolt total: Multiply
@@ -231,7 +231,7 @@ def test_named_streams_with_their_errors_to_a_sink_and_no_shuffle_at_all(builder
         settings: max_attempts=5, backoff_s=1.0, max_backoff_s=300.0
 
         stage 1, reads the source
-          spout events: message ids are stamped
+          spout events: ackcore assigns the message ids
           └─ default (line)
              └──▶ parse: shuffle, in the same task
 

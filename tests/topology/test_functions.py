@@ -130,10 +130,10 @@ def several(row):
     [
         (5, "fn must be a function of a row or of a pyarrow.RecordBatch, got int 5"),
         (OfARow, "fn must be a function, got the class OfARow; pass an instance"),
-        (lambda: 1, r"fn must take one argument, .* got a function of \(\); functools.partial"),
+        (lambda: 1, r"fn must take one argument, .* got a function of \(\); bind the other"),
         (lambda row, key: 1, r"fn must take one argument, .* got a function of \(row, key\)"),
         (of_a_table, "fn must take a row, or many as a pyarrow.RecordBatch, got .* of a Table"),
-        (of_pandas, "got a function of a DataFrame; annotate it as pyarrow.RecordBatch"),
+        (of_pandas, "got a function of a DataFrame; annotate the argument as pyarrow.RecordBatch"),
         (of_a_batch_async, "fn must be a plain function if it takes a pyarrow.RecordBatch"),
         (several, "fn must return one answer, got a function with 'yield'"),
     ],
@@ -235,7 +235,7 @@ def test_a_batchs_answer_with_names_goes_by_name():
 @pytest.mark.parametrize(
     ("schema", "answer", "words"),
     [
-        (PRICE, pa.array([1.5]), "fn must answer each of the 2 rows that it was given, got 1"),
+        (PRICE, pa.array([1.5]), "fn must return 2 rows, one for each row of its batch, got 1"),
         (PRICE, pa.array([1.5, None]), "'price' of outputs must not hold nulls, got 1"),
         (PRICE, ["a", "b"], "columns must be 1 for outputs (price), got 2; a list holds columns"),
         (PRICE, None, "'price' of outputs must be a column, got NoneType; repeat a value once"),
