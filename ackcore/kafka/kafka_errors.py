@@ -47,7 +47,7 @@ class OffsetsLost(RuntimeError):
         if self.range.start > self.high:
             return (
                 f"{self.range} cannot be read: the partition ends at offset {self.high}; it was "
-                "truncated, or its topic was deleted and made again"
+                "truncated, or its topic was deleted and created again"
             )
         return (
             f"{self.range} cannot be read: offsets below {self.low} were deleted, by the topic's "
@@ -73,7 +73,7 @@ class ReadTimedOut(TimeoutError):
         self.range, self.timeout_s, self.cause = range, timeout_s, cause
 
     def __str__(self) -> str:
-        return f"nothing of {self.range} has come for {self.timeout_s:g} s: {self.cause}"
+        return f"no record of {self.range} has come for {self.timeout_s:g} s: {self.cause}"
 
 
 class ReadFailed(RuntimeError):

@@ -169,7 +169,7 @@ class RangeReader:
             # librdkafka uses -1 for the end and -2 for the beginning.
             raise ValueError(
                 f"range_.start must be an offset, 0 or above, got {range_.start}; "
-                "Cluster.watermarks says where a partition begins and ends"
+                "Cluster.watermarks returns where a partition begins and ends"
             )
         return self._read(range_)
 

@@ -218,7 +218,7 @@ class RawConsumer:
         # librdkafka would use the client as a pointer to released memory.
         if not self._is_open:
             raise RuntimeError(
-                "the consumer is closed, or of the process this one was forked from; "
+                "the consumer is closed, or was made before this process was forked; "
                 "make another one"
             )
 

@@ -238,8 +238,8 @@ def _start(start: Any, group_id: str | None) -> Start:
 def _deserializer(deserializer: Any, value_type: Any) -> tuple[Any, Any]:
     if (deserializer is None) != (value_type is None):
         raise ValueError(
-            "deserializer and value_type must be given together: what a function returns is "
-            "known when it has run, and the columns of a stream before"
+            "deserializer and value_type must be given together: Spark needs the type of the "
+            "column before the deserializer runs"
         )
     if deserializer is None:
         return None, None

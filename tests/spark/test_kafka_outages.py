@@ -170,8 +170,8 @@ def test_what_keeps_offsets_from_being_read(mock_kafka):
     ("text", "unread"),
     [
         (
-            "ackcore.kafka.kafka_errors.ReadTimedOut: nothing of t-0 has come",
-            "nothing of t-0 has come",
+            "ackcore.kafka.kafka_errors.ReadTimedOut: no record of t-0 has come",
+            "no record of t-0 has come",
         ),
         ("ackcore.kafka.kafka_errors.OffsetsLost: [0, 2) of t-0 cannot", "[0, 2) of t-0 cannot"),
         (

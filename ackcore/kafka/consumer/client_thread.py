@@ -213,8 +213,8 @@ class ClientThread:
                 record, failure, failures = letters[0]
                 raise RecordDead(
                     f"{record.topic}-{record.partition}@{record.offset} failed {failures} times, "
-                    f"at last of {failure.kind}: {failure.message}; give dead_letters= a topic or "
-                    "a callable that keeps such records"
+                    f"the last time with {failure.kind}: {failure.message}; set dead_letters to a "
+                    "topic or a callable that stores such records"
                 )
             return
         self._dead_letters.put(letters, now)
@@ -249,8 +249,8 @@ class ClientThread:
         dead = self.settings.dead_letters
         if any(each.topic == dead for each in partitions):
             raise ConsumerError(
-                f"dead_letters must not be a topic that is read, and {dead!r} fits one of "
-                f"{', '.join(map(repr, self.settings.topics))}: they would come back. {OTHER_TOPIC}"
+                f"dead_letters must not be a topic that the consumer reads, and {dead!r} matches "
+                f"one of {', '.join(map(repr, self.settings.topics))}. {OTHER_TOPIC}"
             )
         ids = self._topics.ids({each.topic for each in partitions})
         is_new = self._topics.is_new
@@ -323,7 +323,9 @@ class ClientThread:
     def _on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         keys = [(found.topic, found.partition) for found in partitions]
         self._log.warning(
-            "%d partitions went to other members: none of their records is committed", len(keys)
+            "%d partitions now belong to other members: records done since the last commit are not "
+            "committed, and are delivered again",
+            len(keys),
         )
         with self._changed:
             self._held.close(keys)

@@ -105,9 +105,9 @@ def headers_of(letter: DyingRecord) -> Headers:
     died = deaths(record.headers) + 1
     if died > MAX_DEATHS:
         raise ConsumerError(
-            f"{record.topic}-{record.partition}@{record.offset} has died {MAX_DEATHS} times: its "
-            "dead letters come back to a topic that is read; stop what sends them back, and give "
-            "the consumer dead_letters= another topic, or a callable"
+            f"{record.topic}-{record.partition}@{record.offset} has died {MAX_DEATHS} times: a "
+            "program sends its dead letters back to a topic that this consumer reads; stop that "
+            "program, and set dead_letters to another topic or to a callable"
         )
     numbers = {
         PARTITION: record.partition,
@@ -203,7 +203,7 @@ class TopicKeeper:
         # All letters under way must first be reported as undelivered, to be tried again.
         if self._fatal is not None and not self._end():
             self._log.warning(
-                "the producer of dead letters is replaced, because it ended: %s", self._fatal.str()
+                "the producer of dead letters ended, and is replaced: %s", self._fatal.str()
             )
             self._producer, self._fatal = Producer(self._config), None
 

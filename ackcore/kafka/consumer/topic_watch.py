@@ -133,7 +133,7 @@ class TopicWatch:
             except Exception as error:
                 if not self._complained:
                     self._log.warning(
-                        "the partitions could not be listed, which is tried again: %s", error
+                        "the partitions could not be listed, and are requested again: %s", error
                     )
                 self._complained = True
             self._asked = None
