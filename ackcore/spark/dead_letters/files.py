@@ -57,7 +57,9 @@ class Objects:
         if data is None:
             raise FileNotFoundError("it is missing, though a record names it")
         if data.size != size or checksum_of(data, len(digest)) != digest:
-            raise pa.ArrowInvalid(f"its {data.size} bytes are not those that are on record")
+            raise pa.ArrowInvalid(
+                f"the length or checksum of its {data.size} bytes differs from the recorded one"
+            )
         self.keep(key, data)
         return data
 

@@ -103,8 +103,8 @@ def _reading(path: ObjectFile) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         way_out = (
             "Put the file back from a backup; or make an empty file beside it whose name ends in "
-            f"{path.name}{GIVEN_UP} and start again: that gives up the letters that only it holds, "
-            "and nothing else"
+            f"{path.name}{GIVEN_UP} and start again: only the letters of the damaged file are "
+            "lost then"
         )
         raise corrupt(path, f"is damaged: {error}", way_out) from error
 

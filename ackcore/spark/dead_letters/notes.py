@@ -167,7 +167,9 @@ def note_of(notes: Iterable[Note], request: str) -> Note | None:
     for note in notes:
         if note.request == request:
             if note.dropped:
-                raise ValueError(f"request must be a new id: letters were dropped as {request!r}")
+                raise ValueError(
+                    f"request must be a new id, got {request!r}, the id of a drop of letters"
+                )
             return note
     return None
 

@@ -197,8 +197,8 @@ class TopicWriter:
             died = max(deaths(came), letter["replays"]) + 1
             if died > MAX_DEATHS:
                 _log.warning(
-                    "record %s of spout %r has died %d times: its dead letter is only stored, as a "
-                    "query reads the letters of topic %r again",
+                    "record %s of spout %r has died %d times: its dead letter is stored, but not "
+                    "sent, because a query reads the letters of topic %r again",
                     letter["message_id"], spout, died, self._to.topic,
                 )  # fmt: skip
                 continue

@@ -247,7 +247,7 @@ class KafkaSources(PlannedRows):
             except Exception as error:
                 if name not in self._away and len(self._spouts) > 1:
                     _log.warning(
-                        "spout %s: no answer whether Kafka has new records: %s", name, error
+                        "spout %s: Kafka did not answer whether it has new records: %s", name, error
                     )
                 self._away.add(name)
                 failed[name] = error
@@ -318,7 +318,7 @@ def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
         if known is not None and now is not None and known != now:
             continue  # the planned offsets are of the former topic, and lost
         if key not in there:
-            said = f"spout {name} waits for {topic}-{partition}, which is not there"
+            said = f"spout {name} waits for {topic}-{partition}, which does not exist"
             return Obstacle(said, spout.missing_timeout_s)
         failure = failed.get(key)
         if failure is not None:

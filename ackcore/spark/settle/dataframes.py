@@ -238,7 +238,7 @@ def refuse_stream(frame: DataFrame, name: str) -> None:
     """Raise if an argument is a stream."""
     if frame.isStreaming:
         raise ValueError(
-            f"{name} is a streaming DataFrame, and settling ends; settle each micro-batch: "
+            f"{name} must not be a streaming DataFrame; settle each micro-batch: "
             f"{name}.writeStream.foreachBatch(lambda batch, batch_id: ... settle(batch, ...))"
         )
 
