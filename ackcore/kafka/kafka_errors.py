@@ -11,9 +11,10 @@ from ackcore.kafka.ranges import OffsetRange
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Return whether a client has ended with this error. Answers and messages lack the fatal flag.
+    """Return whether a client has ended with this error.
 
-    The error of a second process with the same ``group.instance.id`` is fatal, too.
+    The errors in answers and messages have no fatal flag, so their code is checked. The error of a
+    second process with the same ``group.instance.id`` is fatal, too.
     """
     return error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID)
 
@@ -56,7 +57,7 @@ class OffsetsLost(RuntimeError):
 
 
 class ReadTimedOut(TimeoutError):
-    """No record of a range has come for too long.
+    """A read of a range has timed out, because no record came.
 
     Attributes
     ----------

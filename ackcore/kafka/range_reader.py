@@ -288,7 +288,7 @@ class RangeReader:
         return rest, None
 
     def _refused(self, rest: OffsetRange) -> Exception | None:
-        """Return the error of the topic, if any. Brokers do not send it to a consumer."""
+        """Return the error of the topic, if any. Brokers do not send this error to a consumer."""
         try:
             topics = self._consumer.list_topics(rest.topic, timeout=_ASK_AFTER_S).topics
         except KafkaException as failed:

@@ -251,10 +251,10 @@ def test_a_letter_whose_topic_or_partition_is_gone_is_named_and_since_leaves_it(
     """Those before it are sent once, and it holds up none behind it once it is left."""
     hour = 1 / 24
     bad = letter_of("no-such-topic", days=2 * hour)
-    why = "there is no topic no-such-topic; make it, with 2 partitions"
+    why = "topic no-such-topic does not exist; create it with 2 partitions"
     if gone == "partition":
         bad = letter_of(counts.topic, days=2 * hour, partition=7)
-        why = f"topic {counts.topic} has . partitions; make partition 7 of it"
+        why = f"topic {counts.topic} has . partitions; add partition 7"
     good = [letter_of(counts.topic, days=n * hour) for n in (5, 4, 3, 1.5, 1)]
     counts.server.produce(counts.dead_topic, [*good[:3], bad, *good[3:]])
     name = f"letter {counts.dead_topic}-0 at offset 3 was not sent, and those before it"

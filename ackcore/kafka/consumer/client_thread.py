@@ -93,7 +93,7 @@ class ClientThread:
         self._stopping = True
 
     def commit_soon(self) -> None:
-        """Commit in the next turn without another commit under way. Does not wait for it."""
+        """Commit in the next turn in which no other commit is under way. Does not wait for it."""
         self._asked = True
 
     def join(self, timeout_s: float) -> None:
@@ -172,8 +172,8 @@ class ClientThread:
     def _leave(self) -> None:
         """Leave the group before the client closes.
 
-        librdkafka does not leave when it closes a cooperative member without partitions.  The
-        group would wait for that member's session at its next rebalance.
+        librdkafka does not leave when it closes a cooperative member without partitions.  The next
+        rebalance of the group would then wait until that member's session times out.
         """
         if self.settings.by_hand or self.settings.protocol != "cooperative":
             return
@@ -225,9 +225,9 @@ class ClientThread:
                     self._held.dead(letter)
 
     def _keep_last(self, letters: list[DyingRecord]) -> None:
-        """Store dead letters before the consumer ends for too many of them.
+        """Store dead letters before the consumer ends because of too many.
 
-        Otherwise each new start would meet the same records.
+        Otherwise each new start would read the same records and end again.
         """
         if self._dead_letters is None or not self.drain_s:
             return  # without a wait, the letter would be stored and its record read again
@@ -285,7 +285,7 @@ class ClientThread:
         return [(one.topic, one.partition) for one in mine]
 
     def _take_by_hand(self, wanted: Iterable[Key]) -> None:
-        """Assign the wanted partitions, and no others, without the group."""
+        """Assign these partitions, and no others, without the group."""
         wanted = list(wanted)
         with self._changed:
             held = self._held.assigned

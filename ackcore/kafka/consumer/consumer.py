@@ -347,7 +347,7 @@ class Consumer:
             return self._held.ack(record)
 
     def ack_many(self, records: Iterable[KafkaRecord]) -> int:
-        """Ack several records. Return the number of those that `ack` returns True for."""
+        """Ack several records. Return the number of records for which `ack` would return True."""
         with self._own():
             return sum(map(self._held.ack, records))
 

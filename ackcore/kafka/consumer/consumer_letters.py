@@ -36,7 +36,7 @@ TIMESTAMP = "ackcore-timestamp"
 OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, TIMESTAMP, ATTEMPTS, DEATHS))
 #: A header of records that a sink of a topology on Spark has sent; in its letters after `REASON`.
 OF_TOPOLOGY = "ackcore-batch"
-#: A record with more deaths is in a loop: something sends dead letters back.
+#: A record with more deaths is in a loop: a program sends dead letters back.
 MAX_DEATHS = 20
 _REASON_BYTES = 8 << 10
 #: The number of digits of 2**31.
@@ -83,7 +83,8 @@ def is_of_topology(headers: Headers) -> bool:
 
 
 def headers_that_came(headers: Headers, ours: Collection[str]) -> Headers:
-    """Return the headers of a dead letter's original record, and the header with its deaths.
+    """Return the headers of a dead letter's original record, and the header with its number of
+    deaths.
 
     ``ours`` are the names of the headers that the letter's writer sets anew each time.
     """

@@ -257,7 +257,7 @@ def _name(topic: str, partition: int) -> str:
 
 
 def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
-    """Return the letter in a message; None if it is to be left."""
+    """Return the letter in a message; None for a message that is not sent."""
     letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
     return letter if letter is not None and letter.deaths < most else None
 
@@ -267,10 +267,10 @@ def _missing(letter: _Letter, partitions: int) -> str | None:
     if letter.partition < partitions:
         return None
     if not partitions:
-        return f"there is no topic {letter.topic}; make it, with {letter.partition + 1} partitions"
-    return (
-        f"topic {letter.topic} has {partitions} partitions; make partition {letter.partition} of it"
-    )
+        return (
+            f"topic {letter.topic} does not exist; create it with {letter.partition + 1} partitions"
+        )
+    return f"topic {letter.topic} has {partitions} partitions; add partition {letter.partition}"
 
 
 def _not_sent(topic: str, message: Mapping[str, Any], why: str) -> DeliveryError:
@@ -300,7 +300,7 @@ def _send(
 
 
 def _letter(headers: Headers) -> _Letter | None:
-    """Return the letter that a message's headers describe; None if it is no record to send."""
+    """Return the letter that a message's headers describe; None without a record to send."""
     told = dict(headers)
     if not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
         return None

@@ -131,7 +131,7 @@ class PartitionReading:
                     self._held.lose(each.key, each.near, now_ms(), keep, TOO_FAR_BEHIND)
 
     def positions(self, keys: Iterable[Key]) -> list[TopicPartition]:
-        """Return the held ones of these partitions, with the offsets to assign them at."""
+        """Return those of these partitions that are held, with the offsets to assign them at."""
         with self._changed:
             found = [(key, self._held.position(key)) for key in keys]
         self._unpositioned.update(key for key, _ in found)
@@ -160,7 +160,7 @@ class PartitionReading:
         return max(self._held.generation + 1, time.time_ns() // 1_000_000)
 
     def learn_ids(self, ids: Mapping[str, str | None]) -> None:
-        """Store the present ids of topics. A topic with another id was created again.
+        """Store the present ids of topics. A topic with a new id was created again.
 
         Raises
         ------
@@ -284,7 +284,7 @@ class PartitionReading:
             self._held.read(key, records, sizes, now_ms(), unreadable)
 
     def _read_from(self, offsets: Mapping[Key, int]) -> None:
-        """Read partitions from offsets. Assigns them anew, since a seek fails after an error."""
+        """Read partitions from offsets by a new assignment, since a seek fails after an error."""
         self._unpositioned.update(offsets)
         begun = [self._at(key, offset) for key, offset in offsets.items()]
         if self._incremental:

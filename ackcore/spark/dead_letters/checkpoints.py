@@ -177,7 +177,7 @@ def checkpoint_of(store: Letters) -> CheckpointView:
     Raises
     ------
     FileNotFoundError
-        If the checkpoint is gone.
+        If the checkpoint was deleted.
     CheckpointForeign
         If another checkpoint is in its place.
     """

@@ -106,7 +106,8 @@ Fill = Callable[[BinaryIO], object]
 
 
 class LetterFile(NamedTuple):
-    """A file of letters, with its first and last micro-batch and the number of merges behind it.
+    """A file of letters, with its first and last micro-batch and the number of merges that led to
+    it.
 
     The unmerged letters of one micro-batch may be in several files: see `position_of`.
     """

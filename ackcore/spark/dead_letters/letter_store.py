@@ -170,7 +170,7 @@ class Letters:
         )
 
     def _give_up(self, keys: Collection[str]) -> None:
-        """Remove unreadable files from the index that the user has given up."""
+        """Remove from the index the unreadable files that the user has given up."""
 
         def change(body: Body) -> Body:
             for spout in body["spouts"]:

@@ -141,7 +141,7 @@ def _empty_of(kind: pa.DataType) -> Any:
 
 
 def emptied_rows(file: pq.ParquetFile) -> Bools | None:
-    """Return a mask of a file's emptied rows, or None if the file's footer shows none."""
+    """Return a mask of the rows that a drop has emptied; None if the footer shows none."""
     at = file.schema_arrow.get_field_index(ATTEMPTS)
     groups = (file.metadata.row_group(n) for n in range(file.num_row_groups))
     if not any(group.column(at).statistics.null_count for group in groups):
@@ -182,7 +182,7 @@ def read_schema(path: ObjectFile) -> pa.Schema:
 class BatchRows(NamedTuple):
     """The micro-batch of each row of a file, and the row of each micro-batch's first letter.
 
-    The row is negative if the file has only later letters of the micro-batch.
+    The row of the first letter is negative if the file has only later letters of the micro-batch.
     """
 
     batch_ids: Int64s

@@ -63,7 +63,9 @@ def notes_of(store: Letters) -> list[Note]:
 
 
 def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
-    """Return the result of ``ask``. Call it again if another process added a note meanwhile."""
+    """Call ``ask`` and return its result; repeat the call if another process added a note
+    meanwhile.
+    """
     for _ in range(_TRIES):
         try:
             return ask()

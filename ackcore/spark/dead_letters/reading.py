@@ -260,7 +260,7 @@ def matching_rows(
     ----------
     spark : SparkSession or None
         The session that evaluates the condition. None for the active session.
-    kinds : sequence of Kind
+    kinds : sequence of FileGroup
         The files.
     notes : sequence of Note
         The notes of letters that were sent again or dropped.

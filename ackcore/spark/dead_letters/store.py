@@ -228,7 +228,7 @@ class DeadLetters:
 
 
 def check_letters_url(url: str, checkpoint: str) -> None:
-    """Raise if a store may not belong to a checkpoint because of their places.
+    """Raise if the places of a store and its checkpoint do not go together.
 
     Raises
     ------

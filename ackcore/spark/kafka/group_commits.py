@@ -108,7 +108,7 @@ class CommitCache:
     """
 
     def __init__(self, deployment: int) -> None:
-        #: The deployment, in the form that `Origin` takes.
+        #: The deployment, in the form that `CommitOrigin` takes.
         self.name = f"{deployment % 2**64:016x}"
         self._form = MetadataForm()
         self._last: dict[tuple[str, int], tuple[int, OffsetState, Commit]] = {}
@@ -172,7 +172,7 @@ class Teller(NamedTuple):
 def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
     """Raise ValueError if two spouts commit the same partitions to one group.
 
-    A reader that begins with that group would skip records that only one of them has done.
+    A reader that begins at the group's offsets would skip records that only one spout has done.
     """
     for one, other in combinations(tellers, 2):
         if one[1:3] == other[1:3] and not set(one.of).isdisjoint(other.of):

@@ -120,7 +120,7 @@ class SpoutOffsets:
         self._refresh_at = time.monotonic() + self.spout.refresh_s
 
     def _tell_of_missing(self, topics: Collection[str]) -> None:
-        """Warn once of topics that existed at the last look-up and are gone."""
+        """Warn once of topics that existed at the last look-up and do not exist now."""
         if not topics:
             return
         try:

@@ -1,4 +1,4 @@
-"""Settling of each partition of an RDD by itself: ``rdd.mapPartitions(settle_partitions)``."""
+"""Settling of each partition of an RDD on its own: ``rdd.mapPartitions(settle_partitions)``."""
 
 from __future__ import annotations
 

@@ -282,7 +282,8 @@ def settle_blobs(
     seed : int
         The seed that was passed to `events_packer`.
     now_ms, timeout_ms : int, optional
-        As for `ackcore.Ledger.settle`.
+        The time against which the time-out is measured, and the time-out, as for
+        `ackcore.Ledger.settle`.
     narrow : Narrow, optional
         The form of the results; by default `SETTLED_DDL`.
 
