@@ -294,7 +294,10 @@ def test_letters_in_the_checkpoint_are_not_hidden_by_a_store_elsewhere(
     letters, checkpoint, tmp_path
 ):
     write(letters, 0, 1)
-    with OPEN(checkpoint) as state, pytest.raises(CheckpointForeign, match="Move the directory"):
+    with (
+        OPEN(checkpoint) as state,
+        pytest.raises(CheckpointForeign, match="Move the whole old directory"),
+    ):
         DeadLetters.open(checkpoint, state.deployment_key, tmp_path / "there")
 
 

@@ -150,9 +150,7 @@ class KafkaSources(PlannedRows):
         return names[first:] + names[:first]
 
     def most_retries(self) -> int | None:
-        """Return the maximum number of retries in a micro-batch with new records; None if
-        unlimited.
-        """
+        """Return the maximum number of retries beside new records; None if unlimited."""
         bounds = [one.intake.most_retries for one in self._spouts.values()]
         known = [bound for bound in bounds if bound is not None]
         return None if self._once or len(known) < len(bounds) else sum(known)
