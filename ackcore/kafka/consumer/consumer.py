@@ -116,8 +116,8 @@ class Consumer:
         The largest number of dead records among the last ``max_dead_window`` that were acked or
         died. With one more, the consumer ends with `TooManyDead`.
     max_dead_ratio : float, optional
-        The largest share of dead records among the same, from 0 to 1, judged from ten dead records
-        on. Even with 1, not all of them may die.
+        The largest share of dead records among the same records, from 0 to 1, judged from ten dead
+        records on. Even with 1, not all of them may die.
     max_dead_window : int or None, default 1000
         The number of last ended records for both limits; None for all since the start.
     max_attempts : int, default 5

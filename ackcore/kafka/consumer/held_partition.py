@@ -219,7 +219,7 @@ class HeldPartition:
     def cause_of_pause(self, limits: Limits, waiting: int, waiting_bytes: int) -> str:
         """Return the reason to pause the partition, or "".
 
-        ``waiting`` and ``waiting_bytes`` are the waiting records of all partitions.
+        ``waiting`` and ``waiting_bytes`` are the totals of the waiting records of all partitions.
         """
         if self.closing:
             return "revoked"

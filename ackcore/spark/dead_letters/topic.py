@@ -53,7 +53,7 @@ class DeadLetterTopic:
       ``ackcore-topic``, ``ackcore-partition``, ``ackcore-offset`` and
       ``ackcore-timestamp`` (ms since 1970);
     - ``ackcore-attempts``: the number of attempts; ``ackcore-deaths``: the number of deaths of the
-      record. It is counted by this header if a query reads the topic, and across `replay`. A record
+      record. The count continues when a query reads the topic, and when `replay` sends it. A record
       that has died more than 20 times is only stored and logged, not sent, since its letters are
       read again in a loop;
     - ``ackcore-batch`` (``deployment/spout/number of the micro-batch``) and ``ackcore-row``

@@ -155,7 +155,7 @@ def read_events(
     Raises
     ------
     ValueError
-        If a column has nulls, or a task stands for no message; the error names the row.
+        If a column has nulls, or a task number has no meaning; the error names the row.
     """
     row = first_row
     for batch in batches:
