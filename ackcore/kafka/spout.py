@@ -41,7 +41,7 @@ class KafkaSpout:
     bootstrap_servers : str
         ``host:port`` of brokers, separated by commas.
     group_id : str, optional
-        The consumer group whose offsets are committed; without it none are. The group must have no
+        The consumer group whose offsets are committed. Without it none are. The group must have no
         other consumer meanwhile. Two deployments that commit to one group move its offsets back and
         forth. Neither loses a record, because each continues from its checkpoint, but a third one
         that begins with the group skips the records that the last committer has done.

@@ -262,7 +262,7 @@ def _choose(
     chosen : ndarray of int64 or None
         The numbers of the selected rows; None for all.
     counting : iterable of Note
-        The notes whose letters are skipped, as sent or dropped already.
+        The notes of letters to skip, because they were sent or dropped already.
     notes : sequence of Note
         All notes, for the number of times that letters were sent.
     bound : int

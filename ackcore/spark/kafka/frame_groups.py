@@ -36,7 +36,7 @@ class FrameGroups:
     topology : Topology
         The topology, with its spouts in the order of the checkpoint.
     deployment : int
-        The key of the checkpoint whose commits these are.
+        The key of the checkpoint that makes the commits.
     log : Path
         Spark's own log of offsets.
     """

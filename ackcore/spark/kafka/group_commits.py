@@ -104,7 +104,7 @@ class CommitCache:
     Parameters
     ----------
     deployment : int
-        The key of the checkpoint whose commits these are.
+        The key of the checkpoint that makes the commits.
     """
 
     def __init__(self, deployment: int) -> None:
@@ -194,7 +194,7 @@ class ToldGroup:
     group_id : str
         The name of the group.
     deployment : int
-        The key of the checkpoint whose commits these are.
+        The key of the checkpoint that makes the commits.
     """
 
     def __init__(self, spout: str, group_id: str, deployment: int) -> None:

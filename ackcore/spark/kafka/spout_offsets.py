@@ -61,7 +61,7 @@ class SpoutOffsets:
     spout : KafkaSpout
         The source of the spout.
     deployment : int
-        The key of the checkpoint whose commits these are.
+        The key of the checkpoint that makes the commits.
 
     Attributes
     ----------
