@@ -58,7 +58,7 @@ def test_letters_go_back_once_as_they_came_and_die_as_the_same_record(counts, ca
         counts.dead_topic, [{"value": b"no letter", "timestamp": beyond_year_9999}]
     )
     assert send(counts) == (2, 1)
-    assert f"1 messages of topic '{counts.dead_topic}' are left" in caplog.text
+    assert f"1 messages of topic '{counts.dead_topic}' are not sent" in caplog.text
     assert send(counts) == (0, 0)
     headed, plain = die(counts, 2)
     assert {headed.partition, plain.partition} == {1}
