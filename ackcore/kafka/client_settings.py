@@ -18,7 +18,7 @@ _OURS = {
     "group.id": "it is the argument group_id",
     "enable.auto.commit": "offsets are committed when their records are done",
     "enable.auto.offset.store": "offsets are committed when their records are done",
-    "auto.offset.reset": "where reading starts is an argument, and lost offsets are never passed",
+    "auto.offset.reset": "an argument sets where reading starts, and lost offsets are reported",
     "enable.partition.eof": "ackcore sets it to find the end of a range",
     "test.mock.num.brokers": "brokers are at bootstrap_servers",
 }

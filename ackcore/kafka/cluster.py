@@ -191,7 +191,7 @@ class Cluster:
             If no broker answers in time.
         """
         if (topics is None) == (pattern is None):
-            raise TypeError("partitions takes topics or a pattern, and one of them")
+            raise TypeError("partitions() takes either topics or pattern")
         names = sorted(set(topics)) if topics is not None else self._matching(pattern or "")
         if not names:
             return []
@@ -205,7 +205,7 @@ class Cluster:
             elif failure.code in _NOT_THERE:
                 missing[topic] = failure.text
             else:
-                raise ClusterFailed(f"{topic!r} cannot be described: {failure.text}")
+                raise ClusterFailed(f"topic {topic!r} cannot be described: {failure.text}")
         if missing and not missing_ok and pattern is None:
             raise UnknownTopics(missing)
         return sorted(found)
@@ -248,8 +248,8 @@ class Cluster:
         answers = self.watermarks(keys)
         for key, failure in answers.failed.items():
             raise ClusterFailed(
-                f"where {key} begins and ends is not known: {failure.text}; run it again once each "
-                "partition has a leader that can be reached"
+                f"the first and last offsets of {key} could not be read: {failure.text}; try again "
+                "once each partition has a reachable leader"
             )
         return {key: answers.found[key] for key in keys}
 

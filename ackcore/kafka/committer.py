@@ -60,7 +60,7 @@ class Committer:
     Attributes
     ----------
     owes : int
-        The number of overdue answers. They must not be taken for answers to a later request.
+        The number of overdue answers. They must not be mistaken for answers to a later request.
     """
 
     def __init__(self, settings: ClientSettings, group: str) -> None:

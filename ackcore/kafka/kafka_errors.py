@@ -11,9 +11,10 @@ from ackcore.kafka.ranges import OffsetRange
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Return whether a client has ended with this error. Answers and messages lack the fatal flag.
+    """Return whether a client has ended with this error.
 
-    The error of a second process with the same ``group.instance.id`` is fatal, too.
+    The errors in answers and messages have no fatal flag, so their code is checked. The error of a
+    second process with the same ``group.instance.id`` is fatal, too.
     """
     return error.fatal() or error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID)
 
@@ -47,7 +48,7 @@ class OffsetsLost(RuntimeError):
         if self.range.start > self.high:
             return (
                 f"{self.range} cannot be read: the partition ends at offset {self.high}; it was "
-                "truncated, or its topic was deleted and made again"
+                "truncated, or its topic was deleted and created again"
             )
         return (
             f"{self.range} cannot be read: offsets below {self.low} were deleted, by the topic's "
@@ -56,7 +57,7 @@ class OffsetsLost(RuntimeError):
 
 
 class ReadTimedOut(TimeoutError):
-    """No record of a range has come for too long.
+    """A read of a range has timed out, because no record came.
 
     Attributes
     ----------
@@ -73,7 +74,7 @@ class ReadTimedOut(TimeoutError):
         self.range, self.timeout_s, self.cause = range, timeout_s, cause
 
     def __str__(self) -> str:
-        return f"nothing of {self.range} has come for {self.timeout_s:g} s: {self.cause}"
+        return f"no record of {self.range} has come for {self.timeout_s:g} s: {self.cause}"
 
 
 class ReadFailed(RuntimeError):

@@ -80,7 +80,7 @@ class MessageColumns(NamedTuple):
                 json_encoder(field.type)
             except TypeError as error:
                 raise TypeError(
-                    f"{what}: the column {field.name!r} of {field.type} goes out as JSON, which "
+                    f"{what}: the column {field.name!r} of {field.type} is sent as JSON, which "
                     f"has nothing for {error}; have the bolt emit another type"
                 ) from None
 

@@ -29,7 +29,7 @@ _OURS = {
     "acks": "a message is delivered when all replicas in sync have it",
     "request.required.acks": "a message is delivered when all replicas in sync have it",
     "enable.idempotence": "each message is stored once, also if librdkafka sends it again",
-    "transactional.id": "it is made from the deployment and the sink",
+    "transactional.id": "ackcore makes it from the deployment and the sink",
     "delivery.report.only.error": "ackcore checks every report",
     "on_delivery": "ackcore checks every report",
     "dr_cb": "ackcore checks every report",
@@ -62,7 +62,7 @@ _EVERY = 1000
 
 _SHUT_OUT = (
     "another driver has taken over, or the transaction took longer than transaction.timeout.ms: "
-    "raise that in options, or have a micro-batch take fewer records"
+    "raise this setting in options, or let a micro-batch take fewer records"
 )
 
 _WAYS_OUT = {
@@ -77,9 +77,9 @@ _WAYS_OUT = {
         "give each message a key, which a topic with cleanup.policy=compact requires; else see "
         "the log of the broker"
     ),
-    KafkaError.UNKNOWN_TOPIC_OR_PART: "make the topic",
-    KafkaError._UNKNOWN_TOPIC: "make the topic",
-    KafkaError._UNKNOWN_PARTITION: "make the topic, or give it that many partitions",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "create the topic",
+    KafkaError._UNKNOWN_TOPIC: "create the topic",
+    KafkaError._UNKNOWN_PARTITION: "create the topic, or add this partition to it",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: (
         "let this user write to the topic, and for transactions read it as well"
     ),
@@ -375,8 +375,8 @@ class Deliveries:
                     raise DeliveryError(
                         self._settings.redacted(
                             f"{what}: librdkafka has not returned within its time-out of "
-                            f"{timeout_s:g} s{cause}; this producer is given up, and the next "
-                            "attempt begins with another"
+                            f"{timeout_s:g} s{cause}; this producer is abandoned, and the next "
+                            "attempt uses a new one"
                         )
                     )
         finally:

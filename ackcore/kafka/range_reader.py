@@ -169,7 +169,7 @@ class RangeReader:
             # librdkafka uses -1 for the end and -2 for the beginning.
             raise ValueError(
                 f"range_.start must be an offset, 0 or above, got {range_.start}; "
-                "Cluster.watermarks says where a partition begins and ends"
+                "Cluster.watermarks returns where a partition begins and ends"
             )
         return self._read(range_)
 
@@ -288,7 +288,7 @@ class RangeReader:
         return rest, None
 
     def _refused(self, rest: OffsetRange) -> Exception | None:
-        """Return the error of the topic, if any. Brokers do not send it to a consumer."""
+        """Return the error of the topic, if any. Brokers do not send this error to a consumer."""
         try:
             topics = self._consumer.list_topics(rest.topic, timeout=_ASK_AFTER_S).topics
         except KafkaException as failed:

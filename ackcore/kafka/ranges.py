@@ -62,8 +62,8 @@ class OffsetRange(NamedTuple):
 class RecordColumns:
     """The columns of records that were read of one partition and not yielded yet.
 
-    They hold copies of the messages' contents. So the next messages reuse the memory of these while
-    it is in the processor's caches.
+    They hold copies of the messages' contents, so that librdkafka can reuse the memory of the
+    messages while it is in the processor's caches.
 
     Parameters
     ----------

@@ -148,7 +148,7 @@ class RawConsumer:
     def _made(self, conf: Mapping[str, Any]) -> int:
         library, text = self._library, ctypes.create_string_buffer(_TEXT_BYTES)
         settings = library.conf_new()
-        # Plugins first: librdkafka knows their settings only after it has loaded them.
+        # Plugins first: librdkafka accepts their settings only after it has loaded them.
         for name, value in sorted(conf.items(), key=lambda one: one[0] != _PLUGINS):
             said = str(value).lower() if isinstance(value, bool) else str(value)
             arguments = name.encode(), said.encode(), text, _TEXT_BYTES
@@ -218,7 +218,7 @@ class RawConsumer:
         # librdkafka would use the client as a pointer to released memory.
         if not self._is_open:
             raise RuntimeError(
-                "the consumer is closed, or of the process this one was forked from; "
+                "the consumer is closed, or was made before this process was forked; "
                 "make another one"
             )
 

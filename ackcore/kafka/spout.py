@@ -41,7 +41,7 @@ class KafkaSpout:
     bootstrap_servers : str
         ``host:port`` of brokers, separated by commas.
     group_id : str, optional
-        The consumer group whose offsets are committed; without it none are. The group must have no
+        The consumer group whose offsets are committed. Without it none are. The group must have no
         other consumer meanwhile. Two deployments that commit to one group move its offsets back and
         forth. Neither loses a record, because each continues from its checkpoint, but a third one
         that begins with the group skips the records that the last committer has done.
@@ -238,8 +238,8 @@ def _start(start: Any, group_id: str | None) -> Start:
 def _deserializer(deserializer: Any, value_type: Any) -> tuple[Any, Any]:
     if (deserializer is None) != (value_type is None):
         raise ValueError(
-            "deserializer and value_type must be given together: what a function returns is "
-            "known when it has run, and the columns of a stream before"
+            "deserializer and value_type must be given together: Spark needs the type of the "
+            "column before the deserializer runs"
         )
     if deserializer is None:
         return None, None

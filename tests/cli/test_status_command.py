@@ -89,7 +89,7 @@ def test_who_watches_may_have_json(ackcore, checkpoint, looks, lines):
 
 def test_errors_are_one_line(ackcore, tmp_path):
     done = ackcore("status", tmp_path, code=3)
-    assert done.stderr.startswith("ackcore: checkpoint must be the directory that start()")
+    assert done.stderr.startswith("ackcore: checkpoint must be the directory passed to start()")
     assert done.stderr.count("\n") == 1
     done = ackcore("status", "hdfs://host/x", code=2)
     assert "hdfs" in done.stderr
@@ -141,7 +141,7 @@ def test_a_path_beside_a_checkpoint_is_put_right(ackcore, checkpoint):
     assert said.endswith(f"it is within a checkpoint, {checkpoint}\n")
     for words in (("status",), ("dead", "list")):
         said = ackcore(*words, checkpoint.parent, code=3).stderr
-        assert said.endswith(f"below it there is {checkpoint}\n")
+        assert said.endswith(f", but it contains {checkpoint}\n")
         said = ackcore(*words, checkpoint / "no", code=3).stderr
         assert said.endswith(f"{checkpoint / 'no'} does not exist\n")
 

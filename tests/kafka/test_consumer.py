@@ -126,7 +126,7 @@ def test_a_seek_delivers_again_and_the_committed_offset_follows(counts):
         assert committed_by(consumer) == 8
         assert consumer.ack_many([*again, *last]) == 2
         assert committed_by(consumer) == 10
-        with pytest.raises(ValueError, match="topic and partition must be of a partition that"):
+        with pytest.raises(ValueError, match="topic and partition must name a partition that"):
             consumer.seek(counts.topic, 1, 0)
         with pytest.raises(ValueError, match="offset must be"):
             consumer.seek(*at, -1)
@@ -159,7 +159,7 @@ def test_callbacks_are_told_partitions_and_may_seek_and_ack(counts):
     def on_revoke(consumer, partitions):
         told.append(("revoke", sorted(partitions)))
         assert consumer.ack_many(held) == 6
-        with pytest.raises(ValueError, match=r"stats\(\).partitions names them"):
+        with pytest.raises(ValueError, match=r"stats\(\).partitions lists these"):
             consumer.seek(*partitions[0], 0)
 
     with consuming(counts, on_assign=on_assign, on_revoke=on_revoke, drain_s=0) as consumer:
@@ -309,7 +309,7 @@ def test_a_record_that_died_too_often_ends_it_and_is_not_committed_over(counts):
     counts.server.produce(counts.topic, [{"value": b"x", "headers": headers}], 0)
     consumer = consumer_of(counts)
     consumer.fail(*take(consumer, 1), Reject("again"))
-    with pytest.raises(ConsumerError, match=r"has died 20 times: .*stop what sends them back"):
+    with pytest.raises(ConsumerError, match=r"has died 20 times: .*; stop that program, and"):
         consumer.poll(1, 20.0)
     with pytest.raises(ConsumerError):
         consumer.close()
@@ -593,7 +593,7 @@ def test_a_producer_of_dead_letters_that_can_do_no_more_is_made_anew(counts, cap
             consumer.fail(record, Reject("no"))
         wait_until(lambda: not counts.lag(), "all are kept")
     counts.check_complete(poison=set(counts.delivered.values()))
-    assert caplog.text.count("the producer of dead letters is replaced, because it ended: ") == 2
+    assert caplog.text.count("the producer of dead letters ended, and is replaced: ") == 2
 
 
 def test_memory_is_bounded_while_workers_are_slow(mock_kafka, tmp_path):
@@ -623,7 +623,9 @@ def test_without_dead_letters_it_ends_and_says_so(counts):
     assert consumer.ack_many(done) == 39
     (poison,) = [record for record in taken if record.value == b"7"]
     consumer.fail(poison, ValueError("no"))
-    with pytest.raises(RecordDead, match="failed 1 times, at last of ValueError: no; give dead"):
+    with pytest.raises(
+        RecordDead, match="failed 1 times, the last time with ValueError: no; set dead"
+    ):
         consumer.poll(1, 20.0)
     with pytest.raises(RecordDead):
         consumer.close()
@@ -707,7 +709,7 @@ def test_settings_that_cannot_be_are_refused():
         ({"start": "end"}, "start must be one of"),
         ({"max_attempts": 0}, "max_attempts must be in 1.."),
         ({"drain_s": 300}, "drain_s must be at most 295"),
-        ({"dead_letters": "t"}, "must not be a topic that is read"),
+        ({"dead_letters": "t"}, "must not be a topic that the consumer reads"),
         ({"dead_letters": ""}, "topic must be the name of a topic, got ''"),
         ({"dead_letters": "d", "options": {"acks": 1}}, "options must not have 'acks': a message"),
         ({"tasks": 2}, "tasks and task must be given together, and with topics"),
@@ -728,7 +730,7 @@ def test_settings_that_cannot_be_are_refused():
         ({"topics": None, "partitions": [7]}, "partitions must be pairs of topic and number"),
         ({"bootstrap_servers": ["x"]}, "bootstrap_servers must be a string of host:port"),
         ({"group_id": 5}, "group_id must be a str, got int"),
-        ({"force_from_start": True}, "force_from_start must be a name, of this deployment"),
+        ({"force_from_start": True}, "force_from_start must be a str, the name of this deployment"),
         ({"start": {"t": 5}}, "start must map .topic, partition. to an offset"),
     ):
         with pytest.raises(TypeError, match=error):

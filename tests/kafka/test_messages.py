@@ -82,7 +82,7 @@ def test_other_columns_are_refused(columns, error, says):
 def test_what_json_has_nothing_for_is_refused_if_it_goes_there():
     schema = pa.schema([("k", pa.string()), ("took", pa.duration("us"))])
     MessageColumns(value="k").check("sink 'out'", schema)
-    with pytest.raises(TypeError, match=r"column 'took' of duration\[us\] goes out as JSON"):
+    with pytest.raises(TypeError, match=r"column 'took' of duration\[us\] is sent as JSON"):
         MessageColumns().check("sink 'out'", schema)
 
 

@@ -226,11 +226,13 @@ def test_a_payload_keeps_its_types_there_and_back(spark, checkpoint):
 
 def test_two_checkpoints_do_not_share_a_store(store, checkpoint, tmp_path):
     with OPEN(tmp_path / "other") as state:
-        with pytest.raises(CheckpointForeign, match="would overwrite them; give dead_letters="):
+        with pytest.raises(CheckpointForeign, match="would overwrite them; set dead_letters="):
             DeadLetters.open(tmp_path / "other", state.deployment_key, store.path)
         # What nobody owns is nobody's to write to.
         remove_all(store.path / "index.json")
-        with pytest.raises(CheckpointCorrupt, match=r"index\.json is missing, though there are"):
+        with pytest.raises(
+            CheckpointCorrupt, match=r"index\.json is missing, though the directory"
+        ):
             DeadLetters.open(tmp_path / "other", state.deployment_key, store.path)
 
 
@@ -336,7 +338,9 @@ def test_a_store_whose_checkpoint_is_gone_or_another_is_told(checkpoint, tmp_pat
     with pytest.raises(FileNotFoundError, match="which was deleted"):
         replay(tmp_path / "dead")
     OPEN(checkpoint).close()
-    with pytest.raises(CheckpointForeign, match=r"belong to deployment .* is now that of"):
+    with pytest.raises(
+        CheckpointForeign, match=r"belong to deployment .* now belongs to deployment"
+    ):
         replay(tmp_path / "dead")
 
 

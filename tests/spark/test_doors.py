@@ -113,7 +113,7 @@ def test_a_replay_is_not_sent_for_want_of_a_name(spark, tmp_path):
     """``replay(path, "error_type = 'X'")`` would have sent all letters."""
     with pytest.raises(TypeError, match="spark must be a SparkSession, got str"):
         replay(tmp_path, "error_type = 'TimeoutError'")
-    with pytest.raises(ValueError, match=r"request must be 1 to 64 of letters, .*, got 5"):
+    with pytest.raises(ValueError, match=r"request must be 1 to 64 letters, .*, got 5"):
         replay(tmp_path, spark, request=5)
     with pytest.raises(TypeError, match="spark must be a SparkSession, got PosixPath"):
         dead_letters(spark, tmp_path)

@@ -443,7 +443,7 @@ def test_the_watch_goes_on_when_kafka_cannot_be_asked(caplog):
         assert beaten.wait(60)
     finally:
         watch.stop()
-    assert caplog.text.count("trying again: down") == 1
+    assert caplog.text.count("is polled again: down") == 1
 
 
 @pytest.mark.parametrize(

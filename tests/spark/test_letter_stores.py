@@ -89,7 +89,7 @@ def test_many_files_become_few_and_no_letter_moves(home, monkeypatch):
             (20, 20, 0),
             (21, 21, 0),
         ]
-        with pytest.raises(CheckpointCorrupt, match="micro-batches after 7, which is only now"):
+        with pytest.raises(CheckpointCorrupt, match="micro-batches after 7, but the driver"):
             write(letters, 7, 8)
 
 
@@ -130,7 +130,7 @@ def test_letters_are_sent_once_and_a_request_is_made_once(home):
     assert DeadCounter().count(store_of(home.checkpoint)).sent == 6
     assert replay(home.checkpoint, again=True, max_replays=1).left_out == {"lines": 6}
     for wrong in ("", "a/b", "a.b", "x" * 65):
-        with pytest.raises(ValueError, match="request must be 1 to 64 of letters"):
+        with pytest.raises(ValueError, match="request must be 1 to 64 letters"):
             replay(home.checkpoint, request=wrong)
 
 
@@ -207,7 +207,7 @@ def test_two_checkpoints_do_not_share_a_store(home, tmp_path):
     with pytest.raises(CheckpointForeign, match="would overwrite them"):
         other.driver()
     aside = Home(home.checkpoint, f"{letters.place.url}-2")
-    with pytest.raises(CheckpointForeign, match="would not see the old ones"):
+    with pytest.raises(CheckpointForeign, match="would not find the old ones"):
         aside.driver()
 
 

@@ -218,7 +218,7 @@ def test_paths(spark, write, random_events, expected, found, tmp_path, monkeypat
         (
             ["{}/a.parquet", "{}"],
             ValueError,
-            r"paths name .*/a\.parquet twice, and its events would",
+            r"got .*/a\.parquet twice: its events would",
         ),
         ([], ValueError, "paths must name at least one file, got none"),
         (7, TypeError, "paths must be a path or a sequence of paths, got int"),

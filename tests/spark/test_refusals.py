@@ -96,7 +96,7 @@ def test_a_stream_is_refused_and_the_way_is_named(spark):
     )
     for call in (settle, combine):
         with pytest.raises(
-            ValueError, match=r"events is a streaming .*\.writeStream\.foreachBatch\("
+            ValueError, match=r"events must not be a streaming .*\.writeStream\.foreachBatch\("
         ):
             call(stream)
 

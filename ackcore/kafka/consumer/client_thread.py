@@ -93,7 +93,7 @@ class ClientThread:
         self._stopping = True
 
     def commit_soon(self) -> None:
-        """Commit in the next turn without another commit under way. Does not wait for it."""
+        """Commit in the next turn in which no other commit is under way. Does not wait for it."""
         self._asked = True
 
     def join(self, timeout_s: float) -> None:
@@ -172,8 +172,8 @@ class ClientThread:
     def _leave(self) -> None:
         """Leave the group before the client closes.
 
-        librdkafka does not leave when it closes a cooperative member without partitions.  The
-        group would wait for that member's session at its next rebalance.
+        librdkafka does not leave when it closes a cooperative member without partitions.  The next
+        rebalance of the group would then wait until that member's session times out.
         """
         if self.settings.by_hand or self.settings.protocol != "cooperative":
             return
@@ -213,8 +213,8 @@ class ClientThread:
                 record, failure, failures = letters[0]
                 raise RecordDead(
                     f"{record.topic}-{record.partition}@{record.offset} failed {failures} times, "
-                    f"at last of {failure.kind}: {failure.message}; give dead_letters= a topic or "
-                    "a callable that keeps such records"
+                    f"the last time with {failure.kind}: {failure.message}; set dead_letters to a "
+                    "topic or a callable that stores such records"
                 )
             return
         self._dead_letters.put(letters, now)
@@ -225,9 +225,9 @@ class ClientThread:
                     self._held.dead(letter)
 
     def _keep_last(self, letters: list[DyingRecord]) -> None:
-        """Store dead letters before the consumer ends for too many of them.
+        """Store dead letters before the consumer ends because of too many.
 
-        Otherwise each new start would meet the same records.
+        Otherwise each new start would read the same records and end again.
         """
         if self._dead_letters is None or not self.drain_s:
             return  # without a wait, the letter would be stored and its record read again
@@ -249,8 +249,8 @@ class ClientThread:
         dead = self.settings.dead_letters
         if any(each.topic == dead for each in partitions):
             raise ConsumerError(
-                f"dead_letters must not be a topic that is read, and {dead!r} fits one of "
-                f"{', '.join(map(repr, self.settings.topics))}: they would come back. {OTHER_TOPIC}"
+                f"dead_letters must not be a topic that the consumer reads, and {dead!r} matches "
+                f"one of {', '.join(map(repr, self.settings.topics))}. {OTHER_TOPIC}"
             )
         ids = self._topics.ids({each.topic for each in partitions})
         is_new = self._topics.is_new
@@ -285,7 +285,7 @@ class ClientThread:
         return [(one.topic, one.partition) for one in mine]
 
     def _take_by_hand(self, wanted: Iterable[Key]) -> None:
-        """Assign the wanted partitions, and no others, without the group."""
+        """Assign these partitions, and no others, without the group."""
         wanted = list(wanted)
         with self._changed:
             held = self._held.assigned
@@ -323,7 +323,9 @@ class ClientThread:
     def _on_lost(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         keys = [(found.topic, found.partition) for found in partitions]
         self._log.warning(
-            "%d partitions went to other members: none of their records is committed", len(keys)
+            "%d partitions now belong to other members: records done since the last commit are not "
+            "committed, and are delivered again",
+            len(keys),
         )
         with self._changed:
             self._held.close(keys)

@@ -116,8 +116,8 @@ class Consumer:
         The largest number of dead records among the last ``max_dead_window`` that were acked or
         died. With one more, the consumer ends with `TooManyDead`.
     max_dead_ratio : float, optional
-        The largest share of dead records among the same, from 0 to 1, judged from ten dead records
-        on. Even with 1, not all of them may die.
+        The largest share of dead records among the same records, from 0 to 1, judged from ten dead
+        records on. Even with 1, not all of them may die.
     max_dead_window : int or None, default 1000
         The number of last ended records for both limits; None for all since the start.
     max_attempts : int, default 5
@@ -347,7 +347,7 @@ class Consumer:
             return self._held.ack(record)
 
     def ack_many(self, records: Iterable[KafkaRecord]) -> int:
-        """Ack several records. Return the number of those that `ack` returns True for."""
+        """Ack several records. Return the number of records for which `ack` would return True."""
         with self._own():
             return sum(map(self._held.ack, records))
 
@@ -386,9 +386,9 @@ class Consumer:
     def _refuse_callbacks(self, name: str) -> None:
         if self._thread.is_current:
             raise RuntimeError(
-                f"{name}() must not be called in on_assign or on_revoke: it waits for the thread "
-                "that calls these. What is acked in on_revoke is committed after it; stop() ends "
-                "the consumer"
+                f"{name}() must not be called in on_assign or on_revoke: it would wait for the "
+                "thread that runs them. Records acked in on_revoke are committed after it returns. "
+                "To end the consumer there, call stop()"
             )
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
@@ -416,9 +416,9 @@ class Consumer:
         with self._own():
             if not self._held.seek((topic, partition), offset):
                 raise ValueError(
-                    "topic and partition must be of a partition that this consumer has, got "
-                    f"{topic!r} and {partition!r}: stats().partitions names them, and on_assign is "
-                    "called when they come"
+                    "topic and partition must name a partition that is assigned to this consumer, "
+                    f"got {topic!r} and {partition!r}; stats().partitions lists these, and "
+                    "on_assign receives new ones"
                 )
 
     def commit(self, timeout_s: float = 30.0) -> None:
@@ -502,7 +502,7 @@ class Consumer:
         if not self._thread.ended:
             raise TimeoutError(
                 f"the consumer did not end in {timeout_s:g} s after its drain: its brokers may not "
-                "answer; what was done since its last commit is done again"
+                "answer; records done since its last commit are delivered again"
             )
         self._raise_end()
 

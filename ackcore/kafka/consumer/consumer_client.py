@@ -27,7 +27,7 @@ from ackcore.kafka.producing import PASSING
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-#: Seconds that brokers may take to answer a question of a consumer.
+#: Seconds that brokers may take to answer a request of a consumer.
 REQUEST_S = 30.0
 _PAUSE_S = 0.1
 #: Seconds of retries for a last commit that the group refuses during a rebalance.

@@ -36,7 +36,7 @@ TIMESTAMP = "ackcore-timestamp"
 OURS = frozenset((REASON, TOPIC, PARTITION, OFFSET, TIMESTAMP, ATTEMPTS, DEATHS))
 #: A header of records that a sink of a topology on Spark has sent; in its letters after `REASON`.
 OF_TOPOLOGY = "ackcore-batch"
-#: A record with more deaths is in a loop: something sends dead letters back.
+#: A record with more deaths is in a loop: a program sends dead letters back.
 MAX_DEATHS = 20
 _REASON_BYTES = 8 << 10
 #: The number of digits of 2**31.
@@ -83,7 +83,8 @@ def is_of_topology(headers: Headers) -> bool:
 
 
 def headers_that_came(headers: Headers, ours: Collection[str]) -> Headers:
-    """Return the headers of a dead letter's original record, and the header with its deaths.
+    """Return the headers of a dead letter's original record, and the header with its number of
+    deaths.
 
     ``ours`` are the names of the headers that the letter's writer sets anew each time.
     """
@@ -105,9 +106,9 @@ def headers_of(letter: DyingRecord) -> Headers:
     died = deaths(record.headers) + 1
     if died > MAX_DEATHS:
         raise ConsumerError(
-            f"{record.topic}-{record.partition}@{record.offset} has died {MAX_DEATHS} times: its "
-            "dead letters come back to a topic that is read; stop what sends them back, and give "
-            "the consumer dead_letters= another topic, or a callable"
+            f"{record.topic}-{record.partition}@{record.offset} has died {MAX_DEATHS} times: a "
+            "program sends its dead letters back to a topic that this consumer reads; stop that "
+            "program, and set dead_letters to another topic or to a callable"
         )
     numbers = {
         PARTITION: record.partition,
@@ -203,7 +204,7 @@ class TopicKeeper:
         # All letters under way must first be reported as undelivered, to be tried again.
         if self._fatal is not None and not self._end():
             self._log.warning(
-                "the producer of dead letters is replaced, because it ended: %s", self._fatal.str()
+                "the producer of dead letters ended, and is replaced: %s", self._fatal.str()
             )
             self._producer, self._fatal = Producer(self._config), None
 

@@ -26,7 +26,8 @@ Rebalanced = Callable[[Any, list[tuple[str, int]]], object]
 KeepDead = str | Callable[[KafkaRecord, Failure], object]
 
 OTHER_TOPIC = (
-    "Name another topic, or a pattern that it does not fit: '^orders$' is without orders-dead"
+    "The consumer would read its own dead letters. Name another topic, or a pattern that does not "
+    "match it: '^orders$' does not match orders-dead"
 )
 
 #: librdkafka's default.  The group removes a member that does not poll for this long.
@@ -74,7 +75,7 @@ class ConsumerSettings:
         if not isinstance(self.group_id, str):
             raise TypeError(f"group_id must be a str, got {type(self.group_id).__name__}")
         if not self.group_id:
-            raise ValueError("group_id must not be empty: it is whose offsets are committed")
+            raise ValueError("group_id must not be empty: the offsets of this group are committed")
         self._one_of("protocol", ("cooperative", "eager", "consumer"))
         as_start(self.start, ("earliest", "latest"))
         self._one_of("out_of_range", ("earliest", "latest", "fail", None))
@@ -82,8 +83,8 @@ class ConsumerSettings:
         for name in ("on_assign", "on_revoke"):
             if (called := getattr(self, name)) is not None and not callable(called):
                 raise TypeError(
-                    f"{name} must be callable, with the consumer and a list of (topic, partition); "
-                    f"got {type(called).__name__}"
+                    f"{name} must be callable, with the consumer and a list of (topic, partition) "
+                    f"as arguments; got {type(called).__name__}"
                 )
         as_count(self.max_attempts, "max_attempts", 1, 2**62)
         for name in ("backoff_s", "max_backoff_s"):
@@ -96,8 +97,8 @@ class ConsumerSettings:
         self.dead_limit()
         if self.force_from_start is not None and not isinstance(self.force_from_start, str):
             raise TypeError(
-                "force_from_start must be a name, of this deployment, say 'release 12': each new "
-                f"name begins anew once; got {type(self.force_from_start).__name__}"
+                "force_from_start must be a str, the name of this deployment such as 'release 12', "
+                f"got {type(self.force_from_start).__name__}; each new name applies start once"
             )
         if self.timeout_s is not None:
             positive(self.timeout_s, "timeout_s", 1e9, "seconds")
@@ -122,8 +123,8 @@ class ConsumerSettings:
         if drain_s > most_s:
             raise ValueError(
                 f"drain_s must be at most {most_s:g}, {_REVOKE_S:g} s less than "
-                f"max.poll.interval.ms, got {drain_s:g}: the group would take a member that "
-                "drains for longer for dead; raise max.poll.interval.ms in options"
+                f"max.poll.interval.ms, got {drain_s:g}: the group removes a member that drains "
+                "for longer; raise max.poll.interval.ms in options"
             )
 
     def _max_poll_s(self) -> float:
@@ -136,8 +137,9 @@ class ConsumerSettings:
     def _check_topics(self) -> None:
         if bool(self.topics) == bool(self.partitions):
             raise ValueError(
-                "topics or partitions must be given, and not both: the group assigns partitions of "
-                f"topics, got topics={self.topics!r} and partitions={self.partitions!r}"
+                "topics or partitions must be given, but not both: the group assigns the "
+                f"partitions of topics; got topics={self.topics!r} and "
+                f"partitions={self.partitions!r}"
             )
         dead = self.dead_letters
         if dead is not None and not isinstance(dead, str) and not callable(dead):
@@ -151,10 +153,10 @@ class ConsumerSettings:
             read = {*self.topics, *(topic for topic, _ in self.partitions)}
             found = next((one for one in sorted(read) if self._fits(one, dead)), None)
             if found is not None:
-                pattern = f", which {found!r} fits" if found != dead else ""
+                pattern = f", which {found!r} matches" if found != dead else ""
                 raise ValueError(
-                    f"dead_letters must not be a topic that is read, got {dead!r}{pattern}; they "
-                    f"would come back. {OTHER_TOPIC}"
+                    "dead_letters must not be a topic that the consumer reads, "
+                    f"got {dead!r}{pattern}. {OTHER_TOPIC}"
                 )
 
     def _fits(self, name: str, topic: str) -> bool:
@@ -180,7 +182,7 @@ class ConsumerSettings:
         if self.tasks is None or self.task is None or not self.topics:
             raise ValueError(
                 "tasks and task must be given together, and with topics: task i of T reads the "
-                "partitions i, i + T, ... of these; "
+                "partitions i, i + T, ... of the topics; "
                 f"got tasks={self.tasks!r}, task={self.task!r}, topics={self.topics!r}"
             )
         as_count(self.task, "task", 0, as_count(self.tasks, "tasks", 1) - 1)

@@ -29,7 +29,7 @@ from ackcore.offsets import Restored, decode_metadata
 _log = logging.getLogger(__name__)
 
 ANOTHER_LOG = "another log"
-_WAY_OUT = "out_of_range='earliest' or 'latest' reads it from its beginning"
+_WAY_OUT = "to read the new topic from its beginning, set out_of_range='earliest' or 'latest'"
 
 
 class Begun(NamedTuple):
@@ -157,11 +157,11 @@ def _another_log(
     if done <= high:
         return None
     key = _key(partition)
-    what = f"{key[0]}-{key[1]} is done up to {done}, but has offsets [{low}, {high})"
+    what = f"{key[0]}-{key[1]} has records done up to {done}, but its offsets are [{low}, {high})"
     if settings.on_out_of_range == "fail":
         raise OffsetsOutOfRange(
-            f"{what}: it was truncated or its topic created again; out_of_range='earliest' or "
-            "'latest' continues at its beginning or end"
+            f"{what}: it was truncated or its topic created again; to continue at its beginning or "
+            "end, set out_of_range='earliest' or 'latest'"
         )
     settings.client.logger(_log).warning("%s", what)
     offset = low if settings.on_out_of_range == "earliest" else high
@@ -184,11 +184,12 @@ def _near(
     if settings.on_out_of_range == "fail":
         raise OffsetsOutOfRange(
             f"{what} would be read from offset {offset}, more than max_offset_behind={most} "
-            f"before its end {high}; raise it, or set dead_letters, and a dead letter names the "
-            "skipped offsets"
+            f"before its end {high}; raise it, or set dead_letters: then the offsets are skipped, "
+            "and a dead letter names them"
         )
     settings.client.logger(_log).warning(
-        "%s would be read from %d, too far before its end %d: it begins %d before the end",
+        "%s would be read from offset %d, too far before its end %d: it is read from %d offsets "
+        "before the end",
         *(what, offset, high, most),
     )
     return high - most

@@ -167,7 +167,7 @@ class HeldPartition:
         self.sizes[held.status] += by * held.size
 
     def has_next(self, status: int, limits: Limits) -> bool:
-        """Return whether a record of that status may be delivered."""
+        """Return whether a record of a status may be delivered."""
         if self.closing or not self.queues[status]:
             return False
         # Dying records do not stop retries, which are held already.
@@ -175,7 +175,9 @@ class HeldPartition:
         return busy < limits.in_flight
 
     def next(self, status: int, limits: Limits) -> Held | None:
-        """Remove the next record of that status from its queue and return it; None without one."""
+        """Remove the next record of a status from its queue and return it; None if none may be
+        delivered.
+        """
         while self.has_next(status, limits):
             held = self.held.get(self.queues[status].popleft())
             if held is not None and held.status == status:
@@ -183,8 +185,8 @@ class HeldPartition:
         return None
 
     def not_done(self, stop: int) -> list[Run]:
-        """Return the runs between the position and ``stop`` that were neither read, nor done before
-        a restart.
+        """Return the runs of offsets from the position up to ``stop`` that were neither read, nor
+        done before a restart.
         """
         state = self.tracker.state()
         # No record above the last done one is done.
@@ -217,7 +219,7 @@ class HeldPartition:
     def cause_of_pause(self, limits: Limits, waiting: int, waiting_bytes: int) -> str:
         """Return the reason to pause the partition, or "".
 
-        ``waiting`` and ``waiting_bytes`` are the waiting records of all partitions.
+        ``waiting`` and ``waiting_bytes`` are the totals of the waiting records of all partitions.
         """
         if self.closing:
             return "revoked"
@@ -262,7 +264,7 @@ class TakenAt:
         self._taken.append((now_ms, found, held, held.delivery))
 
     def up_to(self, taken_ms: int) -> Iterator[tuple[HeldPartition, Held]]:
-        """Remove the deliveries taken up to that time, and yield those that are still out."""
+        """Remove the deliveries taken up to a time, and yield those that are still out."""
         while self._taken and (self._taken[0][0] <= taken_ms or not self._is_out(self._taken[0])):
             each = self._taken.popleft()
             if self._is_out(each):
@@ -283,10 +285,10 @@ class TakenAt:
 
 
 def room(partitions: Mapping[Key, HeldPartition], limits: Limits) -> int:
-    """Return the number of records that may be read at once, of any partition; 0 if all are paused.
+    """Return the number of records to request in the next read; 0 if all partitions are paused.
 
     It is at least an eighth of the limit, so that a nearly full partition does not make all reads
-    small. A partition may exceed its limit by that number.
+    small. All records of a read may be of one partition, which may so exceed its limit.
     """
     limit = limits.held
     free = [limit - each.in_flight for each in partitions.values() if not each.cause]
@@ -333,10 +335,10 @@ def named_runs(runs: Sequence[Run]) -> str:
 
 
 def _with(state: OffsetState, lost: Iterable[list[Run]]) -> OffsetState:
-    """Return a state in which lost ranges are not done.
+    """Return a state in which lost ranges of offsets are not done.
 
-    The tracker holds only the first offset of each. The next start may still be able to read the
-    rest.
+    The tracker holds only the first offset of each range, so that the next start may still read the
+    others.
     """
     holes = zip(state.hole_starts.tolist(), state.hole_ends.tolist(), strict=True)
     runs: list[Run] = []

@@ -53,19 +53,22 @@ _TIMED_OUT = Failure("TimeoutError", "neither acked nor failed in time")
 
 
 class HeldRecords:
-    """The records of all partitions that a consumer has.
+    """The records of all partitions that are assigned to a consumer.
 
     Parameters
     ----------
     policy : Policy
+        The attempts of a record, and the delays between them.
+    limits : Limits, optional
+        The limits on records and bytes held at a time.
     timeout_ms : int or None
         The time after which a record that is out has failed.
     unavailable_timeout_ms : int
-        The age of a record from which on all its failures count as attempts.
+        The age of a record at which `Unavailable` begins to count as an attempt.
     dead_limit : DeadLimit, optional
         Receives the end of each record.
     ordered_by : {"key", "partition"}, optional
-        The records that are delivered one at a time, in order: those of a key, or of a partition.
+        Whether the records of one key, or of one partition, are delivered one at a time, in order.
     wake : callable, optional
         Called when a record may be taken, or an awaited answer has come.
 
@@ -121,8 +124,10 @@ class HeldRecords:
 
         Parameters
         ----------
-        topic, partition, generation
-            The partition. Each of its generations has another number.
+        topic, partition : str, int
+            The partition.
+        generation : int
+            The number of this assignment of the partition, above all earlier ones.
         state : OffsetState
             The offset to begin at, and the done offsets above it.
         committed : bool, default True
@@ -136,7 +141,8 @@ class HeldRecords:
         self._partitions[found.key] = found
 
     def seek(self, key: Key, offset: int) -> bool:
-        """Read a partition from another offset: all below it counts as done, and nothing above it.
+        """Read a partition from another offset. All offsets below it count as done, and none from
+        it on.
 
         Returns
         -------
@@ -172,10 +178,10 @@ class HeldRecords:
             found.changes += 1
 
     def is_another_log(self, key: Key, offset: int, deployment: int) -> None:
-        """Record that from an offset on the log of a partition is another one than was read.
+        """Record that a partition's log differs from the one that was read, from an offset on.
 
-        Done offsets of the former log are not committed above that offset. Otherwise nobody would
-        read the new records there if this process died first.
+        Done offsets of the former log are not committed above that offset. Otherwise the new
+        records there would never be read if this process died first.
         """
         if (found := self._reading(key)) is not None:
             found.other_from, found.committed = offset, None
@@ -399,7 +405,7 @@ class HeldRecords:
         return held.record
 
     def give_back(self, records: Iterable[KafkaRecord]) -> None:
-        """Put back records that were taken and not used; they are the next ones of their
+        """Put back records that were taken and not used, in front of the queues of their
         partitions.
         """
         for record in reversed(list(records)):
@@ -416,7 +422,9 @@ class HeldRecords:
             self._moved(found)
 
     def due_in_ms(self, now_ms: int) -> int | None:
-        """Return the milliseconds until a record may be taken; None if that is not known."""
+        """Return the milliseconds until a record may be taken; None if none is waiting, or too many
+        died.
+        """
         if self.dead_limit.excess is not None:
             return None
         if any(
@@ -572,7 +580,7 @@ class HeldRecords:
         return [letter for letter in letters if self.is_dying(letter)]
 
     def is_dying(self, letter: DyingRecord) -> bool:
-        """Return whether a dead letter is still to be stored, because its partition was not taken
+        """Return whether a dead letter is still to be stored; False if its partition was taken
         away.
         """
         record = letter.record
@@ -610,7 +618,7 @@ class HeldRecords:
         }
 
     def has_uncommitted(self) -> bool:
-        """Return whether records are done that the broker has no commit of."""
+        """Return whether the broker lacks a commit of some done records."""
         return any(each.last_done > each.committed_changes for each in self._partitions.values())
 
     def are_committed(self, changes: Mapping[Key, tuple[int, int]]) -> bool:
@@ -642,7 +650,7 @@ class HeldRecords:
     # How much may be read.
 
     def room(self) -> int:
-        """Return the number of records that may be read at once; see `pauses.room`."""
+        """Return the number of records to request in the next read; see `held_partition.room`."""
         return room(self._partitions, self._limits)
 
     def pauses(self) -> tuple[list[Key], list[Key]]:

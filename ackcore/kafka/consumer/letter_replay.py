@@ -171,8 +171,8 @@ def replay_letters(
                     transactions.commit()
     if left:
         settings.logger(_log).warning(
-            "%d messages of topic %r are left for good: they represent no record, or one that has "
-            "died %d times or more",
+            "%d messages of topic %r are not sent, now or by a later call: they represent no "
+            "record, or one that has died %d times or more",
             *(left, topic, max_deaths),
         )
     return SentBack(sent, left)
@@ -204,10 +204,10 @@ def _start(
         why = (
             f"{key.topic} was created again since its letter {key.partition}/{done} was sent"
             if is_other_topic
-            else f"{key} ends at {high}, before letter {done}, which was sent last, so that it was "
+            else f"{key} ends at {high}, before letter {done}, the last one sent, because it was "
             "truncated or its topic created again"
         )
-        raise _since_missing(f"{why}, and which of its letters were sent is not known")
+        raise _since_missing(f"{why}, so it is unknown which of its letters were sent")
     start = low if is_other_log else max(low, done + 1)
     if from_ms is not None:
         start = max(start, min(high, _since(cluster, key, from_ms)))
@@ -227,7 +227,9 @@ def _since(cluster: Cluster, key: TopicPartition, ms: int) -> int:
     """Return the offset of the first letter of a time or later; the end if there is none."""
     answers = cluster.offsets_for_time([key], ms)
     for failure in answers.failed.values():
-        raise ClusterFailed(f"the first letter of {key} of a time is not known: {failure.text}")
+        raise ClusterFailed(
+            f"the brokers did not find the first letter of {key} since a time: {failure.text}"
+        )
     (offset,) = answers.found.values()
     return offset
 
@@ -237,14 +239,14 @@ def _refuse_forgotten(cluster: Cluster, key: TopicPartition, low: int) -> None:
     ms = time.time_ns() // 1_000_000 - _REMEMBERED_MS
     if low < _since(cluster, key, ms):
         raise _since_missing(
-            f"{key} has letters of more than a week, and the brokers have no offset of the last "
-            "letter sent, as brokers forget it after offsets.retention.minutes, a week by default"
+            f"{key} has letters older than a week, and the brokers have no offset of the last "
+            "letter sent, because they delete it after offsets.retention.minutes, a week by default"
         )
 
 
 def _since_missing(why: str) -> ValueError:
     return ValueError(
-        f"since must be given: {why}; letters of that time or later are sent, "
+        f"since must be given: {why}. Letters of that time or later are sent; "
         "datetime(1970, 1, 1, tzinfo=timezone.utc) sends all"
     )
 
@@ -255,7 +257,7 @@ def _name(topic: str, partition: int) -> str:
 
 
 def _to_send(message: Mapping[str, Any], most: int) -> _Letter | None:
-    """Return the letter in a message; None if it is to be left."""
+    """Return the letter in a message; None for a message that is not sent."""
     letter = _letter([(one["key"], one["value"]) for one in message["headers"] or ()])
     return letter if letter is not None and letter.deaths < most else None
 
@@ -265,18 +267,18 @@ def _missing(letter: _Letter, partitions: int) -> str | None:
     if letter.partition < partitions:
         return None
     if not partitions:
-        return f"there is no topic {letter.topic}; make it, with {letter.partition + 1} partitions"
-    return (
-        f"topic {letter.topic} has {partitions} partitions; make partition {letter.partition} of it"
-    )
+        return (
+            f"topic {letter.topic} does not exist; create it with {letter.partition + 1} partitions"
+        )
+    return f"topic {letter.topic} has {partitions} partitions; add partition {letter.partition}"
 
 
 def _not_sent(topic: str, message: Mapping[str, Any], why: str) -> DeliveryError:
     at = message["timestamp"]
     return DeliveryError(
         f"letter {topic}-{message['partition']} at offset {message['offset']} was not sent, and "
-        f"those before it in its partition were: {why}. To leave it instead, give since a time "
-        f"behind its own{'' if at is None else f', {at.isoformat()}'}: letters from before are left"
+        f"those before it in its partition were: {why}. To leave this letter out, set since to a "
+        f"time after its own{'' if at is None else f', {at.isoformat()}'}: earlier letters are left"
     )
 
 
@@ -298,7 +300,7 @@ def _send(
 
 
 def _letter(headers: Headers) -> _Letter | None:
-    """Return the letter that a message's headers describe; None if it is no record to send."""
+    """Return the letter that a message's headers describe; None without a record to send."""
     told = dict(headers)
     if not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
         return None

@@ -131,7 +131,7 @@ class PartitionReading:
                     self._held.lose(each.key, each.near, now_ms(), keep, TOO_FAR_BEHIND)
 
     def positions(self, keys: Iterable[Key]) -> list[TopicPartition]:
-        """Return the held ones of these partitions, with the offsets to assign them at."""
+        """Return those of these partitions that are held, with the offsets to assign them at."""
         with self._changed:
             found = [(key, self._held.position(key)) for key in keys]
         self._unpositioned.update(key for key, _ in found)
@@ -160,7 +160,7 @@ class PartitionReading:
         return max(self._held.generation + 1, time.time_ns() // 1_000_000)
 
     def learn_ids(self, ids: Mapping[str, str | None]) -> None:
-        """Store the present ids of topics. A topic with another id was created again.
+        """Store the present ids of topics. A topic with a new id was created again.
 
         Raises
         ------
@@ -180,7 +180,8 @@ class PartitionReading:
             what = f"the topic of {key[0]}-{key[1]} was deleted and created again"
             if self._settings.on_out_of_range == "fail":
                 raise OffsetsOutOfRange(
-                    f"{what}; out_of_range='earliest' or 'latest' reads it from its beginning"
+                    f"{what}; to read the new topic from its beginning, set "
+                    "out_of_range='earliest' or 'latest'"
                 )
             self._log.warning("%s, and is read from its beginning", what)
             # Records that come now are ignored, and read again when the former ones are done.
@@ -283,7 +284,7 @@ class PartitionReading:
             self._held.read(key, records, sizes, now_ms(), unreadable)
 
     def _read_from(self, offsets: Mapping[Key, int]) -> None:
-        """Read partitions from offsets. Assigns them anew, since a seek fails after an error."""
+        """Read partitions from offsets by a new assignment, since a seek fails after an error."""
         self._unpositioned.update(offsets)
         begun = [self._at(key, offset) for key, offset in offsets.items()]
         if self._incremental:
@@ -307,12 +308,12 @@ class PartitionReading:
                 position = self._held.position(key)
             raise ConsumerError(
                 f"{key[0]}-{key[1]} cannot be read from offset {position} on: {error.str()}; "
-                "commit an offset behind the damaged records to skip them"
+                "commit an offset after the damaged records to skip them"
             )
         elif is_fatal(error) or code in _FINAL:
-            raise ConsumerError(f"the consumer cannot go on: {error.str()}")
+            raise ConsumerError(f"the consumer cannot continue to read: {error.str()}")
         else:
-            self._log.warning("the client reported an error, and goes on: %s", error.str())
+            self._log.warning("the client reported an error, and continues: %s", error.str())
 
     def _out_of_range(self, key: Key) -> None:
         """Handle an offset out of range, after which the client stops reading the partition."""
@@ -330,8 +331,8 @@ class PartitionReading:
             self._resets[key] = times = self._resets.get(key, 0) + 1
             wait_ms = capped_doubling(_FIRST_RESET_MS, times, _LONGEST_RESET_MS)
             self._log.warning(
-                "%s has offsets [%d, %d), but a broker refused %d as out of range: it is read "
-                "again in %d ms",
+                "%s has offsets [%d, %d), but a broker refused %d as out of range: the read is "
+                "repeated in %d ms",
                 *(name, low, high, position, wait_ms),
             )
             self._read_again[key] = now_ms() + wait_ms
@@ -347,8 +348,8 @@ class PartitionReading:
             if position > high:
                 self._end_before_another_log(key, low, high)
             raise OffsetsOutOfRange(
-                f"{what}; out_of_range='earliest' or 'latest' continues there, and a dead letter "
-                "names the lost offsets"
+                f"{what}; to continue at its beginning or end, set out_of_range='earliest' or "
+                "'latest': with dead_letters, a dead letter names the lost offsets"
             )
         target = low if policy == "earliest" else high
         if position > high:
@@ -389,10 +390,10 @@ class PartitionReading:
         self._is_another_log(key, other, epoch)
         if self._settings.on_out_of_range == "fail":
             raise OffsetsOutOfRange(
-                f"{what}: the next start begins there at the latest, and out_of_range='earliest' "
-                "or 'latest' goes on without one"
+                f"{what}; start the consumer again, which reads from there or from below, or set "
+                "out_of_range='earliest' or 'latest' to continue without a restart"
             )
-        self._log.warning("%s: it is read from there", what)
+        self._log.warning("%s; it is read again from there", what)
         return True
 
     def _end_before_another_log(self, key: Key, low: int, high: int) -> None:

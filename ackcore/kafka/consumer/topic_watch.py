@@ -117,7 +117,7 @@ class TopicWatch:
         return self._cluster.partitions(topics, missing_ok=True)
 
     def soon(self, now_ms: int) -> None:
-        """Schedule the next look-up at once, because a topic may be gone."""
+        """Schedule the next look-up at once, because a topic may have been deleted."""
         self._next_ms = min(self._next_ms, max(now_ms, self._last_ms + _SOON_MS))
 
     def look(self, topics: Collection[str], now_ms: int) -> list[Partition] | None:
@@ -133,7 +133,7 @@ class TopicWatch:
             except Exception as error:
                 if not self._complained:
                     self._log.warning(
-                        "the partitions could not be listed, which is tried again: %s", error
+                        "the partitions could not be listed, and are requested again: %s", error
                     )
                 self._complained = True
             self._asked = None

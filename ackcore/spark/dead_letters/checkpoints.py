@@ -56,7 +56,7 @@ class CheckpointView:
             If the checkpoint has been deleted.
         """
         if self.meta() is None:
-            raise StateError(f"{self._records.place(META)} was deleted")
+            raise StateError(f"the checkpoint was deleted: {self._records.place(META)} is missing")
         return self._records
 
     def meta(self) -> dict[str, Any] | None:
@@ -117,7 +117,7 @@ def what_is_at(given: Path) -> str:
     below = sorted(each.parents[1] for each in given.glob("*/ackcore/head.json"))
     if below:
         names = ", ".join(str(each) for each in below[:3])
-        return f"{lacks}: below it there is {names}{', …' if len(below) > 3 else ''}"
+        return f"{lacks}, but it contains {names}{', …' if len(below) > 3 else ''}"
     return lacks
 
 
@@ -134,7 +134,7 @@ def opened_checkpoint(path: str | os.PathLike[str]) -> CheckpointView:
     if found is None:
         what = f"{place} has no ackcore/head.json" if is_bucket(place) else what_is_at(Path(place))
         raise FileNotFoundError(
-            "checkpoint must be the directory that start() or run_batch() was given, and " + what
+            "checkpoint must be the directory passed to start() or run_batch(), but " + what
         )
     return found
 
@@ -151,8 +151,8 @@ def store_of(path: str | os.PathLike[str]) -> Letters:
     """
     if isinstance(path, DeadLetterTopic):
         raise TypeError(
-            f"path must be the query's checkpoint, got {path!r}: the checkpoint also keeps the "
-            "letters that are sent to the topic"
+            f"path must be the query's checkpoint, got {path!r}: the checkpoint has all dead "
+            "letters, also those sent to the topic"
         )
     given = place_of(path, "path")
     store = letters_at(given)
@@ -161,12 +161,12 @@ def store_of(path: str | os.PathLike[str]) -> Letters:
     checkpoint = checkpoint_at(given)
     if checkpoint is None:
         if is_bucket(given):
-            lacks = "there is neither an ackcore/head.json nor an index.json of ackcore's"
+            lacks = "has neither an ackcore/head.json nor an index.json of ackcore's"
             raise FileNotFoundError(
-                f"path must be a checkpoint or a store of dead letters, and in {given} {lacks}"
+                f"path must be a checkpoint or a store of dead letters, but {given} {lacks}"
             )
         raise FileNotFoundError(
-            f"path must be a checkpoint or a store of dead letters, and {what_is_at(Path(given))}"
+            f"path must be a checkpoint or a store of dead letters, but {what_is_at(Path(given))}"
         )
     return checkpoint.letters()
 
@@ -177,7 +177,7 @@ def checkpoint_of(store: Letters) -> CheckpointView:
     Raises
     ------
     FileNotFoundError
-        If the checkpoint is gone.
+        If the checkpoint was deleted.
     CheckpointForeign
         If another checkpoint is in its place.
     """
@@ -193,14 +193,14 @@ def checkpoint_of(store: Letters) -> CheckpointView:
     if found is None or meta is None:
         raise FileNotFoundError(
             f"the dead letters in {store.url} belong to the checkpoint {owner['checkpoint']}, "
-            "which was deleted; read them by dead_letters() and send them to the source "
-            "again"
+            "which was deleted; read the letters with dead_letters() and send the records to the "
+            "source again"
         )
     if owner["deployment_key"] not in (None, meta["deployment_key"]):
         raise CheckpointForeign(
             f"the dead letters in {store.url} belong to deployment {owner['deployment_key']}, and "
-            f"{found.url} is now that of {meta['deployment_key']}; read them by dead_letters() and "
-            "send them to the source again"
+            f"{found.url} now belongs to deployment {meta['deployment_key']}; read the letters "
+            "with dead_letters() and send the records to the source again"
         )
     return found
 

@@ -57,7 +57,9 @@ class Objects:
         if data is None:
             raise FileNotFoundError("it is missing, though a record names it")
         if data.size != size or checksum_of(data, len(digest)) != digest:
-            raise pa.ArrowInvalid(f"its {data.size} bytes are not those that are on record")
+            raise pa.ArrowInvalid(
+                f"the length or checksum of its {data.size} bytes differs from the recorded one"
+            )
         self.keep(key, data)
         return data
 
@@ -104,7 +106,8 @@ Fill = Callable[[BinaryIO], object]
 
 
 class LetterFile(NamedTuple):
-    """A file of letters, with its first and last micro-batch and the number of merges behind it.
+    """A file of letters, with its first and last micro-batch and the number of merges that led to
+    it.
 
     The unmerged letters of one micro-batch may be in several files: see `position_of`.
     """

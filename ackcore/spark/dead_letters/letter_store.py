@@ -149,9 +149,9 @@ class Letters:
         if self._token and body.get("token") != self._token:
             raise CheckpointInUse(
                 f"{self.url} was taken over from this driver by another "
-                f"({body.get('holder', 'nobody yet: its index was removed')}). What this one "
-                "recorded before then stands, and it writes nothing more; let the other one go "
-                "on, or stop it and start again"
+                f"({body.get('holder', 'unknown: the index was removed')}). All that this driver "
+                "recorded before is kept, and it writes nothing more; let the other driver run, "
+                "or stop it and start this query again"
             )
 
     def _sweep(self) -> None:
@@ -170,7 +170,7 @@ class Letters:
         )
 
     def _give_up(self, keys: Collection[str]) -> None:
-        """Remove unreadable files from the index that the user has given up."""
+        """Remove from the index the unreadable files that the user has given up."""
 
         def change(body: Body) -> Body:
             for spout in body["spouts"]:

@@ -103,8 +103,8 @@ def _reading(path: ObjectFile) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:
         way_out = (
             "Put the file back from a backup; or make an empty file beside it whose name ends in "
-            f"{path.name}{GIVEN_UP} and start again: that gives up the letters that only it holds, "
-            "and nothing else"
+            f"{path.name}{GIVEN_UP} and start again: only the letters of the damaged file are "
+            "lost then"
         )
         raise corrupt(path, f"is damaged: {error}", way_out) from error
 
@@ -141,7 +141,7 @@ def _empty_of(kind: pa.DataType) -> Any:
 
 
 def emptied_rows(file: pq.ParquetFile) -> Bools | None:
-    """Return a mask of a file's emptied rows, or None if the file's footer shows none."""
+    """Return a mask of the rows that a drop has emptied; None if the footer shows none."""
     at = file.schema_arrow.get_field_index(ATTEMPTS)
     groups = (file.metadata.row_group(n) for n in range(file.num_row_groups))
     if not any(group.column(at).statistics.null_count for group in groups):
@@ -182,7 +182,7 @@ def read_schema(path: ObjectFile) -> pa.Schema:
 class BatchRows(NamedTuple):
     """The micro-batch of each row of a file, and the row of each micro-batch's first letter.
 
-    The row is negative if the file has only later letters of the micro-batch.
+    The row of the first letter is negative if the file has only later letters of the micro-batch.
     """
 
     batch_ids: Int64s

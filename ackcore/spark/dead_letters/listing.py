@@ -52,7 +52,7 @@ class LetterId:
 
     @classmethod
     def of(cls, text: str) -> LetterId:
-        """Return the id of which ``text`` is the `str`.
+        """Return the id with this text form.
 
         Raises
         ------
@@ -338,5 +338,5 @@ def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
 def _encoder(payload: pa.DataType) -> Callable[[Any], str]:
     try:
         return json_encoder(payload)
-    except TypeError:  # JSON has nothing for one of its columns: that is as Python shows it
+    except TypeError:  # JSON has no form for a column: its values are Python's text
         return lambda value: json.dumps(value, ensure_ascii=False, default=str)

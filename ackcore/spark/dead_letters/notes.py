@@ -63,7 +63,9 @@ def notes_of(store: Letters) -> list[Note]:
 
 
 def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
-    """Return the result of ``ask``. Call it again if another process added a note meanwhile."""
+    """Call ``ask`` and return its result; repeat the call if another process added a note
+    meanwhile.
+    """
     for _ in range(_TRIES):
         try:
             return ask()
@@ -167,7 +169,9 @@ def note_of(notes: Iterable[Note], request: str) -> Note | None:
     for note in notes:
         if note.request == request:
             if note.dropped:
-                raise ValueError(f"request must be a new id: letters were dropped as {request!r}")
+                raise ValueError(
+                    f"request must be a new id, got {request!r}, the id of a drop of letters"
+                )
             return note
     return None
 

@@ -260,7 +260,7 @@ def matching_rows(
     ----------
     spark : SparkSession or None
         The session that evaluates the condition. None for the active session.
-    kinds : sequence of Kind
+    kinds : sequence of FileGroup
         The files.
     notes : sequence of Note
         The notes of letters that were sent again or dropped.
@@ -323,8 +323,8 @@ def _widest(kinds: Sequence[FileGroup], frames: Sequence[DataFrame]) -> dict[str
                 raise ValueError(
                     f"the payload column {field.name!r} is {field.dataType.simpleString()} in "
                     f"{_told(kind)} and {before.simpleString()} in {_told(whose[field.name])}, and "
-                    "no one type holds both. Ask for one spout by dead_letters(path, spout=...) "
-                    "if they are two, or for texts by dead_letters(path, payload='json')"
+                    "no one type holds both. Read a single spout with dead_letters(path, "
+                    "spout=...), or the payload as text with dead_letters(path, payload='json')"
                 )
             whole[field.name] = both
             whose.setdefault(field.name, kind)

@@ -85,8 +85,8 @@ UNREAD = ("LostUpstream", "TooFarBehind")
 #: The pattern of a request's id.
 REQUEST = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WAY_OUT = (
-    "Nothing was sent. Choose other letters (where=, spout=), or read these by dead_letters() and "
-    "send them to the source"
+    "Nothing was sent. Choose other letters (where=, spout=), or read these with dead_letters() "
+    "and send their records to the source"
 )
 
 
@@ -157,7 +157,7 @@ def replay(
         import_module("ackcore.spark.base.session").refuse_session(spark)
     name = uuid.uuid4().hex if request is None else request
     if not isinstance(name, str) or not REQUEST.fullmatch(name):
-        raise ValueError(f"request must be 1 to 64 of letters, digits, - and _, got {name!r}")
+        raise ValueError(f"request must be 1 to 64 letters, digits, - or _, got {name!r}")
     bound = _bound(max_replays)
     store = store_of(path)
     checkpoint = checkpoint_of(store)
@@ -214,8 +214,8 @@ def _replay(
         store.send(name, note._asdict(), tables)
     if left_out:
         _log.warning(
-            "%d dead letters in %s were sent again %d times or oftener, and are left out. "
-            "To send them, give a larger max_replays",
+            "%d dead letters in %s were sent again %d times or more, and are left out. "
+            "To send them, set a larger max_replays",
             left_out.total(),
             store.url,
             bound,
@@ -262,7 +262,7 @@ def _choose(
     chosen : ndarray of int64 or None
         The numbers of the selected rows; None for all.
     counting : iterable of Note
-        The notes whose letters are skipped, as sent or dropped already.
+        The notes of letters to skip, because they were sent or dropped already.
     notes : sequence of Note
         All notes, for the number of times that letters were sent.
     bound : int

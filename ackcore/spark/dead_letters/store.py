@@ -127,28 +127,27 @@ class DeadLetters:
         if url != (before or within) and files_of(letters_at(before or within)):
             raise CheckpointForeign(
                 f"the checkpoint {home} has dead letters in {before or within}, and dead_letters= "
-                f"is {url} now: dead_letters() and replay() would not see the old ones. Move the "
-                "directory there first, with all that is in it; or leave dead_letters= out, and "
-                "the letters go on where they are"
+                f"is {url} now: dead_letters() and replay() would not find the old ones. Move the "
+                "whole old directory there first, or omit dead_letters= to keep using it"
             )
         owner = store.owner()
         if path is None and before is not None and owner is None:
             raise StateError(
-                f"the dead letters of the checkpoint {home} are kept in {url}, and there is no "
-                f"{INDEX} in it: is its file system mounted? If they are gone for good, give "
-                "dead_letters= the directory for those to come"
+                f"the dead letters of the checkpoint {home} are kept in {url}, which has no "
+                f"{INDEX}: is its file system mounted? If the letters are lost, set "
+                "dead_letters= to a directory for new ones"
             )
         if owner is None and store.has_remains():
             raise corrupt(
                 os.path.join(url, INDEX),
-                "is missing, though there are letters beside it: it was removed",
+                "is missing, though the directory has files of letters: it was removed",
             )
         if owner is not None and owner["deployment_key"] != f"{deployment_key:016x}":
             raise CheckpointForeign(
                 f"{url} holds the dead letters of the checkpoint {owner['checkpoint']} "
                 f"(deployment {owner['deployment_key']}), and those of {home} "
-                f"({deployment_key:016x}) would overwrite them; give dead_letters= a directory of "
-                "its own"
+                f"({deployment_key:016x}) would overwrite them; set dead_letters= to a directory "
+                "of this checkpoint alone"
             )
         about = {"deployment_key": f"{deployment_key:016x}", "checkpoint": home}
         store.own({**about, **(owner or {})}, records.check_owner)
@@ -185,8 +184,8 @@ class DeadLetters:
             if file.level and file.first <= number <= file.last:
                 raise corrupt(
                     file.path,
-                    f"holds letters of micro-batches after {number}, which is only now being "
-                    "written: the dead letters and the checkpoint are not of one age",
+                    f"holds letters of micro-batches after {number}, but the driver only now "
+                    "writes those of this one: the dead letters are newer than the checkpoint",
                 )
         new, position = [], 0
         for some in parts:
@@ -202,7 +201,7 @@ class DeadLetters:
             # The letters are written: too many files only slow down their reading.
             if not self._complained:
                 where = os.path.join(self.place.url, spout)
-                _log.warning("the dead letters in %s stay many files: %s", where, error)
+                _log.warning("the files of dead letters in %s were not merged: %s", where, error)
             self._complained = True
             self.place.refresh()
 
@@ -229,7 +228,7 @@ class DeadLetters:
 
 
 def check_letters_url(url: str, checkpoint: str) -> None:
-    """Raise if a store may not belong to a checkpoint because of their places.
+    """Raise if the places of a store and its checkpoint do not go together.
 
     Raises
     ------
@@ -239,7 +238,7 @@ def check_letters_url(url: str, checkpoint: str) -> None:
     if is_bucket(checkpoint) and not is_bucket(url):
         raise ValueError(
             f"dead_letters must be in a bucket if the checkpoint is ({checkpoint}), got {url!r}: "
-            "who looks at the one must find the other"
+            "every reader of the checkpoint must reach its dead letters"
         )
 
 

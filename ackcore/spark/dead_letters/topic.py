@@ -53,7 +53,7 @@ class DeadLetterTopic:
       ``ackcore-topic``, ``ackcore-partition``, ``ackcore-offset`` and
       ``ackcore-timestamp`` (ms since 1970);
     - ``ackcore-attempts``: the number of attempts; ``ackcore-deaths``: the number of deaths of the
-      record. It is counted by this header if a query reads the topic, and across `replay`. A record
+      record. The count continues when a query reads the topic, and when `replay` sends it. A record
       that has died more than 20 times is only stored and logged, not sent, since its letters are
       read again in a loop;
     - ``ackcore-batch`` (``deployment/spout/number of the micro-batch``) and ``ackcore-row``
@@ -197,8 +197,8 @@ class TopicWriter:
             died = max(deaths(came), letter["replays"]) + 1
             if died > MAX_DEATHS:
                 _log.warning(
-                    "record %s of spout %r has died %d times: its dead letter is only stored, as a "
-                    "query reads the letters of topic %r again",
+                    "record %s of spout %r has died %d times: its dead letter is stored, but not "
+                    "sent, because a query reads the letters of topic %r again",
                     letter["message_id"], spout, died, self._to.topic,
                 )  # fmt: skip
                 continue

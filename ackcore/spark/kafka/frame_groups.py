@@ -36,7 +36,7 @@ class FrameGroups:
     topology : Topology
         The topology, with its spouts in the order of the checkpoint.
     deployment : int
-        The key of the checkpoint whose commits these are.
+        The key of the checkpoint that makes the commits.
     log : Path
         Spark's own log of offsets.
     """
@@ -79,7 +79,11 @@ class FrameGroups:
         except (OSError, KeyError, ValueError, TypeError) as error:
             # The done offsets are in the checkpoint, and the next commit covers all of them.
             if not self._complained:
-                _log.warning("no offsets for consumer groups in Spark's log: %r", error)
+                _log.warning(
+                    "Spark's log has no readable offsets for consumer groups; the next commit "
+                    "covers them: %r",
+                    error,
+                )
             self._complained = True
             return {}
 
@@ -155,7 +159,7 @@ def read_offsets(text: str, sources: Sequence[int]) -> dict[int, dict[Key, int]]
         # One line for each stream in the plan; streams of one source have equal lines.
         if len(lines) != len(sources):
             raise ValueError(
-                f"{len(lines)} streams are in it, and {len(sources)} in the plan of the query"
+                f"the entry has {len(lines)} streams, and the plan of the query {len(sources)}"
             )
         noted = dict(zip(sources, lines, strict=True))
     else:

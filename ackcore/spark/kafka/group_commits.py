@@ -104,11 +104,11 @@ class CommitCache:
     Parameters
     ----------
     deployment : int
-        The key of the checkpoint whose commits these are.
+        The key of the checkpoint that makes the commits.
     """
 
     def __init__(self, deployment: int) -> None:
-        #: The deployment, in the form that `Origin` takes.
+        #: The deployment, in the form that `CommitOrigin` takes.
         self.name = f"{deployment % 2**64:016x}"
         self._form = MetadataForm()
         self._last: dict[tuple[str, int], tuple[int, OffsetState, Commit]] = {}
@@ -172,15 +172,15 @@ class Teller(NamedTuple):
 def refuse_two_tellers(tellers: Iterable[Teller]) -> None:
     """Raise ValueError if two spouts commit the same partitions to one group.
 
-    A reader that begins with that group would skip records that only one of them has done.
+    A reader that begins at the group's offsets would skip records that only one spout has done.
     """
     for one, other in combinations(tellers, 2):
         if one[1:3] == other[1:3] and not set(one.of).isdisjoint(other.of):
             raise ValueError(
                 f"spouts {one.spout!r} and {other.spout!r} read the same partitions and both "
-                f"commit to group {one.group_id!r}, so that records would count as done that only "
-                "one of them has done; give each a group of its own, or read them by one spout, to "
-                "which several bolts may subscribe"
+                f"commit to group {one.group_id!r}: a record would be committed when only one of "
+                "them has done it; give each spout a group of its own, or read the partitions by "
+                "one spout, to which several bolts may subscribe"
             )
 
 
@@ -194,7 +194,7 @@ class ToldGroup:
     group_id : str
         The name of the group.
     deployment : int
-        The key of the checkpoint whose commits these are.
+        The key of the checkpoint that makes the commits.
     """
 
     def __init__(self, spout: str, group_id: str, deployment: int) -> None:
@@ -227,9 +227,9 @@ class ToldGroup:
             )
             if known.name and known.name != self._origin.name:
                 _log.warning(
-                    "spout %s: another deployment has committed to group %s of %s-%d; two that "
-                    "commit to one group move its offsets back and forth, and a reader that begins "
-                    "with it skips records that only one has done: give each a group of its own",
+                    "spout %s: another deployment has committed to group %s of %s-%d: the two move "
+                    "its offsets back and forth, and a reader that begins at them skips records "
+                    "that only one deployment has done; give each deployment a group of its own",
                     *(self._spout, self._group_id, topic, partition),
                 )
                 return
@@ -286,7 +286,7 @@ class ToldGroup:
             if answers.failed and not self._complained:
                 _log.warning(
                     "spout %s: the offsets of %d partitions could not be committed to group %s, "
-                    "which is tried again with the next micro-batch: %s",
+                    "and are committed with the next micro-batch: %s",
                     self._spout,
                     len(answers.failed),
                     self._group_id,

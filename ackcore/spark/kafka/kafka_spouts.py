@@ -76,8 +76,9 @@ class KafkaSources(PlannedRows):
     def of(
         cls, topology: Topology, spark: SparkSession, state: State, *, ends: bool, once: bool
     ) -> KafkaSources:
-        """Return the Kafka spouts of a topology, see `kafka_sources`, and commit their done
-        offsets.
+        """Make the Kafka spouts of a topology, and commit the last done micro-batch again.
+
+        The arguments are those of `kafka_sources`.
         """
         last = None if state.last_plan is None else state.plan(state.last_plan)
         spouts: dict[str, SpoutOffsets] = {}
@@ -97,7 +98,7 @@ class KafkaSources(PlannedRows):
         return sources
 
     def _check_tellers(self) -> None:
-        """Raise ValueError if two spouts commit to one group of the same partitions."""
+        """Raise ValueError if two spouts commit the same partitions to one group."""
         refuse_two_tellers(
             Teller(name, one.spout.group_id, one.spout.client.bootstrap_servers, one.partitions)
             for name, one in self._spouts.items()
@@ -119,9 +120,9 @@ class KafkaSources(PlannedRows):
     # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return the offset plans of a micro-batch by spout, given the plan before it.
+        """Return the offset plans of a micro-batch by spout, given the plan of the last one.
 
-        Raises ValueError if two spouts commit to one group of a topic that is new.
+        Raises ValueError if two spouts commit the partitions of a new topic to one group.
         """
         found = {}
         tasks, left = task_slots(self._spark), self._room
@@ -149,7 +150,7 @@ class KafkaSources(PlannedRows):
         return names[first:] + names[:first]
 
     def most_retries(self) -> int | None:
-        """Return the largest number of retries besides new records; None if unlimited."""
+        """Return the maximum number of retries beside new records; None if unlimited."""
         bounds = [one.intake.most_retries for one in self._spouts.values()]
         known = [bound for bound in bounds if bound is not None]
         return None if self._once or len(known) < len(bounds) else sum(known)
@@ -247,7 +248,7 @@ class KafkaSources(PlannedRows):
             except Exception as error:
                 if name not in self._away and len(self._spouts) > 1:
                     _log.warning(
-                        "spout %s: no answer whether Kafka has new records: %s", name, error
+                        "spout %s: Kafka did not answer whether it has new records: %s", name, error
                     )
                 self._away.add(name)
                 failed[name] = error
@@ -318,7 +319,7 @@ def obstacle(name: str, spout: KafkaSpout, plan: OffsetPlan) -> Obstacle | None:
         if known is not None and now is not None and known != now:
             continue  # the planned offsets are of the former topic, and lost
         if key not in there:
-            said = f"spout {name} waits for {topic}-{partition}, which is not there"
+            said = f"spout {name} waits for {topic}-{partition}, which does not exist"
             return Obstacle(said, spout.missing_timeout_s)
         failure = failed.get(key)
         if failure is not None:

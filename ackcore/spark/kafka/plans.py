@@ -228,7 +228,7 @@ class Intake:
 
     @property
     def most_retries(self) -> int | None:
-        """The maximum number of retries besides new records; None if unlimited."""
+        """The maximum number of retries in a micro-batch, beside new records; None if unlimited."""
         return None if self._fixed is not None else max(1, int(self._most / 2))
 
     def planned(self, records: int) -> None:

@@ -61,7 +61,7 @@ class SpoutOffsets:
     spout : KafkaSpout
         The source of the spout.
     deployment : int
-        The key of the checkpoint whose commits these are.
+        The key of the checkpoint that makes the commits.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class SpoutOffsets:
         self._refresh_at = time.monotonic() + self.spout.refresh_s
 
     def _tell_of_missing(self, topics: Collection[str]) -> None:
-        """Warn once of topics that existed at the last look-up and are gone."""
+        """Warn once of topics that existed at the last look-up and do not exist now."""
         if not topics:
             return
         try:
@@ -128,8 +128,8 @@ class SpoutOffsets:
                 self._cluster.partitions(topics)
         except (UnknownTopics, ClusterFailed) as error:
             _log.warning(
-                "spout %s reads no new records of a topic that was deleted, or that it may not "
-                "read, until the topic exists again: %s",
+                "spout %s reads no new records of a topic that was deleted, or that this user may "
+                "not read, until it can be read again: %s",
                 self.name,
                 error,
             )
@@ -363,7 +363,7 @@ class SpoutOffsets:
             if known is not None and now is not None and known != now:
                 return (
                     f"topic {topic} of spout {self.name} was created again after its offsets were "
-                    "planned, so that other records have them"
+                    "planned, so these offsets now belong to other records"
                 )
         return None
 
@@ -406,7 +406,7 @@ class SpoutOffsets:
             with self._asking:
                 times = self._cluster.offsets_for_time(marks, ms)
             if times.failed:
-                raise _unanswered("the first offset of a time", times.failed)
+                raise _unanswered("the first offset of the start time", times.failed)
             of_time = times.found
         ids = {} if before is None else before.topic_ids
         found = {}
@@ -469,8 +469,8 @@ class SpoutOffsets:
                 raise OffsetsRefused(
                     f"spout {self.name}: {topic}-{partition} would begin at offset {start.next}, "
                     f"{message or start.why}, and lost='refuse'. Give the topology a new "
-                    "checkpoint, which begins as start says, or set lost='dead-letter' to continue "
-                    "without the lost offsets"
+                    "checkpoint, which begins at the spout's start, or set lost='dead-letter' to "
+                    "continue without the lost offsets"
                 )
 
     # -- the group --------------------------------------------------------------------------------

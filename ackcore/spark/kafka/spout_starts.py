@@ -58,7 +58,7 @@ class PartitionFacts(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A range that is not read, with the kind and the text of its dead letter's reason."""
+    """A range of offsets that is not read, and the kind and text of its dead letter's reason."""
 
     range: OffsetRange
     kind: str
@@ -66,7 +66,7 @@ class Gone(NamedTuple):
 
     @property
     def message(self) -> str:
-        """The text of the reason."""
+        """The reason of the dead letter: the offsets of the range, and the text."""
         topic, partition, start, stop = self.range
         return f"offsets {start} to {stop - 1} of {topic}-{partition}: {self.said}"
 
@@ -189,7 +189,7 @@ def lost_since(
     lows: Mapping[tuple[str, int], int],
     topic_ids: Mapping[str, str | None],
 ) -> list[Start]:
-    """Return new starts for the ranges of a plan whose beginning was deleted, with the lost part.
+    """Return new starts for those ranges of a plan that lost their beginning, with the lost parts.
 
     Parameters
     ----------

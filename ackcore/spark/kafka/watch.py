@@ -59,7 +59,8 @@ class Watch(Attendant):
                 is_new = False
                 if not failures:
                     _log.warning(
-                        "Kafka did not answer whether it has new records, trying again: %s", error
+                        "Kafka did not answer whether it has new records, and is polled again: %s",
+                        error,
                     )
                 failures += 1
             if is_new:

@@ -95,7 +95,7 @@ def settle(
         The columns ``root_id bigint, val bigint, task int``, in any order, and optionally ``ts_ms
         bigint`` (the time of the event) and ``reason string`` (null except for FAILs). A task >= 0
         is an INIT by that spout task with its init val, -1 an ACK with its ack val, -2 a FAIL and
-        -3 a RESET, whose vals are ignored. Or the result of `combine` for such a table.
+        -3 a RESET; the vals of the last two are ignored. Or the result of `combine`.
     shards : int, optional
         The number of ledgers among which roots are divided, each settled by one task; by default
         about one for each 32 MiB of events, and at least one for each core.
@@ -104,8 +104,8 @@ def settle(
     now_ms : int, optional
         The time against which the time-out is measured; by default the time of the call.
     timeout_s : float, optional
-        The age in seconds of a root's last message from which the root is decided too: EXPIRED, or
-        ORPHAN if it never had an INIT.
+        The age of an open root's last message, in seconds, from which the root is decided as
+        EXPIRED, or as ORPHAN if it never had an INIT.
 
     Returns
     -------
@@ -118,8 +118,8 @@ def settle(
     Raises
     ------
     TypeError
-        If ``events`` is not a DataFrame, or a column has another type; or if only one of it and
-        ``open_before`` is of Spark Connect.
+        If ``events`` is not a DataFrame, or a column has another type; or if one of ``events``
+        and ``open_before`` is of Spark Connect, and the other is not.
     ValueError
         If ``events`` is streaming (settle each micro-batch in ``foreachBatch``), a column is
         missing or unknown, or ``timeout_s`` was given without times. Nulls, and tasks below -3,
@@ -164,7 +164,7 @@ class Settling:
     spark : pyspark.sql.SparkSession
         The session.
     timed : bool or None
-        Whether the events have times; None if only the rows can tell.
+        Whether the events have times; None if that depends on the rows.
     reasons : bool
         Whether the events may have reasons.
     shards, open_before, now_ms, timeout_s
@@ -238,7 +238,7 @@ def refuse_stream(frame: DataFrame, name: str) -> None:
     """Raise if an argument is a stream."""
     if frame.isStreaming:
         raise ValueError(
-            f"{name} is a streaming DataFrame, and settling ends; settle each micro-batch: "
+            f"{name} must not be a streaming DataFrame; settle each micro-batch: "
             f"{name}.writeStream.foreachBatch(lambda batch, batch_id: ... settle(batch, ...))"
         )
 

@@ -260,7 +260,9 @@ class CardinalityEstimate(NamedTuple):
         return float(min(rows, self.pool * (1 - self.again ** (rows / self.half))))
 
     def rows_with(self, roots: float) -> float:
-        """Return the estimated number of rows with so many roots; infinity for a smaller pool."""
+        """Return the estimated number of rows with a number of roots; infinity if the pool is
+        smaller.
+        """
         if math.isinf(self.pool):
             return roots * self.half / max(1, self.first)
         if roots >= self.pool or self.again <= 0:

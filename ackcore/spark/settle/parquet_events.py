@@ -315,7 +315,8 @@ def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[ListedF
             key = (source.filesystem.type_name, source.path)
             if key in found:
                 raise ValueError(
-                    f"paths name {source.path} twice, and its events would be counted twice"
+                    f"paths must name each file once, got {source.path} twice: its events would "
+                    "count twice"
                 )
             found[key] = source
     if not found:
@@ -425,7 +426,7 @@ def _read_footer(source: ListedFile) -> EventFile:
             if nulls and name != "reason":
                 raise ValueError(
                     f"{path}: {name} must not hold nulls, got {nulls} of {group.num_rows} rows in "
-                    f"row group {number}; drop these rows or give them a value first"
+                    f"row group {number}; drop these rows or set a value first"
                 )
         group_rows.append(group.num_rows)
         group_bytes.append(size)

@@ -1,4 +1,4 @@
-"""Settling of each partition of an RDD by itself: ``rdd.mapPartitions(settle_partitions)``."""
+"""Settling of each partition of an RDD on its own: ``rdd.mapPartitions(settle_partitions)``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def settle_partitions(
     if not isinstance(rows, Iterable):
         raise TypeError(
             f"rows must be an iterable of tuples, got {type(rows).__name__}; "
-            "rdd.mapPartitions(settle_partitions) hands it those of each partition"
+            "call it as rdd.mapPartitions(settle_partitions)"
         )
     overdue_ms = _columns.timeout_ms(timeout_s)
     ledger: Ledger | None = None

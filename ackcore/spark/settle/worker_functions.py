@@ -155,7 +155,7 @@ def read_events(
     Raises
     ------
     ValueError
-        If a column has nulls, or a task stands for no message; the error names the row.
+        If a column has nulls, or a task number has no meaning; the error names the row.
     """
     row = first_row
     for batch in batches:
@@ -282,7 +282,8 @@ def settle_blobs(
     seed : int
         The seed that was passed to `events_packer`.
     now_ms, timeout_ms : int, optional
-        As for `ackcore.Ledger.settle`.
+        The time against which the time-out is measured, and the time-out, as for
+        `ackcore.Ledger.settle`.
     narrow : Narrow, optional
         The form of the results; by default `SETTLED_DDL`.
 
