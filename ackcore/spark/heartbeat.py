@@ -250,7 +250,9 @@ class Pacemaker(Attendant):
                 except OSError as error:
                     # A full disk may have room later; the query itself reports lasting errors.
                     if not complained:
-                        _log.warning("the heartbeat cannot be written, trying again: %s", error)
+                        _log.warning(
+                            "the heartbeat cannot be written; ackcore tries again: %s", error
+                        )
                     complained = True
                     with self._changed:
                         if self._due_ms is None:

@@ -152,7 +152,8 @@ class Listeners:
                 self._tell("on_dead", number, letters)
         except Exception:
             _log.exception(
-                "the letters of micro-batch %d could not be read for on_dead; the query goes on",
+                "the dead letters of micro-batch %d could not be read for on_dead; the query "
+                "continues",
                 number,
             )
 
@@ -187,7 +188,7 @@ class Listeners:
         for listener, method in self._hearing(name, listeners):
             error = raised_by(partial(method, *about))
             if error is not None:
-                said = "%s of listener %r raised; the query goes on"
+                said = "%s of listener %r raised; the query continues"
                 _log.error(said, name, listener, exc_info=error)
 
 

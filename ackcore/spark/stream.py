@@ -304,7 +304,7 @@ class Stream:
             whole_ms(self._settings.max_backoff_s),
         )
         _log.warning(
-            "Spark ended the query, which is started again in %.1f s, time %d of %d: %s",
+            "Spark ended the query; ackcore restarts it in %.1f s, restart %d of %d: %s",
             waits / 1000,
             self._restarts,
             self._settings.max_restarts,

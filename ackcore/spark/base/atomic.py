@@ -55,7 +55,7 @@ def make_directory(path: Path) -> Path:
             except FileExistsError:
                 # No error if another process creates and removes the directory meanwhile.
                 if path.is_file():
-                    told = f"{path} must be a directory, or not be there yet; it is a file"
+                    told = f"{path} must be a directory, or must not exist; it is a file"
                     raise StateError(told) from None
             sync_directory(path.parent)
     return path

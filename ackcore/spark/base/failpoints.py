@@ -50,7 +50,7 @@ def parse(text: str) -> dict[tuple[str, int | None], Action]:
             raise ValueError(f"{VARIABLE}: {item!r} must give the micro-batch as name:number")
         if action not in ("", "raise", "kill", "stop"):
             raise ValueError(
-                f"{VARIABLE}: {item!r} must end in =raise, =kill or =stop, or in none of them"
+                f"{VARIABLE}: {item!r} has an unknown action; write =raise, =kill, =stop or none"
             )
         points[name, int(batch) if colon else None] = cast(Action, action or "kill")
     return points

@@ -113,12 +113,12 @@ def _answers(spark: SparkSession, python: str) -> set[WorkerReport] | None:
             found = _NO_START.search(str(error))
             if found is not None:
                 said = found[0].strip().splitlines()[-1].strip()
-                what = f"Spark's workers are to run {python}: {said}"
+                what = f"Spark cannot run the Python of its workers, {python}: {said}"
                 raise _unfit(what, is_connect(spark)) from error
             # On a local master one lost worker fails the job.  A lost session stays lost.
             if not may_pass or session_lost(error):
                 _log.warning(
-                    "the Python of Spark's workers is not checked, since the job that asks them "
+                    "the Python of Spark's workers was not checked, because the job that checks it "
                     "failed: %s",
                     one_line(error),
                 )
@@ -256,8 +256,8 @@ def refuse_unpicklable(subject: str, value: object, where: str) -> None:
             "module that the workers import"
         ) from error
     raise TypeError(
-        f"{subject} is sent to the workers and cannot be pickled ({found}); make what "
-        f"cannot travel in {where}"
+        f"{subject} is sent to the workers and cannot be pickled ({found}); make the part "
+        f"that cannot be pickled in {where}"
     ) from error
 
 

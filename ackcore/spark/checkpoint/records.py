@@ -152,8 +152,8 @@ class Records:
         self._has_put(records)
         if self._before.get("open"):
             _log.warning(
-                "%s is taken over from %s, which did not give it back: it died, or ends with its "
-                "next step",
+                "%s is taken over from %s, which did not release it: that driver died, or "
+                "ends at its next step",
                 self.place(""),
                 self._before["holder"],
             )
@@ -232,7 +232,7 @@ class Records:
                 self._has_put(records)
                 self._version = put
                 return
-        raise StateError(f"{self.place(HEAD)} could not be replaced {_TRIES} times")
+        raise StateError(f"{self.place(HEAD)} could not be replaced in {_TRIES} attempts")
 
     def check_owner(self) -> None:
         """Raise `CheckpointInUse` if another driver has taken over."""

@@ -289,8 +289,8 @@ class State:
             return True
         raise corrupt(
             self._records.place("batches"),
-            f"expects micro-batch {expected} next, and was asked for {number}: Spark's part of "
-            "the checkpoint and ackcore's are not of one age",
+            f"continues with micro-batch {expected}, but Spark runs {number}: one of Spark's and "
+            "ackcore's parts of the checkpoint is older than the other",
         )
 
     @property
@@ -331,7 +331,7 @@ class State:
             If a request does not fit the present columns of its source.
         """
         if self.is_done(number):
-            raise ValueError(f"micro-batch {number} is done already; ask is_done first")
+            raise ValueError(f"micro-batch {number} is done already; call is_done first")
         parent = self.last_done
         now_ms = clock_ms
         if parent is not None:
@@ -387,7 +387,8 @@ class State:
         if found != plan.due:
             raise corrupt(
                 self._records.place(f"batches/{plan.number}.plan"),
-                f"counts {plan.due} rows as due, and micro-batch {plan.parent} has {found} of them",
+                f"has {plan.due} due rows, but the decision of micro-batch {plan.parent} has "
+                f"{found}",
             )
         requested = self._requested(plan)
         due, rest = waiting.split(plan.now_ms, plan.max_retries, requested, self.fitted)
@@ -450,7 +451,7 @@ class State:
         decision = self.decision(number)
         if decision is None:
             manifest = self._records.place(f"batches/{number}.decision")
-            raise corrupt(manifest, "is missing, though later records build on it")
+            raise corrupt(manifest, "is missing, though later records need it")
         return decision
 
     def write_decision(self, decision: BatchDecision) -> BatchDecision:

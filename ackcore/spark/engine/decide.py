@@ -121,7 +121,7 @@ def propagate_failures(
     reason = Reason(
         ENGINE,
         "PropagatedFailure",
-        "a row for a sink hangs from this record and from one that failed",
+        "a row for a sink comes from this record and from a failed one",
     )
     # It counts as an attempt only if that of a failed root with a shared row does.
     counted = [failed["root_id"].to_numpy()[Reasons.of_texts(failed["reason"]).counts()]]

@@ -151,7 +151,7 @@ def _refuse_lost(ids: Sequence[Int64s], found: Iterable[pa.Table]) -> None:
         n = sum(map(len, ids))
         raise RuntimeError(
             f"{n} records failed, and {lost} of them were not found when their source "
-            "was read again; a source must give the same rows when it is read twice within a "
+            "was read again; a source must return the same rows when it is read twice within a "
             "micro-batch"
         )
 
@@ -390,8 +390,8 @@ def check_content(
                 continue
             if before.get(partition, {}).get(name) != now.get(partition, {}).get(name):
                 raise RuntimeError(
-                    f"partition {partition} of spout {name} holds other rows than it did in the "
-                    "run; its source must be cut and ordered alike when it is read twice"
+                    f"partition {partition} of spout {name} has other rows than in the run; when a "
+                    "source is read twice, its partitions and their rows must be the same"
                 )
 
 
@@ -416,9 +416,9 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
         text = pc.binary_join_element_wise(
             "message id ",
             messages.dictionary,
-            " is that of ",
+            " belongs to ",
             pa.array(many).cast(pa.string()),
-            " records of one micro-batch; drop duplicates, or let positions be the ids: "
+            " records of one micro-batch; drop duplicates, or use positions as ids: "
             "spout(...) without message_id",
             "",
         )

@@ -55,7 +55,7 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputF
         for file in (file for files in found for file in files if file is not None):
             read_rows(file)
     except RowFileDamaged as error:
-        _log.warning("a new snapshot is made of the source, as the last one is damaged: %s", error)
+        _log.warning("the snapshot of the source is damaged, so ackcore makes a new one: %s", error)
         return None
     return [_from_files(one, files) for one, files in zip(inputs, found, strict=True)]
 

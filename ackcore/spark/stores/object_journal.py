@@ -128,7 +128,7 @@ class ObjectJournal:
                 self.sync()
             except StateError as error:
                 # A caller that needs these answers calls sync, which raises.
-                _log.debug("%s could not be put: %s", self._below, error)
+                _log.debug("%s could not be written: %s", self._below, error)
 
     def sync(self) -> None:
         """Put the appended answers, and agree with all other processes on the answers that count.

@@ -99,8 +99,8 @@ def _records_of(
         place += len(batch)
     if place - piece.first != piece.rows:
         raise RuntimeError(
-            f"{piece.what} has {place - piece.first} rows, and had {piece.rows} in the run; its "
-            "source must be cut and ordered alike when it is read twice"
+            f"{piece.what} has {place - piece.first} rows, and had {piece.rows} in the run; "
+            "when a source is read twice, its partitions and their rows must be the same"
         )
 
 

@@ -267,12 +267,12 @@ def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         raise StateError(f"{path} cannot be read: {error}") from error
     named = _NAME.fullmatch(os.path.basename(path))
     if named is None:
-        raise _damaged(path, "does not carry a fingerprint in its name, as row files do")
+        raise _damaged(path, "has no fingerprint in its name, as row files have")
     if nbytes is not None and data.size != nbytes:
         raise _damaged(path, f"is damaged: it has {data.size} bytes, and {nbytes} are on record")
     if f"{_fingerprint_of(data) & 0xFFFFFFFFFFFFFFFF:016x}" != named[1]:
         raise _damaged(
-            path, f"is damaged: its {data.size} bytes do not have the fingerprint in its name"
+            path, f"is damaged: its {data.size} bytes do not match the fingerprint in its name"
         )
     with pa.ipc.open_stream(data) as reader:
         schema, batches = reader.schema, list(reader)
@@ -299,8 +299,8 @@ def _fingerprint_of(data: pa.Buffer) -> int:
 
 def _damaged(path: str, what: str) -> RowFileDamaged:
     return RowFileDamaged(
-        f"{path} {what}. If its micro-batch is decided, no other place has these rows, and nothing "
-        "of them was written: restore the file from a backup and start again, and it goes on there"
+        f"{path} {what}. If its micro-batch is decided, this file is the only copy of its rows, "
+        "and none of them was written: restore the file from a backup, and start again"
     )
 
 

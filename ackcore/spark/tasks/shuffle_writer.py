@@ -67,7 +67,7 @@ class ShuffleWriter:
         if size > MOST_ROW_BYTES:  # a single row: larger batches were cut before
             text = (
                 f"a tuple for {sub.target} has {size} bytes, and no more than {MOST_ROW_BYTES} "
-                "cross a shuffle; emit a path or a key of what is so large"
+                "cross a shuffle; emit a path or a key in place of large values"
             )
             self._ledger_rows.fail(
                 rows.owners,
