@@ -130,7 +130,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         If the session is of Spark Connect and the sources are streams or a sink needs a JVM, a type
         is not supported, a bolt cannot be pickled, or a sink cannot take its stream.
     ValueError
-        If a source is of the other kind, or there is no spout.
+        If a source is a stream instead of bounded, or the reverse, or there is no spout.
     WorkerPythonError
         If the workers' Python cannot run it.
     """

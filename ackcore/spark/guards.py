@@ -99,7 +99,7 @@ def attempt(
     tasks : int, optional
         The number of tasks that run at once, for `rate_per_s`. The default is the session's default
         parallelism, which equals its cores. With fewer partitions the rate is lower; if the cluster
-        grows meanwhile, it is higher. On Spark Connect a small job finds the default, once per
+        grows during the job, it is higher. On Spark Connect a small job finds the default, once per
         session.
 
     Returns
@@ -408,7 +408,7 @@ def read_concurrency(
     Raises
     ------
     ValueError
-        If a function of batches is to be called several times at once.
+        If several concurrent calls of a function of batches are requested.
     """
     if kind is Kind.BATCH and given not in (None, 1):
         raise ValueError(

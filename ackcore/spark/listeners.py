@@ -33,7 +33,7 @@ _METHODS = ("on_start", "on_batch_start", "on_progress", "on_dead", "on_end")
 
 
 class QueryListener:
-    """The base class of listeners. An object with some of these methods will do.
+    """The base class of listeners. Any object with some of these methods can be a listener.
 
     An exception in a listener is logged, and affects neither the query nor other listeners. A slow
     listener delays the next micro-batch.

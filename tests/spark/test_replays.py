@@ -222,7 +222,9 @@ def test_a_request_that_does_not_fit_does_not_get_into_a_plan(checkpoint):
 def test_a_request_for_a_spout_that_is_no_more_is_refused(checkpoint):
     OPEN(checkpoint).close()
     ask(checkpoint)
-    with pytest.raises(CheckpointForeign, match=r"the replay r1\.lines.* has no tracked spout 'lines'"):
+    with pytest.raises(
+        CheckpointForeign, match=r"the replay r1\.lines.* has no tracked spout 'lines'"
+    ):
         OPEN(checkpoint, topology=Topology(clicks=("value",)), accept_changes=True)
 
 

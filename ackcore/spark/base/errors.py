@@ -18,7 +18,7 @@ class CheckpointCorrupt(StateError):
 
 
 class RowFileDamaged(CheckpointCorrupt):
-    """A file of a run is damaged or missing; before the decision the run is only repeated."""
+    """A file of a run is damaged or missing; before the decision ackcore repeats the run."""
 
 
 class CheckpointForeign(StateError):

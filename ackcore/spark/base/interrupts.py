@@ -47,7 +47,7 @@ class RunCancelled(RuntimeError):
     Attributes
     ----------
     shut_down : bool
-        Whether the SparkContext ended meanwhile, for an unknown reason.
+        Whether the SparkContext was shut down during the job, for an unknown reason.
     """
 
     def __init__(self, message: str, shut_down: bool = False) -> None:
@@ -169,7 +169,7 @@ def raised_by(call: Callable[[], object]) -> BaseException | None:
     Raises
     ------
     KeyboardInterrupt, SystemExit
-        The exception of a signal handler meanwhile.
+        If a signal handler raised it during the call.
     """
     signals: list[BaseException] = []
     try:

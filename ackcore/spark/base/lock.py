@@ -46,8 +46,7 @@ class Lock:
         Raises
         ------
         CheckpointInUse
-            If another driver took it over, or the file was removed, so that another may at any
-            time.
+            If another driver took the lock over, or can do so because the file was removed.
         StateError
             If the file cannot be read.
         """

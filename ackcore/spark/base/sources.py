@@ -87,7 +87,7 @@ def has_fixed_rows(frame: DataFrame) -> bool:
 
     True only if Spark's plan shows it.  False if the source depends on the time or on random
     numbers. False if Python code takes part, whose determinism is unknown: functions, data sources,
-    and all RDDs, also that of a list.  False on Spark Connect, which has no plan here.
+    and all RDDs, including those of lists.  False on Spark Connect, which has no plan here.
     """
     known = _FIXED_ROWS.get(frame)
     if known is None:

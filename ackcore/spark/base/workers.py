@@ -105,7 +105,7 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _answers(spark: SparkSession, python: str) -> set[WorkerReport] | None:
-    """Run the check on the workers, twice if needed; return None if it fails for another reason."""
+    """Return the workers' reports; None if the job fails twice for a reason other than Python."""
     for may_pass in (True, False):
         try:
             return interruptible(spark, lambda: ask(spark))
@@ -131,7 +131,7 @@ def _is_local(context: Any) -> bool:
 
 
 def _is_drivers_own(context: Any) -> bool:
-    """Return whether workers import ackcore from the driver's place, as far as visible here."""
+    """Return whether the driver's settings show that workers import ackcore from its directory."""
     if not (_is_local(context) and context.pythonExec == sys.executable):
         return False
     here = Path(ackcore.__file__).parents[1]

@@ -1,9 +1,9 @@
-"""Conversion of records that were kept under a former schema to the present schema of their source.
+"""Conversion of kept records from an earlier schema of their source to its present schema.
 
 A source's columns may change while its records wait for a retry or are dead letters.  Such records
 run together with new ones, in the same bolts, so they must have the present columns of the source.
 A conversion that changes no value is done.  Any other is refused, with the names of the columns,
-before anything is recorded that would need it.
+before a record that would need it is written.
 
 ====================================================  =======================================
 the column has the same type                          unchanged

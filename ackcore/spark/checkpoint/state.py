@@ -18,7 +18,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
 
 An invariant holds at every moment, also after a crash between any two writes: micro-batch N gets a
 plan, then a decision, then its mark, in that order, and N + 1 gets none of them before N has its
-mark.  So the names of the records give the state.  A missing record was removed by somebody else.
+mark.  So the names of the records give the state.  A missing record was removed by another program.
 That is an error: starting again would lose waiting records or repeat effects.  The records of the
 last two micro-batches are kept; files of waiting records, until no decision names them (`waiting`).
 """
@@ -203,8 +203,8 @@ class State:
             self._request(name)
 
     def _open_plan(self) -> Plan | None:
-        """Return the plan without a decision, less requests that were withdrawn since; None if
-        there is none.
+        """Return the plan that has no decision, or None; leave out requests that were withdrawn
+        after it.
         """
         number = self.last_plan
         plan = None if number is None else self.plan(number)
@@ -237,7 +237,7 @@ class State:
         Raises
         ------
         CheckpointInUse
-            If another driver has taken over. Nothing that this driver writes may count then.
+            If another driver has taken over. This driver must then write nothing more.
         """
         self._records.check_owner()
 

@@ -127,7 +127,7 @@ def park_dead(
 
 
 class _Asked:
-    """One sink and the micro-batch that it is given, until it takes the rows or refuses some."""
+    """The calls of one sink for a micro-batch, until it takes the rows or refuses some."""
 
     def __init__(
         self, sink: SinkSpec, accepted: SinkBatch, calls: SinkCalls, settings: Settings
@@ -366,9 +366,9 @@ _NONE = pa.schema([REFUSED.field(i) for i in range(3)]).empty_table()
 
 
 def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Table:
-    """Return the roots of refused rows in `FAILED`, each with the first reason on record.
+    """Return the roots of refused rows in `FAILED`, each with its first recorded reason.
 
-    If there are several spouts, the spout of a root is unknown, and null.
+    With several spouts the column ``spout`` is null, because the spout of a root is unknown.
     """
     rows = pa.concat_tables([one.rows for one in refusals])
     roots = pc.list_flatten(rows["roots"]).to_numpy()
@@ -508,7 +508,8 @@ def _all_places(accepted: SinkBatch) -> tuple[Int32s, Int64s]:
 def _part(accepted: SinkBatch, files: Int32s, places: Int64s, low: int, high: int) -> SinkBatch:
     """Return the rows from number ``low`` to ``high`` of all, as one range of places per file.
 
-    The ranges take few bytes for any number of rows: they are sent with every call, to tasks, too.
+    The ranges take few bytes for any number of rows.  They are part of every call of
+    the sink, and a sink may send them to tasks.
     """
     kept = []
     for i in np.unique(files[low:high]).tolist():

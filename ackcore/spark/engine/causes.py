@@ -192,8 +192,8 @@ class StreamLimit:
 
     A record ends when it is ACKED or DEAD; one that waits for a retry is not counted yet.  A dead
     record that was first seen before this start (``since_ms``) counts for `max_dead`, but not for
-    the ratio.  Otherwise a restarted query with only hopeless records, waiting or sent by `replay`,
-    would end after the first ten.  ``before`` has the counts on record before this start.
+    the ratio.  Otherwise a restarted query whose old records all die, waiting or sent by `replay`,
+    would end after the first ten.  ``before`` has the recorded counts before this start.
     """
 
     def __init__(

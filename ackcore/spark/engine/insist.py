@@ -72,7 +72,7 @@ class SinkCalls:
         Failed
             With the exception that the called function raised.
         Exception
-            One that ends the query: from a signal handler, a stop, or a take-over by another
+            An error that ends the query: from a signal handler, a stop, or a take-over by another
             driver.
         """
         if not fenced:
@@ -123,7 +123,7 @@ class SinkCalls:
             The name of the called object for errors, the function that calls it, and the number of
             attempts and the pauses.
         mend : callable, optional
-            Is given the exception of the second or last attempt, and of each later one; may return
+            Called with the exception of each attempt but the first, or of the only one; may return
             a result in place of the call's.
         hint : str, optional
             Further advice at the end of the error message.
@@ -212,7 +212,7 @@ class Outage:
     def wait(self, plan: Plan, said: str) -> bool:
         """Wait until a run may read the planned rows; return True if the query is to stop.
 
-        ``said`` is the error of the failed run: the rows that it could not read.
+        ``said`` is the error of the failed run; it names the rows that could not be read.
 
         Raises
         ------

@@ -3,7 +3,7 @@
 Records are read by (partition, place).  Due records are read from their file.  Records of a source
 that can be read again by position are read from the source, and all others from the input that the
 spout stage wrote while reading.  Tasks with little input keep it in files in any case: if these
-have all records that are sought, no Spark job is needed.
+have all sought records, no Spark job is needed.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def _read_by_tasks(
 
     If ``sought`` is given, only the pieces or partitions with these roots are read if possible.
 
-    Raises `RuntimeError` if a partition holds other rows than it did in the run.
+    Raises `RuntimeError` if a partition has other rows than in the run.
     """
     spilled = frozenset(accepted.spilled)
     stage = RereadStage(SpoutStage(setup.spec, setup.sources, None), reader, spilled)
@@ -380,9 +380,9 @@ def check_content(
     before: Mapping[int, Mapping[str, int]],
     now: Mapping[int, Mapping[str, int]],
 ) -> None:
-    """Raise `RuntimeError` if partitions hold other rows than they held in the run.
+    """Raise `RuntimeError` if partitions have other rows than in the run.
 
-    A place in a partition would then belong to another record.
+    A place in a partition would then be that of another record.
     """
     for partition in before.keys() | now.keys():
         for name, source in setup.sources.items():

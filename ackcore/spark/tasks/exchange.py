@@ -121,8 +121,8 @@ class Outbox:
         task_report : bytes
             The report for the driver; it goes to one destination of the last level.
         alike : bytes, optional
-            The part of the report that is equal in attempts with equal output, for the fingerprint.
-            By default the whole report.
+            The part of the report that enters the fingerprint: attempts with equal output have it
+            in common.  By default the whole report.
         """
         self.add_to_fingerprint(task_report if alike is None else alike)
         sent = dict(self._sent)

@@ -1,9 +1,9 @@
 """The ledger rows of one task: acks of its groups, failures with their reasons, and claims.
 
 They leave with the task's output, so that discarding an attempt discards its ledger rows too
-(SEMANTICS 6).  Without a settle stage, failures are kept for the driver instead.  The same holds
-for records that fail in the spout stage before any row of their trees has left the task: their
-outcome is certain, so they need no ledger.
+(SEMANTICS 6).  Without a settle stage, failures are kept for the driver instead.  Failures in the
+spout stage are kept, too, if no row of their trees has left the task: their outcome is certain, so
+they need no ledger.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class LedgerRows:
         return some_rows(rows, np.delete(np.arange(len(rows)), places))
 
     def ack(self, roots: Int64s, vals: Int64s) -> None:
-        """Ack roots of groups whose ledger rows were sent before."""
+        """Ack roots of groups that have sent their ledger rows already."""
         self._events.append((roots, vals, ACK))
 
     def claim(self, claims: Int64s, task: int) -> None:

@@ -63,7 +63,7 @@ class Tried(NamedTuple):
 
 
 class RefusedOffsets(NamedTuple):
-    """Offsets of a partition, from ``start`` up to ``stop``, whose records die when they are read.
+    """Offsets of a partition, from ``start`` up to ``stop``; their records die when they are read.
 
     ``reason`` is an encoded `Reason`.
     """
@@ -80,8 +80,8 @@ class SpoutSpec:
     """The settings of one spout for the spout stage.
 
     ``key`` is the micro-batch's key for this spout, ``schema`` the schema of the source's rows.
-    With ``by_tasks`` tasks read the source by themselves, and its rows come in an input of their
-    own, not in one shared with other spouts.  ``decode`` makes the emitted rows in each attempt;
+    With ``by_tasks`` tasks read the source themselves, and its rows have their own input, which no
+    other spout shares.  ``decode`` makes the emitted rows in each attempt;
     waiting and dead records are stored undecoded.  New rows at ``refused`` offsets fail.  If the
     spout is ``ordered_by`` columns, new rows with ``blocked`` key hashes fail as well.  Records in
     ``tried`` begin with their earlier attempts.
@@ -137,7 +137,7 @@ class SpoutSpec:
         return edge_ids(self.key, hash_columns(columns, len(batch)), "claim", 0, 0)
 
     def nameless(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-        """Return whether each record has a null message id; None if no record has one."""
+        """Return whether each record's message id is null; None if none is null."""
         columns = [batch.column(name) for name in self.message_id]
         if not columns or not all(column.null_count for column in columns):
             return None
@@ -260,7 +260,7 @@ def stamps(number: int, partition: int, places: Int64s) -> pa.Array:
 
 
 def _reads(arrow_type: pa.DataType) -> bool:
-    """Return whether values of a type have a plain text form: not nested and not binary."""
+    """Return whether a type's values have a plain text form; nested and binary ones have none."""
     return not pa.types.is_nested(arrow_type) and not (
         pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type)
     )

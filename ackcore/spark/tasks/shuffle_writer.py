@@ -231,7 +231,7 @@ def _draw_any(
 def _runs_by_row(
     found: list[tuple[Int64s, Int64s, Int64s]], order: Int64s, counts: Int64s
 ) -> list[RootRuns]:
-    """Return runs of one row each, with the edges of a row to one root folded into one val."""
+    """Return runs of one row each; fold all edges of a row that have one root into one val."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     empty = np.empty(0, np.int64)
