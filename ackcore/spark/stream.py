@@ -166,7 +166,7 @@ class Stream:
         try:
             if self._leaving.is_set():
                 raise Stopped(f"stopped before micro-batch {number}")
-            # Before the plan is made, which answers all beats.  Spark waits meanwhile.
+            # Before the plan is made, which answers all beats.  Spark waits for this call.
             if self._beats.clear():
                 self._state.check_owner()
                 with contextlib.suppress(OSError):

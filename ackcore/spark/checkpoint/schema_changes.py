@@ -8,8 +8,8 @@ before a record that would need it is written.
 ====================================================  =======================================
 the column has the same type                          unchanged
 another type, and a cast both ways is lossless        cast
-the source has gained it, and it may be null          null
-the source has gained it, and it may not be null      refused
+the source has gained it, and it is nullable          null
+the source has gained it, and it is not nullable      refused
 the source has lost it                                refused
 ====================================================  =======================================
 
@@ -62,7 +62,7 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
     for field in schema:
         if field.name not in was.names:
             if not field.nullable:
-                troubles.append(f"{field.name!r} is new, {field.type}, and may not be null")
+                troubles.append(f"{field.name!r} is new, {field.type}, and not nullable")
             column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
         else:
             column = table[field.name]

@@ -423,7 +423,7 @@ class State:
             table,
             self._sources[spout],
             f"{self.url}: {table.num_rows} records of spout {spout!r} that wait for a retry",
-            "Let the former source run until nothing waits, then change it; or give the source "
+            "Run the former source until no record waits, then change it; or give the source "
             "these columns, by a cast or an added column",
         )
 
@@ -551,7 +551,7 @@ class State:
         self._runs.remove_done(number)
         numbers = self._records.numbers("batches", ".decision")
         kept = [self.decision(each) for each in numbers if each >= number - 1]
-        # None: a decision that was removed meanwhile.
+        # None: a decision that was removed after its number was read.
         named = {file for each in kept if each is not None for file in each.table_files}
         # First: a network file system keeps a mapped file, and with it the directory.
         self._cache.keep(named)

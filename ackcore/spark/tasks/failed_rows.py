@@ -95,7 +95,7 @@ def judge(
     replayed : numpy.ndarray of int32
         The number of times that each record was replayed as a dead letter.
     """
-    # Without this limit a record that can never succeed would wait for ever, unreported.
+    # Without this limit a record that can never succeed would be retried without end or report.
     late = rules.now_ms - first_ms >= rules.timeout_ms
     counts = reasons.counts() | (late & ~reasons.behind())
     after_ms = reasons.after_ms()

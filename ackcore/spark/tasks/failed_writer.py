@@ -309,7 +309,7 @@ class FailedInRun:
             The reasons that arose since the last call, for roots of any records.
         """
         places, said = self._said(roots, failures)
-        # A wait that a reason requests begins at the run's end, a time that a task cannot know.
+        # A wait that a reason requests begins at the run's end, which is unknown in the task.
         told = said.after_ms() == 0
         if told.all():
             if len(places) == sum(map(len, failures)):

@@ -178,7 +178,7 @@ class Chunk:
         self.sent: dict[str, Int64s] = {}
         #: Whether each group has failed and is settled by this task; None if no group is.
         self.over: Bools | None = None
-        #: Whether its ledger rows were sent: edges sent later are acked by themselves.
+        #: Whether its ledger rows were sent: edges sent later are acked separately.
         self.closed = False
         self._load = load
         self._found: tuple[Int64s, Int64s] | None = None
