@@ -1,9 +1,9 @@
 """Points at which a test may kill or stop the driver, set in the environment.
 
 ``ACKCORE_FAILPOINTS="planned,decided:3,in-sink=raise,acted=stop"`` kills the process at the first
-``planned`` of any micro-batch and at ``decided`` of micro-batch 3, raises `FailpointReached` in a
-sink, and stops the process at the first ``acted`` until SIGCONT.  The variable is read once, at the
-import of this module.  Without it a failpoint costs one comparison.
+``planned`` of any micro-batch and at ``decided`` of micro-batch 3.  It raises `FailpointReached` in
+a sink, and stops the process at the first ``acted`` until SIGCONT.  The variable is read once, at
+the import of this module.  Without it a failpoint costs one comparison.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def refuse_connect(value: Any, what: str, way_out: str) -> None:
     alternative.
     """
     if is_connect(value):
-        raise TypeError(f"{what}, got one of Spark Connect; {way_out}")
+        raise TypeError(f"{what}, got a session of Spark Connect; {way_out}")
 
 
 def refuse_mixed(frame: Any, name: str, spark: Any, other: str) -> None:

@@ -135,8 +135,8 @@ def _nodes(plan: Any) -> Iterator[Any]:
 def has_fixed_order(frame: DataFrame) -> bool:
     """Return whether each partition has the same order of rows when it is computed again.
 
-    True only for plans that read files, ranges, local tables and RDDs that Spark calls DETERMINATE
-    (those of ``foreachBatch`` frames are), and that work row by row.  A shuffle returns rows in the
+    True only for plans that work row by row on files, ranges, local tables, and RDDs that Spark
+    calls DETERMINATE (those of ``foreachBatch`` frames are).  A shuffle returns rows in the
     order of their arrival, and the order of cached data is unknown.  False on Spark Connect, which
     has no plan here.
     """

@@ -1,7 +1,7 @@
 """Requirements of Spark's workers: their Python, and objects that can be pickled for them.
 
-By default the workers run the driver's Python.  It is checked before use: objects sent to the
-workers refer to ackcore's modules, and if those are missing or of another version, a job fails in
+By default the workers run the driver's Python.  It is checked before use, because objects sent to
+the workers refer to ackcore's modules.  If those are missing or of another version, a job fails in
 its first task with a PySpark traceback.  On Spark Connect the server's settings are not visible
 here, so the workers are always checked by a job.
 """

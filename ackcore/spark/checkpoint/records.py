@@ -14,9 +14,9 @@ The driver then reads the head: it is the owner if the head holds its token.  A 
 an earlier owner depends on a version that was replaced, and fails whenever it arrives.
 
 A record of more than `_LARGE` bytes is an object of its own; the head holds its length and
-checksum.  When a put of the head drops the last name of a table or of such an object, the driver of
-that put deletes the object after the put.  No head names it then, and no later head can, even after
-a takeover.  The lines of progress are written with the next step, so they need no request.
+checksum.  If a new head no longer names a table or such an object, the driver that put the head
+deletes the object afterwards.  No head names it then, and no later head can, even after a takeover.
+The lines of progress are written with the next step, so they need no request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The check step: a run is accepted only if all its results agree.
 
-Each task must have reported once, each consumer must have received the same trailer from each task
-that sends to it, all files must exist, and the settled records must be as many as the sent ones.
+Each task must have reported once.  Each consumer must have received the same trailer from each task
+that sends to it.  All files must exist, and all sent records must be settled.
 """
 
 from __future__ import annotations

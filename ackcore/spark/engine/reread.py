@@ -1,8 +1,8 @@
 """Reading records of a run again: the payloads of failed records, and repeated message ids.
 
 Records are read by (partition, place).  Due records are read from their file.  Records of a source
-that can be read again by position are read from the source, and all others from the input that the
-spout stage wrote while reading.  Tasks with little input keep it in files in any case: if these
+that can be read again by position are read from the source.  All others are read from the files
+that the spout stage wrote.  Tasks with little input keep it in files in any case: if these
 have all sought records, no Spark job is needed.
 """
 

@@ -228,7 +228,7 @@ class Inbox:
         return passed
 
     def check(self) -> None:
-        """Raise `RuntimeError` unless each task's trailer and all rows that it counts arrived."""
+        """Raise `RuntimeError` unless each task's trailer and all rows it counts have arrived."""
         for origin in self._got.keys() | self._trailers.keys():
             trailers = self._trailers.get(origin)
             rows = self._got[origin]

@@ -122,7 +122,7 @@ class LedgerRows:
     def ended(self, chunk: Chunk, open_groups: Callable[[Chunk], Int64s]) -> list[pa.Table]:
         """Return the reasons of failed groups of the last chunk whose trees have ended.
 
-        No row of these groups was sent and no tuple of them is open, so no other task can ack or
+        No row of these groups was sent, and no tuple of them is open.  So no other task can ack or
         fail them, and they leave no ledger rows.  All other held failures are sent.
 
         Parameters

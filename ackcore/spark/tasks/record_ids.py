@@ -1,9 +1,9 @@
 """The ids of a spout's records: root ids, message ids and claims.
 
-A root id is a function of (partition, place in the partition, attempt) under a key that differs for
-each micro-batch and spout, so two records never share one.  If a partition's rows come in the same
-order when it is read again, the place is enough to find a row again.  For other sources the spout
-stage *spills* the rows as it reads them.
+A root id is a function of (partition, place in the partition, attempt) and a key.  The key differs
+for each micro-batch and spout, so two records never share a root id.  If a partition's rows come in
+the same order when it is read again, the place is enough to find a row again.  For other sources
+the spout stage *spills* the rows as it reads them.
 
 A message id identifies a record in its source.  It is the values of the columns that the spout
 names, as text.  Without such columns it is ``micro-batch-partition-place``, assigned when the
