@@ -32,12 +32,12 @@ TRIGGERS = (
 )
 
 
-_START = "start() needs a classic session, whose JVM calls this process for each micro-batch"
+_START = "start() needs a classic session, as its JVM calls this process for each micro-batch"
 _INSTEAD = (
-    "use run_batch() with a source that ends, such as a KafkaSpout, which then reads to where its "
-    "topics end, or files that have come, with a checkpoint for each run; or run start() where "
-    "there is a classic session (SparkSession.builder.master(...)), as in a job on the cluster "
-    "itself. attempt() works on streams of Spark Connect, too"
+    "use run_batch() with a bounded source and a new checkpoint for each run: a KafkaSpout, which "
+    "then reads to the end of its topics, or a DataFrame of files. Or call start() with a classic "
+    "session (SparkSession.builder.master(...)), for example in a job on the cluster. attempt() "
+    "works on streams of Spark Connect, too"
 )
 
 
@@ -102,9 +102,9 @@ def check_dead_topic(topology: Topology, dead_letters: Place) -> None:
         source = spout.source
         if spout.kind == "kafka" and source.reads(topic) and servers & _servers(source.client):
             raise ValueError(
-                f"dead_letters must not be a topic that is read, got {topic!r}, and spout "
-                f"{name!r}, {source!r}, reads it: it would read the dead letters as records. Name "
-                "another topic, or a pattern that it does not match"
+                f"dead_letters must not be a topic that is read, got {topic!r}: spout {name!r}, "
+                f"{source!r}, would read the dead letters as records. Name another topic, or give "
+                "the spout a pattern that does not match it"
             )
 
 
@@ -130,7 +130,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         If the session is of Spark Connect and the sources are streams or a sink needs a JVM, a type
         is not supported, a bolt cannot be pickled, or a sink cannot take its stream.
     ValueError
-        If a source is of the other kind, or there is no spout.
+        If a source is a stream instead of bounded, or the reverse, or there is no spout.
     WorkerPythonError
         If the workers' Python cannot run it.
     """
@@ -232,7 +232,7 @@ def _check_names(what: str, schema: pa.Schema, sensitive: bool) -> None:
         if not sensitive:
             raise ValueError(
                 f"{what} has columns {one!r} and {other!r}{where}, which differ in case only, so "
-                "that Spark takes them for one; rename one of them, or set "
+                "that Spark does not distinguish them; rename one of them, or set "
                 "spark.sql.caseSensitive to true"
             )
 
@@ -267,8 +267,8 @@ def _check_keys(what: str, keys: Sequence[str], schema: pa.Schema) -> None:
             hash_columns([pa.array([], kind)], 0)
         except TypeError as error:
             raise TypeError(
-                f"{what} must be of columns that can be hashed, got {key!r} of {kind} ({error}); "
-                "take another column, or cast it"
+                f"{what} must be columns that can be hashed, got {key!r} of {kind} ({error}); "
+                "use another column, or cast it"
             ) from None
 
 
@@ -280,7 +280,7 @@ def arrow_schema(schema: StructType, what: str) -> pa.Schema:
         except (PySparkException, ValueError, TypeError) as error:
             raise TypeError(
                 f"{what} has a column {field.name!r} of {field.dataType.simpleString()}, which "
-                f"Spark does not hand to Python ({one_line(error)}); drop it or cast it to another "
+                f"Spark does not pass to Python ({one_line(error)}); drop it or cast it to another "
                 "type"
             ) from None
     return to_arrow_schema(schema)
@@ -294,8 +294,8 @@ def kept_schema(schema: StructType, what: str) -> pa.Schema:
         if lost is not None:
             raise TypeError(
                 f"{what} has a column {field.name!r} of {field.dataType.simpleString()}, and "
-                f"ackcore does not keep the type {lost} on the way to sinks and dead letters; "
-                "make it a string or binary, as by cast(), to_json() or ST_AsBinary(), or drop it"
+                f"ackcore does not keep the type {lost} in sinks and dead letters; convert it to a "
+                "string or binary, for example by cast(), to_json() or ST_AsBinary(), or drop it"
             )
     return kept
 
@@ -308,7 +308,7 @@ def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
         asked = wanted.get(field.name, nullable_within(field.type))
         if asked != nullable_within(field.type):
             raise TypeError(
-                f"inputs of bolt {bolt.name!r} ask for '{field.name}: {asked}', and the source of "
+                f"inputs of bolt {bolt.name!r} ask for '{field.name}: {asked}', but the source of "
                 f"spout {each.component!r} has '{field.name}: {field.type}'; change the inputs, "
                 "or cast the column"
             )

@@ -31,8 +31,8 @@ from ackcore.topology.builder import Topology
 class Deployment:
     """A topology on its open checkpoint, with its sinks claimed and its dead-letter store open.
 
-    The constructor checks all arguments before it opens anything.  See `start` for the arguments
-    and the errors.  ``streaming`` is whether the sources are streams; the other sources end.
+    The constructor checks all arguments before it opens a file or a store.  See `start` for the
+    arguments and the errors.  ``streaming`` is True for streams, and False for bounded sources.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Deployment:
     def _open_dead_letters(
         self, place: Place, schemas: Mapping[str, pa.Schema], deployment: str, stack: ExitStack
     ) -> None:
-        """Open the dead-letter store, and the topic to which dead letters are sent as well."""
+        """Open the dead-letter store and, if dead letters are also sent to a topic, the topic."""
         state, spouts = self.state, self.topology.spouts.items()
         sources = {name: schemas[name] for name, spout in spouts if spout.tracked}
         path = place.store if isinstance(place, DeadLetterTopic) else place
@@ -167,7 +167,7 @@ def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) 
     Raises
     ------
     ValueError, TypeError
-        If it is not a path of a file system, or is required and missing.
+        If the argument is not a path of a file system, or is missing although it is required.
     """
     if given is not None:
         return local_path(given, "spark_checkpoint")

@@ -99,7 +99,7 @@ def attempt(
     tasks : int, optional
         The number of tasks that run at once, for `rate_per_s`. The default is the session's default
         parallelism, which equals its cores. With fewer partitions the rate is lower; if the cluster
-        grows meanwhile, it is higher. On Spark Connect a small job finds the default, once per
+        grows during the job, it is higher. On Spark Connect a small job finds the default, once per
         session.
 
     Returns
@@ -264,8 +264,8 @@ def guard(
     )
     if trigger is not None and not frame.isStreaming:
         raise ValueError(
-            f"trigger must be left out for a frame that ends, got {trigger!r}; spark.readStream "
-            "reads one that does not"
+            f"trigger must be left out for a bounded frame, got {trigger!r}; to make a stream, use "
+            "spark.readStream"
         )
     refuse_unpicklable("fn", fn, WHERE)
     told: dict[str, Any] = {"retry_on": retry_on, "reject": reject}
@@ -277,7 +277,7 @@ def guard(
     else:
         raise ValueError(
             f"journal must be left out for a function of batches, got {journal!r}: results can be "
-            "assigned to rows only if each row is a call of its own"
+            "assigned to rows only if each row has its own call"
         )
     builder = TopologyBuilder()
     builder.spout(SOURCE, frame, message_id=message_id)
@@ -318,7 +318,7 @@ def read_outputs(outputs: Any, frame: DataFrame) -> tuple[StructType, pa.Schema]
     else:
         raise TypeError(f"outputs must be {_FORMS}, got {type(outputs).__name__} {outputs!r}")
     if not columns.fields:
-        raise ValueError(f"outputs must have a column at least, got none; give {_FORMS}")
+        raise ValueError(f"outputs must have at least one column, got none; give {_FORMS}")
     return _nullable_within(columns), arrow_schema(columns, "outputs")
 
 
@@ -348,7 +348,7 @@ def _from_arrow(outputs: pa.Schema) -> StructType:
         except PySparkException as error:
             raise TypeError(
                 f"outputs has a column {field.name!r} of {field.type}, for which Spark has no type "
-                f"({one_line(error)}); declare another, to which the answers are cast"
+                f"({one_line(error)}); declare another type, and the answers are cast to it"
             ) from None
     return from_arrow_schema(outputs)
 
@@ -392,7 +392,7 @@ def check_names(frame: DataFrame, columns: StructType, added: Sequence[str] = ()
                 alike = "" if name == other else case
                 raise ValueError(
                     f"columns must have different names, got {other!r} of {first} and {name!r} of "
-                    f"{whose}{alike}; rename that of {first}"
+                    f"{whose}{alike}; rename the column of {first}"
                 )
             taken[key] = (name, whose)
 
@@ -408,7 +408,7 @@ def read_concurrency(
     Raises
     ------
     ValueError
-        If a function of batches is to be called several times at once.
+        If several concurrent calls of a function of batches are requested.
     """
     if kind is Kind.BATCH and given not in (None, 1):
         raise ValueError(
@@ -433,7 +433,7 @@ def share_of_rate(frame: DataFrame, rate_per_s: float | None, tasks: int | None)
     if rate_per_s is None:
         if tasks is not None:
             raise ValueError(
-                f"tasks must be left out without rate_per_s, which it divides, got {tasks}"
+                f"tasks must be left out without rate_per_s, got {tasks}: it only divides this rate"
             )
         return None
     if tasks is None:

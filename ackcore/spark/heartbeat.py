@@ -7,7 +7,7 @@ driver puts an empty file (a beat) there, and Spark runs a micro-batch.
 Beats are not records: the due times follow from the plans alone, and an unneeded beat only causes
 an empty micro-batch.  The start of each micro-batch removes the beats' files.  Spark's notes of
 beats are deleted when its query starts (`forget_beats`) and trimmed while it runs (`trim_log`).
-Otherwise they would grow by a line with each beat.
+Otherwise each beat would add a line to them.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Beats:
 def with_heartbeat(spark: SparkSession, frame: DataFrame | None, directory: Path) -> DataFrame:
     """Return a streaming DataFrame that also has a micro-batch for each beat.
 
-    The columns of ``frame`` are kept, but become nullable in the schema.  Without a frame it is the
-    beats alone, in ``directory``.
+    The columns of ``frame`` are kept, but become nullable in the schema.  Without a frame the
+    result has only the beats in ``directory``.
     """
     reader = spark.readStream.format("text").schema("value string").option("maxFileAge", _KNOWN)
     # Hadoop unescapes nothing after the scheme, but reads special characters as a glob.
@@ -163,8 +163,8 @@ def find_log(checkpoint: Path) -> Path | None:
 def trim_log(log: Path) -> None:
     """Remove from Spark's log of a file source all entries before the last compact file.
 
-    Nobody may read or write the log meanwhile.  A compact file has a line for every file that the
-    source ever read.  The last line is kept, so that `find_log` finds the log.
+    Spark must not read or write the log during the call.  A compact file has a line for every file
+    that the source ever read.  The last line is kept, so that `find_log` finds the log.
     """
     compact = numbered(log, ".compact")
     if not compact:
@@ -193,7 +193,7 @@ class Pacemaker(Attendant):
     clock : callable
         Returns the time in milliseconds, by the clock of the due times.
     poll_s : float, default 0.2
-        The time in seconds between two looks at the clock while a record waits.
+        The time in seconds between two readings of the clock while a record waits.
     called : callable, optional
         Returns whether something else, such as a replay, waits for a micro-batch.  Called once a
         second.
@@ -250,7 +250,9 @@ class Pacemaker(Attendant):
                 except OSError as error:
                     # A full disk may have room later; the query itself reports lasting errors.
                     if not complained:
-                        _log.warning("the heartbeat cannot be written, trying again: %s", error)
+                        _log.warning(
+                            "the heartbeat cannot be written; ackcore tries again: %s", error
+                        )
                     complained = True
                     with self._changed:
                         if self._due_ms is None:

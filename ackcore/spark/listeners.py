@@ -33,7 +33,7 @@ _METHODS = ("on_start", "on_batch_start", "on_progress", "on_dead", "on_end")
 
 
 class QueryListener:
-    """The base class of listeners. An object with some of these methods will do.
+    """The base class of listeners. Any object with some of these methods can be a listener.
 
     An exception in a listener is logged, and affects neither the query nor other listeners. A slow
     listener delays the next micro-batch.
@@ -152,7 +152,8 @@ class Listeners:
                 self._tell("on_dead", number, letters)
         except Exception:
             _log.exception(
-                "the letters of micro-batch %d could not be read for on_dead; the query goes on",
+                "the dead letters of micro-batch %d could not be read for on_dead; the query "
+                "continues",
                 number,
             )
 
@@ -187,7 +188,7 @@ class Listeners:
         for listener, method in self._hearing(name, listeners):
             error = raised_by(partial(method, *about))
             if error is not None:
-                said = "%s of listener %r raised; the query goes on"
+                said = "%s of listener %r raised; the query continues"
                 _log.error(said, name, listener, exc_info=error)
 
 

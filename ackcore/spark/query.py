@@ -73,12 +73,12 @@ def start(
     max_dead : int, optional
         The maximum number of dead records among those that ended (ACKED or DEAD) since this start;
         one more ends the query with `TooManyDead`.  It is checked after each micro-batch, and
-        counted anew from each start.  ``Settings.max_dead_window`` limits the check to the last
+        each start counts from zero.  ``Settings.max_dead_window`` limits the check to the last
         records.
     max_dead_ratio : float or None, default 1.0
         The maximum share of dead records among the same records, from 0 to 1; if all of them are
         dead, the query always ends.  None for no limit.  It is checked from ten dead records on,
-        and with ``availableNow`` at the end, however few they are.  A record that was seen before
+        and with ``availableNow`` also at the end, for any number.  A record that was seen before
         this start does not count as dead.
     dead_letters : path or DeadLetterTopic, optional
         The directory of the dead letters, or the URL of a place in a bucket, which is required if
@@ -190,8 +190,8 @@ def run_batch(
         bucket and `dead_letters` is not.
     TooManyDead
         If too many records are dead.  It is raised after the end, when all is recorded, and again
-        by each further call.  It lists the errors of the dead records; a warning does if fewer are
-        dead.
+        by each further call.  It lists the errors of the dead records; within the limit, a warning
+        lists them.
     StateError
         If the checkpoint cannot be used: its subclasses say why.
     RunFailed
@@ -409,7 +409,7 @@ class Query:
             The address to listen at; ``"0.0.0.0"`` for all addresses of this machine. At any
             address but the default, other people can read all dead letters.
         token : str, optional
-            The token that allows a user to replay dead letters. Without it nobody can.
+            The token that allows a user to replay dead letters. Without it no user can.
         hosts : sequence of str
             Further host names that browsers may use, such as the name of this machine.
 
@@ -464,7 +464,7 @@ class Query:
         Raises
         ------
         Exception
-            The error that ended the query meanwhile; see `await_termination`.
+            The error that ended the query during the call; see `await_termination`.
         """
         self._stream.process_all_available()
 

@@ -80,7 +80,7 @@ def is_active(spark_query: StreamingQuery) -> bool | None:
 
 
 class SaidElsewhere(RuntimeError):
-    """The error raised to Spark and Py4J in place of one that the query itself reports."""
+    """The error raised to Spark and Py4J in place of an error that the query itself reports."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:

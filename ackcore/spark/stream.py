@@ -166,7 +166,7 @@ class Stream:
         try:
             if self._leaving.is_set():
                 raise Stopped(f"stopped before micro-batch {number}")
-            # Before the plan is made, which answers all beats.  Spark waits meanwhile.
+            # Before the plan is made, which answers all beats.  Spark waits for this call.
             if self._beats.clear():
                 self._state.check_owner()
                 with contextlib.suppress(OSError):
@@ -207,7 +207,7 @@ class Stream:
     def _wait_for_sparks_stop(self) -> None:
         """Wait until Spark's query is being stopped, which happens just after the call of `stop`.
 
-        If an interruption is raised earlier, Spark takes it for an error.
+        If an interruption is raised earlier, Spark treats it as an error.
         """
         until = time.monotonic() + _STOP_S
         while time.monotonic() < until and not self.ended.is_set():
@@ -304,7 +304,7 @@ class Stream:
             whole_ms(self._settings.max_backoff_s),
         )
         _log.warning(
-            "Spark ended the query, which is started again in %.1f s, time %d of %d: %s",
+            "Spark ended the query; ackcore restarts it in %.1f s, restart %d of %d: %s",
             waits / 1000,
             self._restarts,
             self._settings.max_restarts,
@@ -313,12 +313,12 @@ class Stream:
         return not self._leaving.wait(waits / 1000)
 
     def _is_owed(self) -> bool:
-        """Return whether a retry, a replay or Kafka records are still to be processed."""
+        """Return whether a retry, a replay or Kafka records must still be processed."""
         waits = self._engine.next_due_ms is not None or bool(self._state.pending_replays())
         return waits or self._is_behind()
 
     def _is_behind(self) -> bool:
-        """Return whether Kafka records are left to read before the end, and there is room."""
+        """Return whether Kafka records must still be read and the waiting store has room."""
         offsets = self._offsets
         if offsets is None or not self._available_now:
             return False

@@ -187,13 +187,13 @@ class HasALock:
 @pytest.mark.parametrize(
     ("fn", "outputs", "error", "words"),
     [
-        (double, "id int", ValueError, "got 'id' of frame and 'id' of outputs; rename that of"),
+        (double, "id int", ValueError, "got 'id' of frame and 'id' of outputs; rename the column"),
         (double, "ID int", ValueError, "got 'id' of frame and 'ID' of outputs; in this session"),
         (double, "a int, A int", ValueError, "got 'a' of outputs and 'A' of outputs"),
         (double, "Error int", ValueError, "got 'Error' of outputs and 'error' of the result"),
         (double, "double", ValueError, "must name its columns, got 'double'; give 'answer double'"),
         (double, "d dubble", ValueError, "outputs must be a schema: 'label string, score double'"),
-        (double, "", ValueError, "outputs must have a column at least, got none"),
+        (double, "", ValueError, "outputs must have at least one column, got none"),
         (double, {"d": "int"}, TypeError, r"outputs must be a schema: .* got dict \{'d': 'int'\}"),
         (
             double,
@@ -205,7 +205,7 @@ class HasALock:
             double,
             T.StructType([T.StructField("d", getattr(T, "CalendarIntervalType", T.NullType)())]),
             TypeError,
-            "outputs has a column 'd' of interval, which Spark does not hand to Python",
+            "outputs has a column 'd' of interval, which Spark does not pass to Python",
             marks=pytest.mark.skipif(
                 not hasattr(T, "CalendarIntervalType"), reason="a type of Spark 4.0"
             ),

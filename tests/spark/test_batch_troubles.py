@@ -251,8 +251,8 @@ def test_a_bolt_that_raises_often_is_told_once_with_the_way_out(world, caplog):
     (said,) = [one.getMessage() for one in caplog.records if "raised" in one.getMessage()]
     assert said == (
         "micro-batch 0: process() of bolt parse raised in 39999 calls, for 10 rows, mostly "
-        "ValueError; a batch that raises is bisected to the rows that raise by themselves. Catch "
-        "it, and fail those rows with out.fail(rows, reasons)"
+        "ValueError; a batch that raises is bisected to the failing rows. To avoid this, catch "
+        "the error, and fail these rows with out.fail(rows, reasons)"
     )
 
 

@@ -154,9 +154,9 @@ def test_who_wrote_a_table_checks_it_when_it_is_fetched(work, bucket, monkeypatc
         data = bytearray(store.get(f"state/{file}").data)
         data[data.index((7).to_bytes(8, "little"))] ^= 64
         store.put(f"state/{file}", bytes(data))
-        with pytest.raises(CheckpointCorrupt, match="do not have the checksum in its name"):
+        with pytest.raises(CheckpointCorrupt, match="do not match the checksum in its name"):
             tables.read(file)
-        with pytest.raises(CheckpointCorrupt, match="do not have the checksum in its name"):
+        with pytest.raises(CheckpointCorrupt, match="do not match the checksum in its name"):
             tables.opened(file, nbytes)
 
 

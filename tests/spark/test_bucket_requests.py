@@ -196,7 +196,7 @@ def test_a_driver_that_is_refused_at_its_start_withdraws_nothing(bucket):
     withdraw(home, name)
     before = index_of(home)
     now = {"lines": pa.schema([("value", pa.int8())]), "clicks": VALUE["lines"]}
-    with pytest.raises(ColumnsChanged, match=r"/b\.lines\..* asks for"):
+    with pytest.raises(ColumnsChanged, match=r"/b\.lines\..* requests"):
         OPEN(bucket, sources=now)
     assert index_of(home) == before
     assert taken(state) == ["id-2", "id-3"]

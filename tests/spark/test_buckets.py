@@ -356,7 +356,7 @@ def test_who_is_refused_has_fenced_nobody(bucket):
         run_one(state, 0)
         with pytest.raises(CheckpointForeign, match="belongs to another topology"):
             OPEN(bucket, Topology(["other"], lines=("value",)))
-        with pytest.raises(CheckpointForeign, match=r"cannot go on with it"):
+        with pytest.raises(CheckpointForeign, match=r"cannot continue it"):
             OPEN(bucket, kind="stream", offsets="/nowhere/offsets")
         run_one(state, 1)
         assert state.last_done == 1

@@ -328,7 +328,7 @@ def test_the_columns_of_the_sources_are_those_of_the_last_start(letters, checkpo
         ([("text", pa.string())], "'value', string, is not there any more"),
         (
             [*VALUE, pa.field("extra", pa.int8(), nullable=False)],
-            "'extra' is new, int8, and may not be null",
+            "'extra' is new, int8, and not nullable",
         ),
     ],
 )

@@ -369,5 +369,5 @@ def test_a_line_names_three_causes_and_counts_the_rest(caplog):
     (said,) = warnings(caplog)
     assert said.startswith(
         "micro-batch 7: 11 records died: 3 in 'b' of E (no); 2 in 'b' of A (no); 2 in 'b' of B (no)"
-        "; 4 of other errors. "
+        "; 4 with other errors. "
     )

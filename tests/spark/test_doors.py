@@ -97,7 +97,7 @@ def test_places_that_hold_no_files_are_refused(spark, numbers, stream, path, wor
 def test_files_in_the_place_of_directories_are_named(spark, tmp_path, numbers):
     file = tmp_path / "file"
     file.touch()
-    words = f"{file} must be a directory, or not be there yet; it is a file"
+    words = f"{file} must be a directory, or must not exist; it is a file"
     with pytest.raises(StateError, match=words):
         run_batch(numbers, spark, file)
     with pytest.raises(StateError, match=words):

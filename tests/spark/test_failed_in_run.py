@@ -597,7 +597,7 @@ def test_files_alone_tell_two_runs_of_a_task_apart(simulate, inline_bytes):
         for first, second in zip(sent, again, strict=True)
     ]
     done = simulation.rest(mixed, np.random.default_rng(0))
-    assert any("answered differently" in problem for problem in done.problems)
+    assert any("with different results" in problem for problem in done.problems)
 
 
 def test_a_record_that_is_lost_on_the_way_to_the_driver_is_noticed(simulate):

@@ -70,7 +70,7 @@ def test_points_are_read_from_the_text():
         ("palnned", "names the failpoint 'palnned'; it must be one of acted, checked"),
         ("planned:x", "'planned:x' must give the micro-batch as name:number"),
         ("planned:", "must give the micro-batch"),
-        ("planned=boom", "must end in =raise, =kill or =stop"),
+        ("planned=boom", "has an unknown action; write =raise, =kill, =stop or none"),
     ],
 )
 def test_a_misspelt_failpoint_is_refused(text, words):

@@ -141,7 +141,7 @@ def test_a_topic_that_is_gone_is_waited_for_and_not_for_ever(
     once_planned(lambda: mock_kafka.delete_topic("t"))
     with pytest.raises(RunFailed, match="spout lines waits for t-0, which does not exist, for 2 s"):
         run_batch(it, spark, checkpoint)
-    assert "which does not exist; the query ends if that lasts 2 s" in caplog.text
+    assert "which is not there; the query ends if this lasts 2 s" in caplog.text
     assert not any(crashes(checkpoint))
 
 
@@ -216,7 +216,7 @@ def test_it_is_said_once_a_minute(caplog):
     ended, seconds, said = waited([(Obstacle("it waits"), 300), (None, 1)], caplog)
     assert (ended, len(said)) == (False, 6)
     assert 300 <= seconds < 310
-    assert said[0] == "micro-batch 3 cannot be read, and is run when it can: it waits"
+    assert said[0] == "the rows of micro-batch 3 cannot be read yet, so it waits: it waits"
 
 
 def test_what_is_missing_is_waited_for_so_long_and_that_is_counted_anew(caplog):

@@ -100,7 +100,7 @@ def test_what_a_listener_raises_is_logged_and_changes_nothing(caplog, error):
         raising.ends,
     )
     said = [
-        record for record in caplog.records if "raised; the query goes on" in record.getMessage()
+        record for record in caplog.records if "raised; the query continues" in record.getMessage()
     ]
     assert len(said) == len(raising.progress) + len(ran.dead) + 1
     assert "a listener of no use" in caplog.text
@@ -189,7 +189,7 @@ def test_letters_that_cannot_be_read_end_nothing(monkeypatch, caplog):
     monkeypatch.setattr(Dead, "pieces", read)
     decision = _Decision(Dead({"lines": [dead_rows(1)]}))
     Listeners([Told()]).done(Progress(7), Counts(), decision)
-    assert "the letters of micro-batch 7 could not be read" in caplog.text
+    assert "the dead letters of micro-batch 7 could not be read" in caplog.text
 
 
 def test_the_start_is_told_with_an_account_of_each_spout_also_to_who_comes_later():

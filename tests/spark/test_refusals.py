@@ -140,7 +140,7 @@ Connect.__module__ = "pyspark.sql.connect.dataframe"
 
 def test_what_is_of_different_kinds_of_sessions_is_refused(table, monkeypatch):
     monkeypatch.setattr("ackcore.spark.base.session.SPARK", (4, 3))
-    words = "open_before is of Spark Connect, and events of a classic session"
+    words = "open_before is of Spark Connect, and events is of a classic session"
     with pytest.raises(TypeError, match=words):
         settle(table, open_before=Connect())
     with pytest.raises(TypeError, match="events must be a pyspark DataFrame, got SparkSession; "):

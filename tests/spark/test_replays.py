@@ -162,7 +162,7 @@ MISFITS = [
     (lines(("text", pa.string())), "'value', string, is not there any more"),
     (
         lines(("value", pa.string()), pa.field("more", pa.int8(), nullable=False)),
-        "'more' is new, int8, and may not be null",
+        "'more' is new, int8, and not nullable",
     ),
 ]
 
@@ -183,7 +183,7 @@ def test_a_request_that_does_not_fit_is_told_at_the_start_and_can_be_withdrawn(
     with pytest.raises(ColumnsChanged, match=told) as caught:
         OPEN(checkpoint, sources=now)
     mark = withdraw(checkpoint, name)
-    assert f"{name} asks for" in str(caught.value)
+    assert f"{name} requests" in str(caught.value)
     assert f"make an empty file {mark} and start again" in str(caught.value)
     with OPEN(checkpoint, sources=now) as state:
         plan = state.plan(1) if planned else state.make_plan(1, 0)
@@ -222,7 +222,9 @@ def test_a_request_that_does_not_fit_does_not_get_into_a_plan(checkpoint):
 def test_a_request_for_a_spout_that_is_no_more_is_refused(checkpoint):
     OPEN(checkpoint).close()
     ask(checkpoint)
-    with pytest.raises(CheckpointForeign, match=r"the replay r1\.lines.* has no spout 'lines'"):
+    with pytest.raises(
+        CheckpointForeign, match=r"the replay r1\.lines.* has no tracked spout 'lines'"
+    ):
         OPEN(checkpoint, topology=Topology(clicks=("value",)), accept_changes=True)
 
 

@@ -71,8 +71,8 @@ def test_a_source_that_was_down_is_asked_again(spark, unsteady, tmp_path, store,
         on.await_termination(300)
     told = [line for line in caplog.messages if "started again" in line]
     assert [line[: line.index(":")] for line in told] == [
-        "Spark ended the query, which is started again in 0.0 s, time 1 of 2",
-        "Spark ended the query, which is started again in 0.0 s, time 2 of 2",
+        "Spark ended the query; ackcore restarts it in 0.0 s, restart 1 of 2",
+        "Spark ended the query; ackcore restarts it in 0.0 s, restart 2 of 2",
     ]
     assert "the store of lines is down" in told[0]
     caplog.clear()

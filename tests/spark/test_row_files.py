@@ -72,7 +72,7 @@ def test_a_file_that_is_cut_or_longer_is_found(file):
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(RowFileDamaged, match=f"its {length} bytes do not have"):
+        with pytest.raises(RowFileDamaged, match=f"its {length} bytes do not match"):
             read_rows(file)
     for more in (b"\0", whole):
         path.write_bytes(whole + more)
@@ -100,7 +100,7 @@ def test_a_file_that_is_missing_or_of_another_name_is_refused(file):
     os.rename(file.path, moved)
     with pytest.raises(CheckpointCorrupt, match=r"is missing, .* restore the file from a backup"):
         read_rows(file)
-    with pytest.raises(RowFileDamaged, match="does not carry a fingerprint in its name"):
+    with pytest.raises(RowFileDamaged, match="has no fingerprint in its name"):
         read_rows(RowFile(moved, 3))
     assert has_several_roots(moved)
 

@@ -62,7 +62,7 @@ def test_a_source_that_is_cut_otherwise_the_second_time_is_noticed(spark, tmp_pa
     assert [again(2, unkept, roots[i : i + 1]) for i in (0, 1)] in ([[2], [6]], [[6], [2]])
     assert read[0] == {0, 1}
     assert sorted(read[1:], key=min) == [{0}, {1}]
-    with pytest.raises(RuntimeError, match="holds other rows than it did"):
+    with pytest.raises(RuntimeError, match="has other rows than in the run"):
         again(3, unkept)
 
 

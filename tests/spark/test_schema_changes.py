@@ -54,7 +54,7 @@ def test_a_column_that_the_source_has_gained_is_null_where_it_may_be():
     told = fit(table, [("value", pa.string()), ("extra", STRUCT)])
     assert told["extra"].type == STRUCT
     assert told["extra"].to_pylist() == [None, None]
-    with pytest.raises(ColumnsChanged, match="'extra' is new, int32, and may not be null"):
+    with pytest.raises(ColumnsChanged, match="'extra' is new, int32, and not nullable"):
         fit(table, [("value", pa.string()), pa.field("extra", pa.int32(), nullable=False)])
 
 

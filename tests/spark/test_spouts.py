@@ -39,7 +39,7 @@ def test_as_long_as_nothing_is_read_spouts_come_and_go(checkpoint):
     ("spouts", "words"),
     [
         (("lines", "clicks", "new"), "spout 'new' is new: .* with .lines, clicks.,"),
-        (("lines",), "spout 'clicks' is gone: Spark goes on .* by their number"),
+        (("lines",), "spout 'clicks' is gone: Spark continues .* by their numbers"),
     ],
 )
 def test_spouts_neither_come_nor_go_afterwards(checkpoint, kind, spouts, words):

@@ -274,18 +274,23 @@ def test_a_micro_batch_out_of_turn_is_refused(checkpoint, number):
         for each in range(3):
             run_one(state, each)
         for ask in (state.is_done, partial(state.make_plan, clock_ms=0)):
-            with pytest.raises(CheckpointCorrupt, match=f"3 next, and was asked for {number}"):
+            with pytest.raises(
+                CheckpointCorrupt, match=f"with micro-batch 3, but Spark runs {number}"
+            ):
                 ask(number)
 
 
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (pa.table({"value": ["a"]}), "column value .string. is where _ackcore_message_id"),
+        (
+            pa.table({"value": ["a"]}),
+            "column value .string. is in the place of _ackcore_message_id",
+        ),
         (records(0, 1).select(TRACKING.names[:3]), "lacks columns of TRACKING"),
         (
             records(0, 1).set_column(2, "_ackcore_due_ms", pa.array([None], pa.int64())),
-            "_ackcore_due_ms holds nulls",
+            "_ackcore_due_ms must not have nulls",
         ),
     ],
 )
@@ -429,11 +434,11 @@ def untracked(**spouts):
     [
         (
             Topology(clicks=("value",)),
-            "2 records of spout 'lines' wait .* no spout 'lines' that is tracked",
+            "2 records of spout 'lines' wait .* no tracked spout 'lines'",
         ),
         (
             untracked(lines=("value",)),
-            "2 records of spout 'lines' .* no spout 'lines' that is tracked",
+            "2 records of spout 'lines' .* no tracked spout 'lines'",
         ),
         (Topology(lines=("text",)), "'lines' that wait for a retry .*: 'value', string, is not"),
     ],
@@ -483,12 +488,12 @@ def test_both_logs_must_tell_the_same_history(checkpoint, ours, sparks, good):
     if good:
         OPEN(checkpoint, kind="stream").close()
         return
-    with pytest.raises(CheckpointCorrupt, match="not of one age") as caught:
+    with pytest.raises(CheckpointCorrupt, match="is older than the other") as caught:
         OPEN(checkpoint, kind="stream")
     assert str(checkpoint / "offsets") in str(caught.value)
 
 
 def test_a_checkpoint_of_spark_alone_is_not_taken_for_a_new_one(checkpoint):
     offsets(checkpoint, 0, 1)
-    with pytest.raises(CheckpointCorrupt, match=r"meta.json is missing, though .*offsets tells of"):
+    with pytest.raises(CheckpointCorrupt, match=r"meta.json is missing, though .*offsets shows"):
         OPEN(checkpoint, kind="stream")

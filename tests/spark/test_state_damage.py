@@ -87,7 +87,7 @@ def test_a_record_that_is_missing_is_told(checkpoint):
         "batches/2.done": "batches/2.done is missing",
         "batches/3.plan": "batches/3.plan is missing",
         "batches/2.decision": "batches/2.decision is missing",
-        "meta.json": "meta.json is missing, though there is batches/",
+        "meta.json": "meta.json is missing, though batches/",
     }.items():
         head = RecordFile(root / HEAD, HEAD)
         whole = head.read()
@@ -103,7 +103,7 @@ def test_a_record_that_is_missing_is_told(checkpoint):
 def test_a_head_that_is_missing_is_told(checkpoint):
     root = made(checkpoint)
     shutil.rmtree(root / HEAD)
-    with pytest.raises(CheckpointCorrupt, match=r"meta.json is missing, though there is state/"):
+    with pytest.raises(CheckpointCorrupt, match=r"meta.json is missing, though state/"):
         OPEN(checkpoint)
 
 
@@ -130,7 +130,9 @@ def test_a_plan_that_counts_other_rows_than_there_are_is_told(checkpoint):
     with OPEN(checkpoint) as state:
         run_one(state, 0, {"lines": records(0, 3)})
         plan = replace(state.make_plan(1, 1001), due=7)
-        with pytest.raises(CheckpointCorrupt, match=r"1.plan counts 7 rows as due, .* has 2"):
+        with pytest.raises(
+            CheckpointCorrupt, match=r"1.plan has 7 due rows, .* micro-batch 0 has 2"
+        ):
             state.split_due(plan)
 
 

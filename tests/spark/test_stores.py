@@ -595,7 +595,7 @@ def test_of_a_url_that_is_no_path_the_scheme_alone_is_repeated(url, taken):
     "url", ["s3//bucket/a", "s3:/bucket/a", "s3:bucket/a", Path("s3://bucket/a")]
 )
 def test_what_is_nearly_a_url_is_no_directory(url, taken):
-    with pytest.raises(ValueError, match=r"must be a str that begins with s3:// where"):
+    with pytest.raises(ValueError, match=r"must be a str that begins with s3:// to name"):
         taken(url, "checkpoint")
     assert place_of("s3/a", "checkpoint") == os.path.abspath("s3/a")
 

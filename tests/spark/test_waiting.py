@@ -64,7 +64,7 @@ def test_columns_that_would_change_a_value_are_refused_before_there_is_a_plan(
     with pytest.raises(ColumnsChanged, match=rf"200 records of spout 'lines' .*{words}") as told:
         OPEN(checkpoint, sources=schema(**now))
     assert isinstance(told.value, CheckpointForeign)
-    assert "Let the former source run until nothing waits" in str(told.value)
+    assert "Run the former source until no record waits" in str(told.value)
     assert recorded(checkpoint).read("batches/1.plan") is None
     with OPEN(checkpoint, sources=schema(value=pa.int64())) as state:
         assert state.split_due(state.make_plan(1, 10**9)).due["lines"].num_rows == 200

@@ -111,7 +111,10 @@ def test_another_ackcore_on_the_workers_is_refused(
 
 def test_a_python_that_cannot_be_started_is_told(spark, context):
     context.pythonExec = "/no/such/python"
-    words = r'are to run /no/such/python: Cannot run program "/no/such/python".* PYSPARK_PYTHON'
+    words = (
+        r"cannot run the Python of its workers, /no/such/python: "
+        r'Cannot run program "/no/such/python".* PYSPARK_PYTHON'
+    )
     with pytest.raises(WorkerPythonError, match=words):
         check_workers(spark)
     assert not workers._FIT
@@ -122,7 +125,9 @@ def test_a_python_that_lacks_what_its_daemon_needs_is_told(spark, context, tmp_p
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
     python.chmod(0o755)
     context.pythonExec = str(python)
-    with pytest.raises(WorkerPythonError, match=rf"are to run {python}: .*No module named .*Set "):
+    with pytest.raises(
+        WorkerPythonError, match=rf"of its workers, {python}: .*No module named .*Set "
+    ):
         check_workers(spark)
 
 

@@ -1,1 +1,1 @@
-"""The lowest layer of `ackcore.spark`: files, locks, clocks, and differences between Sparks."""
+"""The lowest layer of `ackcore.spark`: files, locks, clocks, and Spark versions."""

@@ -53,9 +53,9 @@ def make_directory(path: Path) -> Path:
             try:
                 path.mkdir(exist_ok=True)
             except FileExistsError:
-                # No error if another process creates and removes the directory meanwhile.
+                # No error if another process creates and removes the directory at the same time.
                 if path.is_file():
-                    told = f"{path} must be a directory, or not be there yet; it is a file"
+                    told = f"{path} must be a directory, or must not exist; it is a file"
                     raise StateError(told) from None
             sync_directory(path.parent)
     return path

@@ -34,7 +34,7 @@ from ackcore.spark.base.errors import WAY_OUT, CheckpointNewer, StateError, corr
 #: The format of a checkpoint's files.
 FORMAT = 1
 #: The end of the message about a damaged file of an undecided run.
-RUN_AGAIN = "Start again: its micro-batch is not decided, and is run once more"
+RUN_AGAIN = "Start again: its micro-batch is not decided, and is run again"
 #: The checksum in a file's name.
 _NAMED = re.compile(r"\.([0-9a-f]{16}|[0-9a-f]{32})\.(?:arrow|parquet)")
 #: The size in bytes of the pieces whose hashes, one after the other, make a fingerprint.
@@ -89,16 +89,16 @@ def record_in(data: bytes, path: str | os.PathLike[str], name: str) -> dict[str,
     if rest != b"blake2b %s\n" % digest_of(line).encode():
         raise corrupt(
             path,
-            f"is damaged: its {len(data)} bytes must be one line and the checksum of that line",
+            f"is damaged: its {len(data)} bytes are not one line followed by its checksum",
         )
     body: dict[str, Any] = json.loads(line)
     if body["format"] > FORMAT:
         raise CheckpointNewer(
-            f"{path} has format {body['format']}, and this ackcore knows formats up to {FORMAT}: "
-            "a newer one wrote it. Start the query with that version again"
+            f"{path} has format {body['format']}, and this ackcore reads formats up to {FORMAT}: "
+            "a newer version wrote it. Start the query with that version"
         )
     if body["file"] != name:
-        raise corrupt(path, f"calls itself {body['file']}, so it was copied or renamed")
+        raise corrupt(path, f"contains the record {body['file']}, so it was copied or renamed")
     return body
 
 
@@ -362,10 +362,10 @@ def check_data(
     """
     named = checksum_in(path)
     if named is None:
-        what = "does not carry a checksum in its name, as tables of ackcore do"
+        what = "has no checksum in its name, as tables of ackcore have"
         raise corrupt(path, what, way_out)
     if content and checksum_of(data, len(named)) != named:
-        what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
+        what = f"is damaged: its {data.size} bytes do not match the checksum in its name"
         raise corrupt(path, what, way_out)
 
 
@@ -406,9 +406,9 @@ def read_table(
             data = source.read_buffer()
         check_size(path, data.size, nbytes, way_out)
         if named is None:
-            what = "does not carry a checksum in its name, as tables of ackcore do"
+            what = "has no checksum in its name, as tables of ackcore have"
             raise corrupt(path, what, way_out)
         if check and _checksum_of(path, len(named[1])) != named[1]:
-            what = f"is damaged: its {data.size} bytes do not have the checksum in its name"
+            what = f"is damaged: its {data.size} bytes do not match the checksum in its name"
             raise corrupt(path, what, way_out)
         return _table_of(data)

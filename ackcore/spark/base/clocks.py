@@ -33,7 +33,7 @@ class SteadyClock:
     Parameters
     ----------
     clock : callable
-        Returns milliseconds; may go back or stand still.
+        Returns milliseconds; may go back, or return the same time again.
     at_least : int, default 0
         The lowest time to return, in milliseconds: the last recorded time.
     """

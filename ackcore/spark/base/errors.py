@@ -18,7 +18,7 @@ class CheckpointCorrupt(StateError):
 
 
 class RowFileDamaged(CheckpointCorrupt):
-    """A file of a run is damaged or missing; before the decision the run is only repeated."""
+    """A file of a run is damaged or missing; before the decision ackcore repeats the run."""
 
 
 class CheckpointForeign(StateError):
@@ -36,8 +36,8 @@ class CheckpointReadOnly(StateError):
 #: The end of most messages about damage, which cannot be repaired.
 WAY_OUT = (
     "Restore the whole checkpoint directory, Spark's part and ackcore's together, from a backup; "
-    "or start on a new checkpoint, which reads the source from where it is told to and knows "
-    "nothing of the records that waited for a retry in this one"
+    "or start on a new checkpoint, which reads the sources from their configured start and does "
+    "not have the records that wait for a retry in this one"
 )
 
 

@@ -1,9 +1,9 @@
 """Points at which a test may kill or stop the driver, set in the environment.
 
 ``ACKCORE_FAILPOINTS="planned,decided:3,in-sink=raise,acted=stop"`` kills the process at the first
-``planned`` of any micro-batch and at ``decided`` of micro-batch 3, raises `FailpointReached` in a
-sink, and stops the process at the first ``acted`` until SIGCONT.  The variable is read once, at the
-import of this module.  Without it a failpoint costs one comparison.
+``planned`` of any micro-batch and at ``decided`` of micro-batch 3.  It raises `FailpointReached` in
+a sink, and stops the process at the first ``acted`` until SIGCONT.  The variable is read once, at
+the import of this module.  Without it a failpoint costs one comparison.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse(text: str) -> dict[tuple[str, int | None], Action]:
             raise ValueError(f"{VARIABLE}: {item!r} must give the micro-batch as name:number")
         if action not in ("", "raise", "kill", "stop"):
             raise ValueError(
-                f"{VARIABLE}: {item!r} must end in =raise, =kill or =stop, or in none of them"
+                f"{VARIABLE}: {item!r} has an unknown action; write =raise, =kill, =stop or none"
             )
         points[name, int(batch) if colon else None] = cast(Action, action or "kill")
     return points

@@ -47,7 +47,7 @@ class RunCancelled(RuntimeError):
     Attributes
     ----------
     shut_down : bool
-        Whether the SparkContext ended meanwhile, for an unknown reason.
+        Whether the SparkContext was shut down during the job, for an unknown reason.
     """
 
     def __init__(self, message: str, shut_down: bool = False) -> None:
@@ -169,7 +169,7 @@ def raised_by(call: Callable[[], object]) -> BaseException | None:
     Raises
     ------
     KeyboardInterrupt, SystemExit
-        The exception of a signal handler meanwhile.
+        If a signal handler raised it during the call.
     """
     signals: list[BaseException] = []
     try:
@@ -210,7 +210,7 @@ def raise_if_interrupted(
     if isinstance(error, RunCancelled):
         raise error
     if session_lost(error):
-        message = f"{what} was given up, since {_LOST}: {one_line(error)}. {way_out}"
+        message = f"{what} was given up, because {_LOST}: {one_line(error)}. {way_out}"
         raise RunCancelled(message, shut_down=True) from error
     if not isinstance(error, Py4JError | PySparkException):
         return
@@ -219,7 +219,7 @@ def raise_if_interrupted(
         return
     shut_down = _SHUT_DOWN in said
     cause = "the SparkContext was stopped" if shut_down else _FROM_OUTSIDE
-    message = f"{what} was given up, since {cause}: {one_line(error)}. {way_out}"
+    message = f"{what} was given up, because {cause}: {one_line(error)}. {way_out}"
     raise RunCancelled(message, shut_down) from error
 
 

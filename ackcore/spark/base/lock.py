@@ -46,8 +46,7 @@ class Lock:
         Raises
         ------
         CheckpointInUse
-            If another driver took it over, or the file was removed, so that another may at any
-            time.
+            If another driver took the lock over, or can do so because the file was removed.
         StateError
             If the file cannot be read.
         """
@@ -60,7 +59,7 @@ class Lock:
         if found != self._held:
             raise CheckpointInUse(
                 f"{self.path.parent.parent} was taken over from this driver, whose host was "
-                f"suspended or disconnected: {self.path} is held by another ({_holder(found)}). "
+                f"suspended or disconnected: another driver ({_holder(found)}) holds {self.path}. "
                 "The records that this driver wrote are valid; it writes no more. Let the other "
                 "driver run, or stop it and start this query again"
             )

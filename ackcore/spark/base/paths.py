@@ -34,10 +34,10 @@ def local_path(path: str | os.PathLike[str], argument: str) -> Path:
                 f"{argument} must be a path on a local or shared file system, got a URL "
                 f"({scheme}:): ackcore renames and syncs files there, which such stores do not "
                 "support. Give a mounted directory; a sink that is a function of (DataFrame, "
-                "batch id) may write to any store"
+                "batch id) can write to any store"
             )
         if rest.startswith("//") and not rest.startswith("///"):
-            raise ValueError(f"{argument} must name no host: file:///path")
+            raise ValueError(f"{argument} must name no host; write file:///path")
         text = rest[2:] if rest.startswith("//") else rest
     kind = file_system(os.path.realpath(text))
     if kind in _KERNELS:

@@ -52,7 +52,8 @@ def killed_worker(final: bool) -> Reason:
 
 def null_message_id(spout: str, columns: Sequence[str]) -> Reason:
     """Return the reason of a record without a message id."""
-    text = f"its message id, {', '.join(columns)}, is null; drop or name such records in the source"
+    names = ", ".join(columns)
+    text = f"its message id, {names}, is null; drop such records in the source, or give them an id"
     return Reason(spout, "NullMessageId", text, final=True)
 
 

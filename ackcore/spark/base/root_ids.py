@@ -1,7 +1,8 @@
 """Columns of root ids: sorting, removal of duplicates, and processing by ranges of values.
 
 If millions of records of a micro-batch fail, the driver has large columns of roots, mapped from
-files that tasks wrote.  Sorting all of them at once would take memory for all; ranges take little.
+files that tasks wrote.  Sorting them all at once would take memory for all; by ranges it takes
+little.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def refuse_connect(value: Any, what: str, way_out: str) -> None:
     alternative.
     """
     if is_connect(value):
-        raise TypeError(f"{what}, and this one is Spark Connect's; {way_out}")
+        raise TypeError(f"{what}, got a session of Spark Connect; {way_out}")
 
 
 def refuse_mixed(frame: Any, name: str, spark: Any, other: str) -> None:
@@ -100,15 +100,15 @@ def refuse_mixed(frame: Any, name: str, spark: Any, other: str) -> None:
     if is_connect(frame) != is_connect(spark):
         kinds = ("a classic session", "Spark Connect")
         raise TypeError(
-            f"{name} is of {kinds[is_connect(frame)]}, and {other} of {kinds[is_connect(spark)]}, "
-            "and they cannot run together; read both with one session"
+            f"{name} is of {kinds[is_connect(frame)]}, and {other} is of "
+            f"{kinds[is_connect(spark)]}; they cannot run together. Use the same session for both"
         )
 
 
 def _refuse_old_connect(value: Any, what: str) -> None:
     if is_connect(value) and SPARK < (4, 0):
         raise TypeError(
-            f"{what} of Spark Connect, which ackcore runs on from Spark 4.0 on; use a classic "
+            f"{what} of Spark Connect, which ackcore supports from Spark 4.0 on; use a classic "
             "session (SparkSession.builder.master(...)), or a newer Spark"
         )
 

@@ -87,7 +87,7 @@ def has_fixed_rows(frame: DataFrame) -> bool:
 
     True only if Spark's plan shows it.  False if the source depends on the time or on random
     numbers. False if Python code takes part, whose determinism is unknown: functions, data sources,
-    and all RDDs, also that of a list.  False on Spark Connect, which has no plan here.
+    and all RDDs, including those of lists.  False on Spark Connect, which has no plan here.
     """
     known = _FIXED_ROWS.get(frame)
     if known is None:
@@ -135,8 +135,8 @@ def _nodes(plan: Any) -> Iterator[Any]:
 def has_fixed_order(frame: DataFrame) -> bool:
     """Return whether each partition has the same order of rows when it is computed again.
 
-    True only for plans that read files, ranges, local tables and RDDs that Spark calls DETERMINATE
-    (those of ``foreachBatch`` frames are), and that work row by row.  A shuffle returns rows in the
+    True only for plans that work row by row on files, ranges, local tables, and RDDs that Spark
+    calls DETERMINATE (those of ``foreachBatch`` frames are).  A shuffle returns rows in the
     order of their arrival, and the order of cached data is unknown.  False on Spark Connect, which
     has no plan here.
     """

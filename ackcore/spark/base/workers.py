@@ -1,7 +1,7 @@
 """Requirements of Spark's workers: their Python, and objects that can be pickled for them.
 
-By default the workers run the driver's Python.  It is checked before use: objects sent to the
-workers refer to ackcore's modules, and if those are missing or of another version, a job fails in
+By default the workers run the driver's Python.  It is checked before use, because objects sent to
+the workers refer to ackcore's modules.  If those are missing or of another version, a job fails in
 its first task with a PySpark traceback.  On Spark Connect the server's settings are not visible
 here, so the workers are always checked by a job.
 """
@@ -105,7 +105,7 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _answers(spark: SparkSession, python: str) -> set[WorkerReport] | None:
-    """Run the check on the workers, twice if needed; return None if it fails for another reason."""
+    """Return the workers' reports; None if the job fails twice for a reason other than Python."""
     for may_pass in (True, False):
         try:
             return interruptible(spark, lambda: ask(spark))
@@ -113,12 +113,12 @@ def _answers(spark: SparkSession, python: str) -> set[WorkerReport] | None:
             found = _NO_START.search(str(error))
             if found is not None:
                 said = found[0].strip().splitlines()[-1].strip()
-                what = f"Spark's workers are to run {python}: {said}"
+                what = f"Spark cannot run the Python of its workers, {python}: {said}"
                 raise _unfit(what, is_connect(spark)) from error
             # On a local master one lost worker fails the job.  A lost session stays lost.
             if not may_pass or session_lost(error):
                 _log.warning(
-                    "the Python of Spark's workers is not checked, since the job that asks them "
+                    "the Python of Spark's workers was not checked, because the job that checks it "
                     "failed: %s",
                     one_line(error),
                 )
@@ -131,7 +131,7 @@ def _is_local(context: Any) -> bool:
 
 
 def _is_drivers_own(context: Any) -> bool:
-    """Return whether workers import ackcore from the driver's place, as far as visible here."""
+    """Return whether the driver's settings show that workers import ackcore from its directory."""
     if not (_is_local(context) and context.pythonExec == sys.executable):
         return False
     here = Path(ackcore.__file__).parents[1]
@@ -256,8 +256,8 @@ def refuse_unpicklable(subject: str, value: object, where: str) -> None:
             "module that the workers import"
         ) from error
     raise TypeError(
-        f"{subject} is sent to the workers and cannot be pickled ({found}); make what "
-        f"cannot travel in {where}"
+        f"{subject} is sent to the workers and cannot be pickled ({found}); make the part "
+        f"that cannot be pickled in {where}"
     ) from error
 
 

@@ -90,15 +90,14 @@ def claim(
     if meta["kind"] != kind:
         raise CheckpointForeign(
             f"{path}: the checkpoint was made by {_KINDS[meta['kind']]}, and {_KINDS[kind]} "
-            "cannot go on with it; give it a checkpoint of its own"
+            f"cannot continue it; give {_KINDS[kind]} another checkpoint"
         )
     if meta["fingerprint"] != topology.fingerprint and not accept_changes:
         told = "; ".join(changes(meta["structure"], topology.structure))
         raise CheckpointForeign(
-            f"{path}: the checkpoint belongs to another topology: {told}. Start the one that "
-            "it belongs to, or give this one a checkpoint of its own; or, if it is the same one "
-            "changed, start with accept_changes=True: records that wait for a retry then go "
-            "through the new one"
+            f"{path}: the checkpoint belongs to another topology: {told}. Start that topology, or "
+            "give this one another checkpoint. If you have changed the topology, start with "
+            "accept_changes=True: records that wait for a retry then run through the changed one"
         )
     if begun:
         _refuse_other_spouts(path, meta, topology, kind)
@@ -130,21 +129,21 @@ def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, k
         if name in topology.spouts and sources[0] != sources[1]:
             was, now = (_SOURCES[source] for source in sources)
             raise CheckpointForeign(
-                f"{path}: spout {name!r} read {was}, and reads {now} now: where the one is does "
-                "not say where the other is to begin. Give this topology a checkpoint of its own"
+                f"{path}: spout {name!r} read {was}, and reads {now} now: a position in the old "
+                "source is not valid in the new one. Give this topology another checkpoint"
             )
     new = [f"spout {name!r} is new" for name in topology.spouts if name not in known]
     gone = [f"spout {name!r} is gone" for name in known if name not in topology.spouts]
     if kind == "stream" and (new or gone):
-        why = "Spark goes on with the sources of a stream by their number, which would shift"
+        why = "Spark continues the sources of a stream by their numbers, which would change"
     elif new:
-        why = "the sources of run_batch() are read once, and that was done, so it would not be read"
+        why = "run_batch() reads its sources once, and has read them: it would not read a new one"
         gone = []
     else:
         return
     raise CheckpointForeign(
         f"{path}: {'; '.join(new + gone)}: {why}. Declare the spouts that the checkpoint was made "
-        f"with ({', '.join(known)}), or give this topology a checkpoint of its own"
+        f"with ({', '.join(known)}), or give this topology another checkpoint"
     )
 
 
@@ -153,13 +152,13 @@ def _refuse_remains(records: Records, log: Path | None) -> None:
     left = records.remains()
     if left is not None:
         raise corrupt(
-            records.place(META), f"is missing, though there is {left} beside it: it was removed"
+            records.place(META), f"is missing, though {left} exists beside it: it was removed"
         )
     if log is not None and numbered(log):
         raise corrupt(
             records.place(META),
-            f"is missing, though {log} tells of a stream that ran on this checkpoint: ackcore's "
-            "part of it was removed, or the stream was not one of ackcore",
+            f"is missing, though {log} shows that a stream ran on this checkpoint: ackcore's part "
+            "of the checkpoint was removed, or the stream did not use ackcore",
         )
 
 
@@ -191,8 +190,8 @@ def check_waiting(
         if spout not in tracked:
             raise CheckpointForeign(
                 f"{root}: {what} of spout {spout!r} wait for a retry, and the topology "
-                f"has no spout {spout!r} that is tracked. Let the former topology run until "
-                "nothing waits, then change it; or give this one a checkpoint of its own"
+                f"has no tracked spout {spout!r}. Run the former topology until no record waits, "
+                "then change it; or give this one another checkpoint"
             )
 
 
@@ -223,6 +222,6 @@ def check_offsets(log: Path, root: str, ours: int | None) -> None:
         "(Spark's part of the checkpoint) "
         + ("is missing or empty" if sparks is None else f"ends with micro-batch {sparks}")
         + f", and {root} (ackcore's part) "
-        + ("holds none" if ours is None else f"ends with micro-batch {ours}")
-        + ": one of the two was removed, or they are not of one age",
+        + ("has no micro-batch" if ours is None else f"ends with micro-batch {ours}")
+        + ": one of the two was removed, or is older than the other",
     )

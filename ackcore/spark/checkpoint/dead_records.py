@@ -1,7 +1,7 @@
 """Records that died in a micro-batch: tables, and files that tasks wrote.
 
-Such a file is Parquet, in the format of the dead-letter store.  Records that should wait, but found
-no room, stay in an Arrow table.
+Such a file is Parquet, in the format of the dead-letter store.  Records that died because the
+waiting store was full stay in an Arrow table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROWS = 1 << 14
 class DeadFile:
     """Dead rows in a recorded table.
 
-    ``no_room`` is the value of `max_waiting` if the rows died because there was no room to wait.
+    ``no_room`` is the value of `max_waiting` if the rows died because the waiting store was full.
     """
 
     cache: TableCache
@@ -165,7 +165,7 @@ class Dead(Mapping[str, pa.Table]):
 
     @property
     def files(self) -> set[str]:
-        """The files on record."""
+        """The recorded files."""
         return {part.file for part in self._on_record()}
 
     def check(self) -> None:

@@ -255,11 +255,11 @@ def _check_tracking(table: pa.Table, what: str) -> None:
     for field_, column in zip(TRACKING, table.schema, strict=False):
         if field_.name != column.name or field_.type != column.type:
             raise ValueError(
-                f"{what}: column {column.name} ({column.type}) is where {field_.name} "
-                f"({field_.type}) must be; the TRACKING columns come first, then the source's"
+                f"{what}: column {column.name} ({column.type}) is in the place of {field_.name} "
+                f"({field_.type}); the TRACKING columns come first, then the source's"
             )
     if table.num_columns < len(TRACKING):
         raise ValueError(f"{what} has {table.column_names} and lacks columns of TRACKING")
     for name in TRACKING.names:
         if table[name].null_count:
-            raise ValueError(f"{what}: column {name} holds nulls, and must not")
+            raise ValueError(f"{what}: column {name} must not have nulls")

@@ -1,7 +1,7 @@
 """The parts of a checkpoint on a file system or in a bucket, and the places of runs.
 
 Executors write into a place of their run: a directory, or a prefix in a bucket.  All paths of a run
-contain its token, so nobody reads the files of tasks that outlive their run.  A decision needs no
+contain its token, so no driver reads the files of tasks that outlive their run.  A decision has no
 separate fence, since it is a put of the head.  A driver that runs a micro-batch again first checks
 that it still owns the checkpoint: if another driver finished the micro-batch and removed the files,
 they would look damaged.
@@ -103,9 +103,9 @@ class RunPlaces:
         return f"{self._store.url}/{_BELOW}/{name}"
 
     def remove_former(self, number: int, kept: str) -> None:
-        """Remove the runs of a micro-batch that former drivers left on a file system, except one.
+        """Remove the runs of a micro-batch that earlier drivers left on a file system, except one.
 
-        Otherwise drivers that die again and again in one micro-batch fill the disk.
+        Otherwise drivers that repeatedly die in one micro-batch would fill the disk.
         """
         for run in self._directories():
             if _number_of(run.name) == number and _TOKEN.search(run.name) and run.name != kept:

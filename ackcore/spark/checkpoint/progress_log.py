@@ -76,7 +76,7 @@ def read_progress(root: Path, most: int) -> list[dict[str, Any]]:
         The largest number of lines to return.
     """
     found: dict[int, dict[str, Any]] = {}
-    # The newer file first: if it is renamed meanwhile, its lines are found in the older one.
+    # The newer file first: if it is renamed in between, its lines are found in the older one.
     for path in (root / _NAME, root / _OLDER):
         for lines in _blocks_of_lines(path):
             if len(found) >= most:

@@ -4,19 +4,19 @@
 marks, and meta.json.  Each record holds the key of its deployment, and the epoch of the driver that
 wrote it: the number of times the checkpoint had been opened.  Each step of the protocol is one put
 of the head, on condition that its version is the one that this driver wrote last.
-So after a takeover the old driver is refused at its very next step, however long it slept: no
-check comes before the step, so nothing can happen in between.  This needs no lock and no clock.
+So after a takeover the old driver is refused at its very next step, however long it slept: the
+check and the step are one put, so nothing can happen in between.  This needs no lock and no clock.
 A driver opens the checkpoint by replacing the head, with the next epoch: this fences the old owner.
 On a file system a lock also refuses a second driver while the first one lives.
 
 A refused put does not prove a takeover: an earlier attempt of the same put may have succeeded.
-The driver then reads the head: it is the owner as long as the head holds its token.  A late put of
-a former owner depends on a version that was replaced, and fails whenever it arrives.
+The driver then reads the head: it is the owner if the head holds its token.  A late put of
+an earlier owner depends on a version that was replaced, and fails whenever it arrives.
 
 A record of more than `_LARGE` bytes is an object of its own; the head holds its length and
-checksum.  When a put of the head drops the last name of a table or of such an object, the driver of
-that put deletes the object after the put.  No head names it then, and no later head can, even after
-a takeover.  The lines of progress are written with the next step, so they need no request.
+checksum.  If a new head no longer names a table or such an object, the driver that put the head
+deletes the object afterwards.  No head names it then, and no later head can, even after a takeover.
+The lines of progress are written with the next step, so they need no request.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Records:
     """The records of a checkpoint.
 
     They are only read at first, and owned from the first write or `take_over` on.  So a driver that
-    is refused because its topology differs has fenced nobody.
+    is refused because its topology differs has fenced no other driver.
 
     Parameters
     ----------
@@ -152,8 +152,8 @@ class Records:
         self._has_put(records)
         if self._before.get("open"):
             _log.warning(
-                "%s is taken over from %s, which did not give it back: it died, or ends with its "
-                "next step",
+                "%s is taken over from %s, which did not release it: that driver died, or "
+                "ends at its next step",
                 self.place(""),
                 self._before["holder"],
             )
@@ -232,7 +232,7 @@ class Records:
                 self._has_put(records)
                 self._version = put
                 return
-        raise StateError(f"{self.place(HEAD)} could not be replaced {_TRIES} times")
+        raise StateError(f"{self.place(HEAD)} could not be replaced in {_TRIES} attempts")
 
     def check_owner(self) -> None:
         """Raise `CheckpointInUse` if another driver has taken over."""

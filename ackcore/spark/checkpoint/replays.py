@@ -49,5 +49,5 @@ def fitted(table: pa.Table, schema: pa.Schema, name: str, place: str, way_out: s
         If the rows do not fit.
     """
     table = table.replace_schema_metadata(None)
-    what = f"the {table.num_rows} dead letters of spout {spout_of(name)!r} that {place} asks for"
+    what = f"the {table.num_rows} dead letters of spout {spout_of(name)!r} that {place} requests"
     return fit_columns(table, schema, what, way_out)

@@ -100,7 +100,7 @@ class Requests:
         """
         place = f"{self._store.url}/{REQUESTS}/{name}"
         way_out = (
-            f"To go on without it, make an empty file {place}{_WITHDRAWN} and start again: its "
+            f"To continue without it, make an empty file {place}{_WITHDRAWN} and start again: its "
             "dead letters then count as not sent, and replay() sends them"
         )
         entry = self._index.read().get("requests", {}).get(name)

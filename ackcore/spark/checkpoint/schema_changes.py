@@ -1,15 +1,15 @@
-"""Conversion of records that were kept under a former schema to the present schema of their source.
+"""Conversion of kept records from an earlier schema of their source to its present schema.
 
 A source's columns may change while its records wait for a retry or are dead letters.  Such records
 run together with new ones, in the same bolts, so they must have the present columns of the source.
 A conversion that changes no value is done.  Any other is refused, with the names of the columns,
-before anything is recorded that would need it.
+before a record that would need it is written.
 
 ====================================================  =======================================
 the column has the same type                          unchanged
 another type, and a cast both ways is lossless        cast
-the source has gained it, and it may be null          null
-the source has gained it, and it may not be null      refused
+the source has gained it, and it is nullable          null
+the source has gained it, and it is not nullable      refused
 the source has lost it                                refused
 ====================================================  =======================================
 
@@ -62,7 +62,7 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
     for field in schema:
         if field.name not in was.names:
             if not field.nullable:
-                troubles.append(f"{field.name!r} is new, {field.type}, and may not be null")
+                troubles.append(f"{field.name!r} is new, {field.type}, and not nullable")
             column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
         else:
             column = table[field.name]

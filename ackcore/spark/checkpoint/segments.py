@@ -145,7 +145,7 @@ def due_of(table: pa.Table) -> Int64s:
 
 
 def untried_in(table: pa.Table) -> int:
-    """Return the number of rows with attempt 0 and a reason that counts: never tried yet."""
+    """Return the number of rows that were never tried: attempt 0 and a reason that counts."""
     counts = pc.struct_field(table[REASON], "counts")
     return pc.sum(pc.and_(pc.equal(table[ATTEMPT], 0), counts)).as_py() or 0
 

@@ -18,7 +18,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
 
 An invariant holds at every moment, also after a crash between any two writes: micro-batch N gets a
 plan, then a decision, then its mark, in that order, and N + 1 gets none of them before N has its
-mark.  So the names of the records give the state.  A missing record was removed by somebody else.
+mark.  So the names of the records give the state.  A missing record was removed by another program.
 That is an error: starting again would lose waiting records or repeat effects.  The records of the
 last two micro-batches are kept; files of waiting records, until no decision names them (`waiting`).
 """
@@ -203,8 +203,8 @@ class State:
             self._request(name)
 
     def _open_plan(self) -> Plan | None:
-        """Return the plan without a decision, less requests that were withdrawn since; None if
-        there is none.
+        """Return the plan that has no decision, or None; leave out requests that were withdrawn
+        after it.
         """
         number = self.last_plan
         plan = None if number is None else self.plan(number)
@@ -237,7 +237,7 @@ class State:
         Raises
         ------
         CheckpointInUse
-            If another driver has taken over. Nothing that this driver writes may count then.
+            If another driver has taken over. This driver must then write nothing more.
         """
         self._records.check_owner()
 
@@ -289,8 +289,8 @@ class State:
             return True
         raise corrupt(
             self._records.place("batches"),
-            f"expects micro-batch {expected} next, and was asked for {number}: Spark's part of "
-            "the checkpoint and ackcore's are not of one age",
+            f"continues with micro-batch {expected}, but Spark runs {number}: one of Spark's and "
+            "ackcore's parts of the checkpoint is older than the other",
         )
 
     @property
@@ -331,7 +331,7 @@ class State:
             If a request does not fit the present columns of its source.
         """
         if self.is_done(number):
-            raise ValueError(f"micro-batch {number} is done already; ask is_done first")
+            raise ValueError(f"micro-batch {number} is done already; call is_done first")
         parent = self.last_done
         now_ms = clock_ms
         if parent is not None:
@@ -387,7 +387,8 @@ class State:
         if found != plan.due:
             raise corrupt(
                 self._records.place(f"batches/{plan.number}.plan"),
-                f"counts {plan.due} rows as due, and micro-batch {plan.parent} has {found} of them",
+                f"has {plan.due} due rows, but the decision of micro-batch {plan.parent} has "
+                f"{found}",
             )
         requested = self._requested(plan)
         due, rest = waiting.split(plan.now_ms, plan.max_retries, requested, self.fitted)
@@ -422,7 +423,7 @@ class State:
             table,
             self._sources[spout],
             f"{self.url}: {table.num_rows} records of spout {spout!r} that wait for a retry",
-            "Let the former source run until nothing waits, then change it; or give the source "
+            "Run the former source until no record waits, then change it; or give the source "
             "these columns, by a cast or an added column",
         )
 
@@ -450,7 +451,7 @@ class State:
         decision = self.decision(number)
         if decision is None:
             manifest = self._records.place(f"batches/{number}.decision")
-            raise corrupt(manifest, "is missing, though later records build on it")
+            raise corrupt(manifest, "is missing, though later records need it")
         return decision
 
     def write_decision(self, decision: BatchDecision) -> BatchDecision:
@@ -550,7 +551,7 @@ class State:
         self._runs.remove_done(number)
         numbers = self._records.numbers("batches", ".decision")
         kept = [self.decision(each) for each in numbers if each >= number - 1]
-        # None: a decision that was removed meanwhile.
+        # None: a decision that was removed after its number was read.
         named = {file for each in kept if each is not None for file in each.table_files}
         # First: a network file system keeps a mapped file, and with it the directory.
         self._cache.keep(named)

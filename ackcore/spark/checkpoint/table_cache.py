@@ -240,7 +240,7 @@ class TableCache:
         return old
 
     def keep(self, files: Collection[str]) -> None:
-        """Remove all other files from the cache."""
+        """Remove all but the given files from the cache."""
         self._verified.intersection_update(files)
         self._sizes = {file: nbytes for file, nbytes in self._sizes.items() if file in files}
         self._mapped = {file: table for file, table in self._mapped.items() if file in files}

@@ -1,4 +1,4 @@
-"""Records that wait for a retry: files sorted by due time, of which each micro-batch changes few.
+"""Records that wait for a retry: files sorted by due time; each micro-batch changes few of them.
 
 Each spout has a list of *segments*.  A micro-batch takes due rows from the front of segments.  The
 next decision advances their ``start``, and their files stay unchanged.  Records that fail in the

@@ -127,7 +127,7 @@ def park_dead(
 
 
 class _Asked:
-    """One sink and the micro-batch that it is given, until it takes the rows or refuses some."""
+    """The calls of one sink for a micro-batch, until it takes the rows or refuses some."""
 
     def __init__(
         self, sink: SinkSpec, accepted: SinkBatch, calls: SinkCalls, settings: Settings
@@ -164,7 +164,7 @@ class _Asked:
         except SinkRejects as raised:
             refusal = self._refusal(raised, accepted, written=False)
             if not len(refusal.rows):
-                raise InvalidRejects("it raised them, and they name no rows") from raised
+                raise InvalidRejects("the raised SinkRejects name no rows") from raised
             return refusal
         except Exception as error:
             _refuse_damaged(accepted, error)
@@ -191,8 +191,8 @@ def _way_out(sink: SinkSpec) -> str:
     """Return the hint for a sink that fails because of rows: how it can name them."""
     if sink.isolate:
         return (
-            ". Bisected, as isolate asks for, the batch has no row that fails by itself while "
-            "others are written"
+            ". ackcore bisected the batch, as isolate requests, and found no row that fails "
+            "while others are written"
         )
     if not as_sink(sink.writer).replaces:
         return ""  # parts of a batch cannot be rewritten
@@ -296,7 +296,7 @@ def _by_places(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int
         lost += len(wanted)
     if lost:
         raise InvalidRejects(
-            f"it refuses {lost} rows that it was not given: there are no such places in "
+            f"they name {lost} rows that the sink was not given: their places are not in "
             "SinkBatch.files, or read_with_places does not yield them"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
@@ -307,7 +307,7 @@ def _by_values(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int
     names, schema = rejects.values.column_names, accepted.schema()
     if not names or len(set(names)) != len(names) or not set(names) <= set(schema.names):
         raise InvalidRejects(
-            "it must name the rows that it refuses by columns of its stream, "
+            "they must name rows by columns of the sink's stream, "
             f"{', '.join(schema.names)}, got {', '.join(names) or 'none'}"
         )
     values = _as_in_stream(rejects.values, pa.schema([schema.field(name) for name in names]))
@@ -325,9 +325,9 @@ def _by_values(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int
     if missing.any():
         first_one = shown_rows(values.slice(int(first[missing].min()), 1))[0]
         raise InvalidRejects(
-            f"it refuses rows that it was not given: {int(missing.sum())} of {len(wanted)} values "
-            f"of {', '.join(names)} are in none, {first_one!r:.200} for one; name rows by the "
-            "values that the sink received in this micro-batch"
+            f"they name rows that the sink was not given: {int(missing.sum())} of {len(wanted)} "
+            f"values of {', '.join(names)} are in no row, such as {first_one!r:.200}; name rows by "
+            "the values that the sink received in this micro-batch"
         )
     return pa.concat_tables(found), np.concatenate(reasons)
 
@@ -338,8 +338,8 @@ def _as_in_stream(values: pa.Table, schema: pa.Schema) -> pa.Table:
             cast = values[field.name].cast(field.type)
         except pa.ArrowException as error:
             raise InvalidRejects(
-                f"column {field.name!r} of the rows that it refuses must be {field.type}, as in "
-                f"its stream, got {values[field.name].type}: {error}"
+                f"column {field.name!r} of the refused rows must be {field.type}, as in the "
+                f"sink's stream, got {values[field.name].type}: {error}"
             ) from error
         values = values.set_column(values.column_names.index(field.name), field, cast)
     return values
@@ -366,9 +366,9 @@ _NONE = pa.schema([REFUSED.field(i) for i in range(3)]).empty_table()
 
 
 def refused_roots(refusals: Sequence[Refusal], spouts: Sequence[str]) -> pa.Table:
-    """Return the roots of refused rows in `FAILED`, each with the first reason on record.
+    """Return the roots of refused rows in `FAILED`, each with its first recorded reason.
 
-    If there are several spouts, the spout of a root is unknown, and null.
+    With several spouts the column ``spout`` is null, because the spout of a root is unknown.
     """
     rows = pa.concat_tables([one.rows for one in refusals])
     roots = pc.list_flatten(rows["roots"]).to_numpy()
@@ -467,8 +467,8 @@ def isolate(
                 accepted.batch_id,
                 sink.max_refused,
                 first or error,
-                "What is written of the micro-batch is replaced when it is given again",
-                "which takes some calls of the sink a row",
+                "The next attempt replaces the rows that are written now",
+                "which costs some calls of the sink for each row",
             ) from error
     if witness is None and not sink.isolate_alone:
         return None
@@ -508,7 +508,8 @@ def _all_places(accepted: SinkBatch) -> tuple[Int32s, Int64s]:
 def _part(accepted: SinkBatch, files: Int32s, places: Int64s, low: int, high: int) -> SinkBatch:
     """Return the rows from number ``low`` to ``high`` of all, as one range of places per file.
 
-    The ranges take few bytes for any number of rows: they are sent with every call, to tasks, too.
+    The ranges take few bytes for any number of rows.  They are part of every call of
+    the sink, and a sink may send them to tasks.
     """
     kept = []
     for i in np.unique(files[low:high]).tolist():

@@ -139,9 +139,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     problems = trailer_problems(setup.spec, layout, reports, receipts)
     problems += file_problems(result.files, setup.plan.work)
     if not_acked.stray:
-        problems.append(
-            f"{not_acked.stray} roots were acked or failed that no spout of this run sent"
-        )
+        problems.append(f"{not_acked.stray} acked or failed roots are of no spout of this run")
     if layout.settles:
         sent = Counter(result.records) + Counter(result.retried)
         bad = _counted(failed, result.judged)

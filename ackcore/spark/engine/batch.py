@@ -149,7 +149,7 @@ class Engine:
     # ----------------------------------------------------------------------------- the protocol
 
     def process(self, number: int, inputs: Sequence[InputFrame]) -> Progress:
-        """Take one micro-batch through the steps that are not on record yet.
+        """Take one micro-batch through the steps that are not recorded yet.
 
         Parameters
         ----------
@@ -173,9 +173,9 @@ class Engine:
         StateError
             If the checkpoint cannot be read or written.
         Stopped
-            If the query is stopped meanwhile.
+            If the query is stopped during the micro-batch.
         KeyboardInterrupt, SystemExit
-            If a signal handler raised it meanwhile.
+            If a signal handler raised it during the micro-batch.
         CheckpointInUse
             If another driver has taken over; this replaces any error that the take-over caused.
         """
@@ -242,7 +242,7 @@ class Engine:
         return plan
 
     def _most_retries(self) -> int:
-        """Return the limit on retries in a new plan, so that they do not delay new records."""
+        """Return the limit on retries in a new plan; it leaves room for new records."""
         most = self.topology.settings.max_retries_per_batch
         bound = self._offsets.most_retries()
         return most if bound is None else min(most, bound)
@@ -323,7 +323,7 @@ class Engine:
         failpoint("pruned", number)
 
     def _done(self, decision: BatchDecision) -> Mapping[str, int]:
-        """Report finished offsets to sources and groups after the mark; return each spout's lag."""
+        """Report a marked micro-batch's offsets to sources and groups; return each spout's lag."""
         lag: dict[str, int] = {}
         plan = self.state.plan(decision.number)
         if plan is not None:

@@ -117,7 +117,7 @@ def _records(n: int) -> str:
 def _told(found: list[Cause]) -> str:
     told = "; ".join(map(str, found[:_NAMED]))
     rest = sum(cause.deaths for cause in found[_NAMED:])
-    return told + (f"; {rest} of other errors" if rest else "")
+    return told + (f"; {rest} with other errors" if rest else "")
 
 
 def _look(checkpoint: str | os.PathLike[str]) -> str:
@@ -164,8 +164,8 @@ def close_run(
         return counts
     raise _too_many(
         excess,
-        f"{told}. The run has ended. All dead records are recorded: {look}. When the cause is "
-        "mended, ackcore.spark.replay() and another run_batch() send them through again",
+        f"{told}. The run has ended. All dead records are recorded: {look}. Remove the cause; "
+        "then ackcore.spark.replay() and another run_batch() send them through again",
         counts,
         tuple(found),
     )
@@ -192,8 +192,8 @@ class StreamLimit:
 
     A record ends when it is ACKED or DEAD; one that waits for a retry is not counted yet.  A dead
     record that was first seen before this start (``since_ms``) counts for `max_dead`, but not for
-    the ratio.  Otherwise a restarted query with only hopeless records, waiting or sent by `replay`,
-    would end after the first ten.  ``before`` has the counts on record before this start.
+    the ratio.  Otherwise a restarted query whose old records all die, waiting or sent by `replay`,
+    would end after the first ten.  ``before`` has the recorded counts before this start.
     """
 
     def __init__(
@@ -251,9 +251,9 @@ class StreamLimit:
         told = self._last if self._limit.window is None else _told(list(counted))
         raise _too_many(
             excess,
-            f"{told}. All dead records are recorded: {_look(self._checkpoint)}. When the cause is "
-            "mended, call start() on the same checkpoint, which goes on after them, and "
-            "ackcore.spark.replay(), which sends them through again",
+            f"{told}. All dead records are recorded: {_look(self._checkpoint)}. Remove the cause. "
+            "Then call start() on the same checkpoint, which continues after the dead records, "
+            "and ackcore.spark.replay(), which sends them through again",
             counts,
             counted,
         )

@@ -1,7 +1,7 @@
 """The check step: a run is accepted only if all its results agree.
 
-Each task must have reported once, each consumer must have received the same trailer from each task
-that sends to it, all files must exist, and the settled records must be as many as the sent ones.
+Each task must have reported once.  Each consumer must have received the same trailer from each task
+that sends to it.  All files must exist, and all sent records must be settled.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def trailer_problems(
     ]
     firsts = sorted(partition for level, partition in ended if level == 1)
     if firsts != list(range(len(firsts))):
-        problems.append(f"of the spout stage only the partitions {firsts} ended")
+        problems.append(f"only the partitions {firsts} of the spout stage ended")
     if not layout.settles:
         return problems
     fingerprints: dict[int, set[int]] = defaultdict(set)
@@ -83,7 +83,7 @@ def trailer_problems(
 def file_problems(files: Iterable[SinkFile], directory: str) -> list[str]:
     """Return a message for each missing file that a task reports as written."""
     return [
-        f"the file {one.path} that a task says it wrote is not there"
+        f"a task reported the file {one.path}, which does not exist"
         for one in files
         if is_missing(os.path.join(directory, one.path))
     ]
@@ -140,7 +140,7 @@ def check_found(sought: Sequence[Int64s], found: FailedRows, is_all: bool = Fals
     if not agree:
         raise Disagreement(
             f"{lost} records failed, and reading the sources again found {there} of them in "
-            f"{sum(map(len, rows))} rows: they did not give the same rows a second time"
+            f"{sum(map(len, rows))} rows: they did not return the same rows"
         )
 
 

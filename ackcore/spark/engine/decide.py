@@ -45,10 +45,10 @@ class BatchOutcome:
     """A decision, and results of the run that the decision does not store.
 
     ``changes`` is the change of each spout's account, where ``waiting`` is the final count;
-    ``failed`` the number of failed executions, ``uncounted`` the number of those that are no
-    attempt; ``first_ms`` the times at which the retried records that are ACKED now were first seen;
-    ``breaker_trips`` the number of times that a breaker opened in the run; ``emitted`` the number
-    of tuples that components emitted in it; ``traces`` the paths of the traced records.
+    ``failed`` the number of failed executions, ``uncounted`` the number of those that do not
+    count as attempts; ``first_ms`` the times at which the retried records that are ACKED now were
+    first seen; ``breaker_trips`` the number of times that a breaker opened in the run; ``emitted``
+    the number of tuples that components emitted in it; ``traces`` the paths of the traced records.
     """
 
     decision: BatchDecision
@@ -89,7 +89,7 @@ def propagate_failures(
     """Return the failures, and those of all roots that share a sink row with a failed root.
 
     ``files`` are the files that the run wrote for the sinks into ``directory``.  If there are
-    several ``spouts``, the spout of an added root is unknown, and null.  Records that the run
+    several ``spouts``, the spout of an added root is unknown, so it is null.  Records that the run
     ``judged`` need not be among ``failed``.
     """
     if not len(failed) and not judged.found:
@@ -121,7 +121,7 @@ def propagate_failures(
     reason = Reason(
         ENGINE,
         "PropagatedFailure",
-        "a row for a sink hangs from this record and from one that failed",
+        "a row for a sink comes from this record and from a failed one",
     )
     # It counts as an attempt only if that of a failed root with a shared row does.
     counted = [failed["root_id"].to_numpy()[Reasons.of_texts(failed["reason"]).counts()]]
@@ -170,8 +170,8 @@ def decide(
     Parameters
     ----------
     plan, retries, settings, spouts
-        The plan, whose time is the time of the decisions; the retries that were run, and those that
-        go on waiting; the settings, with ``max_waiting``; and the tracked spouts.
+        The plan, with the time of the decisions; the retries that were run, and those that
+        continue to wait; the settings, with ``max_waiting``; and the tracked spouts.
     records : mapping from str to int
         The number of new records by spout.
     failed, rows

@@ -72,7 +72,7 @@ class SinkCalls:
         Failed
             With the exception that the called function raised.
         Exception
-            One that ends the query: from a signal handler, a stop, or a take-over by another
+            An error that ends the query: from a signal handler, a stop, or a take-over by another
             driver.
         """
         if not fenced:
@@ -86,9 +86,9 @@ class SinkCalls:
         except InvalidRejects as error:
             raise InvalidRejects(
                 f"{what}, given micro-batch {self._number}, returned or raised invalid "
-                f"SinkRejects: {error}. That is a mistake in the sink, and not tried again: fix "
-                "it, and start again on the same checkpoint, which calls it again with the same "
-                "rows"
+                f"SinkRejects: {error}. That is a mistake in the sink, and ackcore does not try "
+                "again. Fix the sink, and start again on the same checkpoint: the sink gets the "
+                "same rows"
             ) from error
         except KeyboardInterrupt:
             raise
@@ -123,7 +123,7 @@ class SinkCalls:
             The name of the called object for errors, the function that calls it, and the number of
             attempts and the pauses.
         mend : callable, optional
-            Is given the exception of the second or last attempt, and of each later one; may return
+            Called with the exception of each attempt but the first, or of the only one; may return
             a result in place of the call's.
         hint : str, optional
             Further advice at the end of the error message.
@@ -151,13 +151,13 @@ class SinkCalls:
             if last:
                 raise SinkError(
                     f"{what} failed {attempt} times with micro-batch {self._number}, the last "
-                    f"time with {said}. The decision is recorded: when the cause is gone, start "
+                    f"time with {said}. The decision is recorded: remove the cause, and start "
                     f"again on the same checkpoint to continue{hint}"
                 ) from error
             sink_ms, most_ms = whole_ms(settings.sink_backoff_s), whole_ms(settings.max_backoff_s)
             waits = capped_doubling(sink_ms, attempt, most_ms)
             _log.warning(
-                "%s failed with micro-batch %d, attempt %d of %d, again in %.1f s: %s",
+                "%s failed with micro-batch %d, attempt %d of %d, next in %.1f s: %s",
                 what,
                 self._number,
                 attempt,
@@ -212,7 +212,7 @@ class Outage:
     def wait(self, plan: Plan, said: str) -> bool:
         """Wait until a run may read the planned rows; return True if the query is to stop.
 
-        ``said`` is the error of the failed run: the rows that it could not read.
+        ``said`` is the error of the failed run; it names the rows that could not be read.
 
         Raises
         ------
@@ -244,9 +244,9 @@ class Outage:
             raise RowsMissing(f"{text}, for {limit:g} s")
         if self._said_at is None or now - self._said_at >= _SAY_S:
             self._said_at = now
-            ends = "" if limit is None else f"; the query ends if that lasts {limit:g} s"
+            ends = "" if limit is None else f"; the query ends if this lasts {limit:g} s"
             _log.warning(
-                "micro-batch %d cannot be read, and is run when it can: %s%s",
+                "the rows of micro-batch %d cannot be read yet, so it waits: %s%s",
                 number,
                 text,
                 ends,
@@ -291,18 +291,18 @@ def stopped(plan: Plan) -> Stopped:
 def given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
     """Return the exception for a micro-batch that is not run again, with the way out."""
     said = one_line(error)
-    way_out = "when the cause is gone, start again on the same checkpoint"
+    way_out = "remove the cause, and start again on the same checkpoint"
     if isinstance(error, ResultsTooLarge):
         way_out = (
-            "too many of them failed for the driver; raise spark.driver.maxResultSize (and "
-            "spark.driver.memory with it, both before the session is made), or fix the cause of "
-            "the failures, and start again on the same checkpoint. A source that gives a "
-            "micro-batch fewer records, for example by maxFilesPerTrigger, keeps later ones "
-            "smaller"
+            "so many failed that Spark does not return them to the driver; raise "
+            "spark.driver.maxResultSize and spark.driver.memory (before the session is made), or "
+            "fix the cause of the failures, and start again on the same checkpoint. To get "
+            "smaller micro-batches from now on, limit the source, for example by "
+            "maxFilesPerTrigger"
         )
     if wrong_value(error):
         way_out = (
-            "the DataFrame of a spout has a value that its own expressions reject; tolerate it "
+            "the DataFrame of a spout has a value that its own expressions reject; handle it "
             "there (for example by try_cast) or filter it out, then start again on the same "
             "checkpoint"
         )
@@ -313,10 +313,10 @@ def given_up(plan: Plan, runs: int, error: BaseException) -> RunFailed:
             "Spark Connect spark.addArtifact(path, pyfile=True)), or put its directory into the "
             "workers' PYTHONPATH before the session is made. For an installed package: set "
             "PYSPARK_PYTHON (or spark.pyspark.python), before the session is made, to a Python "
-            f"that has it, here {sys.executable}; then {way_out}"
+            f"that has it, here {sys.executable}; then start again on the same checkpoint"
         )
     return RunFailed(
         f"micro-batch {plan.number} was run {runs} time{'s' * (runs > 1)} and is not accepted, "
-        f"the last time because of {type(error).__name__}: {said}. Nothing is decided about "
-        f"its records: {way_out}"
+        f"the last time because of {type(error).__name__}: {said}. Its records are not "
+        f"decided: {way_out}"
     )

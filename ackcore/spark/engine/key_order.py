@@ -5,7 +5,7 @@ by micro-batch, then by partition and place.  The records of a replay request ge
 plan that took the request, before the new records of that plan.  A record that is behind a waiting
 one of its key waits too:
 
-* a due record behind one that is not due goes on waiting (`held_back`);
+* a due record behind one that is not due continues to wait (`held_back`);
 * new records with the key of a waiting record are not run: they fail at the spout, as `behind`;
 * a record that ran behind a failed one counts as failed, too, `behind` it (`Ordering.behind`):
   none of its rows is written, and its attempt does not count.
@@ -49,10 +49,10 @@ Propagate = Callable[[pa.Table], pa.Table]
 def held_back(
     retries: Retries, keys: Mapping[str, tuple[str, ...]], fit: Fit
 ) -> tuple[Retries, dict[str, Int64s]]:
-    """Keep due records waiting behind those that are not due; return also the waiting keys.
+    """Hold back due records behind waiting ones; return the new split, and the waiting keys.
 
-    ``keys`` has the columns of the key of each ordered spout.  ``fit`` gives rows of a spout the
-    columns that its source has now.  The due records of these spouts are returned in order.  The
+    ``keys`` has the key columns of each ordered spout.  ``fit`` converts rows of a spout to the
+    present columns of its source.  The due records of these spouts are returned in order.  The
     waiting keys are, by spout, the sorted hashes of the keys of all waiting records.
     """
     due, rest = dict(retries.due), retries.rest
@@ -159,7 +159,7 @@ class Ordering:
     settings: Settings
 
     def all_behind(self, failed: pa.Table, find_keys: FindKeys, propagate: Propagate) -> pa.Table:
-        """Return the failures, with the records behind them, and the number of each, `ORDER`.
+        """Return the failures and the records behind them, with the number of each in `ORDER`.
 
         ``find_keys`` reads records again; ``propagate`` adds the failures that follow from others.
         """
@@ -213,7 +213,7 @@ class Ordering:
         return {spout: roots for spout, roots in fresh.items() if len(roots)}
 
     def _dies(self, spout: str, rows: pa.Table, reasons: Reasons) -> Bools:
-        """Return which records are dead, by their reasons; dead records hold up no others."""
+        """Return which records are dead, by their reasons; no record waits behind a dead one."""
         first_ms = np.full(len(rows), self.now_ms)
         due, places = _places(rows)
         if due.any():

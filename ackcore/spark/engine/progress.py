@@ -322,8 +322,8 @@ def warn_of_failures(number: int, ran: RunResult) -> None:
             continue
         _log.warning(
             "micro-batch %d: process() of bolt %s raised in %d calls, for %d row%s%s; a batch that "
-            "raises is bisected to the rows that raise by themselves. Catch it, and fail those "
-            "rows with out.fail(rows, reasons)",
+            "raises is bisected to the failing rows. To avoid this, catch the error, and fail "
+            "these rows with out.fail(rows, reasons)",
             number,
             name,
             some.calls,

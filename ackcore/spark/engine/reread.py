@@ -1,9 +1,9 @@
 """Reading records of a run again: the payloads of failed records, and repeated message ids.
 
 Records are read by (partition, place).  Due records are read from their file.  Records of a source
-that can be read again by position are read from the source, and all others from the input that the
-spout stage wrote while reading.  Tasks with little input keep it in files in any case: if these
-have all records that are sought, no Spark job is needed.
+that can be read again by position are read from the source.  All others are read from the files
+that the spout stage wrote.  Tasks with little input keep it in files in any case: if these
+have all sought records, no Spark job is needed.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _refuse_lost(ids: Sequence[Int64s], found: Iterable[pa.Table]) -> None:
         n = sum(map(len, ids))
         raise RuntimeError(
             f"{n} records failed, and {lost} of them were not found when their source "
-            "was read again; a source must give the same rows when it is read twice within a "
+            "was read again; a source must return the same rows when it is read twice within a "
             "micro-batch"
         )
 
@@ -310,7 +310,7 @@ def _read_by_tasks(
 
     If ``sought`` is given, only the pieces or partitions with these roots are read if possible.
 
-    Raises `RuntimeError` if a partition holds other rows than it did in the run.
+    Raises `RuntimeError` if a partition has other rows than in the run.
     """
     spilled = frozenset(accepted.spilled)
     stage = RereadStage(SpoutStage(setup.spec, setup.sources, None), reader, spilled)
@@ -380,9 +380,9 @@ def check_content(
     before: Mapping[int, Mapping[str, int]],
     now: Mapping[int, Mapping[str, int]],
 ) -> None:
-    """Raise `RuntimeError` if partitions hold other rows than they held in the run.
+    """Raise `RuntimeError` if partitions have other rows than in the run.
 
-    A place in a partition would then belong to another record.
+    A place in a partition would then be that of another record.
     """
     for partition in before.keys() | now.keys():
         for name, source in setup.sources.items():
@@ -390,8 +390,8 @@ def check_content(
                 continue
             if before.get(partition, {}).get(name) != now.get(partition, {}).get(name):
                 raise RuntimeError(
-                    f"partition {partition} of spout {name} holds other rows than it did in the "
-                    "run; its source must be cut and ordered alike when it is read twice"
+                    f"partition {partition} of spout {name} has other rows than in the run; when a "
+                    "source is read twice, its partitions and their rows must be the same"
                 )
 
 
@@ -416,9 +416,9 @@ def with_repeated_ids(setup: RunSetup, result: RunResult, claims: Mapping[str, I
         text = pc.binary_join_element_wise(
             "message id ",
             messages.dictionary,
-            " is that of ",
+            " belongs to ",
             pa.array(many).cast(pa.string()),
-            " records of one micro-batch; drop duplicates, or let positions be the ids: "
+            " records of one micro-batch; drop duplicates, or use positions as ids: "
             "spout(...) without message_id",
             "",
         )

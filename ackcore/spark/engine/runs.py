@@ -350,14 +350,14 @@ class Runs:
         inputs: Sequence[InputFrame],
         failed: pa.Table,
     ) -> FailedRows:
-        """Judge records of the run that a decision accepted, made by this driver or a former one.
+        """Judge records of the run that a decision accepted, made by this driver or an earlier one.
 
         ``failed`` has the roots of the records, in `FAILED`.  All of them are returned in memory.
 
         Raises
         ------
         CheckpointForeign
-            If ``ordered_by`` has changed: the due records had other places then.
+            If ``ordered_by`` has changed: the due records had other places in the run.
         Disagreement, RuntimeError
             If the records cannot be found any more.
         """

@@ -57,7 +57,7 @@ class InputFrame:
 
     ``spout`` is the spout of the rows.  If it is None, each spout has a nullable struct column, in
     the order of the topology, and each partition has rows of one spout.  The rows of a ``snapshot``
-    are in files of ackcore or in ranges of offsets, and can be read again whatever the source does.
+    are in files of ackcore or in ranges of offsets, and can be read again without the source.
     The ``refused`` rows fail, and the ``tried`` rows have failed before.
     """
 
@@ -110,7 +110,7 @@ class PlannedRows:
         return None
 
     def unread(self, error: Exception) -> str | None:
-        """Return which rows could not be read if only that ended a run (no crash), or None."""
+        """Return a description of unreadable rows if only they ended a run (no crash), or None."""
         return None
 
     def obstacle(self, plan: Plan) -> Obstacle | None:
@@ -256,8 +256,8 @@ class SpoutRows(NamedTuple):
 class RunSetup:
     """The sources of a run and its task spec.
 
-    ``tasks`` is the number of tasks that run at once; unless the settings say otherwise, also the
-    number of tasks after each exchange.  ``inputs`` are read again if their rows were not written
+    ``tasks`` is the number of tasks that run at once; by default, also the number of tasks after
+    each exchange.  ``inputs`` are read again if their rows were not written
     to files.
     """
 

@@ -1,9 +1,9 @@
 """The new rows of a micro-batch in files, so that a root is the same record in each of its runs.
 
-A record that crashes its worker is found over several runs, also those of a restarted driver, by
-its root id: its place in the source.  Not every source keeps its rows in one order, and a bounded
-source may hold other rows at the next start.  So a *careful* micro-batch first writes a snapshot of
-its input, and all its runs read the snapshot.
+A record that crashes its worker is found over several runs, including those of a restarted driver,
+by its root id: its place in the source.  Not every source keeps its rows in one order, and a
+bounded source may have other rows at the next start.  So a *careful* micro-batch first writes a
+snapshot of its input, and all its runs read the snapshot.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def load_snapshot(inputs: Sequence[InputFrame], directory: Place) -> list[InputF
         for file in (file for files in found for file in files if file is not None):
             read_rows(file)
     except RowFileDamaged as error:
-        _log.warning("a new snapshot is made of the source, as the last one is damaged: %s", error)
+        _log.warning("the snapshot of the source is damaged, so ackcore makes a new one: %s", error)
         return None
     return [_from_files(one, files) for one, files in zip(inputs, found, strict=True)]
 
@@ -82,7 +82,7 @@ def snapshot_inputs(
     inputs : sequence of InputFrame
         The inputs, which are read once.
     directory : path
-        A directory that driver and workers share; its former content is obsolete.
+        A directory that driver and workers share; its old content is replaced.
     epoch : int, default 0
         The driver's epoch, for the record.
 

@@ -1,16 +1,18 @@
 """Crashing records: the records that crash their process, found from runs that failed.
 
-Tasks isolate such a record by themselves where Spark tries them again (`isolation`).  For the next
+Where Spark retries tasks, the tasks isolate such a record (`isolation`).  For the next
 runs, the driver does the same with the in-flight markers of the attempts that crashed:
 
 1. all roots that were in flight become suspects, beside the earlier ones, and run one at a time;
 2. when an attempt crashed with a suspect alone in flight, suspects that never were alone are
    cleared;
-3. when the suspect was alone a second time, it is rejected: not run any more, and decided DEAD.
+3. when an attempt crashed with the suspect alone a second time, it is rejected: it is not run any
+   more, and decided DEAD.
 
-So a record that was alone once stays a suspect, even if other tasks die faster.
+So a record that was alone in one crash stays a suspect, even if other tasks die faster.
 
-It takes two crashes, since a process may also be killed from outside, with any record in flight.
+Two crashes are required, since a process may also be killed from outside, with any record in
+flight.
 """
 
 from __future__ import annotations
@@ -145,7 +147,7 @@ def rejections(plan: Plan) -> dict[int, Reason]:
 
 
 def isolation_progress(plan: Plan) -> int:
-    """Return a measure of the search for crashing records; it grows with each that was alone."""
+    """Return a measure of the search for crashing records; each crash with one alone raises it."""
     alone = sum(n - 1 for n in Counter(plan.suspects).values())
     return len(plan.rejected) * (ALONE_ENOUGH + 1) + alone
 

@@ -1,1 +1,1 @@
-"""Looking at a checkpoint from outside, also while its query runs: no lock, no write, no JVM."""
+"""Read a checkpoint from outside, even while its query runs: without a lock, a write or a JVM."""

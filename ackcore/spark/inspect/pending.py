@@ -39,7 +39,7 @@ class PendingTree:
     running_in : int or None
         The undecided micro-batch that has taken the record.
     traces : tuple of RecordTrace
-        The traced ones of its earlier attempts, oldest first.
+        The traces of its earlier attempts that were traced, oldest first.
     """
 
     spout: str

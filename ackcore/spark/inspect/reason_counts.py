@@ -63,7 +63,8 @@ class WaitingCounts:
     next_due_ms, oldest_ms : int or None
         The time at which the first is due, and the time at which the oldest was first seen.
     ages : tuple of int
-        The number of records known for up to each of `AGES_MS`, and for longer.
+        The number of records up to each age in `AGES_MS` since they were first seen, and of older
+        ones.
     reasons : tuple of ReasonCount
         Most frequent first.
     """

@@ -260,11 +260,11 @@ def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) ->
 def read_waiting(
     checkpoint: CheckpointView, find: Callable[[str, pa.Table], pa.Table]
 ) -> tuple[dict[str, pa.Table], dict[str, int]]:
-    """Return the waiting records after the last finished micro-batch, and the one that has taken
-    them.
+    """Return the waiting records after the last finished micro-batch, and the micro-batch that
+    runs them.
 
-    The second value is by spout: the unfinished micro-batch that runs rows again which ``find``
-    returns.
+    The second value is by spout: the unfinished micro-batch that retries rows that ``find``
+    returned.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ T = TypeVar("T")
 
 
 def _steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T:
-    """Call a reader; call it again if the running query changed its files meanwhile."""
+    """Call a reader; call it again if the running query changed its files during the call."""
     for _ in range(_TIMES):
         now = checkpoint.refreshed()
         before = _names(now)

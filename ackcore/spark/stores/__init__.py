@@ -1,1 +1,1 @@
-"""Where a checkpoint's records and files may lie: a file system, or a bucket."""
+"""The stores of a checkpoint's records and files: a file system, or a bucket."""

@@ -7,8 +7,8 @@ fence before it gives the file its name.
 An object that is written by `LocalStore.replace` is a directory with a file for each version,
 ``index.json/000000000012.version``.  A version gets its name by link(2), which only one writer can
 do, and the highest number counts.  No lock is taken: a file system may give a lock to another host
-while this host is paused.  A writer that slept may link the number of a version that was removed
-since.  It finds a higher number and is refused; its file is removed with other old versions.
+while this host is paused.  A writer that slept may link the number of a version that has been
+removed.  It then finds a higher number and is refused; its file is removed with other old versions.
 """
 
 from __future__ import annotations

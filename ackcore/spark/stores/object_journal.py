@@ -5,10 +5,10 @@ free; a writer that finds a number taken reads that segment first.  So the segme
 sequence, and each process has read a prefix of it.  **The answer to a key is the first one in the
 sequence**; `ackcore._files.journal` explains why all use one answer.  The byte format is the same.
 
-Objects cannot be appended to.  New answers stay in memory until they are put: at the next sync, at
-16 MiB, or by a thread every half second.  So a process that dies loses the answers of the last half
-second, and these calls are made again.  Segments of other processes are read at most every half
-second too, since each look is a request.
+A bucket cannot append to an object.  New answers stay in memory until they are put: at the next
+sync, at 16 MiB, or by a thread every half second.  So a process that dies loses the answers of the
+last half second, and these calls are made again.  Segments of other processes are read at most
+every half second too, since each look is a request.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class ObjectJournal:
                 self.sync()
             except StateError as error:
                 # A caller that needs these answers calls sync, which raises.
-                _log.debug("%s could not be put: %s", self._below, error)
+                _log.debug("%s could not be written: %s", self._below, error)
 
     def sync(self) -> None:
         """Put the appended answers, and agree with all other processes on the answers that count.
@@ -180,7 +180,7 @@ class ObjectJournal:
                 self._decided.pop(key, None)
 
     def close(self) -> None:
-        """Put the appended answers for other processes to use. Repeated calls are allowed."""
+        """Put the appended answers, so that other processes can read them. May be called again."""
         self._closed.set()
         if self._flusher is not None:
             self._flusher.join()

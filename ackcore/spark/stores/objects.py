@@ -214,8 +214,8 @@ class ObjectStore:
             # Servers answer this also for a completed upload whose answer was lost.
             if size <= part or self._size(key) != size:
                 raise StateError(
-                    f"{self._named(key)} cannot be written: no such bucket, or its upload was "
-                    "aborted there"
+                    f"{self._named(key)} cannot be written: no such bucket, or the service "
+                    "aborted the upload. Create the bucket, or start again"
                 ) from None
         path.unlink()
 
@@ -300,8 +300,8 @@ class ObjectStore:
             if how == "read" and _NO_BUCKET.search(str(absent)):
                 scheme, _, place = self.url.partition("://")
                 raise StateError(
-                    f"there is no bucket {scheme}://{place.partition('/')[0]}: make it, or correct "
-                    f"the URL, {self.url}"
+                    f"there is no bucket {scheme}://{place.partition('/')[0]}: create it, or "
+                    f"correct the URL {self.url}"
                 ) from None
             raise
         # Not chained to their causes: those repeat the server's answer.
@@ -309,14 +309,14 @@ class ObjectStore:
             changes = how in ("written", "deleted")
             kind = CheckpointReadOnly if changes else StateError
             raise kind(
-                f"{self._named(key)} cannot be {how} ({told(bad)}). {self._credentials()}, and "
-                "that these may read, write, list and delete below it"
+                f"{self._named(key)} cannot be {how} ({told(bad)}). {self._credentials()}, which "
+                "allow to read, write, list and delete below it"
                 + ("; then start again" if changes else f". {self._doctor()}")
             ) from None
         except (errors.BaseError, OSError) as bad:
             what = f"{self._named(key)} could not be {how}: {told(bad)}"
             if _METADATA.search(str(bad)):  # obstore asks it if the environment has no credentials
-                what += "; that is of the service that gives a machine or pod its role. "
+                what += "; the error is from the service that assigns roles to machines and pods. "
                 what += self._credentials()
             raise StoreUnavailable(
                 f"{what}. All that was recorded before is kept"
@@ -327,7 +327,7 @@ class ObjectStore:
         names = _CREDENTIALS[self.url.partition(":")[0]]
         return (
             f"Driver and workers take their credentials from the environment ({names}) or the "
-            "role of their machine or pod: see that they have some"
+            "role of their machine or pod: check that they have credentials"
         )
 
     def _doctor(self) -> str:

@@ -100,7 +100,7 @@ def _local(path: str | os.PathLike[str], argument: str) -> Path:
     near = _NEARLY.match(text) if isinstance(text, str) else None
     if near is not None:
         raise ValueError(
-            f"{argument} must be a str that begins with {near[1]}:// where it is a bucket's URL, "
-            f"and ./{near[1]} where it is a directory; it begins with {near[0]}"
+            f"{argument} must be a str that begins with {near[1]}:// to name a bucket, or a path "
+            f"that begins with ./{near[1]} to name a directory; it begins with {near[0]}"
         )
     return local_path(path, argument)

@@ -179,7 +179,7 @@ def is_missing(path: Place) -> bool:
 
 
 def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
-    """Read a table whose name holds its checksum. Raises the errors of `read_table`."""
+    """Read a table that has its checksum in its name. Raises the errors of `read_table`."""
     if not is_bucket(path):
         return read_table(Path(path), way_out=way_out)
     try:
@@ -258,7 +258,7 @@ def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) ->
     """Make an object from a task's file in the same file system or bucket; return its size in
     bytes.
 
-    On a file system this is a link. In a bucket the server copies the object, without this machine.
+    On a file system this is a link. In a bucket the server copies the object itself.
     With ``named=False`` the name on a file system is durable only once its directory is synced.
 
     Raises
@@ -293,7 +293,7 @@ def made_for(store: Store) -> Iterator[Path]:
 
 
 def remove_abandoned(store: Store) -> None:
-    """Remove unfinished files whose writers died. A bucket has no such files."""
+    """Remove unfinished files of dead writers. A bucket has no such files."""
     if isinstance(store, LocalStore):
         store.remove_abandoned()
 

@@ -37,22 +37,29 @@ def tried(url: str) -> Iterator[tuple[str, bool, str]]:
     key = f"ackcore-doctor/{secrets.token_hex(8)}"
     version = store.replace(key, b"1", None)
     try:
-        yield "read and write", _read(store, key) == b"1", f"{store.url}: what is put is there"
+        yield (
+            "read and write",
+            _read(store, key) == b"1",
+            f"{store.url}: a written object is read back",
+        )
         yield "put if absent", *_refused(lambda: store.put(key, b"2", if_absent=True))
         after = store.replace(key, b"3", version)
         stale = _refused(lambda: store.replace(key, b"4", version))
         if stale[0] and (after == version or _read(store, key) != b"3"):
-            stale = False, "an object that was replaced is not another one"
+            stale = (
+                False,
+                "a refused put replaced the object, or a replaced object kept its version",
+            )
         yield "replace if unchanged", *stale
         yield "one of many at once", *_raced(store, key, after)
         listed = key in [entry.key for entry in store.list("ackcore-doctor")]
-        lag = "a list shows it at once" if listed else "a list lags, on which nothing depends"
+        lag = "a list has a new object" if listed else "a list lacks a new object, which is allowed"
         yield "list", True, lag
         began = time.monotonic()
         for _ in range(_TIMES):
             store.get(key)
         each_ms = (time.monotonic() - began) * 1000 / _TIMES
-        yield "round trip", True, f"{each_ms:.0f} ms; a micro-batch takes some ten"
+        yield "round trip", True, f"{each_ms:.0f} ms; a micro-batch takes about ten"
     finally:
         store.delete([key])
 
@@ -66,8 +73,8 @@ def _raced(store: Store, key: str, version: str) -> tuple[bool, str]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         done = sum(pool.map(replaced, range(_AT_ONCE)))
     if done == 1:
-        return True, f"of {_AT_ONCE} that replace it at once one does"
-    return False, f"of {_AT_ONCE} that replaced it at once {done} were told that they did"
+        return True, f"of {_AT_ONCE} concurrent replacements one succeeded"
+    return False, f"of {_AT_ONCE} concurrent replacements {done} succeeded, instead of one"
 
 
 def _read(store: Store, key: str) -> bytes | None:
@@ -79,5 +86,5 @@ def _refused(put: Callable[[], object]) -> tuple[bool, str]:
     try:
         put()
     except StoreConflict:
-        return True, "it is refused where another wrote first"
-    return False, "it was done though the condition did not hold"
+        return True, "refused after another write"
+    return False, "not refused, though the condition did not hold"

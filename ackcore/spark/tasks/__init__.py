@@ -14,7 +14,7 @@ keeps the roots that each row is anchored to.  `isolation` marks rows as in flig
 under a time limit.  It passes emitted rows to the next bolt, to `shuffle_writer` for a later stage,
 and to `row_files` for a sink.  `task` combines these parts for one task and reports the names of
 its files at the end.  `ledger_rows` sends the outcome of roots through `exchange` to
-`settle_stage`, which settles them.  Trees that fail before any row of them leaves the task are
-settled by the task itself: `failed_writer` judges and keeps their records.  `reread_stage` reads a
+`settle_stage`, which settles them.  If a tree fails before any row of it leaves the task, the
+task itself settles the tree: `failed_writer` judges and keeps its record.  `reread_stage` reads a
 source again for other failed records.  `exchange_format` defines the rows of an exchange.
 """

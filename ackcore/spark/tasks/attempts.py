@@ -114,7 +114,7 @@ class Attempts:
     def _with_answers(
         self, batch: pa.RecordBatch, pieces: Sequence[Piece], errors: _Errors
     ) -> Batches:
-        """Yield the unchanged rows with their answers and errors, null where a row has none."""
+        """Yield the unchanged rows with the answers and errors of their calls, or null."""
         # The columns keep their input types and get their own names back: see `plainly_named`.
         own = [
             came.with_name(field.name)

@@ -125,7 +125,7 @@ class BoltInstance:
         return Identity(message_ids, attempts, stable)
 
     def _count(self, stream: str) -> Int64s:
-        """Return each open tuple's number of children on a stream; the caller increments them."""
+        """Return each open tuple's child count on a stream; the caller increments the counts."""
         known = self.children.get(stream, np.empty(0, np.int64))
         counts = np.zeros(self.next - self.open_rows[0].first, np.int64)
         counts[: len(known)] = known
@@ -334,7 +334,7 @@ def _cut(rows: AnchoredRows) -> Iterator[AnchoredRows]:
 
 
 def _joined(parts: list[OpenRows]) -> tuple[AnchoredRows, int]:
-    """Return all open rows as one, without their columns, and the handle of the first row."""
+    """Return all open rows together, without columns, and the handle of the first row."""
     if not parts:
         none = Identity(pa.array([], pa.string()), np.empty(0, np.int32), np.empty(0, np.int64))
         return AnchoredRows(NO_COLUMNS, Owners(np.empty(0, np.int64)), none), 0

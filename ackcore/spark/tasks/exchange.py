@@ -121,8 +121,8 @@ class Outbox:
         task_report : bytes
             The report for the driver; it goes to one destination of the last level.
         alike : bytes, optional
-            The part of the report that is equal in attempts with equal output, for the fingerprint.
-            By default the whole report.
+            The part of the report that enters the fingerprint: attempts with equal output have it
+            in common.  By default the whole report.
         """
         self.add_to_fingerprint(task_report if alike is None else alike)
         sent = dict(self._sent)
@@ -228,7 +228,7 @@ class Inbox:
         return passed
 
     def check(self) -> None:
-        """Raise `RuntimeError` unless each task's trailer and all rows that it counts arrived."""
+        """Raise `RuntimeError` unless each task's trailer and all rows it counts have arrived."""
         for origin in self._got.keys() | self._trailers.keys():
             trailers = self._trailers.get(origin)
             rows = self._got[origin]

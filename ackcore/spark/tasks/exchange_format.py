@@ -102,7 +102,7 @@ class RootRuns(NamedTuple):
         version, wide, runs, entries = _SIDE.unpack_from(side)
         if version != _VERSION:
             raise ValueError(
-                f"tracking of version {version} was met, and this ackcore reads version "
+                f"received tracking data of version {version}, and this ackcore reads version "
                 f"{_VERSION}; driver and workers must run the same one"
             )
         place = _SIDE.size

@@ -58,9 +58,9 @@ class Rules:
         The limits of attempts, and the back-off.
     timeout_ms : int
         The age of a record from which each of its failures counts as an attempt.  Without this
-        limit a record that always fails for reasons that do not count would wait for ever.
+        limit a record whose failures never count would be retried without end.
     inline_bytes : float, default INLINE_BYTES
-        The most bytes of failed records for which a task writes no file.
+        The number of bytes of failed records above which a task writes a file.
     """
 
     now_ms: int
@@ -95,7 +95,7 @@ def judge(
     replayed : numpy.ndarray of int32
         The number of times that each record was replayed as a dead letter.
     """
-    # Without this limit a record that can never succeed would wait for ever, unreported.
+    # Without this limit a record that can never succeed would be retried without end or report.
     late = rules.now_ms - first_ms >= rules.timeout_ms
     counts = reasons.counts() | (late & ~reasons.behind())
     after_ms = reasons.after_ms()
@@ -211,13 +211,13 @@ class FailedRows:
         return among(root_ids, ordered[found_in(ordered, self.roots())])
 
     def without(self, failed: pa.Table) -> pa.Table:
-        """Return the rows of a table of failures, less those of the records held here."""
+        """Return the rows of a table of failures, without those of the records held here."""
         if not len(failed) or not self.found:
             return failed
         return failed.filter(pa.array(~self.have(failed["root_id"].to_numpy())))
 
     def places(self, spout: str) -> Int64s:
-        """Return the places of a spout's failed records among its due records."""
+        """Return the row numbers that a spout's failed records have among its due records."""
         if spout not in self.found:
             return np.empty(0, np.int64)
         # New records have places of type null, which would take memory as numbers.

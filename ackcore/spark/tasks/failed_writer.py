@@ -274,7 +274,7 @@ class FailedInRun:
 
     Without a settle stage a failure is final for the run, and the task has its reason.  The task
     judges the failed records of a chunk once all rows of the chunk were processed.  Records that
-    fail after their chunk is gone are read again.
+    fail later are read again.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ class FailedInRun:
             The reasons that arose since the last call, for roots of any records.
         """
         places, said = self._said(roots, failures)
-        # A wait that a reason requests begins at the run's end, a time that a task cannot know.
+        # A wait that a reason requests begins at the run's end, which is unknown in the task.
         told = said.after_ms() == 0
         if told.all():
             if len(places) == sum(map(len, failures)):
@@ -322,7 +322,7 @@ class FailedInRun:
         self._writer.write(some, records_at(some, roots, places, self._number), said)
 
     def _said(self, roots: Int64s, failures: list[pa.Table]) -> tuple[Int64s, Reasons]:
-        """Return the places and reasons of the failed roots; keep other chunks' failed roots."""
+        """Return the places and reasons of the chunk's failed roots; keep those of other chunks."""
         if len(failures) == 1 and np.array_equal(failures[0]["root_id"].to_numpy(), roots):
             # All records failed once and in order, as in an outage: no look-up is needed.
             return np.arange(len(roots)), Reasons.of_texts(failures[0]["text"])

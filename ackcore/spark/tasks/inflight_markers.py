@@ -2,15 +2,15 @@
 
 Each attempt that may be suspected later keeps one marker, ``in-flight/<level>-<partition>-
 <attempt>.marker`` in its run's directory.  The attempt removes the marker when it ends, normally or
-by an exception, as long as its process lives.  The process holds an exclusive lock on the marker,
+by an exception, unless its process dies.  The process holds an exclusive lock on the marker,
 so a marker without a lock is from a process that crashed.  A locked marker belongs to an attempt
-that still runs, a speculative copy or one that Spark has given up, and is skipped.
+that still runs (a speculative copy, or one that Spark has given up), and is skipped.
 
 In a bucket there are no locks, and each write is a request.  So only careful runs have markers, in
 which a marker names roots.  A marker is an object with the content of a marker file.  The worker
 puts it before roots go to bolts, puts it again after they are processed, and deletes it when the
-attempt ends.  A marker that is there belongs to an attempt that crashed or still runs.  Few still
-run: Spark retries a task after its former attempt has ended, and the driver looks once a run has
+attempt ends.  An existing marker belongs to an attempt that crashed or still runs.  Few still run:
+Spark retries a task after its earlier attempt has ended, and the driver looks once a run has
 failed.  An attempt that still runs may be mistaken for a crashed one, but a record is rejected only
 if it was alone in two such attempts.
 

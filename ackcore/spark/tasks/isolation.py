@@ -3,7 +3,7 @@
 An attempt reads the in-flight markers of the earlier attempts at its task that crashed in this run:
 
 1. the roots of a chunk or set of more than 1,024 run 256 at a time;
-2. the roots of a smaller one, and the plan's suspects, run one at a time.  Meanwhile no other
+2. the roots of a smaller one, and the plan's suspects, run one at a time.  While one runs, no other
    worker of the same Python daemon (one daemon per executor) has rows in a bolt;
 3. a root that was alone in flight when two attempts crashed is rejected: it fails, and the others
    run.
@@ -12,11 +12,11 @@ So if Spark tries a task four times, one run rejects one crashing record of a ch
 A larger chunk costs one more crash, and then the next run continues, as it does where Spark does
 not retry tasks: the driver draws the same conclusions from run to run (`suspects`).
 
-The isolation depends on the rows and these markers alone, and the markers stay as long as the run.
+The isolation depends only on the rows and these markers, and the markers stay until the run ends.
 So a task that runs again because its output was lost makes the same bytes, unless another attempt
 has crashed since.
 
-Two attempts are required, since a process may also be killed from outside, whatever is in flight.
+Two attempts are required, since a process may also be killed from outside, with any rows in flight.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ class AttemptIsolation:
     names : bool
         Whether markers name roots, as the driver requires in careful runs, or chunks.
     alone : mapping from int to int
-        By suspect of the plan, the crashed attempts in which it was alone in flight.
+        By suspect of the plan, the number of crashed attempts in which only it was in flight.
     isolates : bool
-        Whether markers of earlier attempts are about the same rows, and not from speculative
-        copies.
+        Whether to isolate records: the markers of earlier attempts name the same rows, and are
+        not from speculative copies.
     timeout_s : float or None
         The time limit of one call of a bolt in seconds.
     """
@@ -210,7 +210,7 @@ class AttemptIsolation:
 
     @contextmanager
     def of_roots(self, roots: Int64s) -> Iterator[None]:
-        """Mark suspects as in flight; a single one also keeps the executor's other bolts idle."""
+        """Mark suspects as in flight; for a single one, also block the executor's other bolts."""
         with self._marked(ALONE if len(roots) == 1 else ROOTS, 0, 0, roots):
             yield
 
@@ -276,7 +276,7 @@ class IsolatedBolts:
         return self._ledger_rows.fail_some(decoded, undecodable, source)
 
     def process(self, sub: Subscription, rows: AnchoredRows) -> None:
-        """Run a subscription's target on the rows received for it."""
+        """Run the target bolt of a subscription on the rows received for it."""
         for part in self._parts(rows):
             self._bolts.process(sub.target, sub.source, sub.stream, part)
 

@@ -1,9 +1,9 @@
 """The ledger rows of one task: acks of its groups, failures with their reasons, and claims.
 
 They leave with the task's output, so that discarding an attempt discards its ledger rows too
-(SEMANTICS 6).  Without a settle stage, failures are kept for the driver instead.  The same holds
-for records that fail in the spout stage before any row of their trees has left the task: their
-outcome is certain, so they need no ledger.
+(SEMANTICS 6).  Without a settle stage, failures are kept for the driver instead.  Failures in the
+spout stage are kept, too, if no row of their trees has left the task: their outcome is certain, so
+they need no ledger.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class LedgerRows:
     def ended(self, chunk: Chunk, open_groups: Callable[[Chunk], Int64s]) -> list[pa.Table]:
         """Return the reasons of failed groups of the last chunk whose trees have ended.
 
-        No row of these groups was sent and no tuple of them is open, so no other task can ack or
+        No row of these groups was sent, and no tuple of them is open.  So no other task can ack or
         fail them, and they leave no ledger rows.  All other held failures are sent.
 
         Parameters
@@ -173,7 +173,7 @@ class LedgerRows:
         return some_rows(rows, np.delete(np.arange(len(rows)), places))
 
     def ack(self, roots: Int64s, vals: Int64s) -> None:
-        """Ack roots of groups whose ledger rows were sent before."""
+        """Ack roots of groups that have sent their ledger rows already."""
         self._events.append((roots, vals, ACK))
 
     def claim(self, claims: Int64s, task: int) -> None:

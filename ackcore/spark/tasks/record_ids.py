@@ -1,9 +1,9 @@
 """The ids of a spout's records: root ids, message ids and claims.
 
-A root id is a function of (partition, place in the partition, attempt) under a key that differs for
-each micro-batch and spout, so two records never share one.  If a partition's rows come in the same
-order when it is read again, the place is enough to find a row again.  For other sources the spout
-stage *spills* the rows as it reads them.
+A root id is a function of (partition, place in the partition, attempt) and a key.  The key differs
+for each micro-batch and spout, so two records never share a root id.  If a partition's rows come in
+the same order when it is read again, the place is enough to find a row again.  For other sources
+the spout stage *spills* the rows as it reads them.
 
 A message id identifies a record in its source.  It is the values of the columns that the spout
 names, as text.  Without such columns it is ``micro-batch-partition-place``, assigned when the
@@ -63,7 +63,7 @@ class Tried(NamedTuple):
 
 
 class RefusedOffsets(NamedTuple):
-    """Offsets of a partition, from ``start`` up to ``stop``, whose records die when they are read.
+    """Offsets of a partition, from ``start`` up to ``stop``; their records die when they are read.
 
     ``reason`` is an encoded `Reason`.
     """
@@ -80,8 +80,8 @@ class SpoutSpec:
     """The settings of one spout for the spout stage.
 
     ``key`` is the micro-batch's key for this spout, ``schema`` the schema of the source's rows.
-    With ``by_tasks`` tasks read the source by themselves, and its rows come in an input of their
-    own, not in one shared with other spouts.  ``decode`` makes the emitted rows in each attempt;
+    With ``by_tasks`` tasks read the source themselves, and its rows have their own input, which no
+    other spout shares.  ``decode`` makes the emitted rows in each attempt;
     waiting and dead records are stored undecoded.  New rows at ``refused`` offsets fail.  If the
     spout is ``ordered_by`` columns, new rows with ``blocked`` key hashes fail as well.  Records in
     ``tried`` begin with their earlier attempts.
@@ -137,7 +137,7 @@ class SpoutSpec:
         return edge_ids(self.key, hash_columns(columns, len(batch)), "claim", 0, 0)
 
     def nameless(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-        """Return whether each record has a null message id; None if no record has one."""
+        """Return whether each record's message id is null; None if none is null."""
         columns = [batch.column(name) for name in self.message_id]
         if not columns or not all(column.null_count for column in columns):
             return None
@@ -260,7 +260,7 @@ def stamps(number: int, partition: int, places: Int64s) -> pa.Array:
 
 
 def _reads(arrow_type: pa.DataType) -> bool:
-    """Return whether values of a type have a plain text form: not nested and not binary."""
+    """Return whether a type's values have a plain text form; nested and binary ones have none."""
     return not pa.types.is_nested(arrow_type) and not (
         pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type)
     )

@@ -32,9 +32,9 @@ KEYED = pa.schema(
 
 
 class Piece(NamedTuple):
-    """Rows of a partition that a task reads again by themselves.
+    """Rows of a partition that a task reads again without the other rows.
 
-    ``what`` is the part that the source has to read.  It holds ``rows`` rows from place ``first``
+    ``what`` is the part that the source has to read.  It has ``rows`` rows from place ``first``
     on, or all rows of the partition if ``rows`` is None.
     """
 
@@ -48,14 +48,14 @@ class PieceReader(Protocol):
     """A reader of pieces of partitions; each worker has a copy."""
 
     def pieces(self, places: Mapping[int, Int64s], rows: Mapping[int, int]) -> list[Piece]:
-        """Return the pieces with the rows at ``places``, given the size of each partition."""
+        """Return pieces that have the rows at ``places``, given the size of each partition."""
 
     def read_pieces(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Batches]]:
         """Yield each piece with its rows. The caller consumes the rows before the next piece."""
 
 
 class DealtPieces(NamedTuple):
-    """The pieces of one spout, a list for each task."""
+    """The pieces of one spout that are read again, as one list for each task."""
 
     reader: PieceReader
     lists: Sequence[Sequence[Piece]]
@@ -72,7 +72,7 @@ class RereadRows(NamedTuple):
 def read_again(
     stage: SpoutStage, batches: Batches, dealt: DealtPieces | None
 ) -> Iterator[RereadRows]:
-    """Read a partition again or, with pieces, the lists of pieces whose numbers are in the batches.
+    """Read a partition again; with ``dealt``, the lists of pieces that the batches name by number.
 
     Raises `RuntimeError` if a piece has another number of rows than in the run.
     """
@@ -99,8 +99,8 @@ def _records_of(
         place += len(batch)
     if place - piece.first != piece.rows:
         raise RuntimeError(
-            f"{piece.what} has {place - piece.first} rows, and had {piece.rows} in the run; its "
-            "source must be cut and ordered alike when it is read twice"
+            f"{piece.what} has {place - piece.first} rows, and had {piece.rows} in the run; "
+            "when a source is read twice, its partitions and their rows must be the same"
         )
 
 
@@ -158,7 +158,7 @@ class JudgedPicks:
         self._writer = FailedWriter(rules, directory, number)
 
     def take(self, some: SourceRecords) -> None:
-        """Judge the failed ones among the records."""
+        """Judge the failed records among the given ones."""
         lost = pick(some, {some.source.name: self._roots}, {}, self._number)
         if len(lost):
             at = pa.array(np.searchsorted(self._roots, lost.column(ROOT_ID).to_numpy()))

@@ -1,8 +1,8 @@
 """Arrow IPC files named by their fingerprint: rows for the sinks, due retries, spilled input.
 
 A file is an Arrow IPC stream.  It is written under a random name.  When it is finished, a rename
-or, in a bucket, a put gives it a name of its partition and the fingerprint of its content.  So a
-task that runs again with the same output leaves the same file, and other output another file.  The
+or, in a bucket, a put gives it a name made of its partition and the fingerprint of its content.  So
+a task that runs again leaves the same file for the same output, and another for other output.  The
 driver writes due retries, and tasks write the others.
 
 A file for a sink has the emitted columns and one more, which serves to remove the rows of records
@@ -10,8 +10,8 @@ that are not ACKED: ``_ackcore_root``, null for an untracked row.  Rows with sev
 file of their own, with ``_ackcore_roots``.
 
 A reader checks the fingerprint in the name and the recorded number of rows before it returns the
-first row.  This one more pass over the bytes costs a few percent of reading Parquet.  Without it, a
-row changed on the disk would stay unnoticed.
+first row.  This extra pass over the bytes costs a few percent of reading Parquet.  Without it, a
+row that changed on the disk would not be detected.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class SinkRowWriter:
         self._files: dict[tuple[str, str], dict[str, RowFileWriter]] = {}
 
     def write(self, component: str, stream: str, rows: AnchoredRows, chunks: Chunks) -> None:
-        """Append rows of a stream to its file for one root a row, or to that for several."""
+        """Append rows of a stream to its file for one root per row, or to the one for several."""
         column = _roots(rows, chunks)
         name = ROOTS if pa.types.is_list(column.type) else ROOT
         schema = self._schemas[component, stream].append(pa.field(name, column.type))
@@ -267,12 +267,12 @@ def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         raise StateError(f"{path} cannot be read: {error}") from error
     named = _NAME.fullmatch(os.path.basename(path))
     if named is None:
-        raise _damaged(path, "does not carry a fingerprint in its name, as row files do")
+        raise _damaged(path, "has no fingerprint in its name, as row files have")
     if nbytes is not None and data.size != nbytes:
         raise _damaged(path, f"is damaged: it has {data.size} bytes, and {nbytes} are on record")
     if f"{_fingerprint_of(data) & 0xFFFFFFFFFFFFFFFF:016x}" != named[1]:
         raise _damaged(
-            path, f"is damaged: its {data.size} bytes do not have the fingerprint in its name"
+            path, f"is damaged: its {data.size} bytes do not match the fingerprint in its name"
         )
     with pa.ipc.open_stream(data) as reader:
         schema, batches = reader.schema, list(reader)
@@ -299,13 +299,13 @@ def _fingerprint_of(data: pa.Buffer) -> int:
 
 def _damaged(path: str, what: str) -> RowFileDamaged:
     return RowFileDamaged(
-        f"{path} {what}. If its micro-batch is decided, no other place has these rows, and nothing "
-        "of them was written: restore the file from a backup and start again, and it goes on there"
+        f"{path} {what}. If its micro-batch is decided, this file is the only copy of its rows, "
+        "and none of them was written: restore the file from a backup, and start again"
     )
 
 
 def acked_rows(batch: pa.RecordBatch, failed: Int64s) -> npt.NDArray[np.bool_] | None:
-    """Return whether the roots of each row are all ACKED; None if they are for all rows."""
+    """Return whether all roots of each row are ACKED; None if this is true for all rows."""
     roots = batch.column(len(batch.schema) - 1)
     if not len(failed):
         return None

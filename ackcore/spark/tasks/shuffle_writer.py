@@ -67,7 +67,7 @@ class ShuffleWriter:
         if size > MOST_ROW_BYTES:  # a single row: larger batches were cut before
             text = (
                 f"a tuple for {sub.target} has {size} bytes, and no more than {MOST_ROW_BYTES} "
-                "cross a shuffle; emit a path or a key of what is so large"
+                "cross a shuffle; emit a path or a key in place of large values"
             )
             self._ledger_rows.fail(
                 rows.owners,
@@ -231,7 +231,7 @@ def _draw_any(
 def _runs_by_row(
     found: list[tuple[Int64s, Int64s, Int64s]], order: Int64s, counts: Int64s
 ) -> list[RootRuns]:
-    """Return runs of one row each, with the edges of a row to one root folded into one val."""
+    """Return runs of one row each; fold all edges of a row that have one root into one val."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     empty = np.empty(0, np.int64)

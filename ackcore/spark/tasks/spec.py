@@ -52,11 +52,11 @@ class TaskSpec:
     careful : bool
         Whether in-flight markers name roots.
     suspects : mapping from int to int
-        By root that runs alone, the crashed attempts in which it was alone in flight.
+        By root that runs alone, the number of crashed attempts in which only it was in flight.
     rejected : frozenset of int
         The roots that fail without being run.
     isolates : bool
-        Whether the markers of earlier attempts at a task are about the same rows.
+        Whether tasks isolate records: the markers of a task's earlier attempts name the same rows.
     timeout_s : float or None
         The time limit of one call of a bolt in seconds.
     slots : int

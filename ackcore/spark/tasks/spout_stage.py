@@ -160,7 +160,7 @@ class SpoutStage:
         task.close(chunk)
 
     def _trace(self, tracer: Tracer, some: SourceRecords, roots: Int64s) -> None:
-        """Add the traced ones among the records to the trace."""
+        """Add those records to the trace that are traced."""
         places = np.flatnonzero(tracer.sampled(roots))
         if not len(places):
             return
@@ -243,7 +243,7 @@ def due_records(source: SpoutSpec, due: pa.Table, first: int = 0) -> Iterator[So
 
 
 def chunked(batches: Iterable[pa.RecordBatch], rows: int | None) -> Iterator[pa.RecordBatch]:
-    """Cut rows into chunks of a number of rows, or of `CHUNK_BYTES` if rows are long.
+    """Cut rows into chunks of ``rows`` rows, or of `CHUNK_BYTES` if rows are long.
 
     Without ``rows`` batches stay unchanged, unless they are larger than `CHUNK_BYTES`.
     """
@@ -266,7 +266,7 @@ def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[st
     for i in range(batch.num_columns):
         spout_of[batch.column(i).is_valid().to_numpy(zero_copy_only=False)] = i
     if spout_of.min() < 0:
-        raise RuntimeError(f"row {int(spout_of.argmin())} of a batch is of no spout")
+        raise RuntimeError(f"row {int(spout_of.argmin())} of a batch belongs to no spout")
     starts = np.flatnonzero(np.diff(spout_of, prepend=-1)).tolist()
     for start, end in zip(starts, [*starts[1:], len(batch)], strict=True):
         column = batch.column(int(spout_of[start])).slice(start, end - start)
@@ -278,8 +278,7 @@ def _by_spout(batch: pa.RecordBatch, spouts: Sequence[str]) -> Iterator[tuple[st
 def sampled(batch: pa.RecordBatch, before: int) -> int:
     """Return a fingerprint of a partition's rows: the size and end rows of its chunks so far.
 
-    It costs hardly anything, and differs if a source is cut into other partitions when it is read
-    again.
+    It takes little time, and differs if a source has other partitions when it is read again.
     """
     last = len(batch) - 1
     ends = [

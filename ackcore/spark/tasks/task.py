@@ -80,7 +80,7 @@ class Task:
     outbox : Outbox
         The rows that the task sends.
     tracer : Tracer or None
-        The trace of a share of the roots.
+        The collector of traces of sampled roots.
     spilled : dict of str to RowFileWriter
         By spout, the file of rows that its source may not return again.
     kept : list of (str, str, int, int)

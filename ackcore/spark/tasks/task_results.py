@@ -62,5 +62,5 @@ def to_stream(table: pa.Table | pa.RecordBatch) -> bytes:
 
 
 def from_stream(blob: bytes | pa.Buffer) -> pa.Table:
-    """Return the table from the bytes of `to_stream`."""
+    """Return the table in the bytes that `to_stream` returned."""
     return pa.ipc.open_stream(blob).read_all()

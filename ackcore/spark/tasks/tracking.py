@@ -10,9 +10,9 @@ that they are anchored to.  An edge is drawn when a row leaves the task:
 
 The ordinal is the row's place among the rows that this group sent to that destination, so edges do
 not depend on batching.  When a chunk of groups is processed, each group acks the edges on which it
-came and the edges that it sent: ``val ^ XOR(edges sent)``.  Edges sent later for tuples still open
-are acked by themselves.  Nothing is settled before all ledger rows arrived, so their order has no
-effect (SEMANTICS 4).
+came and the edges that it sent: ``val ^ XOR(edges sent)``.  Edges sent later, for tuples that
+are still open, are acked separately.  Nothing is settled before all ledger rows arrived, so their
+order has no effect (SEMANTICS 4).
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Chunk:
         self.sent: dict[str, Int64s] = {}
         #: Whether each group has failed and is settled by this task; None if no group is.
         self.over: Bools | None = None
-        #: Whether its ledger rows were sent: edges sent later are acked by themselves.
+        #: Whether its ledger rows were sent: edges sent later are acked separately.
         self.closed = False
         self._load = load
         self._found: tuple[Int64s, Int64s] | None = None
