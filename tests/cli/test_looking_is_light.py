@@ -85,8 +85,8 @@ def test_explain_of_a_function_without_a_session(alone):
 def test_the_page(checkpoint):
     code = f"""
 import sys, urllib.request
-from ackcore.ui.server import Server
-with Server([{str(checkpoint)!r}]) as server:
+from ackcore.ui.server import PageServer
+with PageServer([{str(checkpoint)!r}]) as server:
     for path in ("", "api/0/status", "api/0/letters", "api/0/topology.svg"):
         urllib.request.urlopen(server.url + path).read()
 print(*sorted({{"pyspark", "py4j"}} & sys.modules.keys()))

@@ -262,7 +262,7 @@ def test_a_session_that_its_server_ended_ends_the_run(connect, other_connect, tm
     """End the session, as an hour without a request or an administrator does."""
     other = other_connect
     once_begun(tmp_path, other.client.release_session)
-    with pytest.raises(RunCancelled, match="is not there any more") as caught:
+    with pytest.raises(RunCancelled, match="the session of Spark Connect has ended") as caught:
         run_batch(topology(other.range(3), Held(tmp_path)), other, tmp_path / "cp")
     assert caught.value.shut_down
     # Nobody knows what the server died of: that counts, as a JVM's end does.

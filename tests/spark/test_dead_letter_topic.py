@@ -21,7 +21,7 @@ from ackcore.spark import (
     DeadLetterTopic,
     SinkError,
     dead_letters,
-    query,
+    deployment,
     replay,
     run_batch,
     start,
@@ -127,7 +127,7 @@ def test_what_comes_back_by_itself_is_no_letter_for_ever(mock_kafka, topic, lett
     assert found == {b"19": b"20", b"no number": b"1"}
     (told,) = caplog.messages
     assert "record id-0 of spout 'lines' has died 21 times" in told
-    assert "in the store" in told
+    assert "is stored, but not sent" in told
 
 
 def test_a_record_without_headers_of_its_own_is_counted_by_its_replays(mock_kafka, topic, letters):
@@ -244,7 +244,7 @@ def test_the_producer_is_closed_when_a_run_or_a_stream_has_ended(
             assert self._open is not None
             made.append(self)
 
-    monkeypatch.setattr(query, "TopicWriter", Noted)
+    monkeypatch.setattr(deployment, "TopicWriter", Noted)
     run_batch(picking(spark), spark, checkpoint, dead_letters=letters, max_dead_ratio=None)
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "one.txt").write_text("a\nno\n")

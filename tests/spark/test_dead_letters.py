@@ -100,7 +100,9 @@ def test_letters_tell_who_died_of_what_and_when(spark, store, checkpoint):
 
 def test_a_store_elsewhere_is_found_by_its_checkpoint(spark, checkpoint, tmp_path):
     with OPEN(checkpoint) as state:
-        letters = DeadLetters.open(checkpoint, state.deployment_key, tmp_path / ODD)
+        letters = DeadLetters.open(
+            checkpoint, state.deployment_key, tmp_path / ODD, records=state.records
+        )
         run_one(state, 0)
         letters.write(0, {"lines": died(0, 2)})
     assert letters.path == tmp_path / ODD

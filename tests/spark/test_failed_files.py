@@ -37,7 +37,7 @@ from ackcore.spark.dead_letters.drop import drop
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.listing import LetterFilter, LetterId, list_letters
 from ackcore.spark.dead_letters.store import DeadLetters
-from ackcore.spark.engine import act, action, batch, decide, reread, runs
+from ackcore.spark.engine import act, action, batch, check, decide, reread, runs
 from ackcore.spark.stores.opening import open_store
 from ackcore.spark.stores.run_files import publish
 from ackcore.spark.tasks.spout_stage import SpoutStage
@@ -242,11 +242,11 @@ def check_failing(found):
 def test_an_attempt_that_dies_behind_its_files_leaves_nothing_that_counts(failing, monkeypatch):
     judged = []
 
-    def check(sought, rows, is_all):
+    def noted(sought, rows, is_all):
         judged.append(rows)
-        return decide.check_found(sought, rows, is_all)
+        return check.check_found(sought, rows, is_all)
 
-    monkeypatch.setattr(runs, "check_found", check)
+    monkeypatch.setattr(runs, "check_found", noted)
     monkeypatch.setattr(action, "SpoutStage", KilledBehindItsFiles)
     check_failing(failing("killed"))
     assert [len(in_order(*one.roots())) for one in judged] == [60, 20]

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
-from checkpoints import OPEN, Topology, died, run_one, with_dead_letters
+from checkpoints import OPEN, Topology, damage_head, died, run_one, with_dead_letters
 from typer.testing import CliRunner
 
 from ackcore.cli import ui_command as ui
@@ -210,7 +210,7 @@ def test_several_checkpoints_and_none(tmp_path, checkpoint):
 
 def test_a_checkpoint_that_is_damaged_is_told_of(checkpoint):
     with PageServer([checkpoint]) as server:
-        (checkpoint / "ackcore/batches/1.decision").write_text("{}")
+        damage_head(checkpoint, lambda data: b"{}")
         status, found = asked(server.url, "api/0/status")
         assert status == 503
         assert "head.json is damaged" in found["error"]
