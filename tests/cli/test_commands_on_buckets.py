@@ -92,7 +92,7 @@ def test_a_bucket_that_is_not_there_is_named(ackcore, bucket, azure_container):
     ):
         for words in (["status"], ["dead", "list"]):
             said = ackcore(*words, place, code=3).stderr
-            assert f"there is no bucket {name}: make it, or correct the URL, {place}" in said
+            assert f"there is no bucket {name}: create it, or correct the URL {place}" in said
             assert "head.json" not in said
 
 

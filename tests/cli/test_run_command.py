@@ -46,7 +46,7 @@ def on_this_spark(ackcore, spark, jobs, tmp_path, monkeypatch):
     def this_session(master, conf=None):
         yield spark, str(tmp_path)
 
-    for module in ("cli.run", "examples.quiet_spark"):
+    for module in ("cli.run_command", "examples.quiet_spark"):
         monkeypatch.setattr(f"ackcore.{module}.spark_session", this_session)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "jobs", raising=False)

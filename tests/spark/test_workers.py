@@ -168,7 +168,7 @@ def test_a_failure_of_another_kind_is_left_to_what_runs_next(
     check_workers(spark)
     assert not workers._FIT
     (warning,) = caplog.records
-    assert "workers is not checked" in warning.getMessage()
+    assert "workers was not checked" in warning.getMessage()
     assert "USER_RAISED_EXCEPTION" in warning.getMessage()
 
 
