@@ -195,7 +195,7 @@ def test_a_topic_that_a_spout_reads_takes_no_letters(spark, checkpoint, what):
     topology = builder.build()
     letters = DeadLetterTopic("orders-dead", "localhost:2")
     for runs in (run_batch, start):
-        with pytest.raises(ValueError, match=r"spout 'lines', KafkaSpout.*, reads it: it would"):
+        with pytest.raises(ValueError, match=r"spout 'lines', KafkaSpout.*, would read the dead"):
             runs(topology, spark, checkpoint, dead_letters=letters)
     # Of other brokers, or not read.
     for other in (("orders-dead", "localhost:3"), ("dead-orders", "localhost:2")):

@@ -43,7 +43,7 @@ def read_history(records: Records, plan_of: ReadPlan, begun: bool) -> History:
     if last is None:
         if begun:
             what = "is missing or empty, though micro-batches were run"
-            raise corrupt(records.place("batches"), what)
+            raise corrupt(records.place(""), what)
         return History(None, None, frozenset())
     plan = plan_of(last)
     if plan is None:

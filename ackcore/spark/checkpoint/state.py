@@ -288,7 +288,7 @@ class State:
         if number == self.last_done:
             return True
         raise corrupt(
-            self._records.place("batches"),
+            self._records.place(""),
             f"continues with micro-batch {expected}, but Spark runs {number}: one of Spark's and "
             "ackcore's parts of the checkpoint is older than the other",
         )
