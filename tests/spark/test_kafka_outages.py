@@ -141,7 +141,7 @@ def test_a_topic_that_is_gone_is_waited_for_and_not_for_ever(
     once_planned(lambda: mock_kafka.delete_topic("t"))
     with pytest.raises(RunFailed, match="spout lines waits for t-0, which does not exist, for 2 s"):
         run_batch(it, spark, checkpoint)
-    assert "which is not there; the query ends if this lasts 2 s" in caplog.text
+    assert "which does not exist; the query ends if this lasts 2 s" in caplog.text
     assert not any(crashes(checkpoint))
 
 
