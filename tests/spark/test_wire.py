@@ -140,7 +140,7 @@ def test_what_is_no_blob_is_refused():
     assert len(unpack(blob)) == 1
     with pytest.raises(ValueError, match="header of 16 bytes, got 15"):
         unpack(blob[:15])
-    with pytest.raises(ValueError, match=r"version 2, kind 1 .* reads version 1"):
+    with pytest.raises(ValueError, match=r"version 2, kind 1, .* reads version 1"):
         unpack(b"\x02" + blob[1:])
     with pytest.raises(ValueError, match="version 1, kind 9"):
         unpack(b"\x01\x09" + blob[2:])
