@@ -279,7 +279,7 @@ def test_rows_that_are_no_events_are_refused():
         list(settle_partitions([(1, 2)]))
     with pytest.raises(ValueError, match=r"got lengths \[3, 4\]"):
         list(settle_partitions([(1, 2, 3), (1, 2, 3, 4)]))
-    with pytest.raises(TypeError, match=r"rows must be an iterable of tuples, got int; rdd\.map"):
+    with pytest.raises(TypeError, match=r"rows must be an iterable of tuples, got int; call it as"):
         list(settle_partitions(5))
     with pytest.raises(TypeError, match=r"rows must be tuples .*: object of type 'int' has no le"):
         list(settle_partitions([1, 2, 3]))

@@ -71,7 +71,7 @@ def test_an_upload_that_was_aborted_by_others_is_not_done(objects, s3, large, be
     if before is not None:
         objects.put("a/large", before)
     s3.fail(NO_UPLOAD, completes)
-    with pytest.raises(StateError, match=r"a/large cannot be written: .* upload was aborted"):
+    with pytest.raises(StateError, match=r"a/large cannot be written: .* aborted the upload"):
         objects.put_file("a/large", large)
     assert large.exists()
 
