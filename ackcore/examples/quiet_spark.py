@@ -135,16 +135,19 @@ def spark_session(
         settings = SparkConf(False).setAll([*(_CONF | places | dict(conf or {})).items()])
         kept = dict(os.environ)
         os.environ.update(variables)
-        gateway = None
+        # The JVM of a session that was stopped is used again, as PySpark does.
+        gateway = running = SparkContext._gateway
         try:
-            with said.open("ab") as output:
-                gateway = launch_gateway(  # type: ignore[no-untyped-call]
-                    settings, {"stdout": output, "stderr": output}
-                )
+            if gateway is None:
+                with said.open("ab") as output:
+                    gateway = launch_gateway(  # type: ignore[no-untyped-call]
+                        settings, {"stdout": output, "stderr": output}
+                    )
             SparkContext(conf=settings, gateway=gateway)
             spark = SparkSession.builder.getOrCreate()
         except Exception as error:
-            _end(gateway)
+            if running is None:
+                _end(gateway)
             raise SparkError(
                 f"Spark does not start: {one_line(error)} (of its JVM: {_last_line(said)})"
             ) from error
