@@ -97,6 +97,8 @@ def test_no_java_is_told(monkeypatch):
 def test_a_session_may_follow_another_in_one_process_and_a_jvm_that_dies_is_told_in_a_line():
     program = """
 import os, signal
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 from ackcore.examples.quiet_spark import SparkError, spark_session
 def kill(spark):
     jvm = spark.sparkContext._gateway.proc
@@ -111,11 +113,16 @@ except SparkError as error:
 with spark_session("local[1]") as (spark, _):
     print(spark.range(4).count())
     kill(spark)
+SparkSession.builder.master("local[1]").getOrCreate().stop()
+left = SparkContext._gateway.proc
+with spark_session("local[1]") as (spark, _):
+    print(spark.sparkContext._gateway.proc is left)
+print(left.returncode is not None)
 """
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, cwd=ROOT
     )
-    assert ran.stdout.split() == ["0", "4"], ran.stderr
+    assert ran.stdout.split() == ["0", "4", "True", "True"], ran.stderr
     assert ran.stderr.count("Spark's JVM ended before its session did") == 2
 
 
