@@ -183,7 +183,7 @@ LOCK = threading.Lock()
         (price, "id int", {}, ValueError, "got 'id' of frame and 'id' of outputs"),
         (refers_to_a_lock, PRICE, {}, TypeError, "the global 'LOCK' in refers_to_a_lock"),
         (price, PRICE, {"attempts": 3}, TypeError, "'attempts' is not a setting; did you mean"),
-        (price, PRICE, {"trigger": "1 second"}, ValueError, "trigger must be left out for a bounded"),
+        (price, PRICE, {"trigger": "1 second"}, ValueError, "trigger must be left out for a"),
         (price, PRICE, {"retry_on": ["NoError"]}, ValueError, "retry_on has 'NoError', which"),
         (price_batch, PRICE, {"journal": True}, ValueError, "journal must be left out for a fun"),
         (price, PRICE, {"journal": 1}, ValueError, "journal must be True or False, got int 1"),
