@@ -105,6 +105,11 @@ def test_a_head_that_is_missing_is_told(checkpoint):
     shutil.rmtree(root / HEAD)
     with pytest.raises(CheckpointCorrupt, match=r"meta.json is missing, though state/"):
         OPEN(checkpoint)
+    # Of a checkpoint all of whose records are ACKED nothing else may be left.
+    shutil.rmtree(root / "state")
+    (root / "progress.jsonl").write_text("{}\n")
+    with pytest.raises(CheckpointCorrupt, match=r"meta.json is missing, though "):
+        OPEN(checkpoint)
 
 
 def test_a_head_that_cannot_be_read_is_told(checkpoint):

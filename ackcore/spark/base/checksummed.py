@@ -1,7 +1,7 @@
 """Files of a checkpoint with a checksum that is checked when they are read.
 
 * A *record* is a line of JSON, followed by a line with its checksum:
-  ``{"file": "batches/7.plan", "format": 1, ...}`` and ``blake2b <32 hex digits>``.  It contains its
+  ``{"file": "head.json", "format": 1, ...}`` and ``blake2b <32 hex digits>``.  It contains its
   own name, so that a copy under another name is refused.
 * A *table* is an Arrow IPC file, readable by any Arrow tool, with its checksum in its name
   (``waiting-lines.<32 hex digits>.arrow``).  So one name cannot have two contents.  Tables that

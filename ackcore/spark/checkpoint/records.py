@@ -16,7 +16,7 @@ an earlier owner depends on a version that was replaced, and fails whenever it a
 A record of more than `_LARGE` bytes is an object of its own; the head holds its length and
 checksum.  If a new head no longer names a table or such an object, the driver that put the head
 deletes the object afterwards.  No head names it then, and no later head can, even after a takeover.
-The lines of progress are written with the next step, so they need no request.
+In a bucket the lines of progress are in the head, so they need no request.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Records:
         self._dropped: set[str] = set()
         #: Objects that no head names since the last put: they may be deleted.
         self._deletable: set[str] = set()
-        #: By directory, the first number with records in the next head.
-        self._first: dict[str, int] = {}
+        #: The first micro-batch with records in the next head.
+        self._first = 0
         self._swept = False
         self._owned = self._closed = False
         found = store.get(HEAD)
@@ -281,10 +281,14 @@ class Records:
         self._deployment = meta["deployment_key"]
 
     def remains(self) -> str | None:
-        """Return the name of anything other than `META` and the lock, or None."""
+        """Return the name of anything other than `META`, the head and the lock, or None.
+
+        With `META`, only records count: the files are those of a checkpoint that exists.
+        """
         found = next((name for name in sorted(self._records) if name != META), None)
         if found is None and META not in self._records:
-            found = next((entry.key for entry in self._store.list("state")), None)
+            keys = (entry.key for entry in self._store.list())
+            found = next((key for key in keys if key not in (HEAD, "lock")), None)
         return found
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -372,7 +376,10 @@ class Records:
         deleted one micro-batch later, or at `close`.
         """
         with self._lock:
-            self._forget("batches", number)
+            self._first = number - 1
+            self._records = self._kept(self._records)
+            named = _objects_of(self._records)
+            self._large = {key: body for key, body in self._large.items() if key in named}
             self._dropped |= {*tables}
             if not self._swept:
                 # Objects of drivers that died before a head named them.  The list may lag.
@@ -387,20 +394,13 @@ class Records:
             self._store.delete(sorted(self._deletable))
             self._deletable = set()
 
-    def _forget(self, directory: str, number: int) -> None:
-        with self._lock:
-            self._first[directory] = number - 1
-            self._records = self._kept(self._records)
-            named = _objects_of(self._records)
-            self._large = {key: body for key, body in self._large.items() if key in named}
-
     def _kept(self, records: Bodies) -> Bodies:
         """Return the records without those of removed micro-batches."""
 
         def is_old(name: str) -> bool:
             directory, _, rest = name.partition("/")
             found = _NUMBERED.fullmatch(rest)
-            return found is not None and int(found[1]) < self._first.get(directory, 0)
+            return directory == "batches" and found is not None and int(found[1]) < self._first
 
         return {name: body for name, body in records.items() if not is_old(name)}
 

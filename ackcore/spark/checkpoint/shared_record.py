@@ -1,4 +1,4 @@
-"""A record in a bucket that several processes change without a lock.
+"""A record in a store that several processes change without a lock.
 
 A process reads the record, and replaces it on condition that its version is unchanged.  If another
 process was faster, it reads the record again.  So each change starts from the latest version, and
@@ -17,7 +17,7 @@ from ackcore.spark.base.errors import StateError
 from ackcore.spark.stores.interface import Store, StoreConflict
 
 Body = dict[str, Any]
-#: The shared record of a dead-letter store: see `ackcore.spark.dead_letters.bucket`.
+#: The shared record of a dead-letter store: see `ackcore.spark.dead_letters.letter_store`.
 INDEX = "index.json"
 #: Attempts of a change while other processes are faster.
 _TRIES = 50

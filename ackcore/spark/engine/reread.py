@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql.functions import spark_partition_id
 
 from ackcore._records import Int64s
 from ackcore.spark.base.checksummed import in_few, write_batches
@@ -195,6 +194,8 @@ def _picked(
     """Return the records that a function picks; ``sought``, if given, has all their roots."""
     reader = partial(Picks, function)
     kept = _kept(setup, accepted, spouts, sought)
+    if kept and sum(file.nbytes or 0 for some in kept.values() for file in some) > _READ_HERE:
+        kept = None  # tasks read the sources faster than the driver reads these files
     _, tables = _read_here(setup, _files(setup, accepted, spouts, kept), reader())
     if sought is not None:
         wanted = distinct(*sought)
@@ -365,12 +366,9 @@ def _reread_frames(
         frame = numbers.mapInArrow(replace(stage, pieces=dealt), RESULT_TYPE)
         whole = {piece.partition for piece in pieces if piece.rows is None}
     else:
-        if one.snapshot is None and len(places) < len(rows):
-            # Rows of other partitions do not leave the JVM.
-            one = replace(one, frame=one.frame.where(spark_partition_id().isin(*places)))
-        frame, whole = one.map_in_arrow(stage, RESULT_TYPE), {*places}
-        if one.snapshot is not None:
-            whole = {*rows}
+        # Not filtered by partition in the JVM: Spark's optimizer evaluates a filter of rows that
+        # the plan holds (`VALUES`) once for all of them, as if they were one partition.
+        frame, whole = one.map_in_arrow(stage, RESULT_TYPE), {*rows}
     before = {partition: of for partition, of in accepted.content.items() if partition in whole}
     return [frame], before
 

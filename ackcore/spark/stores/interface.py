@@ -1,6 +1,6 @@
 """The interface of a store: objects by key, each whole or absent, and conditional puts.
 
-A *key* is a relative path with slashes, ``batches/7.plan``.  A store promises:
+A *key* is a relative path with slashes, ``state/7.e3.dead-lines.arrow``.  A store promises:
 
 * A reader sees an object whole or not at all.  All readers see it once its put has returned.
 * Of several puts with the same condition at most one succeeds.  The store checks the condition when
