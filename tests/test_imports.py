@@ -68,7 +68,7 @@ PACKAGES: dict[str, set[str]] = {
 
 
 def module_name(path: Path) -> str:
-    """``ackcore/spark/wire.py`` as ``ackcore.spark.wire``."""
+    """``ackcore/spark/settle/wire.py`` as ``ackcore.spark.settle.wire``."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(["ackcore", *(part for part in parts if part != "__init__")])
 

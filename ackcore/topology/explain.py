@@ -19,7 +19,7 @@ from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
 
 _HIGH, _GAP_Y, _GAP_X, _MARGIN = 44, 26, 150, 14
-_CHAR, _SMALL_CHAR = 8.2, 6.6
+_CHAR = 8.2
 #: Longer names are cut; the tooltip has the full name.
 _LONGEST = 26
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from small_disk import SmallDisk
 
 from ackcore.spark import SinkUnavailable, to_postgres
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks import postgres_rows
 from ackcore.spark.sinks import sink as sink_module
 from ackcore.spark.sinks.sink import check_sink
@@ -274,6 +275,11 @@ def test_rows_are_refused_one_by_one_and_the_others_written(postgres, sink, tmp_
     known = accepted([first, second._replace(refused=np.arange(2, 8))])
     assert list(refused(one.write(known))) == [(1, 8)]
     assert words(postgres) == {"z": 1, "a": 1, "b": 2, "h": 2}
+    # The next micro-batch may have fewer files, and so may that of an older checkpoint.
+    few = [row_file(tmp_path, [("i", 2, 10)], 2)]
+    assert one.write(accepted(few, 1)) is None
+    with pytest.raises(CheckpointForeign, match="is at micro-batch 0"):
+        one.write(accepted(few, 0))
 
 
 def test_a_row_that_is_there_is_refused_without_keys(postgres, sink, files):

@@ -65,7 +65,7 @@ def claim(
     CheckpointCorrupt
         If meta.json is missing, and other files are there.
     """
-    path = records.place(META)
+    path = records.entry(META)
     meta = records.read_meta()
     if meta is None:
         _refuse_remains(records, log)
@@ -152,11 +152,11 @@ def _refuse_remains(records: Records, log: Path | None) -> None:
     left = records.remains()
     if left is not None:
         raise corrupt(
-            records.place(META), f"is missing, though {left} exists beside it: it was removed"
+            records.entry(META), f"is missing, though {left} exists beside it: it was removed"
         )
     if log is not None and numbered(log):
         raise corrupt(
-            records.place(META),
+            records.entry(META),
             f"is missing, though {log} shows that a stream ran on this checkpoint: ackcore's part "
             "of the checkpoint was removed, or the stream did not use ackcore",
         )

@@ -48,12 +48,12 @@ def read_history(records: Records, plan_of: ReadPlan, begun: bool) -> History:
     plan = plan_of(last)
     if plan is None:
         raise corrupt(
-            records.place(f"batches/{last}.plan"),
+            records.entry(f"batches/{last}.plan"),
             f"is missing, though there are later records of micro-batch {last}",
         )
     if plan.parent is not None and plan.parent not in dones:
         raise corrupt(
-            records.place(f"batches/{plan.parent}.done"),
+            records.entry(f"batches/{plan.parent}.done"),
             f"is missing, though micro-batch {last} was planned after it",
         )
     # Older plans are not read any more, and may be partly removed.

@@ -265,8 +265,12 @@ class Records:
     # -- records ------------------------------------------------------------------------------
 
     def place(self, name: str) -> str:
-        """Return the path or URL of a record, for messages."""
+        """Return the path or URL of an object, for messages."""
         return f"{self._store.url}/{name}".rstrip("/")
+
+    def entry(self, name: str) -> str:
+        """Return the head's path or URL with the name of a record in it, for messages."""
+        return f"{self.place(HEAD)}: {name}"
 
     def read_meta(self) -> dict[str, Any] | None:
         """Return the content of meta.json, or None if it does not exist yet."""
@@ -305,7 +309,7 @@ class Records:
             if self._owned and self._version is None:
                 self._load()  # an interrupted put may have succeeded
         body = self._body(name)
-        return of_deployment(body, self._deployment, self.place(name), self.place(META))
+        return of_deployment(body, self._deployment, self.entry(name), self.entry(META))
 
     def _body(self, name: str) -> dict[str, Any] | None:
         body = self._records.get(name)
@@ -333,7 +337,7 @@ class Records:
 
     def _write(self, name: str, body: Mapping[str, Any], once: bool) -> None:
         if once and name in self._records:
-            raise written_by_another(self.place(name))
+            raise written_by_another(self.entry(name))
         data = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         kept: dict[str, Any] = json.loads(data)
         if len(data) > _LARGE:

@@ -2,12 +2,14 @@
 
 Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
 
-    head.json                 all records below, replaced as a whole by their owner (`records`)
+    head.json                 the records below, replaced as a whole by their owner (`records`);
+                              on a file system a directory of its last versions
         meta.json             format, topology, deployment key; written when it is made
         batches/N.plan        the plan of micro-batch N
         batches/N.decision    its results; written after the tables that it names
         batches/N.refused*    rows that its sinks refused; written between decision and mark
         batches/N.done        the mark: all effects of the decision are done
+    records/                  records of more than 64 kB, which the head names
     lock                      locked by the driver while it runs; on a file system only
     state/N.*.arrow           records that wait, or are dead; roots that are not ACKED
     state/N.*.parquet         dead letters that tasks wrote, which the store links
@@ -386,7 +388,7 @@ class State:
         found = waiting.due(plan.now_ms)
         if found != plan.due:
             raise corrupt(
-                self._records.place(f"batches/{plan.number}.plan"),
+                self._records.entry(f"batches/{plan.number}.plan"),
                 f"has {plan.due} due rows, but the decision of micro-batch {plan.parent} has "
                 f"{found}",
             )
@@ -450,7 +452,7 @@ class State:
         """Return a decision that later records depend on; raise if it is missing."""
         decision = self.decision(number)
         if decision is None:
-            manifest = self._records.place(f"batches/{number}.decision")
+            manifest = self._records.entry(f"batches/{number}.decision")
             raise corrupt(manifest, "is missing, though later records need it")
         return decision
 

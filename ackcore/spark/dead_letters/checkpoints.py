@@ -56,7 +56,7 @@ class CheckpointView:
             If the checkpoint has been deleted.
         """
         if self.meta() is None:
-            raise StateError(f"the checkpoint was deleted: {self._records.place(META)} is missing")
+            raise StateError(f"the checkpoint was deleted: {self._records.entry(META)} is missing")
         return self._records
 
     def meta(self) -> dict[str, Any] | None:

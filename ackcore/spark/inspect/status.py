@@ -370,7 +370,7 @@ def _decision(records: Records, cache: TableCache, number: int) -> BatchDecision
     body = records.read(f"batches/{number}.decision")
     if body is None:
         raise StateError(
-            f"{records.place(f'batches/{number}.decision')} is missing, though "
+            f"{records.entry(f'batches/{number}.decision')} is missing, though "
             f"micro-batch {number} is done. Restore the checkpoint from a backup"
         )
     return Refusals(records, cache).amended(BatchDecision.of(cache, body))

@@ -359,7 +359,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         number, group = batch.batch_id, _id(batch.sink, batch.deployment)
         return (
             f"or have micro-batches from {number} to {last} sent again, in addition to their "
-            f"messages that are in the topic. For that: {_way_out(number, group, self.topic)}"
+            f"messages that are in the topic. {_way_out(number, group, self.topic)}"
         )
 
     @contextlib.contextmanager

@@ -87,39 +87,39 @@ class ParquetObjects(ParquetDirectory):
         #: The last micro-batch, and its replaced files that this process has emptied.
         self._emptied: tuple[int, set[ParquetParts]] = -1, set()
 
-    def write(self, accepted: SinkBatch) -> None:
+    def write(self, batch: SinkBatch) -> None:
         """Write the rows of a micro-batch directly from the files of its run."""
-        sizes = [file.size() for file in accepted.files]
-        small = is_small(accepted.rows, sum(sizes))
+        sizes = [file.size() for file in batch.files]
+        small = is_small(batch.rows, sum(sizes))
         # Independent of the number of task slots: other names would duplicate the rows.
         count = 1 if small else min(len(sizes), max(2, -(-sum(sizes) // _PART_BYTES)))
         if small:
             # Reading has no side effect, so it runs while the fence and note are checked.
             with ThreadPoolExecutor(1) as beside:
-                rows = beside.submit(lambda: list(read_all(accepted.files, accepted.nonacked)))
-                write = self._writer(self._announce(accepted, count), accepted)
+                rows = beside.submit(lambda: list(read_all(batch.files, batch.nonacked)))
+                write = self._writer(self._announce(batch, count), batch)
                 write(0, rows.result())
         else:
-            write = self._writer(self._announce(accepted, count), accepted)
+            write = self._writer(self._announce(batch, count), batch)
 
             def in_task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                for batch in numbers:
-                    for number in batch.column(0).to_pylist():
+                for ids in numbers:
+                    for number in ids.column(0).to_pylist():
                         write(number)
                 yield from ()
 
-            tasks = accepted.spark.range(0, count, 1, count)
+            tasks = batch.spark.range(0, count, 1, count)
             tasks.mapInArrow(in_task, "none boolean").collect()
-        failpoint("in-sink", accepted.batch_id)
+        failpoint("in-sink", batch.batch_id)
 
-    def _writer(self, parts: ParquetParts, accepted: SinkBatch) -> Writer:
+    def _writer(self, parts: ParquetParts, batch: SinkBatch) -> Writer:
         """Return a function that writes the file of a number, in any process, unless it has no
         rows.
 
         The function reads the rows from the run's files if they are not given.
         """
         store, compression = self._store, self.compression
-        batch_id, files, nonacked = accepted.batch_id, accepted.files, accepted.nonacked
+        batch_id, files, nonacked = batch.batch_id, batch.files, batch.nonacked
 
         def write(number: int, rows: Iterable[pa.RecordBatch] | None = None) -> None:
             if rows is None:
@@ -138,15 +138,15 @@ class ParquetObjects(ParquetDirectory):
 
         return write
 
-    def _announce(self, accepted: SinkBatch, files: int) -> ParquetParts:
+    def _announce(self, batch: SinkBatch, files: int) -> ParquetParts:
         """Write the note of the files to come, and empty the files that they replace.
 
         An existing note is always replaced, so that a paused driver that has read it finds another
         one.
         """
-        batch_id, fingerprint = accepted.batch_id, accepted.fingerprint()
+        batch_id, fingerprint = batch.batch_id, batch.fingerprint()
         key, parts = _note_of(batch_id), ParquetParts(fingerprint, files)
-        whose = {"deployment": accepted.deployment, "sink": accepted.sink}
+        whose = {"deployment": batch.deployment, "sink": batch.sink}
         check_fence()
         try:
             self._store.replace(key, _noted(whose, parts, ()), None)
@@ -157,7 +157,7 @@ class ParquetObjects(ParquetDirectory):
             before = read_note(found.data)
             if not is_owner(before, **whose):
                 raise CheckpointForeign(
-                    owned_by_another(self.path, before, accepted.checkpoint, True)
+                    owned_by_another(self.path, before, batch.checkpoint, True)
                 ) from None
         else:
             return parts
@@ -172,23 +172,21 @@ class ParquetObjects(ParquetDirectory):
         # After the read of the note: a driver that takes over from now on replaces the note.
         check_fence()
         self._store.replace(key, _noted(whose, parts, replaced), found.version)
-        self._empty(accepted, replaced)
+        self._empty(batch, replaced)
         return parts
 
-    def _empty(self, accepted: SinkBatch, replaced: set[ParquetParts]) -> None:
+    def _empty(self, batch: SinkBatch, replaced: set[ParquetParts]) -> None:
         """Put files without rows under names that earlier attempts wrote or may still write."""
-        batch_id = accepted.batch_id
+        batch_id = batch.batch_id
         if self._emptied[0] != batch_id:
             self._emptied = batch_id, set()
         left = replaced - self._emptied[1]
         keys = [each.name(batch_id, number) for each in left for number in range(each.files)]
-        if not accepted.files:  # no file gives the columns
+        if not batch.files:  # no file gives the columns
             self._store.delete(keys)
             return
         with tempfile.TemporaryFile() as file:
-            write_parquet(
-                file, self.compression, [pa.RecordBatch.from_pylist([], accepted.schema())]
-            )
+            write_parquet(file, self.compression, [pa.RecordBatch.from_pylist([], batch.schema())])
             file.seek(0)
             empty = file.read()
         with ThreadPoolExecutor(_AT_ONCE) as beside:

@@ -180,7 +180,9 @@ class PostgresSink(TransactionalSink[PostgresSession]):
                 f"the row of sink {batch.sink!r} in {transaction.marker} was deleted while the "
                 "query ran; the next attempt inserts it again"
             )
-        return Written(found[0], found[1], _unpack(batch, found[2]))
+        # The refused rows are by file of the batch that was written, which may be another one.
+        is_same = (found[0], found[1]) == (batch.batch_id, batch.content())
+        return Written(found[0], found[1], _unpack(batch, found[2]) if is_same else None)
 
     def write_rows(self, transaction: PostgresSession, batch: SinkBatch) -> SinkRejects | None:
         """Write the rows.
