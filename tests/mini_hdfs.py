@@ -97,12 +97,16 @@ class MiniHdfs:
     def start(self, name: str) -> None:
         """Start "NameNode" or "DataNode", on what is in its directory."""
         setpriv = shutil.which("setpriv")  # it ends with the process that started it
-        self._processes[name] = subprocess.Popen(
-            [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), *self._command(name)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with self._log(name).open("a") as log:
+            self._processes[name] = subprocess.Popen(
+                [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), *self._command(name)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _log(self, name: str) -> Path:
+        return Path(self._place.name, f"{name}.log")
 
     def kill(self, name: str) -> None:
         """``kill -9``."""
@@ -134,7 +138,7 @@ class MiniHdfs:
                 if time.monotonic() > until:
                     raise
             for name, process in self._processes.items():
-                assert process.poll() is None, f"the {name} ended as it started"
+                assert process.poll() is None, self._log(name).read_text(errors="replace")[-2000:]
             time.sleep(0.1)
 
     def new_place(self) -> str:
