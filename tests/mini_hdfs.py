@@ -11,15 +11,19 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from broker import Unavailable, downloaded, free_ports, java
 
-__all__ = ["MiniHdfs", "Unavailable"]
+__all__ = ["LosesAnswers", "MiniHdfs", "Unavailable"]
 
 HERE = Path(__file__).parent
 POM = HERE / "hdfs-pom.xml"
@@ -149,3 +153,62 @@ class MiniHdfs:
         for name in list(self._processes):
             self.kill(name)
         self._place.cleanup()
+
+
+class LosesAnswers:
+    """A proxy before the NameNode, which lets chosen requests through and loses their answers.
+
+    Parameters
+    ----------
+    host : str
+        The NameNode's host and port.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host, self._port = host.split(":")
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.host = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        #: Name of the method whose next answer is lost, and what is called once it was done.
+        self.losing: tuple[bytes, Callable[[], object]] | None = None
+        self.lost = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose(self, method: str, then: Callable[[], object] = lambda: None) -> None:
+        """Lose the answer to the next request of a method, such as ``rename2``.
+
+        ``then`` is called once the NameNode has done it, before the client meets the loss.
+        """
+        self.losing = method.encode(), then
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection((self._host, int(self._port)))
+                is_losing = threading.Event()
+                for ends in ((client, server), (server, client)):
+                    arguments = (*ends, is_losing, ends[0] is client)
+                    threading.Thread(target=self._pass, args=arguments, daemon=True).start()
+
+    def _pass(
+        self, here: socket.socket, there: socket.socket, is_losing: threading.Event, asks: bool
+    ) -> None:
+        then: Callable[[], object] = bool
+        with suppress(OSError):
+            while data := here.recv(1 << 16):
+                # A request is sent in one piece, and names its method in plain text.
+                if asks and self.losing is not None and self.losing[0] in data:
+                    is_losing.set()
+                elif not asks and is_losing.is_set() and self.losing is not None:
+                    then, self.losing = self.losing[1], None
+                    self.lost += 1
+                    break
+                there.sendall(data)
+        then()
+        for end in (here, there):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        here.close()  # the other thread closes the other one
+
+    def close(self) -> None:
+        self._listening.close()
