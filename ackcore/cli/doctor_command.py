@@ -223,20 +223,16 @@ def _bucket(url: str) -> Iterator[Finding]:
         for what, ok, found in trying.tried(url):
             yield Finding(what, ok, found, "" if ok else _BUCKET_WAY_OUT)
     except Exception as error:
-        what, mend = (
-            "bucket",
-            (
-                "set credentials in the environment of the driver and the workers, and the address of "
-                "a server other than the provider's (AWS_ENDPOINT_URL, AWS_REGION)"
-            ),
+        what = "bucket"
+        mend = (
+            "set credentials in the environment of the driver and the workers, and the address of "
+            "a server other than the provider's (AWS_ENDPOINT_URL, AWS_REGION)"
         )
         if url.startswith("hdfs:"):
-            what, mend = (
-                "HDFS",
-                (
-                    "name the NameNode's host and port, or a nameservice of HADOOP_CONF_DIR, and a "
-                    "directory that HADOOP_USER_NAME or the Kerberos principal may write to"
-                ),
+            what = "HDFS"
+            mend = (
+                "name the NameNode's host and port, or a nameservice of HADOOP_CONF_DIR, and a "
+                "directory that HADOOP_USER_NAME or the Kerberos principal may write to"
             )
         yield Finding(what, False, plain(str(error)), mend)
 

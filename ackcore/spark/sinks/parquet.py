@@ -44,9 +44,9 @@ def to_parquet(
     shows a column ``batch_id``. On a file system the sink renames a complete directory into place,
     and keeps it when the same rows are written again.
 
-    A bucket has no renames, and HDFS is written like a bucket. Each file appears whole, but a reader may see only some files of a
-    micro-batch meanwhile. The same rows always get the same file names. Where other rows replace
-    them, files without rows stay under the old names.
+    A bucket has no renames, and HDFS is written like a bucket. Each file appears whole, but a
+    reader may see only some files of a micro-batch meanwhile. The same rows always get the same
+    file names. Where other rows replace them, files without rows stay under the old names.
 
     Parameters
     ----------
