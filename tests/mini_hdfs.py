@@ -57,7 +57,7 @@ class MiniHdfs:
             self._format()
             for name in ("NameNode", "DataNode"):
                 self.start(name)
-            self._wait_until_it_answers()
+            self.wait_until_it_answers()
         except BaseException:
             self.close()
             raise
@@ -127,7 +127,8 @@ class MiniHdfs:
         """Send a signal: SIGSTOP and SIGCONT let it stand still for a while."""
         self._processes[name].send_signal(what)
 
-    def _wait_until_it_answers(self) -> None:
+    def wait_until_it_answers(self) -> None:
+        """Return once files can be written."""
         from hdfs_native import Client, WriteOptions  # noqa: PLC0415 - an extra
 
         client = Client(f"hdfs://{self.host}", {"dfs.client.failover.max.attempts": "0"})
@@ -184,7 +185,11 @@ class LosesAnswers:
         with suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
-                server = socket.create_connection((self._host, int(self._port)))
+                try:
+                    server = socket.create_connection((self._host, int(self._port)))
+                except OSError:  # the NameNode is down
+                    client.close()
+                    continue
                 is_losing = threading.Event()
                 for ends in ((client, server), (server, client)):
                     arguments = (*ends, is_losing, ends[0] is client)
