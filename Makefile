@@ -59,6 +59,7 @@ test: java .venv/.built ## all tests but the slow fault runs (K=expression, ARGS
 # A server that is not there fails its tests: what is skipped here is shown nowhere else.
 # `ACKCORE_REQUIRE_KAFKA= make faults` skips those of a broker, and the end names each skip.
 faults: export ACKCORE_REQUIRE_CONNECT ?= 1
+faults: export ACKCORE_REQUIRE_HDFS ?= 1
 faults: export ACKCORE_REQUIRE_KAFKA ?= 1
 faults: export ACKCORE_REQUIRE_POSTGRES ?= 1
 faults: export ACKCORE_REQUIRE_S3 ?= 1
