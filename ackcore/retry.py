@@ -109,7 +109,10 @@ def _bits(message_id: str, attempt: int) -> int:
 
 
 def _begun(attempt: int) -> blake2b:
-    """Return a hash object that has read an attempt. A copy for each message halves the time."""
+    """Return a hash object that was updated with an attempt, to be copied for each message.
+
+    This halves the time.
+    """
     return blake2b(attempt.to_bytes(8, "little"), digest_size=8, person=b"ackcore.retry")
 
 
@@ -212,7 +215,7 @@ class Policy(NamedTuple):
 
         Returns
         -------
-        Waiting or None
+        NextAttempt or None
             The time and number of the next attempt; None if the record is dead.
 
         Raises

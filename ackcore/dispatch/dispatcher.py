@@ -366,7 +366,7 @@ class Dispatcher:
             self._ready.append((batch, key))
 
     def _send_ready(self) -> bool:
-        """Send the ready records that a consumer has room for. Return whether any was sent."""
+        """Send each ready record for which a consumer has room. Return whether any was sent."""
         sent = False
         passed: deque[tuple[Batch, Hashable]] = deque()
         refused: set[Hashable] = set()
@@ -535,7 +535,7 @@ class Dispatcher:
             _log.info("consumer %r of a Dispatcher accepts records again", lease.name)
 
     def _breaks(self, lease: Lease, error: BaseException) -> bool:
-        """Record that a consumer has failed. Return whether the record's attempt counts."""
+        """Record that a consumer has failed. Return whether the failure counts as an attempt."""
         breaker = self._breakers[lease.name]
         trial = lease in self._trials
         self._trials.discard(lease)

@@ -173,7 +173,10 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _described(error: BaseException) -> tuple[bytes | None, str, str, float | None]:
-    """Return the pickled error (None if it cannot be rebuilt), its text, its kind and its wait."""
+    """Return an error as its pickle, its text, its kind, and the seconds that it requests to wait.
+
+    The pickle is None if unpickling would not return an equal error.
+    """
     pickled: bytes | None = None
     with suppress(Exception):
         pickled = pickle.dumps(error)

@@ -232,7 +232,10 @@ class Windows:
         return True
 
     def take_back(self, lease: Lease, dropped: bool, again: bool, timed_out: bool) -> bool:
-        """Record that a lease failed or timed out. Return whether it was outstanding."""
+        """Record that a lease failed or timed out. Return whether it was outstanding.
+
+        Its item is re-queued if ``again``, and dropped otherwise.
+        """
         if lease.fate is not _OUT:
             self.late += 1
             return False

@@ -225,7 +225,9 @@ class Answers:
 
 
 def context_of(key: int, component: str, schemas: Mapping[str, pa.Schema]) -> bytes:
-    """Return a digest of a micro-batch, a bolt and its schemas. Each digest has its own answers.
+    """Return a digest of a micro-batch, a bolt and its schemas.
+
+    Answers that were written with one digest are never returned for another.
 
     Parameters
     ----------
@@ -349,7 +351,7 @@ class JournaledExecutor(_Journaled):
 
 
 class JournaledCallExecutor(_Journaled, CallExecutor):
-    """The same for an `AsyncBolt`, or for a `BasicBolt` with several threads.
+    """The executor of one task of a journaled `AsyncBolt`, or `BasicBolt` with several threads.
 
     An answer is written when its call returns, whether or not earlier inputs are done.
     """

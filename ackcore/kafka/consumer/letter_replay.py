@@ -300,7 +300,7 @@ def _send(
 
 
 def _letter(headers: Headers) -> _Letter | None:
-    """Return the letter that a message's headers describe; None without a record to send."""
+    """Return the letter that a message's headers describe; None without a record to replay."""
     told = dict(headers)
     if not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
         return None

@@ -166,9 +166,9 @@ Opened = TypeVar("Opened")
 
 
 class CheckpointParts(NamedTuple):
-    """The objects that access the parts of a checkpoint.
+    """The URL of a checkpoint, and the objects that read and write its parts.
 
-    ``url`` is the checkpoint itself; ``requests`` are those to replay dead letters.
+    ``requests`` has the requests to replay dead letters.
     """
 
     url: str

@@ -57,7 +57,7 @@ class _Kept:
     nbytes: int = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Keep rows."""
+        """Add rows to those that are written later."""
         self.tables.append(rows)
         self.nbytes += rows.nbytes
 
