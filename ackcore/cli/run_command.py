@@ -127,7 +127,9 @@ def run(
     Exits with 1 if too many records died.
     """
     if trigger is not None and available_now:
-        raise typer.BadParameter("--trigger and --available-now exclude each other")
+        raise typer.BadParameter(
+            "--trigger and --available-now cannot be combined; omit one of them"
+        )
     settings = _conf(conf)
     options: dict[str, Any] = {
         "max_dead": max_dead,

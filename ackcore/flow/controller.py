@@ -134,7 +134,8 @@ class FlowController:
         limit = DelayTarget(clock=self._clock) if self._make_limit is None else self._make_limit()
         if not isinstance(limit, Limit):
             raise TypeError(
-                f"limit must make objects with limit and on_sample, got {type(limit).__name__}"
+                "limit must return an object with limit and on_sample, such as DelayTarget(), got "
+                f"{type(limit).__name__}"
             )
         with self._guard:
             self._windows.join(name, limit)
@@ -344,7 +345,8 @@ class FlowController:
         if failed is not None:
             if not isinstance(item, Batch):
                 raise TypeError(
-                    f"a bitmap needs a Batch as the lease's item, got {type(item).__name__}"
+                    "failed must be omitted, because the lease's item is not a Batch, got an "
+                    f"item of type {type(item).__name__}"
                 )
             bits = item.failed(failed)
             if not bits.any():

@@ -308,7 +308,7 @@ def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
         asked = wanted.get(field.name, nullable_within(field.type))
         if asked != nullable_within(field.type):
             raise TypeError(
-                f"inputs of bolt {bolt.name!r} ask for '{field.name}: {asked}', but the source of "
+                f"inputs of bolt {bolt.name!r} require '{field.name}: {asked}', but the source of "
                 f"spout {each.component!r} has '{field.name}: {field.type}'; change the inputs, "
                 "or cast the column"
             )

@@ -351,7 +351,7 @@ class TopologyBuilder:
         elif not isinstance(settings, Settings):
             raise TypeError(
                 f"settings must be Settings, got {type(settings).__name__}; "
-                "single ones are given by keyword: build(max_attempts=3)"
+                "pass single settings by keyword: build(max_attempts=3)"
             )
         check_keywords(keywords)
         settings = replace(settings, **keywords)

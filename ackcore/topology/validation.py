@@ -465,7 +465,7 @@ def _wanted(bolt: BoltSpec, each: Input, found: _DeclaredStream) -> Iterator[str
         return
     words = _words(each.component, each.stream)
     for field in wanted:
-        must = f"inputs of bolt {bolt.name!r} ask for '{field.name}: {field.type}', and {words}"
+        must = f"inputs of bolt {bolt.name!r} require '{field.name}: {field.type}', and {words}"
         if field.name not in found.fields:
             yield f"{must} has no such field; {near_miss(field.name, found.fields, 'fields')}"
             continue

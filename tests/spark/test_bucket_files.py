@@ -131,7 +131,7 @@ def test_tables_that_tasks_wrote_are_copied_within_the_bucket(work, bucket, s3):
     assert TableCache(open_store(bucket, "path"), 5).read(file) == table
     with pytest.raises(StateError, match="does not exist, though a task has just written it"):
         adopt_object(f"{work}/failed/{name}", open_store(bucket, "path"), "x")
-    with pytest.raises(CheckpointCorrupt, match="is missing, though a record names it"):
+    with pytest.raises(CheckpointCorrupt, match="is missing, though the checkpoint refers to it"):
         read_table_at(f"{work}/failed/{name}")
 
 

@@ -125,7 +125,7 @@ def test_tables_are_refused_before_anything_runs(postgres, table, arguments, say
 
 def test_what_has_no_text_for_postgres_is_refused(postgres):
     one = to_postgres(postgres, "words")
-    with pytest.raises(TypeError, match=r"column 'n' is .*keeps no nanoseconds; have the bolt"):
+    with pytest.raises(TypeError, match=r"column 'n' is .*cannot store nanoseconds; have the bolt"):
         check_sink("count", one, pa.schema([("n", pa.timestamp("ns"))]))
     with pytest.raises(TypeError, match=r"column 'n' of duration\[us\] has no text for Postgre"):
         check_sink("count", one, pa.schema([("n", pa.duration("us"))]))

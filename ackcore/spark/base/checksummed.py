@@ -306,7 +306,7 @@ def _reading(path: Path, way_out: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise corrupt(path, "is missing, though a record names it", way_out) from None
+        raise corrupt(path, "is missing, though the checkpoint refers to it", way_out) from None
     except _DAMAGE as error:
         raise corrupt(path, f"is damaged: {error}", way_out) from error
     except OSError as error:

@@ -262,7 +262,7 @@ def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     try:
         data = read_file(path)
     except FileNotFoundError:
-        raise _damaged(path, "is missing, though a record names it") from None
+        raise _damaged(path, "is missing, though the checkpoint refers to it") from None
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}") from error
     named = _NAME.fullmatch(os.path.basename(path))
