@@ -194,7 +194,7 @@ def _file_system(place: Path) -> Iterator[Finding]:
     promise = (
         "shared: if this host is cut off, another may get its lock, which ackcore detects"
         if shared
-        else "local to this host; executors on other hosts cannot see it"
+        else "local to this host; executors on other hosts cannot read it"
     )
     yield Finding("file system", True, f"{directory}: {kind}, {promise}")
     room = free > 1 << 30

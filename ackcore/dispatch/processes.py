@@ -17,7 +17,7 @@ from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch.dispatch_consumers import Target
 
 _LIVES_S = 2.0  # seconds for a process to end before it is killed
-# The request to end. A forked process does not see its pipe close: others hold copies of it.
+# The request to end. The pipe of a forked process does not close: others hold copies of it.
 _END = "end"
 # One start at a time: a process forked meanwhile would hold a copy of the other's pipe, so that the
 # other's end would not be detected.

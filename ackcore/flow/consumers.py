@@ -65,7 +65,7 @@ class Lease:
 
 
 class FlowConsumer:
-    """One consumer, as its controller and the chooser see it.
+    """The state of a consumer, for its controller and the chooser.
 
     Attributes
     ----------

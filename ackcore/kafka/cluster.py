@@ -477,7 +477,7 @@ def _noting(causes: deque[str]) -> Callable[[KafkaError], None]:
     return note
 
 
-#: The topic does not exist, or this user may not see it.
+#: The topic does not exist, or the user is not authorized to read its metadata.
 _NOT_THERE = {"UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION"}
 #: No broker has answered.
 _UNREACHED = {"_TIMED_OUT", "_TIMED_OUT_QUEUE", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"}

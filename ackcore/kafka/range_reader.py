@@ -68,7 +68,7 @@ _REFUSALS = {
 }
 
 _OWN: dict[str, Any] = {
-    # confluent-kafka requires a group.  Without subscriptions and commits, brokers never see it.
+    # confluent-kafka requires a group.  Without subscriptions and commits, it is never sent.
     "group.id": "ackcore",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,

@@ -127,7 +127,9 @@ def test_what_has_no_text_for_postgres_is_refused(postgres):
     one = to_postgres(postgres, "words")
     with pytest.raises(TypeError, match=r"column 'n' is .*cannot store nanoseconds; have the bolt"):
         check_sink("count", one, pa.schema([("n", pa.timestamp("ns"))]))
-    with pytest.raises(TypeError, match=r"column 'n' of duration\[us\] has no text form in Postgre"):
+    with pytest.raises(
+        TypeError, match=r"column 'n' of duration\[us\] has no text form in Postgre"
+    ):
         check_sink("count", one, pa.schema([("n", pa.duration("us"))]))
 
 

@@ -87,7 +87,7 @@ def dead_letters(
     FileNotFoundError
         If the path is neither a checkpoint nor a store.
     ValueError
-        If no type holds all values of a column: ask for one spout, or for JSON. If the topology has
+        If no type holds all values of a column: read one spout, or as JSON. If the topology has
         no ``spout`` of that name, or ``payload`` is neither of the two.
     CheckpointCorrupt
         If a file is damaged.

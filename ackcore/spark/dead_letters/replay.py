@@ -140,7 +140,7 @@ def replay(
     Raises
     ------
     FileNotFoundError
-        If the path is neither a checkpoint nor a store, or the store's checkpoint is gone.
+        If the path is neither a checkpoint nor a store, or the store's checkpoint was deleted.
     ValueError
         If ``request`` is not an id, ``max_replays`` is less than 1, ``where`` is not a condition
         over these columns, or the topology has no ``spout`` of that name.

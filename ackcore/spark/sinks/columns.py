@@ -178,11 +178,11 @@ def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field], is_near: _IsType)
         name = f"column {field.name!r}"
         column, wrong = rows.column(field.name), np.zeros(len(rows), np.bool_)
         if (far := _inside(column, column.type, is_far)).any():
-            note(far, f"{name} takes no date or time outside of years 1 to 9999")
+            note(far, f"{name} cannot store a date or time outside of years 1 to 9999")
         if len(places := invalid_text(column)):
             note(np.isin(np.arange(len(rows)), places), f"the text of {name} is not UTF-8")
         if not field.nullable and column.null_count:
-            note(column.is_null(), f"{name} takes no null")
+            note(column.is_null(), f"{name} must not be null")
         for at in _unfit(column, field.type, 0, len(rows)):
             wrong[at] = True
         fits = ~wrong

@@ -228,7 +228,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         Raises
         ------
         SinkUnavailable, JdbcError
-            If the database fails, or the table is gone or lacks a column.
+            If the database fails, or the table was deleted or lacks a column.
         """
         with self._named(batch.sink), JdbcConnection(self._server, self.table) as connection:
             transaction = JdbcTransaction(

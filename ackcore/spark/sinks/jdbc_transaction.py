@@ -112,7 +112,7 @@ class JdbcTransaction:
         #: The staging table that an earlier driver left, and whether this one has made another.
         self._before: str | None = None
         self._is_staging = False
-        #: The columns that the stream does not have; True if the column takes no null.
+        #: The columns that the stream does not have; True if the column is NOT NULL.
         self._others: dict[str, bool] = {}
         where = f"sink {batch.sink!r}, table {names.table},"
         self._count = RefusalCount(where, batch.batch_id, max_refused, JdbcError.without_values)

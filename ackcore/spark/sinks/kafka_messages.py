@@ -110,7 +110,7 @@ class Messages:
             refused.append((number, place, suspects.keyless))
             if len(refused) > MAX_REFUSED:
                 error: DeliveryError = producing().DeliveryError(
-                    f"topic {self._topic!r} takes no messages without a key, and more than "
+                    f"topic {self._topic!r} refuses messages without a key, and more than "
                     f"{MAX_REFUSED} rows have none: {suspects.keyless}"
                 )
                 raise error

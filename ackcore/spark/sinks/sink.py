@@ -342,7 +342,7 @@ def check_sink(
     case_sensitive : bool, default False
         Whether the session distinguishes columns whose names differ only in case.
     isolated : bool, default False
-        Whether the topology asks for ``isolate``.
+        Whether the topology sets ``isolate`` for it.
 
     Raises
     ------
