@@ -7,9 +7,9 @@ any string: metadata that is damaged or not ackcore's is treated as empty.
 
 The metadata is ``ack``, a digit for the version of the rest, a letter for the encoding of bits as
 characters, and the bits: CRC-32, deployment, generation, and four columns of small numbers, Rice
-coded. The columns are the lengths of the runs of holes (or single holes, where that is shorter),
-the number of done offsets after each, the distances between failed offsets, and the number of
-failures of each. (R. F. Rice, "Some practical universal noiseless coding techniques", 1979.
+coded. Two columns are the lengths of the runs of holes (or single holes, where that is shorter),
+and the number of done offsets after each. The other two are the distances between failed offsets,
+and the number of failures of each. (R. F. Rice, "Some practical universal noiseless coding techniques", 1979.
 Quotients and remainders are stored apart, so that numpy can read and write each at once.)
 """
 

@@ -127,8 +127,8 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     Raises
     ------
     TypeError
-        If the session is of Spark Connect and the sources are streams or a sink needs a JVM, a type
-        is not supported, a bolt cannot be pickled, or a sink cannot take its stream.
+        If a type is not supported, a bolt cannot be pickled, or a sink cannot take its stream. In a
+        session of Spark Connect also if the sources are streams, or a sink needs a JVM.
     ValueError
         If a source is a stream instead of bounded, or the reverse, or there is no spout.
     WorkerPythonError

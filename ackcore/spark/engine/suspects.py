@@ -147,7 +147,7 @@ def rejections(plan: Plan) -> dict[int, Reason]:
 
 
 def isolation_progress(plan: Plan) -> int:
-    """Return a measure of the search for crashing records; each crash with one alone raises it."""
+    """Return a number that grows with each crash in which one suspect record ran alone."""
     alone = sum(n - 1 for n in Counter(plan.suspects).values())
     return len(plan.rejected) * (ALONE_ENOUGH + 1) + alone
 

@@ -476,7 +476,7 @@ class SpoutOffsets:
     # -- the group --------------------------------------------------------------------------------
 
     def tell_of_others(self) -> None:
-        """Warn if another deployment has committed to the group since."""
+        """Warn if the group's last commit of a partition is by another deployment."""
         if self._group is not None:
             self._group.tell_of_others(self._cluster, self._asking, self.partitions)
 
