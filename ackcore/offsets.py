@@ -9,8 +9,9 @@ The metadata is ``ack``, a digit for the version of the rest, a letter for the e
 characters, and the bits: CRC-32, deployment, generation, and four columns of small numbers, Rice
 coded. Two columns are the lengths of the runs of holes (or single holes, where that is shorter),
 and the number of done offsets after each. The other two are the distances between failed offsets,
-and the number of failures of each. (R. F. Rice, "Some practical universal noiseless coding techniques", 1979.
-Quotients and remainders are stored apart, so that numpy can read and write each at once.)
+and the number of failures of each. (R. F. Rice, "Some practical universal noiseless coding
+techniques", 1979. Quotients and remainders are stored apart, so that numpy can read and write each
+at once.)
 """
 
 from __future__ import annotations
