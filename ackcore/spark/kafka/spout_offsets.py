@@ -138,8 +138,8 @@ class SpoutOffsets:
         tasks = self.spout.tasks
         if tasks is not None and tasks > len(self.partitions):
             _log.warning(
-                "spout %s has %d tasks and %d partitions: some tasks have none; decrease tasks, or add "
-                "partitions",
+                "spout %s has %d tasks and %d partitions: some tasks have none; decrease tasks, or "
+                "add partitions",
                 self.name,
                 tasks,
                 len(self.partitions),
