@@ -362,9 +362,9 @@ class FlowController:
         return taken
 
     def give_back(self, lease: Lease) -> bool:
-        """Return a lease that was not used. The limits do not change.
+        """Give back a lease that was not used. The limits do not change.
 
-        If it was for an item to be sent again, the item is re-queued.
+        If its item came from `try_again`, the item is re-queued.
 
         Returns
         -------

@@ -263,7 +263,7 @@ class Windows:
         return True
 
     def unsend(self, lease: Lease) -> bool:
-        """Record that a lease was not used. Return whether it was outstanding."""
+        """Take back a lease that was not used. Return whether it was outstanding."""
         if lease.fate is not _OUT:
             return False
         self._one_less(lease.consumer)
