@@ -355,7 +355,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         transaction.live.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the offset to commit."""
+        """Return the offset to commit, so that micro-batches are sent again or count as sent."""
         number, group = batch.batch_id, _id(batch.sink, batch.deployment)
         return (
             f"or have micro-batches from {number} to {last} sent again, in addition to their "

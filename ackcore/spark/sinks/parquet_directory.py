@@ -175,7 +175,7 @@ def read_note(note: bytes) -> Any:
 
 
 def is_owner(found: Any, deployment: str, sink: str) -> bool:
-    """Return whether a note names a sink of a deployment as the owner."""
+    """Return whether the note of a directory names this sink of this deployment as its owner."""
     return (
         isinstance(found, dict)
         and found.get("deployment") == deployment

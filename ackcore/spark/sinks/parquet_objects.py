@@ -220,8 +220,8 @@ def _check_announced(store: Store, batch_id: int, parts: ParquetParts) -> None:
     note = {} if found is None else read_note(found.data)
     if (note.get("content"), note.get("parts")) != parts:
         raise CheckpointInUse(
-            f"{store.url} has other rows of micro-batch {batch_id} by now, those of a driver that "
-            "took over from this one, or of a later attempt: these are not written"
+            f"the rows of micro-batch {batch_id} were not written to {store.url}: it has other "
+            "rows of this micro-batch by now, from a driver that took over or a later attempt"
         )
 
 
