@@ -556,13 +556,13 @@ class Transactions:
         send = self._producer.send_offsets_to_transaction
         # The call ignores its time-out while the group's coordinator is away.  A short time-out
         # would end the transaction whenever a coordinator moves.
-        what = f"{self._of}: no mark of {mark.number}"
+        what = f"{self._of}: the number {mark.number} could not be recorded"
         self._deliveries.call_apart(what, send, [place], self._group)
         self._marked = mark
 
     def commit(self) -> None:
         """Make messages and mark visible, all at once. After an error they may be visible."""
-        self._call("the end of one is not known", self._producer.commit_transaction)
+        self._call("the result of a commit is unknown", self._producer.commit_transaction)
         self._open = False
         self.last = self._marked
 

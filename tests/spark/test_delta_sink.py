@@ -69,7 +69,7 @@ def rows(path, options=None):
         ({"path": 3}, TypeError, "path must be a path or a URI, got int"),
         ({"path": ""}, ValueError, "path must not be empty"),
         ({"keys": [3]}, TypeError, r"keys must be names of columns, got \[3\]"),
-        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+        ({"keys": []}, ValueError, "keys must name at least one column, got none; leave it out"),
     ],
 )
 def test_arguments_are_refused(arguments, error, says):

@@ -59,7 +59,7 @@ BARE = 'CREATE TABLE words (word VARCHAR(5), "n" BIGINT)'
         ({"url": "mysql://u:hunter2@db"}, ValueError, "url must be one of JDBC's, such as"),
         ({"table": "a; DROP"}, ValueError, "table must be the name of a table, got 'a; DROP'"),
         ({"marker": ""}, ValueError, "marker must be the name of a table, got ''"),
-        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+        ({"keys": []}, ValueError, "keys must name at least one column, got none; leave it out"),
         ({"max_refused": 1.5}, TypeError, "max_refused must be an int, got float"),
         ({"max_refused": -1}, ValueError, "max_refused must be at least 0, got -1"),
         ({"properties": {"fetchsize": 3}}, TypeError, "properties must be texts by names"),

@@ -75,7 +75,7 @@ def sink():
         ({"dsn": "passwrd=hunter2"}, ValueError, r"dsn must be a connection string of libpq"),
         ({"table": ""}, ValueError, "table must be the name of a table, got ''"),
         ({"keys": [3]}, TypeError, r"keys must be names of columns, got \[3\]"),
-        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+        ({"keys": []}, ValueError, "keys must name at least one column, got none; leave it out"),
     ],
 )
 def test_arguments_are_refused(arguments, error, says):

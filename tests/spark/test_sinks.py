@@ -317,7 +317,7 @@ def test_a_sink_that_cannot_write_the_stream_is_refused():
     with pytest.raises(TypeError, match="would read in place of the column 'batch_ID'"):
         check_sink("count", to_parquet("x"), named)
     twins = pa.schema([("a", pa.string()), ("A", pa.string())])
-    with pytest.raises(TypeError, match="the columns 'a' and 'A' are one"):
+    with pytest.raises(TypeError, match="distinguish the columns 'a' and 'A'"):
         check_sink("count", to_parquet("x"), twins)
     check_sink("count", lambda frame, n, *more: None, named)
     check_sink("count", to_parquet("x"), None)

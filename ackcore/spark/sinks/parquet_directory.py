@@ -77,10 +77,9 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
         other = seen.setdefault(field.name.lower(), field.name)
         if other != field.name and not case_sensitive:
             raise TypeError(
-                f"sink {name!r} writes Parquet for Spark, to which the columns {other!r} and "
-                f"{field.name!r} are one; rename one of them in the bolt, or for guard() in the "
-                "frame or in outputs; or set "
-                "spark.sql.caseSensitive to true"
+                f"sink {name!r} writes Parquet for Spark, which does not distinguish the columns "
+                f"{other!r} and {field.name!r}; rename one of them in the bolt, or for guard() in "
+                "the frame or in outputs; or set spark.sql.caseSensitive to true"
             )
         if field.name.lower() == "batch_id":
             raise TypeError(
