@@ -387,7 +387,7 @@ class Cluster:
     def _until_it_stays(
         self, ask: Callable[[], PartitionAnswers[Committed]], patience_s: float = _MOVES_S
     ) -> PartitionAnswers[Committed]:
-        """Send a request about a group, again for ``patience_s`` while its coordinator moves."""
+        """Send a request about a group; retry it for ``patience_s`` while its coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
             answers = ask()

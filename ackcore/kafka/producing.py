@@ -556,13 +556,15 @@ class Transactions:
         send = self._producer.send_offsets_to_transaction
         # The call ignores its time-out while the group's coordinator is away.  A short time-out
         # would end the transaction whenever a coordinator moves.
-        what = f"{self._of}: no mark of {mark.number}"
+        what = f"{self._of}: number {mark.number} could not be added to its transaction"
         self._deliveries.call_apart(what, send, [place], self._group)
         self._marked = mark
 
     def commit(self) -> None:
         """Make messages and mark visible, all at once. After an error they may be visible."""
-        self._call("the end of one is not known", self._producer.commit_transaction)
+        self._call(
+            "it is unknown whether the last was committed", self._producer.commit_transaction
+        )
         self._open = False
         self.last = self._marked
 

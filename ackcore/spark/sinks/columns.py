@@ -35,7 +35,7 @@ def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
     if not all(isinstance(key, str) for key in named):
         raise TypeError(f"keys must be names of columns, got {keys!r}")
     if keys is not None and not named:
-        raise ValueError("keys must name a column at least; leave it out to append all rows")
+        raise ValueError("keys must name at least one column; omit it to append all rows")
     return tuple(named)
 
 

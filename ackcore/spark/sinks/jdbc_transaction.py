@@ -163,7 +163,10 @@ class JdbcTransaction:
             *self._of,
         )
         if found is None:
-            raise JdbcError(f"the row of sink {self._batch.sink!r} in {self._names.marker} is gone")
+            raise JdbcError(
+                f"the row of sink {self._batch.sink!r} in {self._names.marker} was deleted while "
+                "the query ran; start the query again, which inserts the row"
+            )
         return int(found[0] or 0), found[1] or "", found[2]
 
     def _mark(self, sets: str, *values: str | int) -> None:
