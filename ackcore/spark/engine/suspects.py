@@ -43,7 +43,7 @@ _LOST = re.compile(r"most recent failure: Lost task (\d+)\.\d+ in stage \S+ \(TI
 
 
 class FailedAttempt(NamedTuple):
-    """The task attempt at which a job gave up: its place in its stage, and Spark's number of it."""
+    """The task attempt at which a job gave up: its place in its stage, and Spark's task id."""
 
     place: int
     id: int

@@ -101,7 +101,9 @@ def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
     try:
         return to_arrow_schema(from_arrow_schema(schema))
     except PySparkException as error:
-        raise TypeError(f"{what}: Spark has no type for a column: {error}") from error
+        raise TypeError(
+            f"{what}: Spark has no type for a column: {error}; have the bolt emit another type"
+        ) from error
 
 
 def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:

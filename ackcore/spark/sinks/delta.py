@@ -152,7 +152,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 _deltalake().Schema.from_arrow(wanted)
             except Exception as error:
                 raise TypeError(
-                    f"{what}: a Delta table has no type for {field.type}, that of column "
+                    f"{what}: a Delta table has no type for {field.type} of column "
                     f"{field.name!r}; have the bolt emit another type"
                 ) from error
         self._schemas[sink] = spark_schema(what, schema)

@@ -157,7 +157,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
             for field, found in zip(schema, from_arrow_schema(schema), strict=True):
                 if connection.type_of(found.dataType) is None:
                     raise TypeError(
-                        f"{what}: {self._server.shown()} has no type for {field.type}, that of "
+                        f"{what}: {self._server.shown()} has no type for {field.type} of "
                         f"column {field.name!r}; have the bolt emit another type"
                     )
 

@@ -257,7 +257,8 @@ class JdbcTransaction:
         if self._locked()[2] != self._bare:
             raise CheckpointInUse(
                 f"another driver has begun to write micro-batch {number} of sink "
-                f"{self._batch.sink!r} into table {self._names.table}; this one writes nothing"
+                f"{self._batch.sink!r} into table {self._names.table}; this one writes nothing. "
+                "Let the other driver run, or stop it and start this query again"
             )
         check_fence()
         if keys:
