@@ -441,7 +441,7 @@ class Cluster:
             return failure
         text = f"{failure.text}, after {cause}" if cause else failure.text
         way_out = (
-            f"see that bootstrap_servers={self._settings.bootstrap_servers!r} is right, and that "
+            f"check that bootstrap_servers={self._settings.bootstrap_servers!r} is right, and that "
             "brokers can be reached from here"
         )
         return failure._replace(text=self._settings.redacted(f"{text}; {way_out}"))

@@ -93,8 +93,8 @@ _WAYS_OUT = {
         "set transaction.timeout.ms in options to no more than the broker's "
         "transaction.max.timeout.ms"
     ),
-    KafkaError._MSG_TIMED_OUT: "see that the brokers can be reached and have enough replicas",
-    KafkaError._TIMED_OUT: "see that the brokers can be reached",
+    KafkaError._MSG_TIMED_OUT: "check that the brokers can be reached and have enough replicas",
+    KafkaError._TIMED_OUT: "check that the brokers can be reached",
 }
 
 
@@ -236,7 +236,7 @@ class Deliveries:
         return self._producer
 
     def reach(self, topic: str) -> None:
-        """Request a topic's metadata, to see that a broker answers. The topic need not exist.
+        """Request a topic's metadata, to check that a broker answers. The topic need not exist.
 
         Raises
         ------
