@@ -255,7 +255,7 @@ class Quiet:
         self._began = self._last = now_s
 
     def printed(self, now_s: float) -> None:
-        """Note that something was printed."""
+        """Store the time at which something was printed."""
         self._last = now_s
 
     def line(self, now_s: float, text: str) -> str | None:

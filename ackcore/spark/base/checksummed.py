@@ -302,7 +302,7 @@ class NamedByChecksum:
 
 @contextlib.contextmanager
 def _reading(path: Path, way_out: str) -> Iterator[None]:
-    """Raise errors in reading a table's file as errors that name the file."""
+    """Convert errors of reading a table's file to errors that name the file."""
     try:
         yield
     except FileNotFoundError:

@@ -53,7 +53,7 @@ _SERVERS = "the server's"
 
 
 class WorkerPythonError(RuntimeError):
-    """The workers' Python cannot run ackcore; the message says why, and what to do."""
+    """The workers' Python cannot run ackcore; the message has the cause and the remedy."""
 
 
 class WorkerReport(NamedTuple):

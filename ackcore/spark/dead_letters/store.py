@@ -228,7 +228,7 @@ class DeadLetters:
 
 
 def check_letters_url(url: str, checkpoint: str) -> None:
-    """Raise if the places of a store and its checkpoint do not go together.
+    """Raise if readers of a checkpoint might not reach the place of its dead letters.
 
     Raises
     ------

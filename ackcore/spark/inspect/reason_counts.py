@@ -135,7 +135,7 @@ def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
 
 
 class DeadCounter:
-    """Counts the letters of a store. Unchanged files are counted once."""
+    """A counter of the letters of a store. It reads an unchanged file only once."""
 
     def __init__(self) -> None:
         self._counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}
