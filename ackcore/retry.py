@@ -109,10 +109,7 @@ def _bits(message_id: str, attempt: int) -> int:
 
 
 def _begun(attempt: int) -> blake2b:
-    """Return a hash object that was updated with an attempt, to be copied for each message.
-
-    This halves the time.
-    """
+    """Return the hash state of an attempt. A copy of it for each message halves the time."""
     return blake2b(attempt.to_bytes(8, "little"), digest_size=8, person=b"ackcore.retry")
 
 

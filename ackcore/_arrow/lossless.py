@@ -302,7 +302,7 @@ def _time(arrow_type: pa.DataType) -> tuple[bool, ...]:
 
 
 def _fits(kinds: set[type], values: Sequence[Any], arrow_type: pa.DataType) -> bool:
-    """Return whether values of these Python types need no comparison."""
+    """Return whether Arrow stores values of these Python types without loss, or refuses them."""
     for tests, fit in _FIT:
         if kinds <= fit and any(getattr(pa.types, test)(arrow_type) for test in tests):
             return True

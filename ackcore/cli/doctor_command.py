@@ -23,7 +23,7 @@ from ackcore.cli.reporting import cell, console, plain, print_json, table
 
 
 class Finding(NamedTuple):
-    """The result of one check. ``ok`` is None where it is not needed; ``mend`` is a command."""
+    """The result of one check. ``ok`` is None if an optional package is missing."""
 
     what: str
     ok: bool | None

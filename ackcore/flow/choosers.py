@@ -105,10 +105,7 @@ class _ByScore:
         return None if least == _CLOSED else self._consumers[scores.index(least)]
 
     def _avoided(self, avoid: tuple[FlowConsumer, ...]) -> tuple[FlowConsumer, ...]:
-        """Return the latest of these consumers, but leave out as many as needed to keep one open.
-
-        The consumers left out are the earliest.
-        """
+        """Return these consumers, without the first ones if no other consumer is open."""
         opened = [c for c in self._consumers if c is not None and c.is_open]
         while avoid and all(c in avoid for c in opened):
             avoid = avoid[1:]

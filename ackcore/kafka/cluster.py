@@ -387,7 +387,7 @@ class Cluster:
     def _until_it_stays(
         self, ask: Callable[[], PartitionAnswers[Committed]], patience_s: float = _MOVES_S
     ) -> PartitionAnswers[Committed]:
-        """Send a request about a group, again for ``patience_s`` while its coordinator moves."""
+        """Send a request about a group; retry it for ``patience_s`` while its coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
             answers = ask()
@@ -441,7 +441,7 @@ class Cluster:
             return failure
         text = f"{failure.text}, after {cause}" if cause else failure.text
         way_out = (
-            f"see that bootstrap_servers={self._settings.bootstrap_servers!r} is right, and that "
+            f"check that bootstrap_servers={self._settings.bootstrap_servers!r} is right, and that "
             "brokers can be reached from here"
         )
         return failure._replace(text=self._settings.redacted(f"{text}; {way_out}"))

@@ -100,12 +100,9 @@ def raw_consumer(
 ) -> RawConsumer | None:
     """Return a consumer with these settings; None if confluent-kafka's own must be used.
 
-    Return None in four cases:
-
-    - a setting is neither text nor number: callbacks and loggers belong to confluent-kafka;
-    - SASL may fetch a token, which confluent-kafka does in its own way;
-    - the Python backend runs, which is slower with this consumer;
-    - librdkafka cannot be called.
+    It returns None in four cases: a setting is neither text nor number (callbacks and loggers
+    belong to confluent-kafka); SASL may fetch a token, which confluent-kafka does its own way; the
+    Python backend runs, which is slower with this consumer; librdkafka cannot be called.
 
     Parameters
     ----------

@@ -113,7 +113,7 @@ def start(
         out of range. If the checkpoint is in a bucket, and `dead_letters` is not or
         `spark_checkpoint` is missing.
     StateError
-        If the checkpoint cannot be used; each cause has a subclass.
+        If the checkpoint cannot be used; its subclasses distinguish the causes.
     """
     deployment = Deployment(
         topology,
@@ -193,7 +193,7 @@ def run_batch(
         by each further call.  It lists the errors of the dead records; within the limit, a warning
         lists them.
     StateError
-        If the checkpoint cannot be used; each cause has a subclass.
+        If the checkpoint cannot be used; its subclasses distinguish the causes.
     RunFailed
         If Spark cannot run a micro-batch.
     RunCancelled

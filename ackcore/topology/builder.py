@@ -320,8 +320,8 @@ class TopologyBuilder:
         check_max_refused(max_refused)
         if max_refused != MAX_REFUSED and not errors:
             raise ValueError(
-                f"max_refused of sink {name!r} is the limit of isolate, which is not set; "
-                "set isolate, or pass max_refused to to_postgres() or to_jdbc()"
+                f"max_refused of sink {name!r} limits the rows that isolate finds, and isolate is "
+                "not set; set isolate, or pass max_refused to to_postgres() or to_jdbc()"
             )
         self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone, max_refused))
 

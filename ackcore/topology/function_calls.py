@@ -32,7 +32,7 @@ from ackcore.topology.tuples import Origin, Tuple
 
 
 class _Calling(Component):
-    """The common part of both bolts.
+    """The common part of `RowFunction` and `BatchFunction`.
 
     Parameters
     ----------

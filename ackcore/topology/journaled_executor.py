@@ -249,8 +249,9 @@ def _digest(data: bytes) -> bytes:
 
 
 class _Journaled(RowExecutor):
-    """The common part of both executors: it executes only inputs without an answer, and emits all
-    answers in the same way.
+    """The common part of `JournaledExecutor` and `JournaledCallExecutor`.
+
+    It executes only inputs without an answer, and emits all answers in the same way.
 
     The bolt is prepared before its first call, and not at all if all answers are in the journal. An
     exception of ``prepare`` is no answer: all inputs without an answer fail with it.
@@ -351,7 +352,7 @@ class JournaledExecutor(_Journaled):
 
 
 class JournaledCallExecutor(_Journaled, CallExecutor):
-    """The executor of one task of a journaled `AsyncBolt`, or `BasicBolt` with several threads.
+    """The executor of a journaled `AsyncBolt`, or of a `BasicBolt` with several threads.
 
     An answer is written when its call returns, whether or not earlier inputs are done.
     """

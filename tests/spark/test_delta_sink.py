@@ -69,7 +69,7 @@ def rows(path, options=None):
         ({"path": 3}, TypeError, "path must be a path or a URI, got int"),
         ({"path": ""}, ValueError, "path must not be empty"),
         ({"keys": [3]}, TypeError, r"keys must be names of columns, got \[3\]"),
-        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+        ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
     ],
 )
 def test_arguments_are_refused(arguments, error, says):
@@ -258,7 +258,7 @@ def test_whatever_deltalake_says_of_rows_is_said_without_values(
     """Errors that `refuse_misfits` leaves to a table which is altered meanwhile."""
     sink = started(path)
     monkeypatch.setattr(deltalake, "write_deltalake", lambda *_, **__: raise_(error))
-    with pytest.raises(ValueError, match=f"none is written: {said}") as told:
+    with pytest.raises(ValueError, match=f"none of its rows are written: {said}") as told:
         sink.write(accepted(files))
     assert "abc" not in "".join(traceback.format_exception(told.value))
 

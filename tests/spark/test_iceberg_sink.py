@@ -71,7 +71,7 @@ def rows(lake):
             TypeError,
             "catalog must be a name, or a mapping of",
         ),
-        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+        ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
     ],
 )
 def test_arguments_are_refused(arguments, error, says):

@@ -174,7 +174,7 @@ def lost_in_arrow(kind: DataType) -> str | None:
 
 
 def from_arrow_schema(schema: pa.Schema) -> StructType:
-    """Return an Arrow schema as a Spark schema; times without a zone stay so (default from 4.2)."""
+    """Return an Arrow schema as a Spark schema. Times without a zone stay without, as from 4.2."""
     return arrow_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 

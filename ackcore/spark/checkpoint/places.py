@@ -130,7 +130,7 @@ class RunPlaces:
             if number is not None and self._waited:
                 self._sweep(number)
         except StateError as error:
-            _log.debug("%s could not be swept: %s", self._place(""), error)
+            _log.debug("files of finished runs in %s were not deleted: %s", self._place(""), error)
 
     def _sweep(self, number: int) -> None:
         """Delete the files of finished micro-batches.

@@ -128,8 +128,8 @@ class SpoutOffsets:
                 self._cluster.partitions(topics)
         except (UnknownTopics, ClusterFailed) as error:
             _log.warning(
-                "spout %s reads no new records of a topic that was deleted, or that this user may "
-                "not read, until it can be read again: %s",
+                "spout %s cannot read a topic that was deleted, or that this user may not read. "
+                "Other topics are read, and this one once it can be read again: %s",
                 self.name,
                 error,
             )

@@ -35,7 +35,7 @@ def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
     if not all(isinstance(key, str) for key in named):
         raise TypeError(f"keys must be names of columns, got {keys!r}")
     if keys is not None and not named:
-        raise ValueError("keys must name a column at least; leave it out to append all rows")
+        raise ValueError("keys must name at least one column; omit it to append all rows")
     return tuple(named)
 
 
@@ -101,7 +101,9 @@ def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
     try:
         return to_arrow_schema(from_arrow_schema(schema))
     except PySparkException as error:
-        raise TypeError(f"{what}: Spark has no type for a column: {error}") from error
+        raise TypeError(
+            f"{what}: Spark has no type for a column: {error}; have the bolt emit another type"
+        ) from error
 
 
 def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:

@@ -46,8 +46,8 @@ def refuse_unfit(what: str, schema: pa.Schema) -> None:
                 as_csv(pa.RecordBatch.from_arrays([pa.nulls(1, kind)], ["x"]), [as_array])
         except (TypeError, pa.ArrowException):
             raise TypeError(
-                f"{what}: column {field.name!r} of {kind} has no text form in PostgreSQL; have the "
-                "bolt emit another type"
+                f"{what}: column {field.name!r} of {kind} cannot be written as text for "
+                "PostgreSQL; have the bolt emit another type"
             ) from None
 
 

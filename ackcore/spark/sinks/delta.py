@@ -152,7 +152,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 _deltalake().Schema.from_arrow(wanted)
             except Exception as error:
                 raise TypeError(
-                    f"{what}: a Delta table has no type for {field.type}, that of column "
+                    f"{what}: a Delta table has no type for {field.type} of column "
                     f"{field.name!r}; have the bolt emit another type"
                 ) from error
         self._schemas[sink] = spark_schema(what, schema)
@@ -307,11 +307,11 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 raise
             said = " ".join((str(error) if of_rows is None else of_rows[0]).split())
             raise ValueError(
-                f"sink {batch.sink!r}: Delta {self._shown} does not take the rows of "
-                f"micro-batch {batch.batch_id}, of which none is written: {said}. Each "
-                "attempt gets the same rows, so change the table: drop the constraint that they "
-                "violate (ALTER TABLE ... DROP CONSTRAINT), or give the column the type of the "
-                "stream's column and let it take nulls"
+                f"sink {batch.sink!r}: Delta {self._shown} refused micro-batch {batch.batch_id}, "
+                f"and none of its rows are written: {said}. Another attempt would send the same "
+                "rows, so change the table: drop the constraint that they violate (ALTER TABLE "
+                "... DROP CONSTRAINT), or give the column the type of the stream's column and "
+                "allow nulls in it"
             ) from None
 
     @contextlib.contextmanager

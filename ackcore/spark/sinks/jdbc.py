@@ -125,7 +125,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         for name, value in of.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise TypeError(
-                    f"properties must map str to str, got {type(value).__name__} for {name!r}"
+                    f"properties must map names to texts, got {type(value).__name__} for {name!r}"
                 )
             if name.lower() in ("url", "dbtable", "query"):
                 raise ValueError(f"properties must not have {name!r}: it is an argument")
@@ -157,7 +157,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
             for field, found in zip(schema, from_arrow_schema(schema), strict=True):
                 if connection.type_of(found.dataType) is None:
                     raise TypeError(
-                        f"{what}: {self._server.shown()} has no type for {field.type}, that of "
+                        f"{what}: {self._server.shown()} has no type for {field.type} of "
                         f"column {field.name!r}; have the bolt emit another type"
                     )
 

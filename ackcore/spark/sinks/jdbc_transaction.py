@@ -164,7 +164,8 @@ class JdbcTransaction:
         )
         if found is None:
             raise JdbcError(
-                f"the row of sink {self._batch.sink!r} in {self._names.marker} was deleted"
+                f"the row of sink {self._batch.sink!r} in {self._names.marker} was deleted while "
+                "the query ran; start the query again, which inserts the row"
             )
         return int(found[0] or 0), found[1] or "", found[2]
 
@@ -256,7 +257,8 @@ class JdbcTransaction:
         if self._locked()[2] != self._bare:
             raise CheckpointInUse(
                 f"another driver has begun to write micro-batch {number} of sink "
-                f"{self._batch.sink!r} into table {self._names.table}; this one writes nothing"
+                f"{self._batch.sink!r} into table {self._names.table}; this one writes nothing. "
+                "Let the other driver run, or stop it and start this query again"
             )
         check_fence()
         if keys:

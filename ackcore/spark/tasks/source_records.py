@@ -34,9 +34,9 @@ class SourceRecords(NamedTuple):
 def pick(
     some: SourceRecords, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s], number: int
 ) -> pa.RecordBatch:
-    """Return the records with the given roots, and the new records with the given claims.
+    """Return the records with the given roots, and the new ones with the given claim ids.
 
-    See `records_at` for the columns.
+    A claim id is the hash of a message id; see `record_ids`. The result is that of `records_at`.
     """
     source = some.source
     ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
