@@ -374,7 +374,7 @@ def check_size(
 ) -> None:
     """Raise `CheckpointCorrupt` if a file's size differs from the recorded size, if any."""
     if nbytes is not None and size != nbytes:
-        raise corrupt(path, f"is damaged: it has {size} bytes, and {nbytes} are on record", way_out)
+        raise corrupt(path, f"is damaged: it has {size} bytes instead of {nbytes}", way_out)
 
 
 def read_table(
