@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +54,7 @@ class MiniHdfs:
         self.conf.mkdir()
         self._write_settings()
         self._processes: dict[str, subprocess.Popen] = {}
+        self._starter = ThreadPoolExecutor(1)  # a thread that lives as long as this object
         try:
             self._format()
             for name in ("NameNode", "DataNode"):
@@ -100,7 +102,10 @@ class MiniHdfs:
 
     def start(self, name: str) -> None:
         """Start "NameNode" or "DataNode", on what is in its directory."""
-        setpriv = shutil.which("setpriv")  # it ends with the process that started it
+        self._starter.submit(self._launch, name).result()
+
+    def _launch(self, name: str) -> None:
+        setpriv = shutil.which("setpriv")  # it ends with the thread that started it
         with self._log(name).open("a") as log:
             self._processes[name] = subprocess.Popen(
                 [*([setpriv, "--pdeathsig", "KILL"] if setpriv else []), *self._command(name)],
@@ -153,6 +158,7 @@ class MiniHdfs:
     def close(self) -> None:
         for name in list(self._processes):
             self.kill(name)
+        self._starter.shutdown()
         self._place.cleanup()
 
 
