@@ -138,6 +138,21 @@ def test_the_doctor_tries_what_a_bucket_promises(ackcore, lines, bucket):
     assert open_store(bucket, "path").list() == []
 
 
+def test_the_doctor_tries_what_hdfs_promises(ackcore, lines, hdfs_place):
+    told = lines(ackcore("doctor", hdfs_place, "--master", "none", "--json"))
+    found = {each["what"]: each["ok"] for each in told}
+    assert found["hdfs-native"]
+    assert found["one of many at once"]
+    assert "obstore" not in found
+
+
+def test_the_doctor_names_a_wrong_host(ackcore, lines):
+    told = lines(ackcore("doctor", "hdfs://nowhere/a", "--master", "none", "--json", code=1))
+    (bad,) = [each for each in told if each["ok"] is False]
+    assert "'nowhere' must be the NameNode's host and port" in bad["found"]
+    assert "HADOOP_CONF_DIR" in bad["mend"]
+
+
 def test_the_doctor_finds_a_server_without_conditions(ackcore, lines, bucket, monkeypatch):
     whole = ObjectStore._put
     monkeypatch.setattr(

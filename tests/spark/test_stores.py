@@ -630,7 +630,7 @@ def test_what_is_no_bucket_is_a_path(tmp_path):
     assert not is_bucket(str(tmp_path))
     assert not is_bucket(tmp_path)
     assert open_store(f"file://{tmp_path}", "path").url == str(tmp_path)
-    with pytest.raises(ValueError, match="hdfs"):
-        open_store("hdfs://host/path", "path")
+    with pytest.raises(ValueError, match="viewfs"):
+        open_store("viewfs://host/path", "path")
     with pytest.raises(ValueError, match="must be a path, or begin with one of s3://"):
-        store_url("hdfs://host/path", "path")
+        store_url("viewfs://host/path", "path")
