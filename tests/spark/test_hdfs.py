@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from hdfs_native import Client
 from mini_hdfs import LosesAnswers
 
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
@@ -21,6 +20,8 @@ from ackcore.spark.stores.interface import StoreConflict, StoreUnavailable
 from ackcore.spark.stores.opening import open_store, store_url
 from ackcore.spark.stores.run_files import remove_abandoned
 from ackcore.spark.stores.trying import tried
+
+Client = pytest.importorskip("hdfs_native").Client
 
 
 @pytest.fixture
