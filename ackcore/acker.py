@@ -53,8 +53,9 @@ class Acker:
     Parameters
     ----------
     backend : str or callable, optional
-        The maker of ledgers: a name for `ackcore.load_backend`, or a callable with the arguments of
-        `ackcore.Ledger`. By default `ackcore.Ledger`.
+        The maker of ledgers: ``"native"``, ``"python"``, a name in the entry-point group
+        ``ackcore.backends``, or a callable with the arguments of `ackcore.Ledger`. By default
+        `ackcore.Ledger`.
     shards : int, default 1
         The number of ledgers among which roots are divided, as Storm divides them among acker
         tasks.

@@ -23,9 +23,10 @@ from accepted_rows import WORDS, accepted, row_file
 from one_sink import word_count
 from test_postgres_sink import TABLE, execute, refused, words
 
-from ackcore.spark import SinkError, SinkUnavailable, TooManyRefused, run_batch, to_postgres
+from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks.postgres_rows import PostgresRows
+from ackcore.spark.sinks.rejects import TooManyRefused
 from ackcore.spark.sinks.sink import Sink, check_sink
 
 cloudpickle.register_pickle_by_value(test_postgres_sink)
