@@ -181,11 +181,6 @@ class Acker:
         """The number of turns after which an entry expires."""
         return self._buckets
 
-    @property
-    def period_ms(self) -> int:
-        """The milliseconds between turns."""
-        return self._period_ms
-
     # Messages.  Columns, as in `ackcore.Ledger`.
 
     def apply(self, root_ids: Any, vals: Any, tasks: Any) -> Outcomes:
