@@ -73,8 +73,8 @@ def dead_letters(
         ``spout, message_id, attempts, error_type, error_message, component``, ``first_ms`` and
         ``last_ms`` (timestamps of the record's first intake and its death), ``batch_id``,
         ``replays`` (the number of replays of the record before it died), ``replayed`` (the number
-        of times the letter was sent again, without withdrawn requests), ``replay_request`` (the last request
-        that sent it, or null) and ``payload``. Where spouts differ in columns, or a source has
+        of times the letter was sent again, without withdrawn requests), ``replay_request`` (the
+        last request that sent it, or null) and ``payload``. Where spouts differ in columns, or a source has
         changed, the payload has all columns, each in the widest of its types, with nulls for
         columns that a letter does not have.
 
