@@ -74,9 +74,9 @@ def dead_letters(
         ``last_ms`` (timestamps of the record's first intake and its death), ``batch_id``,
         ``replays`` (the number of replays of the record before it died), ``replayed`` (the number
         of times the letter was sent again, without withdrawn requests), ``replay_request`` (the
-        last request that sent it, or null) and ``payload``. Where spouts differ in columns, or a source has
-        changed, the payload has all columns, each in the widest of its types, with nulls for
-        columns that a letter does not have.
+        last request that sent it, or null) and ``payload``. Where spouts differ in columns, or a
+        source has changed, the payload has all columns, each in the widest of its types, with
+        nulls for columns that a letter does not have.
 
         The frame reads the files that exist at the call. Call again for later letters, and do not
         keep it for more than an hour. Letters that are dropped meanwhile disappear when their file
