@@ -21,7 +21,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest $(if $(K),-k "$(K)")
 CORE := tests --ignore tests/spark --ignore tests/cli --ignore tests/ui --ignore tests/faults
 # What runs compiled code; the rest is Python, alike in every build.
-COMPILED := $(filter-out tests/test_imports.py tests/test_mutations.py,$(wildcard tests/test_*.py))
+COMPILED := $(filter-out $(patsubst %,tests/test_%.py,fault_list imports journal mutations retry),$(wildcard tests/test_*.py))
 # By two at a time, unless it is one area, chosen by a mark or a debugger is to come.  With Spark a
 # file stays together: its tests share a session.
 by_two = $(if $(K)$(findstring pdb,$(ARGS))$(filter -m,$(ARGS)),,-n 2 --dist $1 -p no:benchmark)
