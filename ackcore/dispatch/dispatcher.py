@@ -286,11 +286,6 @@ class Dispatcher:
             self._start, self._prefix.committed, **self._counts, consumers=self._flow.state()
         )
 
-    @property
-    def targets(self) -> Mapping[Hashable, Target]:
-        """The consumers, by name."""
-        return self._targets
-
     # Sending.
 
     async def _start_targets(self) -> None:
