@@ -55,7 +55,6 @@ FAULTS = pytest.mark.faults
     ("table", "steps"),
     [
         ("delta", ["in-transaction"]),
-        ("iceberg", ["in-transaction"]),
         ("postgres", ["refused", "in-transaction", "in-sink"]),
         pytest.param("delta", STEPS, marks=FAULTS),
         pytest.param("iceberg", STEPS, marks=FAULTS),
