@@ -49,9 +49,9 @@ class NumberedVersions:
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
         """See `Store.replace`."""
-        place, found = self.place(key), self.get(key)
-        if (None if found is None else found.version) != version:
-            return version_if_equal(place, found, data)
+        place, newest = self.place(key), self._numbers(key)[-1:]
+        if [str(number) for number in newest] != ([] if version is None else [version]):
+            return version_if_equal(place, self.get(key), data)
         number = 1 if version is None else int(version) + 1
         try:
             self._add(key, number, data)
