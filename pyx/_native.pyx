@@ -27,7 +27,8 @@ from kernel cimport (
     FULL, ROWS_BAD, ROWS_PLAIN, SLOTS,
     TASK_ACK, TASK_FAIL, TASK_RESET, batch_t, columns_t, kernel_at,
     kernel_t, ledger_t, live, lock_acquire_gil, lock_acquire_nogil, lock_destroy,
-    lock_init, lock_release, lock_t, outcomes_t, table_at, table_bytes, table_t, takeable,
+    lock_init, lock_release, lock_t, memory_of, outcomes_t, table_at, table_bytes, table_t,
+    takeable,
 )
 
 import contextlib

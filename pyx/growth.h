@@ -131,17 +131,21 @@ static void migrate_home(ledger_t *ledger, size_t index) {
     }
 }
 /* Return the memory of migrated buckets a piece at a time: to unmap a large table at once takes
- * tens of milliseconds.  Returned pages read as zeros, that is, as free slots; so there must be no
- * entry, and while the last bucket has overflow, its displaced entries may be in the first ones. */
+ * tens of milliseconds.  Returned pages read as zeros, that is, as free slots, so there must be no
+ * entry.  While the last bucket has overflow, its displaced entries are in the first buckets.  They
+ * fill them without a gap, so fewer than OVERFLOW_MAX of them are all in the first piece. */
 static void release_migrated(ledger_t *ledger) {
 #if defined(__linux__)
     enum { PIECE = 2 << 20 };
+    const uint8_t overflow = ledger->old.buckets[ledger->old.n_buckets - 1].overflow_count;
     const uintptr_t start = (uintptr_t)ledger->old.buckets;
-    const uintptr_t from = (start + ledger->released + PIECE - 1) / PIECE * PIECE;
+    uintptr_t from = (start + ledger->released_to + PIECE - 1) / PIECE * PIECE;
     const uintptr_t to = (uintptr_t)&ledger->old.buckets[ledger->migrated] / PIECE * PIECE;
-    if (to <= from || ledger->old.buckets[ledger->old.n_buckets - 1].overflow_count) return;
+    if (overflow && from < start + PIECE) from += PIECE;
+    if (to <= from || overflow == OVERFLOW_MAX) return;
     madvise((void *)from, to - from, MADV_DONTNEED); /* if this fails, it is freed with the rest */
-    ledger->released = to - start;
+    ledger->released += to - from;
+    ledger->released_to = to - start;
 #endif
 }
 static void ledger_migrate(ledger_t *ledger, size_t homes) {
@@ -159,7 +163,7 @@ static void start_migration(ledger_t *ledger, table_t table) {
     ledger_migrate(ledger, WHOLE);
     ledger->old = ledger->cur;
     ledger->cur = table;
-    ledger->migrated = ledger->released = 0;
+    ledger->migrated = ledger->released = ledger->released_to = 0;
     ledger->limit = limit_of(table.n_buckets, ledger->min_buckets);
     ledger->sweep_at = ledger->take_at = 0;
 }

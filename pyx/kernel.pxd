@@ -25,7 +25,6 @@ cdef extern from "layout.h" nogil:
         size_t limit
         size_t min_buckets
         int turns
-        size_t released
         void *retired
         int64_t second_inits
         int64_t orphans
@@ -60,6 +59,7 @@ cdef extern from "layout.h" nogil:
     size_t table_bytes(size_t n, int timed) noexcept
     table_t table_at(void *memory, size_t n, int timed, void *owner) noexcept
     size_t live(const ledger_t *l) noexcept
+    size_t memory_of(const ledger_t *l, int timed) noexcept
     int64_t takeable(const ledger_t *l) noexcept
 
     ctypedef struct kernel_t:

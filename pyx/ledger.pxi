@@ -419,12 +419,13 @@ cdef class Ledger:
 
     @property
     def nbytes(self):
-        """The size of the table in bytes, or of both tables during a migration."""
+        """The memory of the table in bytes; during a migration, that of the parts in use of both.
+
+        With huge pages, up to 4 MB more may be resident.
+        """
         cdef size_t n
         lock_acquire_gil(&self.lock)
-        n = table_bytes(self.state.cur.n_buckets, self.timed)
-        if self.state.old.n_buckets:
-            n += table_bytes(self.state.old.n_buckets, self.timed) - self.state.released
+        n = memory_of(&self.state, self.timed)
         lock_release(&self.lock)
         return n
 

@@ -3,6 +3,7 @@
 import mmap
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,6 +108,38 @@ def test_memory_an_entry(native):
     roots = np.arange(100_000)
     ledger.ack_many(roots, roots + 1)
     assert ledger.nbytes / len(ledger) < BYTES_AN_ENTRY
+
+
+def resident():
+    """The anonymous memory of this process in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
+    return int(status["RssAnon"].split()[0]) << 10
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's /proc")
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_table_that_migrates_takes_a_new_page_for_an_old_one(native, wrapped):
+    """Also where entries of the old table's last bucket were displaced into its first one."""
+    roots = np.arange(300_000)
+    if wrapped:
+        last = []  # roots whose home is the last bucket under this seed
+        for start in (2**40, 2**41, 2**42):
+            ledger = native.Ledger(capacity=200_000, seed=1)
+            ledger.ack_many(roots[:200_000] + start, roots[:200_000] + 1)
+            last.extend(ledger.tables[0]["keys"][-1].astype(np.int64))
+        roots[: len(last)] = last
+    ledger = native.Ledger(capacity=200_000, seed=1)
+    before, at = resident(), 0
+    while ledger.stats.growths == 0:
+        ledger.ack_many(roots[at : at + 1_000], np.ones(1_000, np.int64))
+        at += 1_000
+    assert (ledger.tables[1]["overflow_count"][-1] > 0) == wrapped
+    lag = 6 << 20  # a huge page of each table, and one for outcomes
+    while len(ledger.tables) == 2:
+        ledger.ack_many(roots[:1_000], np.full(1_000, 2))
+        assert ledger.nbytes <= 96 * len(ledger) + lag
+        assert resident() - before <= ledger.nbytes + lag
 
 
 def test_a_table_whose_load_fell_shrinks(native):
