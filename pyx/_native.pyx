@@ -17,7 +17,7 @@ from libc.stdint cimport (
     INT32_MAX, INT64_MAX, INT64_MIN, SIZE_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint64_t,
     uintptr_t,
 )
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from ids cimport (
     ATTEMPT_BITS, OFFSET_BITS, PARTITION_BITS, acker_of, biject, bijection_t, edge_key,
