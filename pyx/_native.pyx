@@ -31,6 +31,7 @@ from kernel cimport (
     takeable,
 )
 
+import _thread
 import contextlib
 import mmap
 import os

@@ -76,6 +76,8 @@ cdef extern from "layout.h" nogil:
         void *(*next_retired)(ledger_t *l) noexcept nogil
         size_t (*buckets_for)(size_t entries) noexcept nogil
         size_t (*limit_of)(size_t n, size_t min_buckets) noexcept nogil
+        size_t (*pages_ahead)(ledger_t *l, char **start) noexcept nogil
+        int (*populate)(char *start, size_t n) noexcept nogil
         void (*rotate)(ledger_t *l) noexcept nogil
         size_t (*run_batch)(
             ledger_t *l, const batch_t *rows, size_t n, const outcomes_t *out, int decide

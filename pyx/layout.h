@@ -166,6 +166,7 @@ typedef struct {
     table_t old;                    /* the one that migrates into it; n = 0: none */
     size_t migrated;                /* home buckets of `old` before this one are in `cur` */
     size_t released, released_to;   /* bytes of `old` returned to the system; offset of their end */
+    size_t populated;               /* bytes of `cur` whose pages were requested ahead */
     table_t reserves[MAX_RESERVES]; /* preallocated for growth, smallest first */
     size_t n_reserves;
     struct retired *retired; /* tables that the Ledger may free */
@@ -266,6 +267,8 @@ typedef struct {
     void *(*next_retired)(ledger_t *);
     size_t (*buckets_for)(size_t entries);
     size_t (*limit_of)(size_t n, size_t min_buckets);
+    size_t (*pages_ahead)(ledger_t *, char **from);
+    int (*populate)(char *from, size_t bytes);
     void (*rotate)(ledger_t *);
     size_t (*run_batch)(ledger_t *, const batch_t *, size_t n, const outcomes_t *, int decide);
     size_t (*run_one)(ledger_t *, uint64_t key, uint64_t val, int32_t task, int64_t now,

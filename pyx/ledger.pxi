@@ -10,6 +10,19 @@ cdef str NO_ROOM = (
 )
 
 
+cdef bint can_populate = True
+
+
+def populate(memory, uintptr_t start, size_t n):
+    """Have pages of a table's memory ready. The reference to it prevents that it is unmapped."""
+    global can_populate
+    cdef bint done
+    with nogil:
+        done = kernel.populate(<char *>start, n)
+    if not done:
+        can_populate = False
+
+
 @cython.final
 cdef class Ledger:
     """Pending tuple trees, keyed by root id.
@@ -125,6 +138,23 @@ cdef class Ledger:
             kernel.install(&self.state, t)
             lock_release(&self.lock)
         self.free_retired()
+        return 0
+
+    cdef int request_pages(self) except -1:
+        """Start a thread that has the pages which a migration writes next in memory.
+
+        A page of 2 MB takes milliseconds where the host of a virtual machine has to provide it.
+        """
+        global can_populate
+        cdef char *start = NULL
+        cdef size_t n
+        lock_acquire_gil(&self.lock)
+        n = kernel.pages_ahead(&self.state, &start)
+        memory = <object>self.state.cur.owner
+        lock_release(&self.lock)
+        if n and can_populate:
+            with contextlib.suppress(RuntimeError):  # no thread: the pages are faulted in later
+                _thread.start_new_thread(populate, (memory, <uintptr_t>start, n))
         return 0
 
     cdef void free_retired(self) noexcept:

@@ -6,7 +6,7 @@ cdef size_t run_batch(
 ) except? 0x7fffffffffffffff:
     """Run n checked rows and return the number of their outcomes."""
     cdef size_t need, missing = 0, m = 0
-    cdef bint untidy = False, frugal = False
+    cdef bint untidy = False, migrates = False, frugal = False
     while True:
         with nogil:
             lock_acquire_nogil(&ledger.lock)
@@ -16,12 +16,15 @@ cdef size_t run_batch(
             if need == 0:
                 m = kernel.run_batch(&ledger.state, batch, n, out, decide)
                 untidy = is_untidy(&ledger.state)
+                migrates = ledger.state.old.n_buckets != 0
             lock_release(&ledger.lock)
         if need == 0:
             break
         ledger.add_reserve(need, missing, &frugal)
     if untidy:
         ledger.tidy()
+    if migrates:
+        ledger.request_pages()
     return m
 
 
