@@ -246,13 +246,13 @@ static void reseed_into(ledger_t *ledger, table_t table) {
 /* ---- pages ahead of a migration --------------------------------------------------------- */
 
 /* The bytes of a large table that grows whose pages to request now, 0 for none: those that the
- * migration will write next, up to AHEAD or an eighth of the table, so that memory stays within
+ * migration will write next, up to AHEAD or a sixteenth of the table, so that memory stays within
  * that of the full table. */
 static size_t ledger_pages_ahead(ledger_t *ledger, char **from) {
     enum { PAGE = 4096, LEAST_TABLE = 16 << 20, AHEAD = 16 << 20 };
     const table_t *const cur = &ledger->cur, *const old = &ledger->old;
     const size_t bytes = cur->n_buckets * sizeof(bucket_t);
-    const size_t ahead = bytes / 8 < AHEAD ? bytes / 8 : AHEAD;
+    const size_t ahead = bytes / 16 < AHEAD ? bytes / 16 : AHEAD;
     if (old->n_buckets == 0 || old->n_buckets >= cur->n_buckets || bytes < LEAST_TABLE) return 0;
     const size_t written = cur->n_buckets * ledger->migrated / old->n_buckets * sizeof(bucket_t);
     const size_t start = ledger->populated > written ? ledger->populated : written;

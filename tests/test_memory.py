@@ -180,7 +180,7 @@ def test_a_thread_requests_the_pages_of_a_growing_table(native, monkeypatch):
         faults_before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
         for at in range(500_000, 600_000, 1_000):
             ledger.ack_many(roots[at : at + 1_000], roots[at : at + 1_000])
-        lag = (6 << 20) + ledger.tables[0].nbytes // 8
+        lag = (6 << 20) + ledger.tables[0].nbytes // 16
         while len(ledger.tables) == 2:
             ledger.ack_many(roots[:1_000], np.full(1_000, 2))
             assert resident() - before <= ledger.nbytes + lag
