@@ -32,6 +32,7 @@ from kernel cimport (
 )
 
 import _thread
+import atexit
 import contextlib
 import mmap
 import os

@@ -11,9 +11,11 @@ cdef str NO_ROOM = (
 
 
 cdef bint can_populate = True
+#: The locks of the threads that run `_populate`, which release them at their end.
+cdef set populating = set()
 
 
-def populate(memory, uintptr_t start, size_t n):
+def _populate(memory, uintptr_t start, size_t n, running):
     """Have pages of a table's memory ready. The reference to it prevents that it is unmapped."""
     global can_populate
     cdef bint done
@@ -21,6 +23,19 @@ def populate(memory, uintptr_t start, size_t n):
         done = kernel.populate(<char *>start, n)
     if not done:
         can_populate = False
+    populating.discard(running)
+    running.release()
+
+
+def _end_populating():
+    """Wait for these threads, which take milliseconds, so that none is cut off at the exit."""
+    for running in list(populating):
+        running.acquire(timeout=1)
+
+
+atexit.register(_end_populating)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=populating.clear)  # a child has none of the threads
 
 
 @cython.final
@@ -145,16 +160,21 @@ cdef class Ledger:
 
         A page of 2 MB takes milliseconds where the host of a virtual machine has to provide it.
         """
-        global can_populate
         cdef char *start = NULL
         cdef size_t n
         lock_acquire_gil(&self.lock)
         n = kernel.pages_ahead(&self.state, &start)
         memory = <object>self.state.cur.owner
         lock_release(&self.lock)
-        if n and can_populate:
-            with contextlib.suppress(RuntimeError):  # no thread: the pages are faulted in later
-                _thread.start_new_thread(populate, (memory, <uintptr_t>start, n))
+        if n == 0 or not can_populate:
+            return 0
+        running = _thread.allocate_lock()
+        running.acquire()
+        populating.add(running)
+        try:
+            _thread.start_new_thread(_populate, (memory, <uintptr_t>start, n, running))
+        except RuntimeError:  # no thread: the pages are faulted in later
+            populating.discard(running)
         return 0
 
     cdef void free_retired(self) noexcept:

@@ -32,8 +32,8 @@ cdef inline bint is_untidy(const ledger_t *state) noexcept nogil:
     return state.retired != NULL or kernel.desired_size(state) != 0
 
 
-# The maximum number of rows of a call whose outcomes are written to the stack and then copied: a new
-# column is made in a third of the time of a longer one and a view of it.
+# The maximum number of rows of a call whose outcomes are written to the stack and then copied: this
+# makes one array for each column, where a longer column and a view of it are two.
 cdef enum:
     SHORT_CALL = 1024
 
