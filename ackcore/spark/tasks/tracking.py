@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from ackcore._arrow import offsets_of, take_rows
 from ackcore._records import Int32s, Int64s
+from ackcore.spark.tasks.cohorts import Cohorts
 from ackcore.topology.tuples import Identity
 
 Bools = npt.NDArray[np.bool_]
@@ -141,12 +142,14 @@ class Chunk:
     first, groups : int
         The number of the first group, and the number of groups.
     load : callable
-        Returns the roots and the XOR of their edges.  It runs on first use: a stage that sends no
-        rows on needs only those of failed groups.
+        Returns the roots, and the XOR of their edges or, with ``cohorts``, their cohorts.  It runs
+        on first use: a stage that sends no rows on needs only those of failed groups.
     task : int
         The task column of the ledger rows: a spout's number, or ``ACK``.
     offsets : numpy.ndarray of int32, shape (groups + 1,), optional
         The offsets of each group's roots; None if each group has exactly one root, see `RootRuns`.
+    cohorts : Cohorts, optional
+        The cohorts of the roots; None if each root is settled by itself.
     """
 
     __slots__ = (
@@ -154,11 +157,13 @@ class Chunk:
         "_load",
         "_totals",
         "closed",
+        "cohorts",
         "first",
         "groups",
         "offsets",
         "over",
         "sent",
+        "sent_groups",
         "task",
     )
 
@@ -169,13 +174,17 @@ class Chunk:
         load: Callable[[], tuple[Int64s, Int64s]],
         task: int,
         offsets: Int32s | None = None,
+        cohorts: Cohorts | None = None,
     ) -> None:
         self.first = first
+        self.cohorts = cohorts
         self.task = task
         self.groups = groups
         self.offsets = offsets
         #: By emitter and destination, each group's number of rows sent.
         self.sent: dict[str, Int64s] = {}
+        #: With cohorts: the groups of sent rows, as places in the chunk.
+        self.sent_groups: list[Int64s] = []
         #: Whether each group has failed and is settled by this task; None if no group is.
         self.over: Bools | None = None
         #: Whether its ledger rows were sent: edges sent later are acked separately.
@@ -193,7 +202,7 @@ class Chunk:
 
     @property
     def vals(self) -> Int64s:
-        """The value of each root: the XOR of the edges of its rows."""
+        """The value of each root: the XOR of the edges of its rows or, with cohorts, its cohort."""
         if self._found is None:
             self._found = self._load()
         return self._found[1]
@@ -210,6 +219,15 @@ class Chunk:
         found = self.sent.get(way)
         if found is None:
             found = self.sent[way] = np.zeros(self.groups, np.int64)
+        return found
+
+    def has_sent(self) -> Bools:
+        """Return whether each group has sent rows."""
+        found = np.zeros(self.groups, np.bool_)
+        for counts in self.sent.values():
+            found |= counts > 0
+        for groups in self.sent_groups:
+            found[groups] = True
         return found
 
     def heads(self) -> tuple[Int64s, Int64s]:
@@ -263,9 +281,10 @@ class Chunks:
         load: Callable[[], tuple[Int64s, Int64s]],
         task: int,
         offsets: Int32s | None = None,
+        cohorts: Cohorts | None = None,
     ) -> Chunk:
         """Number new groups, and return their chunk; the arguments are those of `Chunk`."""
-        chunk = Chunk(self._next, groups, load, task, offsets)
+        chunk = Chunk(self._next, groups, load, task, offsets, cohorts)
         self._next += groups
         self._chunks.append(chunk)
         return chunk
