@@ -207,6 +207,8 @@ class RunResult:
     kept : mapping from str to tuple of RowFile
         By spout, files like those in ``spilled``, of tasks with few rows of sources that can be
         read again.  Only this driver uses them, and only before the decision: they are not synced.
+    unsettled : int
+        The number of cohorts whose roots could not be settled together.
     """
 
     records: Mapping[str, int] = field(default_factory=dict)

@@ -126,16 +126,16 @@ def pack_reasons(reasons: pa.Table, shards: int, cohorts: Int64s | None = None) 
     )
 
 
-def narrowed(tasks: Int32s) -> _Column:
-    """Return the tasks in the smallest width that holds all of them."""
-    if len(tasks) == 0:
-        return tasks.astype(np.int8)
-    least, most = int(tasks.min()), int(tasks.max())
+def narrowed(numbers: _Column) -> _Column:
+    """Return integers in the smallest width, up to 32 bits, that holds all of them."""
+    if len(numbers) == 0:
+        return numbers.astype(np.int8)
+    least, most = int(numbers.min()), int(numbers.max())
     for dtype in _TASK_TYPES:
         limits = np.iinfo(dtype)
         if limits.min <= least and most <= limits.max:
             break
-    return tasks.astype(dtype, copy=False)
+    return numbers.astype(dtype, copy=False)
 
 
 def _pack(
@@ -178,7 +178,7 @@ def _padded(size: int) -> int:
     return size + -size % 8
 
 
-def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | CohortEvents | pa.Table]:
+def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
     """Yield the contents of a batch's blobs, without a copy where alignment allows.
 
     Raises
@@ -195,7 +195,9 @@ def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | CohortEvents | 
     places = places[blobs.offset : blobs.offset + len(blobs) + 1]
     memory = np.frombuffer(data, np.uint8)
     for start, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
-        yield unpack_blob(memory[start:end])
+        part = unpack_blob(memory[start:end])
+        assert not isinstance(part, CohortEvents)
+        yield part
 
 
 def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents | pa.Table:
@@ -234,7 +236,7 @@ def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents 
     wide = [column(np.int64) for _ in range(2 + more)]
     tasks = column(f"<i{task_bytes}").astype(np.int32, copy=False)
     if kind == COHORTS:
-        return CohortEvents(*wide, tasks)
+        return CohortEvents(wide[0], wide[1], wide[2], tasks)
     if kind == EVENTS:
         return Events(wide[0], wide[1], tasks, wide[2] if timed else None)
     marks: UInt8s = column(np.uint8)

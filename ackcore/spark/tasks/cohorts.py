@@ -61,7 +61,7 @@ class Cohorts:
         np.bitwise_xor.at(self.totals, which, edges)
 
 
-class Settled(NamedTuple):
+class SettledCohorts(NamedTuple):
     """The outcome of the cohorts of one shard.
 
     ``acked`` is the number of ACKED roots by spout number.  ``roots`` are the failed ones,
@@ -75,10 +75,10 @@ class Settled(NamedTuple):
     unsettled: int
 
 
-def settle_cohorts(parts: Sequence[CohortEvents]) -> Settled:
+def settle_cohorts(parts: Sequence[CohortEvents]) -> SettledCohorts:
     """Settle cohorts from all of their ledger rows."""
     if not parts:
-        return Settled({}, np.empty(0, np.int64), np.empty(0, np.int32), 0)
+        return SettledCohorts({}, np.empty(0, np.int64), np.empty(0, np.int32), 0)
     cohorts, vals, roots, tasks = (np.concatenate(column) for column in zip(*parts, strict=True))
     ids, of = np.unique(cohorts, return_inverse=True)
     totals = np.zeros(len(ids), np.int64)
@@ -95,4 +95,4 @@ def settle_cohorts(parts: Sequence[CohortEvents]) -> Settled:
     acked = Counter[int]()
     for spout, n in zip(spouts[whole].tolist(), left[whole].tolist(), strict=True):
         acked[spout] += n
-    return Settled(dict(acked), failed, spouts[owners], int((~whole).sum()))
+    return SettledCohorts(dict(acked), failed, spouts[owners], int((~whole).sum()))
