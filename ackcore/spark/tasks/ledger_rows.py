@@ -1,4 +1,4 @@
-"""The ledger rows of one task: acks of its groups, failures with their reasons, and claims.
+"""The ledger rows of one task: acks of its groups or cohorts, failures with reasons, and claims.
 
 They leave with the task's output, so that discarding an attempt discards its ledger rows too
 (SEMANTICS 6).  Without a settle stage, failures are kept for the driver instead.  Failures in the
@@ -214,10 +214,13 @@ class LedgerRows:
             else:
                 # An INIT has the number of roots, without those that this task settles.
                 n = chunk.groups - (0 if chunk.over is None else int(chunk.over.sum()))
-                roots_here = n if chunk.task >= 0 else 0
-                self._add_cohorts(cohorts.ids, cohorts.totals, chunk.task, roots_here)
+                if chunk.task == ACK:
+                    self._add_cohorts(cohorts.ids, cohorts.totals, ACK)
+                elif n:
+                    self._add_cohorts(cohorts.ids, cohorts.totals, chunk.task, n)
             self.send()
         chunk.closed = True
+        chunk.sent_groups.clear()
 
     def send(self) -> None:
         """Send the collected ledger rows and reasons."""

@@ -1,7 +1,8 @@
-"""Sends rows to the tasks of a later stage by grouping, with an edge for each row.
+"""Sends rows to the tasks of a later stage by grouping, with edges.
 
-An edge is drawn for each pair of a row and a group that the row is anchored to (`tracking`).  Edges
-of one root to one destination are folded into one value.
+An edge is drawn for each blob of rows and each cohort in it (`cohorts`).  If each root is settled
+by itself, an edge is drawn for each pair of a row and a group that the row is anchored to
+(`tracking`), and edges of one root to one destination are folded into one value.
 """
 
 from __future__ import annotations
@@ -248,7 +249,8 @@ def draw_cohort_edges(
     if chunk is not None and chunk.offsets is None and not chunk.closed:
         cohorts = chunk.cohorts
         assert cohorts is not None
-        groups, lengths, ends = _cut_runs(rows.owners.ids - chunk.first, order, counts)
+        groups, lengths, ends = _cut_runs(rows.owners.ids, order, counts)
+        groups -= chunk.first
         chunk.sent_groups.append(groups)
         dests = np.repeat(np.arange(len(counts)), np.diff(ends))
         if len(cohorts.ids) == 1:
@@ -286,7 +288,8 @@ def _draw_any_cohorts(
         cohorts = chunk.cohorts
         assert cohorts is not None
         groups = of_group[places] - chunk.first
-        chunk.sent_groups.append(groups)
+        if not chunk.closed:
+            chunk.sent_groups.append(groups)
         of, at = chunk.entries_of(groups)
         row, of_each = of_row[places][of], chunk.vals[at]
         found.append((row, chunk.roots[at], of_each))

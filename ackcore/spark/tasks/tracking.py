@@ -13,6 +13,9 @@ not depend on batching.  When a chunk of groups is processed, each group acks th
 came and the edges that it sent: ``val ^ XOR(edges sent)``.  Edges sent later, for tuples that
 are still open, are acked separately.  Nothing is settled before all ledger rows arrived, so their
 order has no effect (SEMANTICS 4).
+
+That is how each root is settled by itself.  By default roots are settled by `cohorts`: then an edge
+is drawn for each blob of rows and each cohort in it, and a chunk acks once for each cohort.
 """
 
 from __future__ import annotations
@@ -183,7 +186,7 @@ class Chunk:
         self.offsets = offsets
         #: By emitter and destination, each group's number of rows sent.
         self.sent: dict[str, Int64s] = {}
-        #: With cohorts: the groups of sent rows, as places in the chunk.
+        #: With cohorts: the groups of rows sent before the chunk is closed, as places in it.
         self.sent_groups: list[Int64s] = []
         #: Whether each group has failed and is settled by this task; None if no group is.
         self.over: Bools | None = None
