@@ -80,6 +80,21 @@ def test_both_ways_to_settle_have_the_same_outcome(simulate, topology, values, s
     assert len(reasons_in(by_root[1])) == len(failed)
 
 
+def test_records_that_their_task_judges_are_not_in_the_ledger(simulate):
+    """Half of all records fail in front of the exchange, a third of these before they emit."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    builder.bolt("one", Branch(1, 2)).shuffle("spout")
+    builder.bolt("two", Branch(2, 3)).fields("one", "value")
+    topology = builder.build(chunk_rows=7)
+    by_cohort, by_root = both_ways(simulate, topology, list(range(90)), 1, rules=RULES)
+    assert by_cohort[1].problems == by_root[1].problems == ()
+    assert by_cohort[1].unsettled == 0
+    assert reasons_in(by_cohort[1]) == reasons_in(by_root[1])
+    judged = sum(map(len, by_cohort[1].judged.roots()))
+    assert 0 < judged < len(reasons_in(by_cohort[1]))
+
+
 class Join(Hold):
     """Emits one row, anchored to all inputs, in flush; some inputs are never acked."""
 

@@ -114,7 +114,7 @@ class ShuffleWriter:
         order: Int64s,
         counts: Int64s,
     ) -> None:
-        if rows.only_chunk is None and not (rows.owners.ids != NONE).any():
+        if not _have_roots(rows):
             runs: Sequence[RootRuns | CohortRuns] = [untracked(n) for n in counts.tolist()]
             late = None
         else:
@@ -155,6 +155,14 @@ class ShuffleWriter:
         counts = np.zeros(tasks, np.int64)
         counts[dest] = n
         return np.arange(n), counts
+
+
+def _have_roots(rows: AnchoredRows) -> bool:
+    """Return False if no row is anchored to a group, or all are in a chunk of untracked rows."""
+    if rows.only_chunk is None:
+        return bool((rows.owners.ids != NONE).any())
+    cohorts = rows.only_chunk.cohorts
+    return cohorts is None or len(cohorts.ids) > 0
 
 
 def draw_edges(
@@ -326,8 +334,8 @@ def _cohort_edges(
 
 def _distinct(dests: Int64s, which: Int64s, n: int) -> tuple[Int64s, Int64s]:
     """Return each pair of a destination and a number below n once, by destination."""
-    pairs = np.unique(dests * n + which)
-    return pairs // n, pairs % n
+    pairs = np.flatnonzero(np.bincount(dests * n + which))
+    return np.divmod(pairs, n) if len(pairs) else (pairs, pairs)
 
 
 def _cut_runs(owners: Int64s, order: Int64s, counts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
