@@ -83,10 +83,11 @@ class BoltStage:
             return runs().roots, runs().vals
 
         chunk = task.chunks.add(groups, load, ACK, received.offsets, cohorts)
-        numbers = range(chunk.first, chunk.first + groups)
+        first = chunk.first
 
         def owners() -> Owners:
-            return Owners(np.repeat(np.array(numbers, np.int64), runs().rows))
+            numbers = np.arange(first, first + groups, dtype=np.int64)
+            return Owners(np.repeat(numbers, runs().rows))
 
         identity = None
         if sub.target in self.spec.layout.needs_identity:
