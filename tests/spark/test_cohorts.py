@@ -153,6 +153,28 @@ def test_ledger_rows_are_a_few_for_each_chunk_and_none_for_each_root(simulate):
     assert side < side_by_root / 5
 
 
+@pytest.mark.parametrize("by_root", [False, True])
+def test_untracked_rows_are_sent_on_without_roots(simulate, by_root):
+    simulation = simulate(words(), by_root=by_root)
+    simulation.source = dataclasses.replace(simulation.source, tracked=False)
+    sent = simulation.first(list(range(40)))
+    received = []
+
+    def spoil(level, dest, rows):
+        received.extend(row for row in rows if row["kind"] == TUPLES and row["level"] == level)
+        return rows
+
+    done = simulation.rest(sent, np.random.default_rng(1), spoil)
+    assert done.problems == ()
+    assert done.unsettled == 0
+    assert done.untracked_failures == 11
+    assert {row["level"] for row in received} == {2, 3}
+    runs = [RootRuns.unpack(row["side"]) for row in received]
+    assert not any(len(one.roots) for one in runs)
+    if not by_root:
+        assert {len(one.rows) for one in runs} == {1}
+
+
 # ---- faults ------------------------------------------------------------------------------------
 
 
