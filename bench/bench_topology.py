@@ -46,11 +46,12 @@ from bench.topologies import (
     FailBelow,
     PassOn,
     SplitBut,
+    SplitOthers,
     passed_on,
     periods,
     word_count,
 )
-from bench.topology_jobs import CORES, DAY_MS, LINES, words_into_parquet
+from bench.topology_jobs import CORES, DAY_MS, LINES, take_all, words_into_parquet
 
 MICRO_ROWS = 10_000
 
@@ -58,21 +59,58 @@ MICRO_ROWS = 10_000
 # ---- whole jobs --------------------------------------------------------------------------------
 
 
-def bench_word_count(spark, lines, rows, whole, contest):
-    """Words shuffled by word: bare, tracked, and on our own engine untracked."""
+@pytest.mark.parametrize("words", [3.8, 10])
+def bench_word_count(spark, rows, whole, contest, tmp_path, words):
+    """Words shuffled by word: bare, in Spark SQL, tracked, and on our own engine untracked."""
+    topologies.write_lines(tmp_path, [rows // 8] * 8, words)
+
+    def read() -> Any:
+        return spark.read.parquet(str(tmp_path))
 
     def bare() -> None:
-        words = spark.read.parquet(str(lines)).mapInArrow(topologies.split_bare, "word string")
-        words = words.repartition(CORES, "word")
-        words.mapInArrow(topologies.count_bare, "n bigint").collect()
+        every_word = read().mapInArrow(topologies.split_bare, "word string")
+        every_word = every_word.repartition(CORES, "word")
+        every_word.mapInArrow(topologies.count_bare, "n bigint").collect()
+
+    def sql() -> None:
+        every_word = read().selectExpr("explode(split(line, ' ')) AS word")
+        take_all(every_word.groupBy("word").count())
 
     def engine(tracked: bool) -> None:
-        whole(word_count(spark.read.parquet(str(lines)), tracked=tracked), rows, tracked)
+        whole(word_count(read(), tracked=tracked), rows, tracked)
+
+    contest(
+        f"word count, {rows:,} lines of {words:g} words",
+        {
+            "bare": bare,
+            "SQL": sql,
+            "tracked": partial(engine, True),
+            "untracked": partial(engine, False),
+        },
+        {("bare", "tracked"): 1.5, ("SQL", "tracked"): 1.05, ("untracked", "tracked"): 0.85},
+    )
+
+
+def bench_one_in_a_hundred(spark, lines, rows, new_path, contest):
+    """The word count, where one line in a hundred fails behind the split and waits."""
+
+    def run(every: int) -> None:
+        builder = word_count(spark.read.parquet(str(lines)), split=SplitOthers(every))
+        with contextlib.suppress(Waits):
+            # By a clock that stands still, so that no retry is due.
+            run_batch(
+                builder.build(max_waiting=rows),
+                spark,
+                new_path(),
+                max_dead_ratio=None,
+                clock=lambda: DAY_MS,
+                wait=wait_no_longer,
+            )
 
     contest(
         f"word count, {rows:,} lines",
-        {"bare": bare, "tracked": partial(engine, True), "untracked": partial(engine, False)},
-        {("bare", "tracked"): 0.85, ("untracked", "tracked"): 0.40},
+        {"none fails": partial(run, 0), "one in 100 fails": partial(run, 100)},
+        {("none fails", "one in 100 fails"): 0.8},
     )
 
 
@@ -92,7 +130,7 @@ def bench_narrow(spark, lines, rows, whole, contest, what):
     contest(
         f"narrow {what}, {rows:,} lines",
         {"bare": bare, "tracked": tracked},
-        {("bare", "tracked"): 0.92 if counts else 0.90},
+        {("bare", "tracked"): 0.97},
     )
 
 
@@ -315,7 +353,7 @@ def bench_all_fail(
     taken = " / ".join(f"{statistics.median(seconds[each]):.2f}" for each in contestants)
     pairs = zip(seconds["succeed"], seconds["fail"], strict=True)
     title = f"{rows:,} records of 1 kB, each {fate}" + ", settled" * settled
-    report_ratio(f"{title}: succeed / fail ({taken} s)", [a / b for a, b in pairs], 0.5)
+    report_ratio(f"{title}: succeed / fail ({taken} s)", [a / b for a, b in pairs], 0.7)
     report_ratio(f"{title}: the driver's Python grows", grown[1:], 300, at_most=True, unit="MB")
 
 

@@ -23,8 +23,8 @@ from bench.processes import cpu_s
 
 Batches = Iterator[pa.RecordBatch]
 
-#: How often a line has 1, 2, ... words: 3.8 on average.
-_LENGTHS = np.array([4, 12, 26, 30, 18, 7, 3]) / 100
+#: How often a line has 1, 2, ... words: 3.8 on average; 10 on average.
+LENGTHS = {3.8: np.array([4, 12, 26, 30, 18, 7, 3]) / 100, 10: np.full(19, 1 / 19)}
 _VOCABULARY = 50_000
 
 WORD = pa.schema([("word", pa.string())])
@@ -35,27 +35,28 @@ LINES = pa.schema([("id", pa.int64()), ("line", pa.string())])
 # ---- lines -------------------------------------------------------------------------------------
 
 
-def make_lines(rows: int, seed: int = 11) -> pa.Table:
-    """Lines of words whose frequencies fall as those of a language do."""
+def make_lines(rows: int, seed: int = 11, words: float = 3.8) -> pa.Table:
+    """Lines of words whose frequencies fall as those of a language do, so many words each."""
+    shares = LENGTHS[words]
     rng = np.random.default_rng(seed)
     letters = rng.integers(ord("a"), ord("z") + 1, (_VOCABULARY, 12), dtype=np.uint8)
     lengths = rng.integers(2, 13, _VOCABULARY)
     vocabulary = [bytes(row[:n]).decode() for row, n in zip(letters, lengths, strict=True)]
     weights = 1 / (np.arange(_VOCABULARY) + 5.0)
-    sizes = rng.choice(np.arange(1, len(_LENGTHS) + 1), rows, p=_LENGTHS)
+    sizes = rng.choice(np.arange(1, len(shares) + 1), rows, p=shares)
     picks = rng.choice(_VOCABULARY, int(sizes.sum()), p=weights / weights.sum())
-    words = pa.array(vocabulary).take(pa.array(picks))
+    every_word = pa.array(vocabulary).take(pa.array(picks))
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
-    lines = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), words), " ")
+    lines = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), every_word), " ")
     return pa.table([pa.array(np.arange(rows)), lines], schema=LINES)
 
 
-def write_lines(directory: Path, sizes: Sequence[int]) -> None:
+def write_lines(directory: Path, sizes: Sequence[int], words: float = 3.8) -> None:
     """Write Parquet files of so many lines, each later than the last.
 
     A stream reads them in the order of their times.
     """
-    table = make_lines(sum(sizes))
+    table = make_lines(sum(sizes), words=words)
     start = 0
     for number, size in enumerate(sizes):
         path = directory / f"part-{number:03}.parquet"
@@ -121,6 +122,19 @@ class SplitBut(Split):
         """Split a batch of lines."""
         super().process(batch, out)
         out.fail(np.flatnonzero(batch.column("id").to_numpy() < self.failing), "not yet")
+
+
+class SplitOthers(Split):
+    """The same, but one line in ``every`` fails; none if that is 0."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def process(self, batch, out):
+        """Split a batch of lines."""
+        super().process(batch, out)
+        if self.every:
+            out.fail(np.flatnonzero(batch.column("id").to_numpy() % self.every == 0), "not yet")
 
 
 class Count(BatchBolt):

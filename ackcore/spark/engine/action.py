@@ -59,6 +59,7 @@ from ackcore.spark.tasks.task_results import (
     RESULT_TYPE,
     TASK_REPORT,
     TRAILER_RECEIPTS,
+    UNSETTLED,
     from_stream,
     results_in,
 )
@@ -112,6 +113,7 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     not_acked = _NotAcked(list(setup.sources))
     picked: list[pa.Table] = []
     acked = Counter[int]()
+    unsettled = 0
     results = results_in(rows)
     del rows
     for kind, blob in results:
@@ -126,13 +128,15 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
             not_acked.add(read_run_table(os.path.join(setup.plan.work, "failed", name)))
         elif kind == PICKED:
             picked.append(from_stream(blob))
+        elif kind == UNSETTLED:
+            unsettled += int(blob.to_pybytes())
         elif kind == COUNTED:
             counts = json.loads(blob.to_pybytes())
             acked.update({int(number): count for number, count in counts.items()})
     # Free the memory of the blobs.
     pa.default_memory_pool().release_unused()
     failed, claims = not_acked.failed(), not_acked.claims()
-    result = _summed(setup, reports, failed)
+    result = replace(_summed(setup, reports, failed), unsettled=unsettled)
     told = [report["failed"] for report in reports if "failed" in report]
     if told:
         result = replace(result, judged=FailedRows.of(setup.plan.work, told, picked))

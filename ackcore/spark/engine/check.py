@@ -36,6 +36,10 @@ class Disagreement(Exception):
     """The results of a run contradict each other. It is run again, and no attempt counts."""
 
 
+class Unsettled(Disagreement):
+    """The XOR of cohorts of roots is not zero. The next run settles each root by itself."""
+
+
 def trailer_problems(
     spec: TaskSpec,
     layout: Layout,
@@ -112,7 +116,15 @@ def count_problems(
 
 
 def check_agreement(ran: RunResult, retries: Retries) -> None:
-    """Raise `Disagreement` unless a run's results agree and all due records ran."""
+    """Raise `Disagreement` unless a run's results agree and all due records ran.
+
+    Raises `Unsettled` if only the roots of some cohorts could not be settled together.
+    """
+    if ran.unsettled:
+        raise Unsettled(
+            f"{ran.unsettled} groups of records were not acked as a whole, so the next run settles "
+            "each record by itself"
+        )
     if ran.problems:
         raise Disagreement("; ".join(ran.problems))
     for spout, table in retries.due.items():

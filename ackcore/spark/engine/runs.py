@@ -36,6 +36,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.action import Jobs, OfRun, P, R
 from ackcore.spark.engine.check import (
     Disagreement,
+    Unsettled,
     check_agreement,
     check_found,
     check_same_rows,
@@ -125,6 +126,7 @@ class Runs:
         # This driver's suspects refer to rows read alike, recorded suspects to a snapshot.
         on_record = bool(plan.suspects or plan.rejected)
         outage: Outage | None = None
+        by_root = False
         for runs in count(1):
             if runs > 1 or not is_new:
                 mended = self._mended(plan, inputs)
@@ -138,7 +140,7 @@ class Runs:
                 if plan.careful:
                     plan, rows = self._use_snapshot(plan, new, on_record)
                     on_record = True
-                outcome = self._run_once(plan, rows, work, watch)
+                outcome = self._run_once(plan, rows, work, watch, by_root)
                 if not plan.careful:
                     check_same_rows(plan, self._offsets)
                 return outcome, runs
@@ -153,6 +155,7 @@ class Runs:
                 if wrong is not None and wrong == before:
                     raise given_up(plan, runs, error) from error
                 known = isolation_progress(plan)
+                by_root |= isinstance(error, Unsettled)
                 if isinstance(error, Disagreement) or damage is not None:
                     said = damage or error
                     _log.warning("micro-batch %d is run again: %s", plan.number, said)
@@ -255,10 +258,15 @@ class Runs:
         return count_crash(plan, self._topology.settings.careful_after)
 
     def _run_once(
-        self, plan: Plan, inputs: Sequence[InputFrame], work: Place, watch: Stopwatch
+        self,
+        plan: Plan,
+        inputs: Sequence[InputFrame],
+        work: Place,
+        watch: Stopwatch,
+        by_root: bool,
     ) -> BatchOutcome:
         """Run, check, and decide from the results of the run."""
-        retries, run_plan = self._run_plan(plan, work)
+        retries, run_plan = self._run_plan(plan, work, by_root)
         with crashes_logged(work, plan.number):
             ran = interruptible(
                 self._spark,
@@ -317,7 +325,7 @@ class Runs:
             self._topology.settings,
         )
 
-    def _run_plan(self, plan: Plan, work: Place) -> tuple[Retries, RunPlan]:
+    def _run_plan(self, plan: Plan, work: Place, by_root: bool = False) -> tuple[Retries, RunPlan]:
         """Return the retries, and the plan of a run, with the due records in files."""
         retries = self._state.split_due(plan)
         blocked: Mapping[str, Int64s] = {}
@@ -335,6 +343,7 @@ class Runs:
             rejected=plan.rejected,
             blocked=blocked,
             rules=self._rules_in_run(plan),
+            by_root=by_root,
         )
 
     def _rules_in_run(self, plan: Plan) -> Rules | None:

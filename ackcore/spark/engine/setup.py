@@ -151,6 +151,8 @@ class RunPlan:
     rules : Rules or None
         The rules by which tasks judge failed records that they hold in memory; None if all failed
         records are to be read again.
+    by_root : bool
+        Whether each root is settled by itself, and not with its cohort.
     """
 
     number: int
@@ -164,6 +166,7 @@ class RunPlan:
     rejected: tuple[int, ...] = ()
     blocked: Mapping[str, Int64s] = field(default_factory=dict)
     rules: Rules | None = None
+    by_root: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,8 @@ class RunResult:
     kept : mapping from str to tuple of RowFile
         By spout, files like those in ``spilled``, of tasks with few rows of sources that can be
         read again.  Only this driver uses them, and only before the decision: they are not synced.
+    unsettled : int
+        The number of cohorts whose roots could not be settled together.
     """
 
     records: Mapping[str, int] = field(default_factory=dict)
@@ -221,6 +226,7 @@ class RunResult:
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     judged: FailedRows = field(default_factory=FailedRows)
     kept: Mapping[str, tuple[RowFile, ...]] = field(default_factory=dict)
+    unsettled: int = 0
 
     def to_reread(self) -> dict[str, Any]:
         """Return the JSON fields for reading the run's records again; `of_decided` reads them."""
@@ -321,6 +327,7 @@ class RunSetup:
             slots=max(1, tasks),
             rules=plan.rules,
             trace_per_million=settings.trace_per_million,
+            by_root=plan.by_root,
         )
 
     def slices(self) -> tuple[Slice, ...]:

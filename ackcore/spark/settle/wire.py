@@ -7,6 +7,7 @@ is a header of 16 bytes, then whole columns one after the other, then zeros up t
 `EVENTS`    root_id 8 | val 8 | [time 8] | task 1, 2 or 4
 `ENTRIES`   root_id 8 | val 8 | [first 8 | last 8] | task 1, 2 or 4 | inits + 4 * flags 1
 `REASONS`   root_id 8 | time 8 | end of text 4 | texts in UTF-8
+`COHORTS`   cohort 8 | val 8 | root 8 | task 1, 2 or 4
 ==========  ======================================================================================
 
 All numbers are little-endian.  Tasks have the smallest width that holds those of the call.
@@ -32,7 +33,7 @@ from ackcore._records import Entries, Int32s, Int64s, UInt8s
 from ackcore._shuffle import sort_by_shard, split_by_shard
 from ackcore.spark.base.reasons import REASON_SCHEMA
 
-EVENTS, ENTRIES, REASONS = 1, 2, 3
+EVENTS, ENTRIES, REASONS, COHORTS = 1, 2, 3, 4
 VERSION = 1
 
 BLOB_DDL = "dest int, kind tinyint, blob binary"
@@ -54,11 +55,30 @@ class Events(NamedTuple):
     times_ms: Int64s | None = None
 
 
+class CohortEvents(NamedTuple):
+    """Messages about cohorts of roots as columns.
+
+    ``tasks`` are those of `Events`.  ``roots`` is the number of the cohort's roots in an INIT, the
+    failed root in a FAIL, and 0 in an ACK.  The val of a FAIL counts, as that of an ACK.
+    """
+
+    cohorts: Int64s
+    vals: Int64s
+    roots: Int64s
+    tasks: Int32s
+
+
 def pack_events(events: Events, shards: int) -> pa.RecordBatch:
     """Return messages without folding, one blob for each shard that has any."""
     times = () if events.times_ms is None else (events.times_ms,)
-    columns = (events.root_ids, events.vals, *times, _narrow(events.tasks))
+    columns = (events.root_ids, events.vals, *times, narrowed(events.tasks))
     return _pack(EVENTS, bool(times), columns, *split_by_shard(events.root_ids, shards))
+
+
+def pack_cohorts(events: CohortEvents, shards: int) -> pa.RecordBatch:
+    """Return messages about cohorts, one blob for each shard that has any."""
+    columns = (events.cohorts, events.vals, events.roots, narrowed(events.tasks))
+    return _pack(COHORTS, False, columns, *split_by_shard(events.cohorts, shards))
 
 
 def pack_entries(
@@ -73,7 +93,7 @@ def pack_entries(
     if entries.first_ms is not None and entries.last_ms is not None:
         times = (entries.first_ms, entries.last_ms)
     marks = entries.inits | (entries.flags << 2)
-    columns = (entries.root_ids, entries.vals, *times, _narrow(entries.tasks), marks)
+    columns = (entries.root_ids, entries.vals, *times, narrowed(entries.tasks), marks)
     order, counts = sort_by_shard(entries.root_ids, shards)
     rows = max(1, len(order) if most_rows is None else most_rows)
     bounds = offsets_of(counts)
@@ -82,10 +102,11 @@ def pack_entries(
         yield _pack(ENTRIES, bool(times), columns, order[start : start + rows], here)
 
 
-def pack_reasons(reasons: pa.Table, shards: int) -> pa.RecordBatch:
-    """Return reasons, one blob for each shard that has any."""
+def pack_reasons(reasons: pa.Table, shards: int, cohorts: Int64s | None = None) -> pa.RecordBatch:
+    """Return reasons, one blob for each shard that has any: by the roots, or by their cohorts."""
     reasons = reasons.combine_chunks()
-    order, counts = split_by_shard(reasons["root_id"].to_numpy(), shards)
+    ids = reasons["root_id"].to_numpy() if cohorts is None else cohorts
+    order, counts = split_by_shard(ids, shards)
     reasons = reasons.take(pa.array(order)).combine_chunks()
     dests, blobs, start = np.flatnonzero(counts), [], 0
     for dest in dests:
@@ -105,16 +126,16 @@ def pack_reasons(reasons: pa.Table, shards: int) -> pa.RecordBatch:
     )
 
 
-def _narrow(tasks: Int32s) -> _Column:
-    """Return the tasks in the smallest width that holds all of them."""
-    if len(tasks) == 0:
-        return tasks.astype(np.int8)
-    least, most = int(tasks.min()), int(tasks.max())
+def narrowed(numbers: _Column) -> _Column:
+    """Return integers in the smallest width, up to 32 bits, that holds all of them."""
+    if len(numbers) == 0:
+        return numbers.astype(np.int8)
+    least, most = int(numbers.min()), int(numbers.max())
     for dtype in _TASK_TYPES:
         limits = np.iinfo(dtype)
         if limits.min <= least and most <= limits.max:
             break
-    return tasks.astype(dtype, copy=False)
+    return numbers.astype(dtype, copy=False)
 
 
 def _pack(
@@ -174,17 +195,19 @@ def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
     places = places[blobs.offset : blobs.offset + len(blobs) + 1]
     memory = np.frombuffer(data, np.uint8)
     for start, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
-        yield unpack_blob(memory[start:end])
+        part = unpack_blob(memory[start:end])
+        assert not isinstance(part, CohortEvents)
+        yield part
 
 
-def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | pa.Table:
+def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | CohortEvents | pa.Table:
     """Return the contents of one blob; raises as `unpack` does."""
     if len(blob) < _HEADER.size:
         raise ValueError(
             f"a blob must have a header of {_HEADER.size} bytes, got {len(blob)} bytes"
         )
     version, kind, task_bytes, timed, rows = _HEADER.unpack_from(blob.data)
-    if version != VERSION or kind not in (EVENTS, ENTRIES, REASONS):
+    if version != VERSION or kind not in (EVENTS, ENTRIES, REASONS, COHORTS):
         raise ValueError(
             f"a blob has version {version}, kind {kind}, and this ackcore reads version {VERSION}; "
             "install the same ackcore on driver and workers"
@@ -209,8 +232,11 @@ def unpack_blob(blob: npt.NDArray[np.uint8]) -> Events | Entries | pa.Table:
         found = [texts[a:b].decode() for a, b in itertools.pairwise(starts)]
         arrays = [pa.array(roots), pa.array(ms), pa.array(found, pa.string())]
         return pa.table(arrays, schema=REASON_SCHEMA)
-    wide = [column(np.int64) for _ in range(2 + timed * (1 if kind == EVENTS else 2))]
+    more = 1 if kind == COHORTS else timed * (1 if kind == EVENTS else 2)
+    wide = [column(np.int64) for _ in range(2 + more)]
     tasks = column(f"<i{task_bytes}").astype(np.int32, copy=False)
+    if kind == COHORTS:
+        return CohortEvents(wide[0], wide[1], wide[2], tasks)
     if kind == EVENTS:
         return Events(wide[0], wide[1], tasks, wide[2] if timed else None)
     marks: UInt8s = column(np.uint8)

@@ -9,9 +9,18 @@ import pyarrow as pa
 
 from ackcore import ACK
 from ackcore._arrow import one_batch
+from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches
+from ackcore.spark.tasks.cohorts import Cohorts
 from ackcore.spark.tasks.exchange import Inbox
-from ackcore.spark.tasks.exchange_format import RECEIPTS, SETTLE, RootRuns, TupleBlob, origin_of
+from ackcore.spark.tasks.exchange_format import (
+    RECEIPTS,
+    SETTLE,
+    ReceivedCohorts,
+    RootRuns,
+    TupleBlob,
+    origin_of,
+)
 from ackcore.spark.tasks.spec import IDENTITY_FIELDS, TaskSpec
 from ackcore.spark.tasks.task import Task, attempt_at
 from ackcore.spark.tasks.tracking import AnchoredRows, Owners
@@ -52,17 +61,38 @@ class BoltStage:
         yield from task.end({"files": files})
 
     def _take_in(
-        self, task: Task, sub: Subscription, blobs: list[TupleBlob], runs: RootRuns
+        self,
+        task: Task,
+        sub: Subscription,
+        blobs: list[TupleBlob],
+        received: RootRuns | ReceivedCohorts,
     ) -> None:
         schema = self.spec.tuple_schema(sub)
         batch = one_batch([pa.ipc.read_record_batch(one.blob, schema) for one in blobs])
-        chunk = task.chunks.add(len(runs.rows), lambda: (runs.roots, runs.vals), ACK, runs.offsets)
-        numbers = np.arange(chunk.first, chunk.first + chunk.groups)
-        owners = np.repeat(numbers, runs.rows)
+        cohorts = None
+        if not isinstance(received, RootRuns):
+            cohorts = Cohorts(received.cohorts, received.edges)
+        elif not self.spec.by_root:  # untracked rows
+            cohorts = Cohorts(received.roots, received.vals)
+        groups = len(received.rows) if isinstance(received, RootRuns) else received.groups
+
+        def runs() -> RootRuns:
+            return received if isinstance(received, RootRuns) else received.runs
+
+        def load() -> tuple[Int64s, Int64s]:
+            return runs().roots, runs().vals
+
+        chunk = task.chunks.add(groups, load, ACK, received.offsets, cohorts)
+        first = chunk.first
+
+        def owners() -> Owners:
+            numbers = np.arange(first, first + groups, dtype=np.int64)
+            return Owners(np.repeat(numbers, runs().rows))
+
         identity = None
         if sub.target in self.spec.layout.needs_identity:
             message_ids, attempts, stable_ids = batch.columns[-len(IDENTITY_FIELDS) :]
             identity = Identity(message_ids, attempts.to_numpy(), stable_ids.to_numpy())
             batch = batch.select(batch.schema.names[: -len(IDENTITY_FIELDS)])
-        task.bolts.process(sub, AnchoredRows(batch, Owners(owners), identity, chunk))
+        task.bolts.process(sub, AnchoredRows(batch, owners, identity, chunk))
         task.close(chunk)

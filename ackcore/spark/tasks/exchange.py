@@ -26,6 +26,8 @@ from ackcore.spark.tasks.exchange_format import (
     TRAILER,
     TRAILER_BLOB,
     TUPLES,
+    CohortRuns,
+    ReceivedCohorts,
     RootRuns,
     TrailerReceipt,
     TupleBlob,
@@ -81,7 +83,7 @@ class Outbox:
         level: int,
         batch: pa.RecordBatch,
         counts: Int64s,
-        runs: list[RootRuns],
+        runs: Sequence[RootRuns | CohortRuns],
     ) -> None:
         """Send rows sorted by destination, as one blob for each destination with rows."""
         start = 0
@@ -95,10 +97,15 @@ class Outbox:
         if len(events.root_ids):
             self._send_packed(wire.pack_events(events, self._dests))
 
-    def send_reasons(self, reasons: pa.Table) -> None:
-        """Send the reasons of failures to the shards of their roots."""
+    def send_cohorts(self, events: wire.CohortEvents) -> None:
+        """Send ledger rows of cohorts to their shards."""
+        if len(events.cohorts):
+            self._send_packed(wire.pack_cohorts(events, self._dests))
+
+    def send_reasons(self, reasons: pa.Table, cohorts: Int64s | None = None) -> None:
+        """Send the reasons of failures to the shards of their roots, or of these cohorts."""
         if len(reasons):
-            self._send_packed(wire.pack_reasons(reasons, self._dests))
+            self._send_packed(wire.pack_reasons(reasons, self._dests, cohorts))
 
     def _send_packed(self, packed: pa.RecordBatch) -> None:
         dests = packed.column(0).to_pylist()
@@ -239,7 +246,9 @@ class Inbox:
                     f"{partition_of(origin)} of level {level_of(origin)}: data was lost on the way"
                 )
 
-    def chunks(self, subscriptions: Sequence[int]) -> Iterator[tuple[list[TupleBlob], RootRuns]]:
+    def chunks(
+        self, subscriptions: Sequence[int]
+    ) -> Iterator[tuple[list[TupleBlob], RootRuns | ReceivedCohorts]]:
         """Yield a few blobs of one subscription at a time, and the runs of their rows.
 
         Blobs are sorted by ``subscriptions``, then by the order of sending.  The order of arrival

@@ -3,7 +3,7 @@
 A row is ``(dest, level, kind, origin, seq, subscription, blob, side)``, never a tuple:
 
 ==========  ======================================================================================
-`TUPLES`    blob: an Arrow IPC record batch without its schema; side: `RootRuns`
+`TUPLES`    blob: an Arrow IPC record batch without its schema; side: `CohortRuns` or `RootRuns`
 `LEDGER`    blob: ledger rows or reasons, as `ackcore.spark.settle.wire` packs them
 `RECEIPTS`  blob: receipts of the trailers that a task got
 `RESULT`    blob: a task's result for the driver; its kind is in ``subscription``
@@ -25,14 +25,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import offsets_of
 from ackcore._records import Int32s, Int64s
+from ackcore.ids import root_ids
 from ackcore.spark.base.versions import from_arrow_schema
+from ackcore.spark.settle.wire import narrowed
 
 TUPLES, LEDGER, RECEIPTS, TRAILER, RESULT = 1, 2, 3, 4, 5
 
@@ -59,6 +62,11 @@ HEAD = struct.Struct("<iBBqq")
 TRAILER_BLOB = struct.Struct("<qq")  # fingerprint, rows
 _SIDE = struct.Struct("<BBxxIQ")  # version, has offsets, runs, entries
 _VERSION = 1
+#: The first byte of packed `CohortRuns`, and the numbers behind it: form, cohorts.
+_BY_COHORT = 2
+_COHORT_SIDE = struct.Struct("<BBxxI")
+#: The bytes of a run's length and of the step to its place, runs, and the numbers of `Places`.
+_PLACES = struct.Struct("<BBxxIQqqq")
 
 
 def origin_of(level: int, partition: int) -> int:
@@ -97,7 +105,7 @@ class RootRuns(NamedTuple):
         return b"".join(parts)
 
     @classmethod
-    def unpack(cls, side: bytes) -> RootRuns:
+    def unpack(cls, side: bytes | memoryview) -> RootRuns:
         """Return the runs from the bytes of `pack`; raise `ValueError` for another version."""
         version, wide, runs, entries = _SIDE.unpack_from(side)
         if version != _VERSION:
@@ -120,9 +128,128 @@ def untracked(rows: int) -> RootRuns:
     return RootRuns(np.array([rows], np.int32), nothing, nothing, np.zeros(2, np.int32))
 
 
-def joined_runs(sides: Sequence[bytes]) -> RootRuns:
-    """Return the runs of concatenated blobs from the packed runs (sides) of each."""
-    parts = [RootRuns.unpack(side) for side in sides]
+class Places(NamedTuple):
+    """The origin of a spout's chunk: record i has the root of place ``first + i``.
+
+    See `ackcore.ids.root_ids`; ``key`` is unsigned, ``attempts`` is the same for all records.
+    """
+
+    key: int
+    partition: int
+    first: int
+    attempts: int
+
+    def roots(self, places: Int64s) -> Int64s:
+        """Return the roots at places of the chunk."""
+        return root_ids(self.key, self.partition, places + self.first, self.attempts)
+
+
+class PlacedRuns(NamedTuple):
+    """The tracking of one blob of rows from one chunk of the spout stage, a few bytes a run.
+
+    Run i covers the next ``rows[i]`` rows, of the record at place ``at[i]`` of the chunk.
+    """
+
+    rows: Int64s
+    at: Int64s
+    places: Places
+
+    def pack(self) -> bytes:
+        """Return the runs as bytes; equal runs give equal bytes."""
+        rows, steps = narrowed(self.rows), narrowed(np.diff(self.at, prepend=0))
+        head = _PLACES.pack(rows.itemsize, steps.itemsize, len(rows), *self.places)
+        return b"".join([head, rows.tobytes(), steps.tobytes()])
+
+    @classmethod
+    def unpack(cls, data: memoryview) -> Self:
+        """Return the runs from the bytes of `pack`."""
+        of_rows, of_steps, runs, *origin = _PLACES.unpack_from(data)
+        place = _PLACES.size
+        rows = np.frombuffer(data, f"<i{of_rows}", runs, place)
+        steps = np.frombuffer(data, f"<i{of_steps}", runs, place + of_rows * runs)
+        return cls(rows, np.cumsum(steps, dtype=np.int64), Places(*origin))
+
+
+class CohortRuns(NamedTuple):
+    """The tracking of one blob of rows by cohort.
+
+    ``cohorts`` are the cohorts with rows in the blob, each once, and ``edges`` the edge of each.
+    In ``runs``, if they are `RootRuns`, the vals are the cohorts of the roots.
+    """
+
+    cohorts: Int64s
+    edges: Int64s
+    runs: RootRuns | PlacedRuns
+
+    def pack(self) -> bytes:
+        """Return the tracking as bytes; equal tracking gives equal bytes."""
+        placed = isinstance(self.runs, PlacedRuns)
+        head = _COHORT_SIDE.pack(_BY_COHORT, placed, len(self.cohorts))
+        return b"".join([head, self.cohorts.tobytes(), self.edges.tobytes(), self.runs.pack()])
+
+
+class ReceivedCohorts:
+    """The tracking of concatenated blobs by cohort, from the packed tracking (sides) of each.
+
+    Attributes
+    ----------
+    cohorts, edges : numpy.ndarray of int64, shape (k,)
+        The cohorts with rows in the blobs, ascending, and the XOR of the edges of each.
+    groups : int
+        The number of runs.
+    offsets : numpy.ndarray of int32 or None
+        Those of ``runs``.
+    """
+
+    def __init__(self, sides: Sequence[bytes]) -> None:
+        self._bodies: list[tuple[bool, memoryview, Int64s]] = []
+        tables = []
+        for side in sides:
+            if side[0] != _BY_COHORT:  # untracked rows
+                self._bodies.append((False, memoryview(side), np.empty(0, np.int64)))
+                continue
+            _, placed, n = _COHORT_SIDE.unpack_from(side)
+            table = np.frombuffer(side, np.int64, 2 * n, _COHORT_SIDE.size).reshape(2, n)
+            tables.append(table)
+            body = memoryview(side)[_COHORT_SIDE.size + table.nbytes :]
+            self._bodies.append((bool(placed), body, table[0]))
+        self.cohorts, self.edges = xor_by(*np.concatenate(tables, axis=1))
+        self.offsets: Int32s | None = None
+        if all(placed for placed, _, _ in self._bodies):
+            self.groups = sum(_PLACES.unpack_from(body)[2] for _, body, _ in self._bodies)
+        else:
+            self.groups, self.offsets = len(self.runs.rows), self.runs.offsets
+
+    @cached_property
+    def runs(self) -> RootRuns:
+        """The runs of all rows, whose vals are the cohorts of the roots."""
+        parts = []
+        for placed, body, cohorts in self._bodies:
+            if placed:
+                rows, at, places = PlacedRuns.unpack(body)
+                roots, of = places.roots(at), np.repeat(cohorts, len(at))
+                parts.append(RootRuns(rows.astype(np.int32), roots, of))
+            else:
+                parts.append(RootRuns.unpack(body))
+        return _joined(parts)
+
+
+def xor_by(ids: Int64s, vals: Int64s) -> tuple[Int64s, Int64s]:
+    """Return each id once, ascending, and the XOR of its vals."""
+    found, of = np.unique(ids, return_inverse=True)
+    totals = np.zeros(len(found), np.int64)
+    np.bitwise_xor.at(totals, of, vals)
+    return found, totals
+
+
+def joined_runs(sides: Sequence[bytes]) -> RootRuns | ReceivedCohorts:
+    """Return the tracking of concatenated blobs from the packed tracking (sides) of each."""
+    if any(side[0] == _BY_COHORT for side in sides):
+        return ReceivedCohorts(sides)
+    return _joined([RootRuns.unpack(side) for side in sides])
+
+
+def _joined(parts: Sequence[RootRuns]) -> RootRuns:
     if len(parts) == 1:
         return parts[0]
     rows = np.concatenate([part.rows for part in parts])

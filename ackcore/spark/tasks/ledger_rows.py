@@ -1,4 +1,4 @@
-"""The ledger rows of one task: acks of its groups, failures with their reasons, and claims.
+"""The ledger rows of one task: acks of its groups or cohorts, failures with reasons, and claims.
 
 They leave with the task's output, so that discarding an attempt discards its ledger rows too
 (SEMANTICS 6).  Without a settle stage, failures are kept for the driver instead.  Failures in the
@@ -20,6 +20,7 @@ from ackcore.ids import edge_ids
 from ackcore.spark.base.reasons import NO_TIME, reasons_of
 from ackcore.spark.settle import wire
 from ackcore.spark.tasks.exchange import Outbox
+from ackcore.spark.tasks.exchange_format import xor_by
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.tracking import (
     AnchoredRows,
@@ -69,7 +70,10 @@ class LedgerRows:
         self._holds = holds
         self._held: list[_Failed] = []
         self._events: list[tuple[Int64s, Int64s, int]] = []
+        self._of_cohorts: list[wire.CohortEvents] = []
         self._reasons: list[pa.Table] = []
+        #: The cohorts of the roots in ``_reasons``, unless each root is settled by itself.
+        self._reason_cohorts: list[Int64s] = []
         #: The number of failures of rows that are anchored to no group.
         self.untracked_failures = 0
         #: By spout, failed roots that the settle stage does not settle, and their reasons.
@@ -79,7 +83,7 @@ class LedgerRows:
     def fail(self, owners: Owners, reasons: list[Reason], component: str) -> None:
         """Fail rows, with one reason for each or one for all.
 
-        A fail XORs in a poison edge, which nothing acks: no XOR can become zero over a failure.
+        A fail XORs in a poison edge: no XOR can become zero over a failure that is not named.
         """
         of_row, of_group = owners.pairs()
         tracked = np.zeros(len(owners), np.bool_)
@@ -114,6 +118,19 @@ class LedgerRows:
         roots, vals = chunk.roots[at], chunk.vals[at]
         way = f"{failed.component}!"
         ordinals = running_counts(failed.groups, chunk.ordinals(way))[of]
+        cohorts = chunk.cohorts
+        if cohorts is not None:
+            which = cohorts.indexes(vals)
+            poison = edge_ids(self._spec.key, roots, way, cohorts.vals[which], ordinals)
+            if chunk.closed:
+                self.ack(vals, poison)
+            else:
+                cohorts.add(which, poison)
+            fails = np.full(len(roots), FAIL, np.int32)
+            self._of_cohorts.append(wire.CohortEvents(vals, poison, roots, fails))
+            self._reasons.append(failed.reasons)
+            self._reason_cohorts.append(vals)
+            return
         poison = edge_ids(self._spec.key, roots, way, vals, ordinals)
         self._events.append((roots, poison, ACK))
         self._events.append((roots, np.zeros(len(roots), np.int64), FAIL))
@@ -135,9 +152,7 @@ class LedgerRows:
         held, self._held = self._held, []
         if not held:
             return []
-        goes_on = np.zeros(chunk.groups, np.bool_)
-        for counts in chunk.sent.values():
-            goes_on |= counts > 0
+        goes_on = chunk.has_sent()
         goes_on[open_groups(chunk)] = True
         over = np.zeros(chunk.groups, np.bool_)
         found = []
@@ -172,9 +187,18 @@ class LedgerRows:
         self.fail(rows.owners.take(places, None), reasons, component)
         return some_rows(rows, np.delete(np.arange(len(rows)), places))
 
-    def ack(self, roots: Int64s, vals: Int64s) -> None:
-        """Ack roots of groups that have sent their ledger rows already."""
-        self._events.append((roots, vals, ACK))
+    def ack(self, ids: Int64s, vals: Int64s) -> None:
+        """Ack roots, or cohorts, of groups that have sent their ledger rows already."""
+        if self._spec.by_root:
+            self._events.append((ids, vals, ACK))
+        else:
+            self._add_cohorts(*xor_by(ids, vals), ACK)
+
+    def _add_cohorts(self, cohorts: Int64s, vals: Int64s, task: int, roots: int = 0) -> None:
+        n = len(cohorts)
+        tasks = np.full(n, task, np.int32)
+        events = wire.CohortEvents(cohorts, vals, np.full(n, roots, np.int64), tasks)
+        self._of_cohorts.append(events)
 
     def claim(self, claims: Int64s, task: int) -> None:
         """Claim message ids; the settle stage detects a second claim of the same id."""
@@ -183,10 +207,20 @@ class LedgerRows:
     def close(self, chunk: Chunk) -> None:
         """Send the ledger rows of a chunk's groups: INITs with the spout's number, or ACKs."""
         if self._spec.layout.settles:
-            roots, vals = chunk.acks()
-            self._events.append((roots, vals, chunk.task))
+            cohorts = chunk.cohorts
+            if cohorts is None:
+                roots, vals = chunk.acks()
+                self._events.append((roots, vals, chunk.task))
+            else:
+                # An INIT has the number of roots, without those that this task settles.
+                n = chunk.groups - (0 if chunk.over is None else int(chunk.over.sum()))
+                if chunk.task == ACK:
+                    self._add_cohorts(cohorts.ids, cohorts.totals, ACK)
+                elif n:
+                    self._add_cohorts(cohorts.ids, cohorts.totals, chunk.task, n)
             self.send()
         chunk.closed = True
+        chunk.sent_groups.clear()
 
     def send(self) -> None:
         """Send the collected ledger rows and reasons."""
@@ -195,6 +229,10 @@ class LedgerRows:
             tasks = np.repeat(np.array(kinds, np.int32), [len(part) for part in roots])
             events = wire.Events(np.concatenate(roots), np.concatenate(vals), tasks)
             self._outbox.send_events(events)
+        if self._of_cohorts:
+            columns = (np.concatenate(column) for column in zip(*self._of_cohorts, strict=True))
+            self._outbox.send_cohorts(wire.CohortEvents(*columns))
         if self._reasons:
-            self._outbox.send_reasons(pa.concat_tables(self._reasons))
-        self._events, self._reasons = [], []
+            by = np.concatenate(self._reason_cohorts) if self._reason_cohorts else None
+            self._outbox.send_reasons(pa.concat_tables(self._reasons), by)
+        self._events, self._of_cohorts, self._reasons, self._reason_cohorts = [], [], [], []

@@ -16,6 +16,7 @@ from ackcore.spark.base.reasons import first_reasons, look_up
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import fold, new_ledger
 from ackcore.spark.stores.run_files import making_in
+from ackcore.spark.tasks.cohorts import settle_cohorts
 from ackcore.spark.tasks.exchange import Inbox
 from ackcore.spark.tasks.exchange_format import SETTLE, origin_of
 from ackcore.spark.tasks.spec import TaskSpec
@@ -29,6 +30,7 @@ from ackcore.spark.tasks.task_results import (
     STATUS_NAMES,
     TASK_REPORT,
     TRAILER_RECEIPTS,
+    UNSETTLED,
     result_batch,
     to_stream,
 )
@@ -58,11 +60,13 @@ class SettleStage:
         yield result_batch(rows + self._settle(inbox.ledger))
 
     def _settle(self, blobs: list[pa.Buffer]) -> list[tuple[int, bytes]]:
-        events, reasons = [], []
+        events, cohorts, reasons = [], [], []
         for blob in blobs:
             part = wire.unpack_blob(np.frombuffer(blob, np.uint8))
             if isinstance(part, wire.Events):
                 events.append(part)
+            elif isinstance(part, wire.CohortEvents):
+                cohorts.append(part)
             else:
                 reasons.append(part)
         expected = sum(int((part.tasks >= 0).sum()) for part in events)
@@ -70,18 +74,22 @@ class SettleStage:
         ledger = new_ledger(self.spec.key ^ 1, False, expected)
         for part in events:
             fold(ledger, part)
-        del events, blobs
+        by_cohort = settle_cohorts(cohorts)
+        del events, cohorts, blobs
         settled = ledger.settle()
         still_open = ledger.entries()
         acked = settled.statuses == Status.ACKED
         numbers, counts = np.unique(settled.tasks[acked], return_counts=True)
-        counted = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        counted = dict(zip(numbers.tolist(), counts.tolist(), strict=True)) | by_cohort.acked
         bad = np.flatnonzero(~acked)
-        roots = np.concatenate([settled.root_ids[bad], still_open.root_ids])
-        tasks = np.concatenate([settled.tasks[bad], still_open.tasks])
+        roots = np.concatenate([settled.root_ids[bad], still_open.root_ids, by_cohort.roots])
+        tasks = np.concatenate([settled.tasks[bad], still_open.tasks, by_cohort.tasks])
         names = [Status(status).name for status in settled.statuses[bad].tolist()]
         names += [Status.OPEN.name] * len(still_open)
+        names += [Status.FAILED.name] * len(by_cohort.roots)
         found = [(COUNTED, json.dumps(counted).encode())]
+        if by_cohort.unsettled:
+            found.append((UNSETTLED, str(by_cohort.unsettled).encode()))
         if len(roots):
             # In an outage many reasons are equal: each text goes to the driver once.
             texts = look_up(first_reasons(reasons), roots)[0].dictionary_encode()

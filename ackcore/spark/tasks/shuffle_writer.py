@@ -1,12 +1,15 @@
-"""Sends rows to the tasks of a later stage by grouping, with an edge for each row.
+"""Sends rows to the tasks of a later stage by grouping, with edges.
 
-An edge is drawn for each pair of a row and a group that the row is anchored to (`tracking`).  Edges
-of one root to one destination are folded into one value.
+An edge is drawn for each blob of rows and each cohort in it (`cohorts`).  If each root is settled
+by itself, an edge is drawn for each pair of a row and a group that the row is anchored to
+(`tracking`), and edges of one root to one destination are folded into one value.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +19,16 @@ from ackcore._records import Int64s
 from ackcore._shuffle import pack_runs, split_by_shard
 from ackcore.ids import component_key, edge_ids
 from ackcore.spark.tasks.exchange import Outbox
-from ackcore.spark.tasks.exchange_format import RootRuns, untracked
+from ackcore.spark.tasks.exchange_format import (
+    CohortRuns,
+    PlacedRuns,
+    RootRuns,
+    untracked,
+    xor_by,
+)
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunks, running_counts
+from ackcore.spark.tasks.tracking import NONE, AnchoredRows, Chunk, Chunks, running_counts
 from ackcore.topology.parts import All, Global, PartialKey
 from ackcore.topology.stage_layout import Subscription
 from ackcore.topology.tuples import Reason
@@ -105,11 +114,12 @@ class ShuffleWriter:
         order: Int64s,
         counts: Int64s,
     ) -> None:
-        if rows.only_chunk is None and not (rows.owners.ids != NONE).any():
-            runs = [untracked(n) for n in counts.tolist()]
+        if not _have_roots(rows):
+            runs: Sequence[RootRuns | CohortRuns] = [untracked(n) for n in counts.tolist()]
             late = None
         else:
-            runs, late = draw_edges(self._spec.key, way, rows, order, counts, self._chunks)
+            draw = draw_edges if self._spec.by_root else draw_cohort_edges
+            runs, late = draw(self._spec.key, way, rows, order, counts, self._chunks)
         if late is not None:
             self._ledger_rows.ack(*late)
         self._outbox.send_tuples(sub.index, sub.level_to, batch, counts, runs)
@@ -145,6 +155,14 @@ class ShuffleWriter:
         counts = np.zeros(tasks, np.int64)
         counts[dest] = n
         return np.arange(n), counts
+
+
+def _have_roots(rows: AnchoredRows) -> bool:
+    """Return False if no row is anchored to a group, or all are in a chunk of untracked rows."""
+    if rows.only_chunk is None:
+        return bool((rows.owners.ids != NONE).any())
+    cohorts = rows.only_chunk.cohorts
+    return cohorts is None or len(cohorts.ids) > 0
 
 
 def draw_edges(
@@ -228,10 +246,120 @@ def _draw_any(
     )
 
 
+def draw_cohort_edges(
+    key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
+) -> tuple[list[CohortRuns], tuple[Int64s, Int64s] | None]:
+    """Draw an edge for each pair of a destination and a cohort that it gets rows of.
+
+    The arguments and results are those of `draw_edges`, with cohorts in place of roots.
+    """
+    chunk = rows.only_chunk
+    if chunk is not None and chunk.offsets is None and not chunk.closed:
+        cohorts = chunk.cohorts
+        assert cohorts is not None
+        groups, lengths, ends = _cut_runs(rows.owners.ids, order, counts)
+        groups -= chunk.first
+        chunk.sent_groups.append(groups)
+        dests = np.repeat(np.arange(len(counts)), np.diff(ends))
+        if len(cohorts.ids) == 1:
+            blobs = np.flatnonzero(counts), np.zeros(np.count_nonzero(counts), np.int64)
+        else:
+            blobs = _distinct(dests, cohorts.indexes(chunk.vals[groups]), len(cohorts.ids))
+        edges = _cohort_edges(key, way, chunk, *blobs, len(counts))
+        found = []
+        places = cohorts.places
+        for dest, (a, b) in enumerate(itertools.pairwise(ends.tolist())):
+            here = blobs[0] == dest
+            runs: RootRuns | PlacedRuns
+            if places is None:
+                some = groups[a:b]
+                runs = RootRuns(lengths[a:b].astype(np.int32), chunk.roots[some], chunk.vals[some])
+            else:
+                runs = PlacedRuns(lengths[a:b], groups[a:b], places)
+            found.append(CohortRuns(cohorts.ids[blobs[1][here]], edges[here], runs))
+        return found, None
+    return _draw_any_cohorts(key, way, rows, order, counts, chunks)
+
+
+def _draw_any_cohorts(
+    key: int, way: str, rows: AnchoredRows, order: Int64s, counts: Int64s, chunks: Chunks
+) -> tuple[list[CohortRuns], tuple[Int64s, Int64s] | None]:
+    """Draw edges as `draw_cohort_edges` does, for rows of several groups or of several chunks."""
+    of_row, of_group = rows.owners.pairs()
+    dest_of = np.empty(len(order), np.int64)
+    dest_of[order] = np.repeat(np.arange(len(counts)), counts)
+    found: list[tuple[Int64s, Int64s, Int64s]] = []  # row, root, cohort
+    none = np.empty(0, np.int64)
+    drawn = [(none, none, none)]  # destination, cohort, edge
+    late: list[tuple[Int64s, Int64s]] = []
+    for chunk, places in chunks.split(of_group):
+        cohorts = chunk.cohorts
+        assert cohorts is not None
+        groups = of_group[places] - chunk.first
+        if not chunk.closed:
+            chunk.sent_groups.append(groups)
+        of, at = chunk.entries_of(groups)
+        row, of_each = of_row[places][of], chunk.vals[at]
+        found.append((row, chunk.roots[at], of_each))
+        dests, which = _distinct(dest_of[row], cohorts.indexes(of_each), len(cohorts.ids))
+        edges = _cohort_edges(key, way, chunk, dests, which, len(counts))
+        drawn.append((dests, cohorts.ids[which], edges))
+        if chunk.closed:
+            late.append((cohorts.ids[which], edges))
+    to, of_blobs, edges = (np.concatenate(column) for column in zip(*drawn, strict=True))
+    parts = _runs_by_row(found, order, counts, np.minimum)
+    runs = [
+        CohortRuns(*xor_by(of_blobs[to == dest], edges[to == dest]), part)
+        for dest, part in enumerate(parts)
+    ]
+    if not late:
+        return runs, None
+    return runs, (
+        np.concatenate([ids for ids, _ in late]),
+        np.concatenate([vals for _, vals in late]),
+    )
+
+
+def _cohort_edges(
+    key: int, way: str, chunk: Chunk, dests: Int64s, which: Int64s, all_dests: int
+) -> Int64s:
+    """Draw an edge for each blob and cohort, and add it to the chunk's ack unless that has left."""
+    cohorts = chunk.cohorts
+    assert cohorts is not None
+    edges = cohorts.draw(key, way, which, dests, all_dests)
+    if not chunk.closed:
+        cohorts.add(which, edges)
+    return edges
+
+
+def _distinct(dests: Int64s, which: Int64s, n: int) -> tuple[Int64s, Int64s]:
+    """Return each pair of a destination and a number below n once, by destination."""
+    pairs = np.flatnonzero(np.bincount(dests * n + which))
+    return np.divmod(pairs, n) if len(pairs) else (pairs, pairs)
+
+
+def _cut_runs(owners: Int64s, order: Int64s, counts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the owner and the length of each run of rows, and the runs' ends by destination.
+
+    A run is a longest sequence of rows of one owner for one destination.  The ends begin with 0.
+    """
+    ordered, ends = owners[order], offsets_of(counts)
+    new = np.ones(len(ordered), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    starts = ends[:-1]
+    new[starts[starts < len(ordered)]] = True
+    firsts = np.flatnonzero(new)
+    lengths = np.diff(firsts, append=len(ordered))
+    return ordered[firsts], lengths, np.searchsorted(firsts, ends)
+
+
 def _runs_by_row(
-    found: list[tuple[Int64s, Int64s, Int64s]], order: Int64s, counts: Int64s
+    found: list[tuple[Int64s, Int64s, Int64s]],
+    order: Int64s,
+    counts: Int64s,
+    fold: np.ufunc = np.bitwise_xor,
 ) -> list[RootRuns]:
-    """Return runs of one row each; fold all edges of a row that have one root into one val."""
+    """Return runs of one row each; fold all vals of a row that have one root into one."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     empty = np.empty(0, np.int64)
@@ -243,7 +371,7 @@ def _runs_by_row(
     new = np.ones(len(rows), np.bool_)
     new[1:] = (rows[1:] != rows[:-1]) | (roots[1:] != roots[:-1])
     firsts = np.flatnonzero(new)
-    vals = np.bitwise_xor.reduceat(edges, firsts) if len(firsts) else empty
+    vals = fold.reduceat(edges, firsts) if len(firsts) else empty
     roots = roots[firsts]
     offsets = offsets_of(np.bincount(rows[firsts], minlength=len(order))).astype(np.int32)
     runs, start = [], 0

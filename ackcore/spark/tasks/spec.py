@@ -66,6 +66,8 @@ class TaskSpec:
         again.
     trace_per_million : int
         The number of roots in a million that are traced.
+    by_root : bool
+        Whether each root is settled by itself, and not with its cohort.
     make_executor : callable
         `executor_for`, or a wrapper of it.
     """
@@ -88,6 +90,7 @@ class TaskSpec:
     slots: int = 1
     rules: Rules | None = None
     trace_per_million: int = 0
+    by_root: bool = False
     make_executor: Callable[..., Executor] = executor_for
 
     def tasks_at_once(self, bolt: str) -> int:

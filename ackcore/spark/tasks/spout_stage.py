@@ -21,6 +21,8 @@ from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import BEHIND, killed_worker, null_message_id
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID
 from ackcore.spark.stores.opening import is_bucket
+from ackcore.spark.tasks.cohorts import Cohorts
+from ackcore.spark.tasks.exchange_format import Places
 from ackcore.spark.tasks.record_ids import CLAIM, RETRIES, SpoutSpec
 from ackcore.spark.tasks.row_files import (
     RowFile,
@@ -123,11 +125,13 @@ class SpoutStage:
             return
 
         of = some.partition, some.first, n, some.attempts  # so that load keeps no rows
+        cohorts = self._cohorts(some)
 
         def load() -> tuple[Int64s, Int64s]:
-            return source.roots(*of), np.zeros(n, np.int64)
+            of_each = 0 if cohorts is None else cohorts.ids[0]
+            return source.roots(*of), np.full(n, of_each, np.int64)
 
-        chunk = task.chunks.add(n, load, source.number)
+        chunk = task.chunks.add(n, load, source.number, None, cohorts)
         if task.tracer is not None:
             self._trace(task.tracer, some, chunk.roots)
         # Retries make no claims: a new record with the id of a retry is no fault of the source.
@@ -158,6 +162,23 @@ class SpoutStage:
             if failures:
                 task.failed_in_run.write(some, chunk.roots, failures)
         task.close(chunk)
+
+    def _cohorts(self, some: SourceRecords) -> Cohorts | None:
+        """Return the records' cohort; None if each root is settled by itself, or without a ledger.
+
+        Its id is the root of the first record.
+        """
+        if self.spec.by_root or not self.spec.layout.settles or not len(some.batch):
+            return None
+        places = None
+        attempts = some.attempts
+        if isinstance(attempts, int):
+            key = some.source.key & (1 << 64) - 1
+            places = Places(key, some.partition, some.first, attempts)
+        else:
+            attempts = attempts[:1]
+        first = some.source.roots(some.partition, some.first, 1, attempts)
+        return Cohorts(first, np.zeros(1, np.int64), places)
 
     def _trace(self, tracer: Tracer, some: SourceRecords, roots: Int64s) -> None:
         """Add the sampled records to the trace."""

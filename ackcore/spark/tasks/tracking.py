@@ -13,6 +13,9 @@ not depend on batching.  When a chunk of groups is processed, each group acks th
 came and the edges that it sent: ``val ^ XOR(edges sent)``.  Edges sent later, for tuples that
 are still open, are acked separately.  Nothing is settled before all ledger rows arrived, so their
 order has no effect (SEMANTICS 4).
+
+That is how each root is settled by itself.  By default roots are settled by `cohorts`: then an edge
+is drawn for each blob of rows and each cohort in it, and a chunk acks once for each cohort.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import pyarrow as pa
 
 from ackcore._arrow import offsets_of, take_rows
 from ackcore._records import Int32s, Int64s
+from ackcore.spark.tasks.cohorts import Cohorts
 from ackcore.topology.tuples import Identity
 
 Bools = npt.NDArray[np.bool_]
@@ -145,12 +149,14 @@ class Chunk:
     first, groups : int
         The number of the first group, and the number of groups.
     load : callable
-        Returns the roots and the XOR of their edges.  It runs on first use: a stage that sends no
-        rows on needs only those of failed groups.
+        Returns the roots, and the XOR of their edges or, with ``cohorts``, their cohorts.  It runs
+        on first use: a stage that sends no rows on needs only those of failed groups.
     task : int
         The task column of the ledger rows: a spout's number, or ``ACK``.
     offsets : numpy.ndarray of int32, shape (groups + 1,), optional
         The offsets of each group's roots; None if each group has exactly one root, see `RootRuns`.
+    cohorts : Cohorts, optional
+        The cohorts of the roots; None if each root is settled by itself.
     """
 
     __slots__ = (
@@ -158,11 +164,13 @@ class Chunk:
         "_load",
         "_totals",
         "closed",
+        "cohorts",
         "first",
         "groups",
         "offsets",
         "over",
         "sent",
+        "sent_groups",
         "task",
     )
 
@@ -173,13 +181,17 @@ class Chunk:
         load: Callable[[], tuple[Int64s, Int64s]],
         task: int,
         offsets: Int32s | None = None,
+        cohorts: Cohorts | None = None,
     ) -> None:
         self.first = first
+        self.cohorts = cohorts
         self.task = task
         self.groups = groups
         self.offsets = offsets
         #: By emitter and destination, each group's number of rows sent.
         self.sent: dict[str, Int64s] = {}
+        #: With cohorts: the groups of rows sent before the chunk is closed, as places in it.
+        self.sent_groups: list[Int64s] = []
         #: Whether each group has failed and is settled by this task; None if no group is.
         self.over: Bools | None = None
         #: Whether its ledger rows were sent: edges sent later are acked separately.
@@ -197,7 +209,7 @@ class Chunk:
 
     @property
     def vals(self) -> Int64s:
-        """The value of each root: the XOR of the edges of its rows."""
+        """The value of each root: the XOR of the edges of its rows or, with cohorts, its cohort."""
         if self._found is None:
             self._found = self._load()
         return self._found[1]
@@ -214,6 +226,15 @@ class Chunk:
         found = self.sent.get(way)
         if found is None:
             found = self.sent[way] = np.zeros(self.groups, np.int64)
+        return found
+
+    def has_sent(self) -> Bools:
+        """Return whether each group has sent rows."""
+        found = np.zeros(self.groups, np.bool_)
+        for counts in self.sent.values():
+            found |= counts > 0
+        for groups in self.sent_groups:
+            found[groups] = True
         return found
 
     def heads(self) -> tuple[Int64s, Int64s]:
@@ -267,9 +288,10 @@ class Chunks:
         load: Callable[[], tuple[Int64s, Int64s]],
         task: int,
         offsets: Int32s | None = None,
+        cohorts: Cohorts | None = None,
     ) -> Chunk:
         """Number new groups, and return their chunk; the arguments are those of `Chunk`."""
-        chunk = Chunk(self._next, groups, load, task, offsets)
+        chunk = Chunk(self._next, groups, load, task, offsets, cohorts)
         self._next += groups
         self._chunks.append(chunk)
         return chunk
