@@ -20,6 +20,7 @@
 `dead_letters`         read the dead letters
 `DeadLetterTopic`      a Kafka topic to which dead letters are also sent
 `replay`               send dead letters again
+`PlannedSource`        base class of sources of your own, whose rows a plan names
 `settle`               the outcome of each root in a DataFrame of ack events
 `settle_parquet`       the same for Parquet files, which the workers read themselves
 `combine`              fold each partition's events, without a shuffle
@@ -28,9 +29,10 @@
 =====================  ===========================================================================
 
 Each kind of failure has its own error: `StateError` and its subclasses for a checkpoint,
-`RunFailed` for a micro-batch that Spark cannot run, `RunCancelled` for a cancelled job, `SinkError`
-for a sink or the dead-letter store, `TooManyDead` for a run with too many dead records, and
-`WorkerPythonError` for workers whose Python cannot run it.
+`RunFailed` for a micro-batch that Spark cannot run, `RunCancelled` for a cancelled job,
+`SourceError` for a planned source, `SinkError` for a sink or the dead-letter store, `TooManyDead`
+for a run with too many dead records, and `WorkerPythonError` for workers whose Python cannot run
+it.
 
 Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore on its workers.
 """
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from ackcore.spark.guards import attempt, guard
     from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
+    from ackcore.spark.planned.planned_source import PlannedSource, SourceError
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
     from ackcore.spark.settle.parquet_events import settle_parquet
@@ -90,6 +93,7 @@ __all__ = [
     "DeadLetterTopic",
     "InvalidRejects",
     "PendingTree",
+    "PlannedSource",
     "Progress",
     "Query",
     "QueryListener",
@@ -103,6 +107,7 @@ __all__ = [
     "SinkError",
     "SinkRejects",
     "SinkUnavailable",
+    "SourceError",
     "StateError",
     "TooManyDead",
     "TooManyRefused",
@@ -141,6 +146,7 @@ _MODULES = {
     "DeadLetterTopic": ".dead_letters.topic",
     "InvalidRejects": ".sinks.rejects",
     "PendingTree": ".inspect.pending",
+    "PlannedSource": ".planned.planned_source",
     "Progress": ".engine.progress",
     "Query": ".query",
     "QueryListener": ".listeners",
@@ -154,6 +160,7 @@ _MODULES = {
     "SinkError": ".engine.insist",
     "SinkRejects": ".sinks.rejects",
     "SinkUnavailable": ".sinks.unavailable",
+    "SourceError": ".planned.planned_source",
     "StateError": ".base.errors",
     "TooManyDead": "ackcore.dead_limit",
     "TooManyRefused": ".sinks.rejects",
