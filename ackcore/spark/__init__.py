@@ -20,6 +20,8 @@
 `dead_letters`         read the dead letters
 `DeadLetterTopic`      a Kafka topic to which dead letters are also sent
 `replay`               send dead letters again
+`FileSpout`            the new files of a directory or a bucket, each once
+`RateSpout`            numbers, for tests and demonstrations
 `PlannedSource`        base class of sources of your own, whose rows a plan names
 `settle`               the outcome of each root in a DataFrame of ack events
 `settle_parquet`       the same for Parquet files, which the workers read themselves
@@ -67,7 +69,9 @@ if TYPE_CHECKING:
     from ackcore.spark.guards import attempt, guard
     from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
+    from ackcore.spark.planned.file_spout import FileSpout
     from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+    from ackcore.spark.planned.rate_spout import RateSpout
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
     from ackcore.spark.settle.parquet_events import settle_parquet
@@ -91,12 +95,14 @@ __all__ = [
     "CheckpointReadOnly",
     "Counts",
     "DeadLetterTopic",
+    "FileSpout",
     "InvalidRejects",
     "PendingTree",
     "PlannedSource",
     "Progress",
     "Query",
     "QueryListener",
+    "RateSpout",
     "RecordTrace",
     "Reject",
     "Retry",
@@ -144,12 +150,14 @@ _MODULES = {
     "CheckpointNewer": ".base.errors",
     "CheckpointReadOnly": ".base.errors",
     "DeadLetterTopic": ".dead_letters.topic",
+    "FileSpout": ".planned.file_spout",
     "InvalidRejects": ".sinks.rejects",
     "PendingTree": ".inspect.pending",
     "PlannedSource": ".planned.planned_source",
     "Progress": ".engine.progress",
     "Query": ".query",
     "QueryListener": ".listeners",
+    "RateSpout": ".planned.rate_spout",
     "RecordTrace": ".base.traces",
     "Reject": "ackcore.calls",
     "Retry": "ackcore.calls",

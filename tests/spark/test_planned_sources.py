@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import threading
@@ -15,8 +16,10 @@ from streams import Folder, Store, until
 
 from ackcore.spark import (
     CheckpointForeign,
+    FileSpout,
     PlannedSource,
     QueryListener,
+    RateSpout,
     RunFailed,
     SourceError,
     dead_letters,
@@ -27,6 +30,7 @@ from ackcore.spark import (
 )
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch, runs
+from ackcore.spark.stores.objects import ObjectStore
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -77,11 +81,6 @@ def topology(sink, /, settings=None, **sources):
         builder.bolt(f"words-{name}", Words()).shuffle(name)
         builder.sink(f"words-{name}", sink, name=f"sink-{name}")
     return builder.build(**{"backoff_s": 0.001, "parallelism": 2, **(settings or {})})
-
-
-@pytest.fixture
-def store():
-    return Store()
 
 
 @pytest.fixture
@@ -402,3 +401,99 @@ def test_a_plan_comes_back_from_the_checkpoint_as_it_was_given_to_read(
     source = Tuples("a")
     running(topology(store, lines=source), spark, checkpoint).process_all_available()
     assert source.reads[0] == source.told[0] == json.loads(json.dumps(("from", 0)))
+
+
+class Values(BasicBolt):
+    """Fails each tenth at the first attempt, rejects 13."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        (value,) = tuple.values
+        if value == 13:
+            raise Reject("thirteen")
+        if int(value) % 10 == 0 and tuple.attempt == 0:
+            raise ValueError("not yet")
+        collector.emit((str(value),))
+
+
+def values_of(source, sink):
+    builder = TopologyBuilder()
+    builder.spout("values", source)
+    builder.bolt("values-too", Values()).shuffle("values")
+    builder.sink("values-too", sink)
+    return builder.build(backoff_s=0.001)
+
+
+def test_numbers_are_read_again_without_a_copy(spark, checkpoint, store):
+    source = RateSpout(50, max_rows_per_batch=20)
+    on = available_now(values_of(source, store), spark, checkpoint)
+    assert (on.counts.records, on.counts.acked, on.counts.dead) == (50, 49, 1)
+    assert store.words == sorted(str(n) for n in range(50) if n != 13)
+    assert [one.records for one in on.recent_progress][:3] == [20, 20, 10]
+    assert not [one for one in checkpoint.glob("ackcore/work/**/source/**") if one.is_file()]
+
+
+def test_files_are_read_each_once_also_after_a_restart(spark, checkpoint, store, tmp_path, running):
+    folder = tmp_path / "in"
+    folder.mkdir()
+
+    def write(name, first):
+        with gzip.open(folder / f".{name}", "wt") as file:
+            file.writelines(f"{n}\n" for n in range(first, first + 10))
+        (folder / f".{name}").rename(folder / name)
+
+    def spout():
+        return FileSpout(folder, "text", glob="*.gz", max_files_per_batch=2)
+
+    for n in range(3):
+        write(f"{n}.gz", 10 * n)
+    on = running(values_of(spout(), store), spark, checkpoint)
+    on.process_all_available()
+    assert on.counts.records == 30
+    on.stop()
+    write("3.gz", 30)
+    on = running(values_of(spout(), store), spark, checkpoint)
+    on.process_all_available()
+    assert store.words == sorted(map(str, range(40)))
+    assert (on.counts.acked, on.counts.dead) == (40, 0)
+
+
+@pytest.mark.parametrize("step", ["planned", "ran"])
+def test_a_file_that_changes_before_its_decision_ends_the_query(
+    spark, checkpoint, store, tmp_path, running, monkeypatch, step
+):
+    """Before its rows are read, and while they are."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a").write_text("1\n")
+
+    def failpoint(name, n=None):
+        if name == step:
+            (folder / "a").write_text("1\n2\n")
+
+    for module in (batch, runs):
+        monkeypatch.setattr(module, "failpoint", failpoint)
+    on = running(values_of(FileSpout(folder, "text"), store), spark, checkpoint)
+    with pytest.raises(SourceError, match="the file a grew from 2 to 4 bytes after it was planned"):
+        on.await_termination(300)
+    assert not store.rows
+    assert recorded(checkpoint).read("batches/0.decision") is None
+
+
+def test_files_of_a_bucket_are_read(spark, tasks_reach, bucket, checkpoint, store):
+    files = ObjectStore(f"{bucket}/in")
+    for n in range(3):
+        files.put(f"day={n}/part.txt", b"".join(b"%d\n" % (10 * n + m) for m in range(10)))
+    source = FileSpout(f"{bucket}/in", "text", max_files_per_batch=2)
+    on = available_now(values_of(source, store), spark, checkpoint)
+    assert (on.counts.records, on.counts.acked) == (30, 30)
+    plan = plans(checkpoint, "values")[1][0]
+    source.check(plan)
+    (name,) = [name for _, name, *_ in plan["files"]]
+    files.put(name, b"other\n")
+    with pytest.raises(SourceError, match=f"the file {name} was replaced"):
+        source.check(plan)
+    files.delete([name])
+    with pytest.raises(SourceError, match=f"the file {name} disappeared"):
+        source.check(plan)

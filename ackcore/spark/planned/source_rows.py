@@ -50,10 +50,15 @@ class _Taken:
 
     @classmethod
     def of(cls, body: Mapping[str, Any] | None) -> _Taken:
-        return cls() if body is None else cls(body["rows"], body["last"], body["seen"])
+        """Return the plans in the object that `body` returned; None: no plan yet."""
+        if body is None:
+            return cls()
+        rows = body["rows"]
+        return cls(rows, rows[-1] if rows else body["last"], body["seen"])
 
     def body(self) -> dict[str, Any]:
-        return {"rows": self.rows, "last": self.last, "seen": self.seen}
+        """Return the plans as an object for JSON; a plan to read is not stored twice."""
+        return {"rows": self.rows, "last": None if self.rows else self.last, "seen": self.seen}
 
     def carried(self) -> _Taken:
         """Return the plans of a micro-batch without new rows."""
