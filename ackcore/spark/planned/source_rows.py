@@ -81,8 +81,8 @@ class _Spout:
         self.last = last
         #: The plan that `look` has made, its digest, and the plan before it.
         self._ahead: tuple[Any, str, Any] | None = None
-        #: The number of times that the source had nothing new.
-        self.nothing = 0
+        #: The number of calls of the source's `plan`, and the last one that found nothing new.
+        self.asked = self.nothing = 0
         #: Held while the source makes a plan: `look` may be called by another thread than `take`.
         self._planning = threading.Lock()
 
@@ -107,6 +107,8 @@ class _Spout:
     def _asked(self, before: _Taken, number: int) -> tuple[Any, str] | None:
         """Return the source's next plan and its digest, or None if there is nothing new."""
         where = f"spout {self.name!r}, micro-batch {number}"
+        self.asked += 1
+        asked = self.asked
         previous = None if before.last is None else json.loads(json.dumps(before.last))
         try:
             plan = self.source.plan(previous)
@@ -115,7 +117,7 @@ class _Spout:
         except Exception as error:
             raise _raised(where, "plan()", error) from error
         if plan is None:
-            self.nothing += 1
+            self.nothing = asked
             return None
         try:
             text = json.dumps(plan, sort_keys=True, allow_nan=False)
@@ -282,7 +284,8 @@ class SourceRows(PlannedRows):
 
     def reaching_ends(self) -> Callable[[], bool]:
         """Return a function that returns whether each source has had nothing new since now."""
-        before = [one.nothing for one in self._spouts]
+        # A call that runs now may have looked already.
+        before = [one.asked for one in self._spouts]
         return lambda: all(
             one.nothing > count for one, count in zip(self._spouts, before, strict=True)
         )
