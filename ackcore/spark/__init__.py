@@ -20,6 +20,7 @@
 `dead_letters`         read the dead letters
 `DeadLetterTopic`      a Kafka topic to which dead letters are also sent
 `replay`               send dead letters again
+`DeltaSpout`           the rows that are appended to a Delta table, by version
 `FileSpout`            the new files of a directory or a bucket, each once
 `RateSpout`            numbers, for tests and demonstrations
 `PlannedSource`        base class of sources of your own, whose rows a plan names
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from ackcore.spark.guards import attempt, guard
     from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
+    from ackcore.spark.planned.delta_spout import DeltaSpout
     from ackcore.spark.planned.file_spout import FileSpout
     from ackcore.spark.planned.planned_source import PlannedSource, SourceError
     from ackcore.spark.planned.rate_spout import RateSpout
@@ -95,6 +97,7 @@ __all__ = [
     "CheckpointReadOnly",
     "Counts",
     "DeadLetterTopic",
+    "DeltaSpout",
     "FileSpout",
     "InvalidRejects",
     "PendingTree",
@@ -150,6 +153,7 @@ _MODULES = {
     "CheckpointNewer": ".base.errors",
     "CheckpointReadOnly": ".base.errors",
     "DeadLetterTopic": ".dead_letters.topic",
+    "DeltaSpout": ".planned.delta_spout",
     "FileSpout": ".planned.file_spout",
     "InvalidRejects": ".sinks.rejects",
     "PendingTree": ".inspect.pending",

@@ -5,8 +5,8 @@
 Prints one line of JSON.  Checkpoint and sink are in the place, a bucket's URL, or else in the
 directory.  As long as the file ``slow`` is in the directory each record takes a while, and
 ``begun`` is there once the first has begun.  As long as ``idle`` is there what failed is not tried
-again, and the server hears nothing meanwhile.  If ``stream`` is there, a stream reads the records from a
-planned source.
+again, and the server hears nothing meanwhile.  If ``stream`` is there, a stream reads the records
+from a planned source.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.spark.planned.file_reading import FileReader, FileUnreadable
-from ackcore.spark.planned.file_spout import FileSpout, _dealt, _File
+from ackcore.spark.planned.file_reading import FileReader, FileUnreadable, dealt
+from ackcore.spark.planned.file_spout import FileSpout
 from ackcore.spark.planned.planned_source import SourceError
 from ackcore.spark.planned.rate_spout import RateSpout
 
@@ -50,7 +50,7 @@ def again(plan):
 def read(spout, plan, tasks=1):
     found = FileReader(
         spout._root,
-        tuple(_dealt([_File(*one) for one in plan["files"]], tasks)),
+        tuple(dealt([(name, size) for _, name, size, _ in plan["files"]], tasks)),
         spout._format,
         spout.schema,
     )
@@ -227,11 +227,11 @@ def test_a_file_that_cannot_be_read_is_named(folder, name, content, format):
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=30), st.integers(1, 9))
 def test_files_are_dealt_out_whole_in_order_and_about_evenly(sizes, tasks):
-    files = [_File(0, str(n), size, "") for n, size in enumerate(sizes)]
-    dealt = list(_dealt(files, tasks))
-    assert [name for some in dealt for name in some] == [one.name for one in files]
-    assert all(dealt)
-    assert len(dealt) <= tasks
+    files = [(str(n), size) for n, size in enumerate(sizes)]
+    found = list(dealt(files, tasks))
+    assert [name for some in found for name in some] == [name for name, _ in files]
+    assert all(found)
+    assert len(found) <= tasks
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from ackcore.spark.base.arrow_batches import Batches
+from ackcore.spark.base.session import task_slots
+from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.stores.opening import is_bucket, open_store
 
 #: The formats of `FileSpout`.
@@ -37,12 +40,15 @@ class FileReader:
         One of `FORMATS`.
     schema : pyarrow.Schema
         The columns to return.
+    constants : mapping from str to mapping from str to (str or None)
+        By file, the texts of columns that have one value in the whole file.
     """
 
     root: str
     tasks: tuple[tuple[str, ...], ...]
     format: str
     schema: pa.Schema
+    constants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield the rows of each task in the input."""
@@ -51,7 +57,7 @@ class FileReader:
                 for name in self.tasks[task]:
                     try:
                         for found in self._read(name):
-                            yield self._fitted(found)
+                            yield self._fitted(found, self.constants.get(name, {}))
                     except (pa.ArrowException, ValueError, OSError) as error:
                         said = str(error).partition("\n")[0]
                         raise FileUnreadable(
@@ -128,12 +134,43 @@ class FileReader:
             column = pa.array(some, pa.binary()).view(pa.string())
             yield pa.RecordBatch.from_arrays([column], schema=self.schema)
 
-    def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns of the schema, with nulls for missing ones."""
+    def _fitted(self, batch: pa.RecordBatch, constants: Mapping[str, str | None]) -> pa.RecordBatch:
+        """Return the columns of the schema: those of the file, its constants, or nulls."""
         columns = [
-            batch.column(field.name).cast(field.type)
-            if field.name in batch.schema.names
-            else pa.nulls(len(batch), field.type)
-            for field in self.schema
+            batch.column(one.name).cast(one.type)
+            if one.name in batch.schema.names
+            else pa.repeat(pa.scalar(constants.get(one.name), pa.string()), len(batch)).cast(
+                one.type
+            )
+            for one in self.schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def read_files(
+    spark: SparkSession,
+    root: str,
+    files: Sequence[tuple[str, int]],
+    format: str,
+    schema: pa.Schema,
+    constants: Mapping[str, Mapping[str, str | None]] | None = None,
+) -> DataFrame:
+    """Return a DataFrame of the rows of files, given by path and size; see `FileReader`."""
+    columns = from_arrow_schema(schema)
+    tasks = tuple(dealt(files, task_slots(spark)))
+    read = FileReader(root, tasks, format, to_arrow_schema(columns), constants or {})
+    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, columns)
+
+
+def dealt(files: Sequence[tuple[str, int]], tasks: int) -> Iterator[tuple[str, ...]]:
+    """Yield the files of each task: at most ``tasks`` parts of about the same size, in order."""
+    total = sum(size + 1 for _, size in files)
+    some: list[str] = []
+    taken = part = 0
+    for name, size in files:
+        some.append(name)
+        taken += size + 1
+        if taken * tasks >= total * (part + 1):
+            part = taken * tasks // total
+            yield tuple(some)
+            some = []

@@ -13,9 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._columns import as_count
-from ackcore.spark.base.session import task_slots
-from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
-from ackcore.spark.planned.file_reading import FORMATS, FileReader
+from ackcore.spark.planned.file_reading import FORMATS, read_files
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import is_bucket, place_of
@@ -166,10 +164,8 @@ class FileSpout(PlannedSource):
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
         """See `PlannedSource.read`."""
-        schema = from_arrow_schema(self.schema)
-        tasks = tuple(_dealt([_File(*one) for one in plan["files"]], task_slots(spark)))
-        read = FileReader(self._root, tasks, self._format, to_arrow_schema(schema))
-        return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read, schema)
+        files = [(one.name, one.size) for one in (_File(*each) for each in plan["files"])]
+        return read_files(spark, self._root, files, self._format, self.schema)
 
     def _listed(self) -> Iterator[_File]:
         """Yield the files that match."""
@@ -221,17 +217,3 @@ def _stated(name: str, found: os.stat_result) -> _File:
 
 def _digest(text: str) -> str:
     return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-
-
-def _dealt(files: list[_File], tasks: int) -> Iterator[tuple[str, ...]]:
-    """Yield the files of each task: at most ``tasks`` parts of about the same size, in order."""
-    total = sum(one.size + 1 for one in files)
-    some: list[str] = []
-    taken = part = 0
-    for one in files:
-        some.append(one.name)
-        taken += one.size + 1
-        if taken * tasks >= total * (part + 1):
-            part = taken * tasks // total
-            yield tuple(some)
-            some = []
