@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 from streams import Store
 
-deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed")
+pytest.importorskip("deltalake", reason="deltalake is not installed")
+
+import deltalake
 
 from ackcore.spark import DeltaSpout, SourceError, start
 from ackcore.spark.planned.file_reading import FileReader
