@@ -310,7 +310,7 @@ class Workers:
         return firsts[0][2], None
 
     def _end_due(self, call: _Call) -> None:
-        """Remove the first call of a group, which is repeated or given back."""
+        """Remove a call from the front of its group of due calls."""
         line = self._due[call.avoid]
         line.popleft()
         if not line:

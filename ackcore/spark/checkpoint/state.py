@@ -111,7 +111,7 @@ class State:
         by_spark : bool, default True
             Whether Spark makes the micro-batches of a stream, so that it has an offset log.
         accept_changes : bool, default False
-            Take over the checkpoint of a topology of another structure.
+            Whether to continue a checkpoint of a topology with another structure.
         clock_ms : int, optional
             The creation time in milliseconds; the system's time by default.
         new_key : int, optional
