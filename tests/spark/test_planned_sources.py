@@ -497,3 +497,25 @@ def test_files_of_a_bucket_are_read(spark, tasks_reach, bucket, checkpoint, stor
     files.delete([name])
     with pytest.raises(SourceError, match=f"the file {name} disappeared"):
         source.check(plan)
+
+
+def test_kafka_and_other_planned_sources_run_in_one_loop(
+    spark, mock_kafka, checkpoint, store, running
+):
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    import test_kafka_spout as kafka  # noqa: PLC0415
+
+    cloudpickle.register_pickle_by_value(kafka)
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"x"])
+    source, kept = Table("a", "flaky"), kafka.Kept()
+    on = running(kafka.topology(kafka.source(mock_kafka, "t"), kept, source), spark, checkpoint)
+    on.process_all_available()
+    mock_kafka.produce("t", [b"flaky"])
+    source.texts.append("b")
+    on.process_all_available()
+    assert (on.counts.acked, on.spark_query) == (5, None)
+    texts = sorted(row[-1] for rows in kept.rows.values() for row in rows)
+    assert set(texts) <= {"x", "a", "b", "flaky"}
+    assert mock_kafka.committed("g", "t")[0] == 2
+    assert source.told == [2, 3]
