@@ -33,6 +33,8 @@ class LoopStream(Stream):
         self._name = f"ackcore-{uuid.uuid4()}"
         self._tag = JobTag(self._spark, self._name)
         self._alive_s = time.monotonic()
+        #: The reason why the session ended, as of the last check.
+        self._end: str | None = None
         self._pacing = Pacing(
             self,
             self._rows,
@@ -62,9 +64,10 @@ class LoopStream(Stream):
 
     def check(self) -> None:
         """Raise `RunFailed` if the session has ended; keep a session of Spark Connect alive."""
-        end = end_of(self._spark)
-        if end is not None:
+        end, before = end_of(self._spark), self._end
+        if end is not None and end == before:
             raise RunFailed(end)
+        self._end = end  # one lost answer of the JVM is no end
         now = time.monotonic()
         if now - self._alive_s >= ALIVE_S:
             self._alive_s = now
