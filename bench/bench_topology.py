@@ -306,10 +306,12 @@ def bench_loop(spark, new_path, quick, rounds, report_ratio):
 @pytest.mark.parametrize("files", [0, 10_000])
 def bench_idle(spark, tmp_path, new_path, quick, rounds, report_ratio, files):
     """The CPU of driver, JVM and workers while a stream of files waits for a new one."""
+    folder = tmp_path / "in"
+    folder.mkdir()
     for n in range(files):
-        (tmp_path / f"{n:05}").touch()
+        (folder / f"{n:05}").touch()
     builder = TopologyBuilder()
-    builder.spout("lines", FileSpout(tmp_path, "text"))
+    builder.spout("lines", FileSpout(folder, "text"))
     builder.sink("lines", lambda frame, number: None)
     query = start(builder.build(), spark, new_path())
     query.process_all_available()

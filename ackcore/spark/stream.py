@@ -53,6 +53,9 @@ class Stream(ABC):
         The counts after the last finished micro-batch.
     """
 
+    #: The beginning of the warning of a restart.
+    interrupted = "the micro-batch failed"
+
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._state = deployment.state
@@ -184,9 +187,6 @@ class Stream(ABC):
             one_line(error),
         )
         return not self._leaving.wait(waits / 1000)
-
-    #: The beginning of the warning of a restart.
-    interrupted = "the micro-batch failed"
 
     # ---------------------------------------------------------------------------------- the end
 

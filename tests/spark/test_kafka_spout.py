@@ -502,7 +502,7 @@ def test_a_stream_that_died_before_its_plan_makes_one(
 
 
 def test_available_now_ends_with_what_there_was(spark, mock_kafka, checkpoint, kept):
-    """In several micro-batches, the retries included."""
+    """In several micro-batches, the retries included; and whatever a former version left there."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"flaky", b"b", b"c"])
     it = topology(source(mock_kafka, "t", max_records=3), kept)
@@ -510,9 +510,13 @@ def test_available_now_ends_with_what_there_was(spark, mock_kafka, checkpoint, k
     assert on.await_termination(300)
     assert kept.texts == ["a", "b", "c", "flaky"]
     assert [progress.records for progress in on.recent_progress][:2] == [3, 1]
+    # Spark's query ran such topologies once, and had a log of its own.
+    (checkpoint / "spark/offsets").mkdir(parents=True)
+    (checkpoint / "spark/offsets/0").write_text("v1\n{}\n-")
+    mock_kafka.produce("t", [b"d"])
     on = start(it, spark, checkpoint, trigger={"availableNow": True})
     assert on.await_termination(300)
-    assert on.counts.records == 4
+    assert (on.counts.records, kept.texts) == (5, ["a", "b", "c", "d", "flaky"])
 
 
 def test_aborted_records_and_markers_are_passed_over_where_a_range_ends(
