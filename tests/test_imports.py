@@ -74,6 +74,7 @@ PACKAGES: dict[str, set[str]] = {
     "checkpoint": {"base", "stores"},
     "dead_letters": {"base", "stores", "checkpoint"},
     "kafka": {"base", "settle", "tasks", "engine", "checkpoint"},
+    "planned": {"base", "stores", "kafka", "engine", "checkpoint"},
     "engine": {"base", "stores", "settle", "tasks", "sinks", "checkpoint", "dead_letters"},
     "inspect": {"base", "stores", "checkpoint", "dead_letters", "engine"},
 }

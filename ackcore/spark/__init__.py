@@ -20,6 +20,10 @@
 `dead_letters`         read the dead letters
 `DeadLetterTopic`      a Kafka topic to which dead letters are also sent
 `replay`               send dead letters again
+`DeltaSpout`           the rows that are appended to a Delta table, by version
+`FileSpout`            the new files of a directory or a bucket, each once
+`RateSpout`            numbers, for tests and demonstrations
+`PlannedSource`        base class of sources of your own, whose rows a plan names
 `settle`               the outcome of each root in a DataFrame of ack events
 `settle_parquet`       the same for Parquet files, which the workers read themselves
 `combine`              fold each partition's events, without a shuffle
@@ -28,9 +32,10 @@
 =====================  ===========================================================================
 
 Each kind of failure has its own error: `StateError` and its subclasses for a checkpoint,
-`RunFailed` for a micro-batch that Spark cannot run, `RunCancelled` for a cancelled job, `SinkError`
-for a sink or the dead-letter store, `TooManyDead` for a run with too many dead records, and
-`WorkerPythonError` for workers whose Python cannot run it.
+`RunFailed` for a micro-batch that Spark cannot run, `RunCancelled` for a cancelled job,
+`SourceError` for a planned source, `SinkError` for a sink or the dead-letter store, `TooManyDead`
+for a run with too many dead records, and `WorkerPythonError` for workers whose Python cannot run
+it.
 
 Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore on its workers.
 """
@@ -54,6 +59,10 @@ if TYPE_CHECKING:
     from ackcore.spark.engine.insist import RunFailed, SinkError
     from ackcore.spark.guards import attempt, guard
     from ackcore.spark.listeners import QueryListener
+    from ackcore.spark.planned.delta_spout import DeltaSpout
+    from ackcore.spark.planned.file_spout import FileSpout
+    from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+    from ackcore.spark.planned.rate_spout import RateSpout
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
     from ackcore.spark.settle.parquet_events import settle_parquet
@@ -72,8 +81,12 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointInUse",
     "DeadLetterTopic",
+    "DeltaSpout",
+    "FileSpout",
+    "PlannedSource",
     "Query",
     "QueryListener",
+    "RateSpout",
     "Reject",
     "Retry",
     "RunCancelled",
@@ -83,6 +96,7 @@ __all__ = [
     "SinkError",
     "SinkRejects",
     "SinkUnavailable",
+    "SourceError",
     "StateError",
     "TooManyDead",
     "TransactionalSink",
@@ -112,8 +126,12 @@ __all__ = [
 _MODULES = {
     "CheckpointInUse": ".base.errors",
     "DeadLetterTopic": ".dead_letters.topic",
+    "DeltaSpout": ".planned.delta_spout",
+    "FileSpout": ".planned.file_spout",
+    "PlannedSource": ".planned.planned_source",
     "Query": ".query",
     "QueryListener": ".listeners",
+    "RateSpout": ".planned.rate_spout",
     "Reject": "ackcore.calls",
     "Retry": "ackcore.calls",
     "RunCancelled": ".base.interrupts",
@@ -123,6 +141,7 @@ _MODULES = {
     "SinkError": ".engine.insist",
     "SinkRejects": ".sinks.rejects",
     "SinkUnavailable": ".sinks.unavailable",
+    "SourceError": ".planned.planned_source",
     "StateError": ".base.errors",
     "TooManyDead": "ackcore.dead_limit",
     "TransactionalSink": ".sinks.sink",

@@ -214,8 +214,8 @@ def _spout(spout: Spout) -> Iterator[str]:
         return
     if spout.kind is not None:
         yield (
-            f"commit_group of {subject} is for Spark's own Kafka source, got a KafkaSpout; set the "
-            "group_id of the KafkaSpout instead"
+            f"commit_group of {subject} is for Spark's own Kafka source, got a "
+            f"{type(spout.source).__name__}; set the group_id of a KafkaSpout instead"
         )
     elif lacks := [column for column in KAFKA_ID if column not in spout.fields]:
         yield (

@@ -91,7 +91,7 @@ def test_what_needs_the_jvm_of_a_classic_session_is_refused_by_name(connect, tmp
         lambda: start(topology(stream, Names()), connect, tmp_path / "cp"),
         lambda: guard(stream, lambda row: 1, "n int", print, tmp_path / "cp"),
     ):
-        with pytest.raises(TypeError, match=r"start\(\) needs a classic .* use run_batch\(\) with"):
+        with pytest.raises(TypeError, match=r"start\(\) needs a classic .* or run_batch\(\) with"):
             refused()
     it = topology(connect.range(1), Names(), to_jdbc("jdbc:derby:memory:x", "t"))
     with pytest.raises(TypeError, match=r"'sink-0', to_jdbc\(.* needs the JVM .* to_postgres\(\)"):

@@ -249,6 +249,16 @@ class ObjectStore:
                 found += (StoredObject(each["path"], each["size"]) for each in page)
         return sorted(found)
 
+    def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
+        """Yield key, size, version and time (nanoseconds since 1970) of each object."""
+        import obstore  # noqa: PLC0415 - an extra
+
+        with self._asking("", "listed"), contextlib.suppress(FileNotFoundError):
+            for page in obstore.list(self._store, None, chunk_size=_PAGE):
+                for each in page:
+                    time_us = round(each["last_modified"].timestamp() * 1_000_000)
+                    yield each["path"], each["size"], _version(each), time_us * 1000
+
     def delete(self, keys: Iterable[str]) -> None:
         """See `Store.delete`."""
         import obstore  # noqa: PLC0415 - an extra
