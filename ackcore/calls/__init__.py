@@ -8,11 +8,13 @@ raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retrie
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
 from ackcore.calls.outcomes import CallOutcome, Reject, Retry, Unavailable
+from ackcore.calls.rate_limits import RateLimit
 
 __all__ = [
     "CallOutcome",
     "CallSettings",
     "Calls",
+    "RateLimit",
     "Reject",
     "Retry",
     "Unavailable",

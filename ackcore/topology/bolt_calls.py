@@ -19,7 +19,7 @@ from ackcore._arrow import offsets_of
 from ackcore._columns import as_count
 from ackcore.calls import CallSettings
 from ackcore.calls.call_settings import MAX_THREADS
-from ackcore.flow.numbers import positive
+from ackcore.calls.rate_limits import checked_limit
 from ackcore.topology._words import near_miss
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Component
 from ackcore.topology.failure_reasons import exception_classes
@@ -115,9 +115,9 @@ def call_settings(
     if not isinstance(bolt, AsyncBolt):
         return None
     given = {name: _plain(bolt, name) for name in _NAMES}
-    if bolt.rate_per_s is not None:
-        given["rate_per_s"] = positive(bolt.rate_per_s, "rate_per_s", 1e9) / tasks
+    limit = checked_limit(bolt.limit)
     return CallSettings(
+        limit=None if limit is None else limit.share(tasks),
         retry_on=exception_classes(bolt.retry_on or (), "retry_on"),
         reject=exception_classes((*reject, *bolt.reject), "reject"),
         **given,

@@ -109,7 +109,9 @@ class CallExecutor(RowExecutor):
             function = self._await_execute
         elif isinstance(self.component, BasicBolt):
             function = self._execute_in_thread
-        return self.make_calls(function, self._settings)
+        limit = self._settings.limit
+        key_of = None if limit is None else lambda input: limit.key_of(input.tuple)
+        return self.make_calls(function, self._settings, key_of=key_of)
 
     def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
         """Execute all rows, and convert their emissions to Arrow after each slice."""

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 from ackcore._arrow import nullable_within
+from ackcore.calls import RateLimit
 from ackcore.flow import DelayTarget, Limit
 from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.topology.tuples import Identity, Reason, Tuple
@@ -324,13 +325,14 @@ class AsyncBolt(Component):
     max_concurrency : int or callable, default `DelayTarget`
         The number of concurrent calls in each task, and to each endpoint if there are several: a
         number, or a callable that returns a `Limit`, such as a class of `ackcore.flow`. The
-        default adapts to the service.
+        default adapts to the service. With a ``limit`` per key, for all keys together.
     timeout_s : float, optional
         Seconds after which an ``execute`` is cancelled, and fails its input with `TimeoutError`.
-    rate_per_s : float, optional
-        The maximum number of calls begun per second in the whole topology. The bolt's tasks that
-        can run at once have equal shares: as many as its ``parallelism``, at most as many as Spark
-        has cores.
+    limit : RateLimit, optional
+        The calls per second in the whole topology, or the limits of each key, such as a tenant.
+        The bolt's tasks that can run at once have equal shares: as many as its ``parallelism``, at
+        most as many as Spark has cores. A task that receives all tuples of its keys, grouped by the
+        limit's column, has the whole rate of each key.
     endpoints : iterable of hashable, optional
         The endpoints of the calls, each with a window of its own; see ``collector.endpoint``.
     chooser : callable, default `Idlest`
@@ -351,7 +353,7 @@ class AsyncBolt(Component):
     needs_identity = True
     max_concurrency: int | Callable[[], Limit] = DelayTarget
     timeout_s: float | None = None
-    rate_per_s: float | None = None
+    limit: RateLimit | None = None
     endpoints: Iterable[Hashable] | None = None
     chooser: Callable[[], Chooser] = Idlest
     wait_in_task_s: float = 5.0

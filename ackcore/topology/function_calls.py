@@ -88,7 +88,7 @@ class RowFunction(_Calling, AsyncBolt):
         super().__init__(function, answers, kept, settings, **told)
         self.max_concurrency = settings.max_concurrency
         self.timeout_s = settings.timeout_s
-        self.rate_per_s = settings.rate_per_s
+        self.limit = settings.limit
         self.wait_in_task_s = settings.wait_in_task_s
 
     async def prepare(self, context: Context) -> None:  # type: ignore[override]

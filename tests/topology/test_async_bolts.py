@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from round_robin import RoundRobin
 
 from ackcore._files.journal import Journal
+from ackcore.calls import RateLimit
 from ackcore.flow import RttThreshold
 from ackcore.topology import (
     AsyncBolt,
@@ -318,8 +319,9 @@ def test_a_rate_is_shared_by_the_tasks():
     async def execute(t, collector):
         pass
 
-    assert call_settings(Asyncly(execute, rate_per_s=100), tasks=8).rate_per_s == 12.5
-    assert call_settings(Asyncly(execute)).rate_per_s is None
+    limit = RateLimit(calls_per_s=100)
+    assert call_settings(Asyncly(execute, limit=limit), tasks=8).limit.calls_per_s == 12.5
+    assert call_settings(Asyncly(execute)).limit is None
 
 
 # -- threads ----------------------------------------------------------------------------------
@@ -449,7 +451,7 @@ def test_methods_of_another_shape_are_refused(base, methods, says):
         (AsyncBolt, {"max_concurrency": 0}, "bolt 'b': max_concurrency must be in 1..1000000"),
         (AsyncBolt, {"max_concurrency": dict}, "bolt 'b': max_concurrency must make objects with"),
         (AsyncBolt, {"timeout_s": -1}, "bolt 'b': timeout_s must be above 0"),
-        (AsyncBolt, {"rate_per_s": "9"}, "bolt 'b': rate_per_s must be a number"),
+        (AsyncBolt, {"limit": 9}, "bolt 'b': limit must be a RateLimit, got int 9"),
         (AsyncBolt, {"endpoints": "http://a"}, "bolt 'b': endpoints must be a list"),
         (AsyncBolt, {"wait_in_task_s": -1}, "bolt 'b': wait_in_task_s must be at least 0"),
         (AsyncBolt, {"execute": None}, "bolt 'b' must have a method execute|must be a coroutine"),
