@@ -209,7 +209,7 @@ def bytes_of(data: Any, name: str) -> UInt8s:
     if not view.c_contiguous:
         raise ValueError(
             f"{name} must be C-contiguous, got a strided buffer; "
-            "numpy.ascontiguousarray() copies it together"
+            "numpy.ascontiguousarray() makes such a copy"
         )
     if view.nbytes == 0:
         return np.empty(0, np.uint8)
@@ -295,7 +295,7 @@ def refuse_taken(place: int, row: int, rows: int) -> NoReturn:
 def refuse_gathered() -> NoReturn:
     """Raise for more bytes than 32-bit or 64-bit offsets can count."""
     raise ValueError(
-        "offsets must have room for the bytes of all rows in order; cast them to int64"
+        "offsets must be wide enough to count the bytes of all rows in order; cast them to int64"
     )
 
 
@@ -319,7 +319,7 @@ def addresses(functions: Sequence[int], queue: int) -> list[int]:
     """Check the addresses for `RawMessages` and return them; the queue's address is the last."""
     if len(functions) != RAW_FUNCTIONS:
         raise ValueError(
-            f"functions must be {RAW_FUNCTIONS} addresses, of RawMessages' functions in their "
+            f"functions must be the {RAW_FUNCTIONS} addresses that RawMessages lists, in that "
             f"order, got {len(functions)}"
         )
     found = [as_count(each, "functions", 1, 2**64 - 1) for each in functions]

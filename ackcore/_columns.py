@@ -153,7 +153,7 @@ def _check_layout(name: str, ndim: int, c_contiguous: bool) -> None:
     if not c_contiguous:
         raise ValueError(
             f"{name} must be C-contiguous, got a strided column; "
-            "numpy.ascontiguousarray() copies it together"
+            "numpy.ascontiguousarray() makes such a copy"
         )
 
 

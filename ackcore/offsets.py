@@ -7,10 +7,11 @@ any string: metadata that is damaged or not ackcore's is treated as empty.
 
 The metadata is ``ack``, a digit for the version of the rest, a letter for the encoding of bits as
 characters, and the bits: CRC-32, deployment, generation, and four columns of small numbers, Rice
-coded. The columns are the lengths of the runs of holes (or single holes, where that is shorter),
-the number of done offsets after each, the distances between failed offsets, and the number of
-failures of each. (R. F. Rice, "Some practical universal noiseless coding techniques", 1979.
-Quotients and remainders are stored apart, so that numpy can read and write each at once.)
+coded. Two columns are the lengths of the runs of holes (or single holes, where that is shorter),
+and the number of done offsets after each. The other two are the distances between failed offsets,
+and the number of failures of each. (R. F. Rice, "Some practical universal noiseless coding
+techniques", 1979. Quotients and remainders are stored apart, so that numpy can read and write each
+at once.)
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ def _prefix(wide: bool) -> str:
 
 
 def _key(topic: str, partition: int, offset: int) -> int:
-    """Return the checksum's start value, which binds metadata to a partition and offset."""
+    """Return the start value of the checksum, which depends on the partition and the offset."""
     return crc32(f"{topic}\0{partition}\0{offset}".encode())
 
 
@@ -217,7 +218,9 @@ class _Pair:
         return _Pair(self.one.first(n), self.other.first(n))
 
     def fitting(self, room: int) -> _Pair:
-        """Return as many numbers as fit into ``room`` bits, or slightly fewer."""
+        """Return the first numbers of both columns, as many as fit into ``room`` bits or slightly
+        fewer.
+        """
         if self.size <= room:
             return self
         least, most = 0, len(self.one.numbers)  # least fits, most does not
@@ -227,7 +230,7 @@ class _Pair:
         return self.first(least)
 
     def bits(self) -> list[Digits]:
-        """Return the length, and the bits of the columns."""
+        """Return the bits of the common length and of both columns."""
         return [self.head, *self.one.bits(), *self.other.bits()]
 
 
@@ -256,7 +259,7 @@ def _holes_of(state: OffsetState) -> _Pair:
 
 
 def _shifted(numbers: Int64s, last: int) -> Int64s:
-    """Return the successor of each number, with ``last`` as the successor of the last."""
+    """Return a column without its first number, and with ``last`` at its end."""
     found = np.empty_like(numbers)
     found[:-1], found[-1:] = numbers[1:], last
     return found

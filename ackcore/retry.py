@@ -109,7 +109,7 @@ def _bits(message_id: str, attempt: int) -> int:
 
 
 def _begun(attempt: int) -> blake2b:
-    """Return a hash object that has read an attempt. A copy for each message halves the time."""
+    """Return the hash state of an attempt. A copy of it for each message halves the time."""
     return blake2b(attempt.to_bytes(8, "little"), digest_size=8, person=b"ackcore.retry")
 
 
@@ -212,7 +212,7 @@ class Policy(NamedTuple):
 
         Returns
         -------
-        Waiting or None
+        NextAttempt or None
             The time and number of the next attempt; None if the record is dead.
 
         Raises

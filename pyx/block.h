@@ -3,11 +3,11 @@
  * `run_block` applies, or folds, up to BLOCK rows.  Its fast path is for an INIT or an ACK
  * whose entry is in its home bucket or the next, or goes there, and has no marks and no second
  * init.  Every other row takes the slow path, `apply_message`, which is also what the fast path
- * is tested against.  What makes it fast, in order of effect (measured; bench/README.md):
+ * is tested against.  The causes of its speed, in order of effect (measured; bench/README.md):
  *
  *  1. No branch that depends on data.  Found or new, init or not, complete or not are masks: a
  *     mispredicted branch costs as much as a whole row.  A row only notes that its tree is
- *     complete; `collect_outcomes` writes the outcomes.  `value_barrier` keeps the compiler from
+ *     complete; `collect_outcomes` writes the outcomes.  `value_barrier` prevents the compiler from
  *     turning masks back into branches.
  *  2. A bucket is a cache line and is probed whole, so there is no walk of unpredictable length.
  *  3. Buckets are prefetched a fixed distance ahead, across blocks; in a table beyond the caches
@@ -88,17 +88,17 @@ INLINE void copy_rows(block_t *block, const batch_t *in, size_t start, size_t n,
     if (has_tasks)
         for (size_t row = 0; row < n; row++) block->not_tasks_in[row] = ~in->tasks[start + row];
 }
-/* The rows' home buckets, and which rows may be probed early: not those with a read-after-write
- * hazard (one of the PROBE_AHEAD preceding rows has its home bucket here or beside it), not those
- * of the last bucket, whose next one is the first, and not FAILs and RESETs.
+/* Find the rows' home buckets, and the rows that may be probed early: not those with a read-after-
+ * write hazard (one of the PROBE_AHEAD preceding rows has its home bucket here or beside it), those
+ * of the last bucket, whose next one is the first, FAILs and RESETs.
  *
  * A distance of 1 suffices: on the fast path a row reads and writes only its home bucket and the
  * next one, so two rows share a bucket only if their homes are at most 1 apart.  Code that goes
  * further (`apply_slowly`, `erase_shifting`) calls `reprobe` for the rows that were probed early.
  *
- * While a reseed is due, none, and `probe_late` looks at the home bucket only.  So the fast path
- * displaces entries only while none is more than PROBE_LIMIT buckets from home: those that probed
- * past a bucket then lie in the 32 buckets after it, 32 x SLOTS = 96 at most.  Only
+ * While a reseed is due, no row is probed early, and `probe_late` reads only the home bucket.  So
+ * the fast path displaces entries only while none is more than PROBE_LIMIT buckets from home: those
+ * that probed past a bucket then lie in the 32 buckets after it, at most 32 x SLOTS = 96.  Only
  * `table_insert` makes greater overflow counts, and it respects OVERFLOW_MAX. */
 INLINE void find_homes(block_t *block, ledger_t *ledger, const batch_t *in, size_t n,
                        const int has_tasks, const int mode) {
@@ -133,8 +133,8 @@ INLINE void find_homes(block_t *block, ledger_t *ledger, const batch_t *in, size
     }
     memset(block->early_mask + n, 0, PROBE_AHEAD * sizeof *block->early_mask);
 }
-/* The home buckets of the rows after the block, for prefetching; without further rows, the last
- * row's. */
+/* Find the home buckets of the rows after the block, for prefetching; without further rows, repeat
+ * that of the last row. */
 INLINE void find_next_homes(block_t *block, ledger_t *ledger, const uint64_t *ids, size_t n,
                             size_t rest, size_t ahead) {
     const size_t known = rest < ahead ? rest : ahead;
@@ -239,7 +239,7 @@ INLINE void reprobe(const ledger_t *ledger, block_t *block, size_t row) {
 
 /* ---- after rows: outcomes ------------------------------------------------------------------ */
 
-/* Write the outcomes of the trees that rows before `end` completed, and count their entries out.
+/* Write the outcomes of trees that rows before `end` completed; subtract their entries in `counts`.
  * The exit of the inner loop is mispredicted, which costs less than doing all 64 rows. */
 COLD void collect_outcomes(ledger_t *ledger, block_t *block, size_t end, const outcomes_t *out) {
     size_t written = block->outcomes;

@@ -1,7 +1,7 @@
 /* bucket_ops.h - all SIMD code: match a key in a bucket, find free and aged slots; hash keys.
  *
  * SIMD is 0 without vectors, 1 with SSE2, 2 with AVX2, 3 with AVX-512: each kernel_*.c sets it. The
- * other headers do not look at it.  Slots are returned as bits, slot 0 lowest.
+ * other headers do not use it.  Slots are returned as bits, slot 0 lowest.
  */
 #ifndef ACKCORE_BUCKET_OPS_H
 #define ACKCORE_BUCKET_OPS_H
@@ -60,7 +60,7 @@ INLINE void match_slots(const bucket_t *bucket, uint64_t key, uint32_t *match,
     *match &= ALL_SLOTS;
     *free_slots &= ALL_SLOTS;
 }
-/* One bit a slot: those with an entry of at least that age; `now` is the present stamp. */
+/* One bit a slot: those with an entry of at least a given age; `now` is the present stamp. */
 INLINE uint32_t aged_slots(const bucket_t *bucket, int now, int age) {
 #if SIMD >= 1
     const __m128i seven = _mm_set1_epi8(0x7f), stamp = _mm_set1_epi8((char)now);
@@ -81,8 +81,7 @@ INLINE uint32_t aged_slots(const bucket_t *bucket, int now, int age) {
 #endif
 }
 
-/* ---- hash, outcomes, cache
- * --------------------------------------------------------------------------- */
+/* ---- hash, outcomes, cache ---------------------------------------------------------------- */
 
 /* The hash of a key, in two rounds: after one, evenly spaced ids cluster in a few buckets under one
  * seed in twenty (bench/README.md).  The vector form multiplies only low halves; in scalar code,

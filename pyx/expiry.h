@@ -1,8 +1,8 @@
 /* expiry.h - turns: which entries are dead, when they leave their slots, and how a turn begins.
  *
- * A stamp, 1..127, is the turn in which an entry was inserted or refreshed; `rotate` advances the
- * present one, and the age of an entry is the number of turns since.  `counts` has the number of
- * entries per stamp, so a turn looks at no entry to age it: those that reach age N = `turns` are
+ * A stamp, 1..127, is the turn in which an entry was inserted or refreshed; `rotate` begins the
+ * next turn, and the age of an entry is the number of turns since.  `counts` has the number of
+ * entries per stamp, so a turn reads no entry to age it: those that reach age N = `turns` are
  * dead, invisible to lookups, and keep their slots.  Those of age N can be taken (`take_expired`);
  * older ones are swept, half a bucket to four a row and SLICE buckets a turn.  Lookups see the same
  * entries as after an immediate sweep.

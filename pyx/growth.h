@@ -21,10 +21,10 @@
  * Growth.  When `used` would pass `limit`, the smallest reserve that suffices takes over.  Blocks
  * migrate two home buckets a row, so `old` is empty before a table half as large again is full.
  *
- * Shrinking.  `peak` is the most entries in the last rows, `work` their number, a turn counting as
- * `limit` rows.  When `work` is 4 * limit and there is no `old`, both start anew, and a table that
- * grew shrinks if `peak` was below limit / LOW_WATER: to room for twice the peak, so that entries
- * must double before it grows again.
+ * Shrinking.  `peak` is the largest number of entries during the last `work` rows; a turn counts as
+ * `limit` rows.  When `work` is 4 * limit and there is no `old`, both start anew.  A table that
+ * grew then shrinks if `peak` was below limit / LOW_WATER: to room for twice the peak, so that
+ * entries must double before it grows again.
  *
  * Reseed.  The hash has a secret seed.  A probe of more than PROBE_LIMIT buckets, which is too
  * unlikely to be chance, sets `needs_reseed`: the table is still correct, and is rebuilt with
@@ -112,7 +112,7 @@ static void migrate_entry(ledger_t *ledger, entry_t entry) {
     } else if (UNLIKELY(table_insert(&ledger->cur, index, entry, &place) > PROBE_LIMIT))
         ledger->needs_reseed = 1;
 }
-/* Move the entries whose home is this bucket of the old table, wherever they were displaced to. */
+/* Move the entries of this home bucket of the old table, also those that were displaced. */
 static void migrate_home(ledger_t *ledger, size_t index) {
     table_t *table = &ledger->old;
     for (size_t smaller = index, distance = 0; distance < table->n_buckets;
@@ -248,14 +248,14 @@ static void consider_shrink(ledger_t *ledger) {
     ledger->work = 0;
     ledger->peak = ledger->used;
 }
-/* Buckets of a better table than the present one, to reseed or to shrink, or 0. */
+/* The buckets of a better table than the present one, to reseed or to shrink; 0: there is none. */
 static size_t ledger_desired_size(const ledger_t *ledger) {
     return ledger->needs_reseed
                ? (ledger->old.n_buckets > ledger->cur.n_buckets ? ledger->old.n_buckets
                                                                 : ledger->cur.n_buckets)
                : ledger->shrink_to;
 }
-/* Move into such a table, or retire it if its size is no longer right. */
+/* Move the entries to a table of that size, or retire it if the size is no longer right. */
 static void ledger_install(ledger_t *ledger, table_t table) {
     if (ledger->needs_reseed && (table.n_buckets == ledger->cur.n_buckets ||
                                  limit_of(table.n_buckets, ledger->min_buckets) >= ledger->used))

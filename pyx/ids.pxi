@@ -185,8 +185,8 @@ def edge_id(key, root_id, component, parent_edge, ordinal):
     Returns
     -------
     int
-        In -2**63..2**63-1, never 0.  Two ids collide with a probability of 2**-64; siblings only
-        with the replacement of 0.
+        In -2**63..2**63-1, never 0.  Two ids collide with a probability of 2**-64.  Siblings
+        can collide only because an id of 0 is replaced by another one.
 
     Raises
     ------

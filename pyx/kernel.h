@@ -32,8 +32,8 @@ static size_t next_block(ledger_t *ledger, size_t rest) {
         else if (!grow(ledger, rows))
             ASSERT(0); /* ledger_reserve_needed has ensured a reserve */
     }
-    /* Slowly while there is room, so that a batch costs little more; faster when dead entries fill
-     * it. */
+    /* Sweep slowly while the table has room, so that a batch costs little more; faster when dead
+     * entries fill it. */
     ledger_sweep(ledger,
                  ledger->used + ledger->limit / 8 < ledger->limit ? (rows + 1) / 2 : rows * 4);
     if (UNLIKELY(ledger->needs_reseed)) {
@@ -70,7 +70,7 @@ static size_t run_one(ledger_t *ledger, uint64_t key, uint64_t val, int32_t task
     check_after(ledger, 1);
     return written;
 }
-/* Buckets of the reserve to add before n more rows, 0 for none, or FULL if the rows without an
+/* The buckets of the reserve to add before n more rows; 0 for none; FULL if the rows without an
  * entry could make the ledger exceed `most` entries (-1: no limit). */
 static size_t ledger_reserve_needed(ledger_t *ledger, size_t n, int64_t most, const uint64_t *ids,
                                     size_t *missing, int frugal) {

@@ -15,9 +15,9 @@
  * stamps[s] is 0 when slot s is free - occupancy is a field of its own, so key 0 and value 0 are
  * like any other - and then its not_task and val are 0 too: what is inserted starts from zeros. Its
  * low seven bits are the turn (1..127) in which the entry was inserted or refreshed; its high bit
- * says that the entry has bits in the side array `marks` (a second init, a fail, ...). not_tasks[s]
+ * is set if the entry has bits in the side array `marks` (a second init, a fail, ...). not_tasks[s]
  * is ~task, negative once the init was seen, and 0 before: an INIT ORs ~task in, an ACK 0, so both
- * are one operation and the sign says whether an init has come.  The buckets are followed by
+ * are one operation and the sign shows whether an init has come.  The buckets are followed by
  * `times`, only in a ledger with a clock, and by `marks`, four bytes a bucket, touched only by a
  * second INIT, FAIL and overflow above 255 (a page of zeros that is never written takes no memory).
  *
@@ -42,9 +42,9 @@
  * (`old`), and one comparison selects the table to probe.  growth.h has the rest, and the load
  * factors.
  *
- * Cost.  An operation touches one cache line.  In a full table sized up front, 6 entries in a
- * hundred are displaced from their home bucket, in one that grew 3; 20 and 11 insertions in a
- * hundred find the home bucket full, and probe the next.
+ * Cost.  An operation touches one cache line, unless the home bucket is full.  In a full table
+ * sized up front, 6 % of the entries are displaced from their home bucket, and 20 % of the
+ * insertions find it full and probe the next; in one that grew, 3 % and 11 %.
  */
 #ifndef ACKCORE_LAYOUT_H
 #define ACKCORE_LAYOUT_H

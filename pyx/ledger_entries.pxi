@@ -2,7 +2,7 @@
 # memory.  Part of _native.pyx, after ledger.pxi.
 
 cdef int merge_columns(Ledger ledger, entries, bint check) except -1:
-    """Fold entries in; ``check`` is false only for entries of a ledger."""
+    """Fold entries in; ``check`` is false only for entries that come from a ledger."""
     cdef list in_order = entry_columns(entries)
     cdef columns_t columns
     cdef batch_t batch
@@ -47,7 +47,10 @@ cdef int merge_columns(Ledger ledger, entries, bint check) except -1:
 
 
 cdef object settled_of(Ledger ledger, object deadline):
-    """Decide every entry once; an entry with its last message before the deadline has timed out."""
+    """Decide every entry once; return the decided ones as `Settled`.
+
+    An entry has timed out if its last message is older than the deadline.
+    """
     # Without a deadline, or with one below the 64-bit integers, no entry has timed out.
     cdef bint timed_out = deadline is not None and deadline >= INT64_MIN
     cdef int64_t before = deadline if timed_out else 0
@@ -131,7 +134,7 @@ def restored(arguments, entries, expired, stats):
 
 
 cdef tuple views_of(Ledger ledger):
-    """Return `Ledger.tables`."""
+    """Return the value of `Ledger.tables`."""
     cdef table_t cur, old
     lock_acquire_gil(&ledger.lock)
     cur = ledger.state.cur

@@ -2,7 +2,7 @@
  *
  * One message, any entry, every case.  block.h has a second form of INIT and ACK for entries
  * without marks, branch-free, for whole columns; tests/test_messages.py applies every message to
- * every state of an entry by both forms, and holds them to SEMANTICS and to each other.
+ * every state of an entry by both forms, and compares them with SEMANTICS and each other.
  */
 #ifndef ACKCORE_MESSAGE_H
 #define ACKCORE_MESSAGE_H

@@ -4,7 +4,7 @@
  * position; `committable` is kept up to date.  offset_holes.h lists and loads, offset_failures.h
  * counts failures.
  *
- * Bits.  A bit is 1 when its offset is done or is no record's (compaction, transaction markers),
+ * Bits.  A bit is 1 when its offset is done or has no record (compaction, transaction markers),
  * and 0 when it is not done.  `words[head .. tail)` are in use, in the order of their offsets. They
  * are cut into segments, each of consecutive words: segment s begins at word number
  * `segments[s].word` (offset / 64) and at `words[segments[s].start]`, and ends where the next
@@ -125,7 +125,7 @@ static int move_window(const offsets_t *tracker, int64_t offset, int64_t limit, 
     ASSERT(in_window(window, offset));
     return 1;
 }
-/* The same for an ack or a fail; if that has no effect, 0, and it is counted. */
+/* The same for an ack or a fail; if that has no effect, count it and return 0. */
 static int enter_window(offsets_t *tracker, int64_t offset, window_t *window) {
     if (offset < tracker->base)
         tracker->below_base++;
@@ -147,13 +147,13 @@ static int is_done(const offsets_t *tracker, int64_t offset) {
 
 /* Memory. */
 
-/* A word that may be dropped; the last one stays, so that the covered offsets do not change. */
+/* Whether a word may be dropped; the last one stays, so that the covered offsets do not change. */
 INLINE int is_spare(const offsets_t *tracker, size_t index) {
     return tracker->words[index] == ~0ULL && index + 1 < tracker->tail;
 }
 /* Pack the words: drop those before the head, runs of more than GAP_WORDS words of ones, and ones
- * at either end of a segment.  Returns the resulting number of segments, and in `words` that of
- * words.  It only counts them without `segments`, which has room for them. */
+ * at either end of a segment.  Returns the resulting number of segments, and stores that of words
+ * in `words`.  Without `segments`, which has room for them, it only counts. */
 static size_t pack_words(offsets_t *tracker, segment_t *segments, size_t *words) {
     size_t n = 0, to = 0;
     for (size_t place = tracker->seg_head; place < tracker->seg_tail; place++) {

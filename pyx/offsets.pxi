@@ -440,7 +440,7 @@ cdef class OffsetTracker:
 
 
 cdef int64_t read(OffsetTracker tracker, const int64_t *field):
-    """Read one number, under the lock because another thread may change it."""
+    """Read one number of the tracker under its lock, because another thread may change it."""
     cdef int64_t number
     lock_acquire_gil(&tracker.lock)
     number = field[0]

@@ -3,7 +3,7 @@
  * A shard's rows are settled in one ledger, so this hash must be independent of that ledger's (else
  * each shard would cluster in one part of its table), and of acker_task's.  It is the same in every
  * process and version, because one job may read the shards that another wrote.  The reference
- * implementation is ackcore/_reference/pack.py.
+ * implementation is ackcore/_reference/rows.py.
  */
 #ifndef ACKCORE_PACK_H
 #define ACKCORE_PACK_H

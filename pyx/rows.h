@@ -3,12 +3,11 @@
  *
  * No bit of a result may ever change: a checkpoint contains fingerprints, and all tasks of a
  * shuffle, of any version, must send a value to the same destination.  The reference implementation
- * is ackcore/_reference/rows.py; the test vectors are in tests/test_hashes.py, test_runs.py and
- * test_fingerprints.py.
+ * is ackcore/_reference/rows.py; the test vectors are in tests/test_hashes.py and test_runs.py.
  *
  * Columns are mixed into a row's hash h one after another:
  *
- *     h = (h ^ h >> 32) * NEXT_COLUMN + hash of the value        so h = 0 makes it the value's own
+ *     h = (h ^ h >> 32) * NEXT_COLUMN + hash of the value        from h = 0: the hash of the value
  *
  *     8 bytes or fewer    mix(the sign-extended number ^ VALUE)
  *     16, 32 bytes        the same, and mix(that ^ word) for each further word
@@ -270,8 +269,8 @@ typedef struct {
     int64_t *counts;
 } row_runs_t;
 
-/* The runs of each destination; returns their total number.  Without branches that depend on data,
- * because runs are short and their lengths unpredictable.  Each row that occurs gets a 1 in `seen`.
+/* Find the runs of each destination; returns their number.  No branch depends on data, because runs
+ * are short and their lengths unpredictable.  Each row that occurs gets a 1 in `seen`.
  * `bad_place` is the index in `order` of a bad row number, or `rows`. */
 static inline size_t cut_runs(const uint64_t *owners, const uint64_t *edges, size_t rows,
                               const uint64_t *order, const int64_t *counts, size_t destinations,

@@ -238,7 +238,7 @@ def test_refused_arrow_and_pandas(Ledger, column, error, words):
         (
             np.zeros(4, np.int64)[::2],
             "root_ids must be C-contiguous, got a strided column; "
-            "numpy.ascontiguousarray() copies it together",
+            "numpy.ascontiguousarray() makes such a copy",
         ),
     ],
 )

@@ -2,10 +2,13 @@
 
 A ledger reads Arrow arrays itself; this package adds functions for batches of them:
 
-- `tables`: columns by name, errors for nulls with their row, entries and decisions as batches;
+- `arrow_tables`: columns by name, errors for nulls with their row, entries and decisions as
+  batches;
 - `hashing`: hashes of rows, so that equal rows go to the same task;
-- `batches`: rows taken in another order, batches cut by rows and bytes, buffers as numpy arrays;
-- `lossless`: conversion of values and columns to a declared type without loss, or an error.
+- `record_batches`: rows in another order, batches cut by rows and bytes, buffers as numpy arrays;
+- `lossless`: conversion of values and columns to a declared type without loss, or an error;
+- `json_rows`: rows as JSON texts;
+- `shown`: rows as Python values, with texts for values that Python cannot represent.
 """
 
 from ackcore._arrow.arrow_tables import (

@@ -60,8 +60,8 @@ def hash_columns(columns: Sequence[pa.Array], n: int) -> Int64s:
             _hash_into(hashes, column)
         except _NotHashed as error:
             raise TypeError(
-                f"columns cannot be hashed by {error}, got {column.type} at position "
-                f"{number}; hash its fields or entries, or convert it to text"
+                f"columns must not contain {error}, which has no hash, got {column.type} at "
+                f"position {number}; hash its fields or entries, or convert it to text"
             ) from None
     return hashes
 

@@ -256,7 +256,7 @@ def _stays(column: pa.Array, arrow_type: pa.DataType) -> bool:
 
 
 def _without_null_types(was: pa.DataType, now: pa.DataType) -> pa.DataType:
-    """Return a type in which parts that have only nulls, or nothing, get the types of another type.
+    """Return a type in which each null type is replaced by the type at its place in another type.
 
     Arrow infers ``list<null>`` from empty lists, and cannot cast back to it.
     """
@@ -280,7 +280,7 @@ def _without_null_types(was: pa.DataType, now: pa.DataType) -> pa.DataType:
 
 
 def _means_the_same(was: pa.DataType, now: pa.DataType) -> bool:
-    """Return whether the numbers stored in two types mean the same; 1 is not a time."""
+    """Return whether a number means the same in two types: as an integer, 1 is not a time."""
     kind = pa.types
     if kind.is_temporal(was) or kind.is_temporal(now):
         return _time(was) == _time(now)
@@ -302,7 +302,7 @@ def _time(arrow_type: pa.DataType) -> tuple[bool, ...]:
 
 
 def _fits(kinds: set[type], values: Sequence[Any], arrow_type: pa.DataType) -> bool:
-    """Return whether values of these Python types need no comparison."""
+    """Return whether Arrow stores values of these Python types without loss, or refuses them."""
     for tests, fit in _FIT:
         if kinds <= fit and any(getattr(pa.types, test)(arrow_type) for test in tests):
             return True
@@ -407,7 +407,10 @@ def _unfit(values: Sequence[Any], arrow_type: pa.DataType) -> str:
 
 
 def _to_blame(value: Any, arrow_type: pa.DataType) -> tuple[str, Any]:
-    """Return the field of a dict that Arrow cannot convert, with its value; otherwise the value."""
+    """Return the path and the value of the innermost field that Arrow cannot convert.
+
+    The path is empty if the value itself does not convert, and is not a dict for a struct.
+    """
     if pa.types.is_struct(arrow_type) and isinstance(value, Mapping):
         for field in arrow_type:
             try:

@@ -54,7 +54,7 @@ def offsets_of(sizes: npt.ArrayLike) -> Int64s:
 
 
 def valid_rows(column: pa.Array) -> UInt8s | None:
-    """Return which rows have a value, as one byte per row, or None if all have."""
+    """Return one byte per row, 0 for a null and 1 for a value; None if no row is null."""
     if not column.null_count:
         return None
     return bits(column.buffers()[0], column.offset, len(column))
@@ -77,10 +77,10 @@ _OFFSET_BYTES, _OTHER_BYTES = 4, 16
 
 
 def bytes_before(batch: pa.RecordBatch, row: int) -> int:
-    """Return the number of bytes of the rows before ``row``, by their values, not by their layout.
+    """Return the size of the rows before ``row`` in bytes. The size depends only on their values.
 
-    In columns that store values outside of their rows (dictionaries, views), all rows count the
-    same.
+    In columns that store values outside of their rows (dictionaries, views), all rows have
+    the same size.
     """
     return int(sum(_bytes_before(column, row) for column in batch.columns))
 

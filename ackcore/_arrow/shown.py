@@ -102,7 +102,7 @@ def _iso(number: int, kind: pa.DataType) -> str:
 def far_as_texts(
     column: pa.Array, far: Callable[[int, pa.DataType], str] | None = None
 ) -> pa.Array:
-    """Return dates or times; as texts if some are of years that Arrow formats wrongly.
+    """Return dates or times unchanged, or all as texts if Arrow formats one of their years wrongly.
 
     Parameters
     ----------
@@ -123,9 +123,9 @@ def far_as_texts(
 
 
 def far_places(column: pa.Array) -> tuple[Int64s, list[int]]:
-    """Return the positions of 32-bit dates or timestamps outside of the years 1 to 9999.
+    """Return the positions and the numbers of dates or timestamps outside of the years 1 to 9999.
 
-    Also return their numbers.
+    The column has dates of 32 bits, or timestamps.
     """
     unit = "D" if pa.types.is_date(column.type) else column.type.unit
     first, behind = np.array(_YEARS, "M8[Y]").astype(f"M8[{unit}]").astype(np.int64).tolist()

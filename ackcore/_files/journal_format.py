@@ -116,7 +116,7 @@ def read_header(data: bytes, context: bytes) -> FileFormat | None:
     if len(magic) < len(_MAGIC):
         return None
     if magic != _MAGIC:
-        raise ValueError("no journal's")
+        raise ValueError("not a file of a journal")
     at = len(_MAGIC) + KEY_BYTES
     found = FileFormat(data[at : at + _SUM_BYTES])
     if len(data) < found.header_bytes:

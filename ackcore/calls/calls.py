@@ -97,7 +97,7 @@ class Calls(Generic[Item, Value]):
 
         Yields
         ------
-        Outcome
+        CallOutcome
             One for each item, in their order.
 
         Raises

@@ -250,7 +250,7 @@ def made_limit(settings: CallSettings, clock: Callable[[], int]) -> Limit:
     limit = DelayTarget(clock=clock) if make is DelayTarget else make()
     if not isinstance(limit, Limit):
         raise TypeError(
-            "max_concurrency must make objects with limit and on_sample, got "
+            "max_concurrency must return objects with limit and on_sample, got "
             f"{type(limit).__name__}"
         )
     return limit

@@ -52,7 +52,10 @@ class Retry(Exception):
 
     @property
     def asked_s(self) -> float | None:
-        """The value of ``after_s`` in the allowed range, also if a subclass has set another one."""
+        """``after_s``, limited to the allowed range even if a subclass has set the attribute.
+
+        None if it is not a number.
+        """
         try:
             return Retry(after_s=self.after_s).after_s
         except TypeError:

@@ -23,7 +23,7 @@ from ackcore.cli.reporting import cell, console, plain, print_json, table
 
 
 class Finding(NamedTuple):
-    """The result of one check. ``ok`` is None where it is not needed; ``mend`` is a command."""
+    """The result of one check. ``ok`` is None if an optional package is missing."""
 
     what: str
     ok: bool | None
@@ -194,7 +194,7 @@ def _file_system(place: Path) -> Iterator[Finding]:
     promise = (
         "shared: if this host is cut off, another may get its lock, which ackcore detects"
         if shared
-        else "local to this host; executors on other hosts cannot see it"
+        else "local to this host; executors on other hosts cannot read it"
     )
     yield Finding("file system", True, f"{directory}: {kind}, {promise}")
     room = free > 1 << 30

@@ -108,7 +108,9 @@ def run(
     max_dead_ratio: Annotated[
         str,
         typer.Option(
-            metavar="SHARE", help="The share of records that may die, never all; or none."
+            metavar="SHARE",
+            help="The share of records that may die; 1.0: the run fails only if all die; "
+            "none: no limit.",
         ),
     ] = "1.0",
     dead_letters: Annotated[
@@ -127,7 +129,9 @@ def run(
     Exits with 1 if too many records died.
     """
     if trigger is not None and available_now:
-        raise typer.BadParameter("--trigger and --available-now exclude each other")
+        raise typer.BadParameter(
+            "--trigger and --available-now cannot be combined; omit one of them"
+        )
     settings = _conf(conf)
     options: dict[str, Any] = {
         "max_dead": max_dead,
@@ -157,8 +161,8 @@ def _is_batch(topology: Topology, wanted: bool | None) -> bool:
         spout.source.isStreaming for spout in topology.spouts.values() if spout.kind is None
     }
     if wanted is not None and streaming and wanted in streaming:
-        which = "streams" if wanted else "bounded"
-        raise typer.BadParameter(f"the sources of the topology are {which}: leave the option out")
+        which = "streams: leave out --batch" if wanted else "bounded: leave out --stream"
+        raise typer.BadParameter(f"the sources of the topology are {which}")
     return wanted if wanted is not None else streaming == {False}
 
 
@@ -253,7 +257,7 @@ class Quiet:
         self._began = self._last = now_s
 
     def printed(self, now_s: float) -> None:
-        """Note that something was printed."""
+        """Store the time at which something was printed."""
         self._last = now_s
 
     def line(self, now_s: float, text: str) -> str | None:

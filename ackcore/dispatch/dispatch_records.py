@@ -83,7 +83,10 @@ class Reader:
             )
 
     def read(self, n: int) -> list[Record]:
-        """Return the next n records, or fewer at the end; an empty list while it waits for more."""
+        """Return the next n records, or fewer at the end.
+
+        While an asynchronous source has fewer than n, return none, and after `_LINGER_S` those few.
+        """
         values = self._read_now(n) if self._later is None else self._read_later(self._later, n)
         start = self.position
         self.position += len(values)

@@ -88,7 +88,7 @@ class Dispatcher:
     limit, chooser, max_pending, clock
         See `FlowController`.
     timeout_s : float, default 30.0
-        The longest call, in seconds. A record that waits as long for a thread or a process goes to
+        The longest call, in seconds. A record that waits longer for a thread or a process goes to
         another consumer, and no attempt is counted.
     key : callable, optional
         ``key(record)``, for a chooser by key. Not with ``batch``. A record for which it raises, or
@@ -99,14 +99,15 @@ class Dispatcher:
     max_attempts : int, default 5
         The number of failures after which a record is dead; `Unavailable` does not count.
     backoff_s, max_backoff_s : float, default 1.0, 300.0
-        The longest wait of a record after its first failure, and after any; it doubles in between.
-        The actual wait is random, up to that (`ackcore.retry`). `Retry` may set a longer wait.
+        The longest wait of a record after its first failure, and after any failure. It doubles
+        with each failure; the actual wait is random, up to it (`ackcore.retry`). `Retry` may set a
+        longer wait.
     breaker_failures : int, optional, default 10
         Failures in a row, of any records, after which a consumer gets no more records; None for no
         limit. A `Reject` and a batch that failed in part do not count.
     breaker_reset_s : float, default 1.0
-        Seconds until such a consumer gets a single call as a trial. A failed trial, or a failed
-        call that began before, counts no attempt, except a trial while no consumer works.
+        Seconds until such a consumer gets a single call as a trial. A failed trial is no attempt,
+        unless no consumer works. An earlier call that fails only now is no attempt either.
     acked : callable, optional
         ``acked(position, record)`` is called once for each record that a consumer has done, for a
         source that commits its own offsets, such as `ackcore.kafka.Consumer`.
@@ -366,7 +367,7 @@ class Dispatcher:
             self._ready.append((batch, key))
 
     def _send_ready(self) -> bool:
-        """Send the ready records that a consumer has room for. Return whether any was sent."""
+        """Send each ready record for which a consumer has room. Return whether any was sent."""
         sent = False
         passed: deque[tuple[Batch, Hashable]] = deque()
         refused: set[Hashable] = set()
@@ -535,7 +536,7 @@ class Dispatcher:
             _log.info("consumer %r of a Dispatcher accepts records again", lease.name)
 
     def _breaks(self, lease: Lease, error: BaseException) -> bool:
-        """Record that a consumer has failed. Return whether the record's attempt counts."""
+        """Record that a consumer has failed. Return whether the failure counts as an attempt."""
         breaker = self._breakers[lease.name]
         trial = lease in self._trials
         self._trials.discard(lease)

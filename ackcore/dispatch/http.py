@@ -159,9 +159,9 @@ class Http(Target):
         try:
             return await self._exchange(reader, writer, request)
         except _NoAnswer as error:
-            said = f"{self.url} closed the connection without an answer"
+            said = f"{self.url} closed the connection without a response"
             if error.sent_whole:
-                raise HttpError(f"{said} to a whole request") from error
+                raise HttpError(f"{said}, after the whole request was sent") from error
             raise Unavailable(said) from error
 
     async def _exchange(
@@ -180,9 +180,9 @@ class Http(Target):
                     raise _NoAnswer(sent())
                 response, keep = await _read_response(reader, first)
             except (OSError, EOFError) as error:
-                raise HttpError(f"{self.url} broke off its answer: {error}") from error
+                raise HttpError(f"{self.url} sent an incomplete response: {error}") from error
             except ValueError as error:  # also a line beyond the limit of StreamReader
-                raise HttpError(f"{self.url} gave no HTTP/1 answer: {error}") from error
+                raise HttpError(f"{self.url} sent no valid HTTP/1 response: {error}") from error
             return response
         finally:
             # Close it also after a cancelled call: its response must not answer the next request.
@@ -224,7 +224,7 @@ async def _read_response(reader: asyncio.StreamReader, first: bytes) -> tuple[Re
     version, status, headers = await _read_head(reader, first)
     while 100 <= status < 200:
         if status == 101:
-            raise ValueError("it switches protocols (101) without a request for that")
+            raise ValueError("it switches protocols (101), which was not requested")
         version, status, headers = await _read_head(reader, await reader.readline())
     keep = version != b"HTTP/1.0" and headers.get("connection", "").lower() != "close"
     if status in (204, 304):
@@ -242,10 +242,10 @@ async def _read_head(
     reader: asyncio.StreamReader, first: bytes
 ) -> tuple[bytes, int, dict[str, str]]:
     if not first:
-        raise EOFError("it ended before the answer to the whole request")
+        raise EOFError("it ended after an informational response (1xx)")
     version, _, rest = first.strip().partition(b" ")
     if not version.startswith(b"HTTP/1.") or not rest[:3].isdigit():
-        raise ValueError(f"it began {first[:80]!r}")
+        raise ValueError(f"it begins with {first[:80]!r}")
     headers: dict[str, str] = {}
     while (line := await reader.readline()) not in (b"\r\n", b"\n"):
         if not line:
@@ -278,14 +278,14 @@ def _length(text: str, base: int) -> int:
     try:
         length = int(text, base)
     except ValueError:
-        raise ValueError(f"its length is {text[:40]!r}, which is not a number") from None
+        raise ValueError(f"the length {text[:40]!r} of its body is not a number") from None
     _check_length(length)
     return length
 
 
 def _check_length(length: int) -> None:
     if not 0 <= length <= _MAX_BODY:
-        raise ValueError(f"its body has {length} bytes; from 0 to {_MAX_BODY} are read")
+        raise ValueError(f"the length of its body must be in 0..{_MAX_BODY} bytes, got {length}")
 
 
 def _retry_after_s(value: str | None) -> float | None:

@@ -17,7 +17,7 @@ from ackcore.calls import Reject, Unavailable
 from ackcore.dispatch.dispatch_consumers import Target
 
 _LIVES_S = 2.0  # seconds for a process to end before it is killed
-# The request to end. A forked process does not see its pipe close: others hold copies of it.
+# The request to end. The pipe of a forked process does not close: others hold copies of it.
 _END = "end"
 # One start at a time: a process forked meanwhile would hold a copy of the other's pipe, so that the
 # other's end would not be detected.
@@ -173,7 +173,10 @@ def _serve(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _described(error: BaseException) -> tuple[bytes | None, str, str, float | None]:
-    """Return the pickled error (None if it cannot be rebuilt), its text, its kind and its wait."""
+    """Return an error as its pickle, its text, its kind, and the seconds that it requests to wait.
+
+    The pickle is None if unpickling would not return an equal error.
+    """
     pickled: bytes | None = None
     with suppress(Exception):
         pickled = pickle.dumps(error)

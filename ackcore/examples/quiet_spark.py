@@ -173,7 +173,7 @@ def spark_session(
 
 
 def _end(gateway: Any) -> None:
-    """Wait for the end of a JVM, when it removes its own directories."""
+    """End a JVM, and wait until it has removed its own directories."""
     if gateway is None:
         return
     gateway.shutdown()

@@ -25,8 +25,9 @@ class Chooser(Protocol):
 
     @property
     def keyed(self) -> bool:
-        """Whether the tuple's key decides. A key is then required, and at most one tuple of a key
-        is outstanding.
+        """Whether the choice depends on the tuple's key.
+
+        Each tuple then needs a key, and at most one tuple of a key is outstanding.
         """
 
     def join(self, consumer: FlowConsumer) -> None:
@@ -45,7 +46,7 @@ class Chooser(Protocol):
         ----------
         key : hashable
             The tuple's key, or None.
-        avoid : tuple of Consumer
+        avoid : tuple of FlowConsumer
             The consumers at which the tuple failed, the latest at the end. None of them is chosen
             while another consumer is open, even if that has no room now. If no other is open, the
             earliest ones may be chosen.
@@ -104,7 +105,7 @@ class _ByScore:
         return None if least == _CLOSED else self._consumers[scores.index(least)]
 
     def _avoided(self, avoid: tuple[FlowConsumer, ...]) -> tuple[FlowConsumer, ...]:
-        """Return the latest of these consumers, as many as leave another one open."""
+        """Return these consumers, without the first ones if no other consumer is open."""
         opened = [c for c in self._consumers if c is not None and c.is_open]
         while avoid and all(c in avoid for c in opened):
             avoid = avoid[1:]

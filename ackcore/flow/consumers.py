@@ -38,7 +38,7 @@ class Lease:
         The state of the lease.
     began_ns : int or None
         The time at which the consumer began the tuple, if `FlowController.begin` was called.
-    failed_at : tuple of Consumer
+    failed_at : tuple of FlowConsumer
         The consumers at which the item failed or timed out so far, each once, the latest at the
         end.
     """
@@ -65,7 +65,7 @@ class Lease:
 
 
 class FlowConsumer:
-    """One consumer, as its controller and the chooser see it.
+    """The state of a consumer, for its controller and the chooser.
 
     Attributes
     ----------

@@ -134,7 +134,8 @@ class FlowController:
         limit = DelayTarget(clock=self._clock) if self._make_limit is None else self._make_limit()
         if not isinstance(limit, Limit):
             raise TypeError(
-                f"limit must make objects with limit and on_sample, got {type(limit).__name__}"
+                "limit must return an object with limit and on_sample, such as DelayTarget(), got "
+                f"{type(limit).__name__}"
             )
         with self._guard:
             self._windows.join(name, limit)
@@ -344,7 +345,8 @@ class FlowController:
         if failed is not None:
             if not isinstance(item, Batch):
                 raise TypeError(
-                    f"a bitmap needs a Batch as the lease's item, got {type(item).__name__}"
+                    "failed must be omitted, because the lease's item is not a Batch, got an "
+                    f"item of type {type(item).__name__}"
                 )
             bits = item.failed(failed)
             if not bits.any():
@@ -360,9 +362,9 @@ class FlowController:
         return taken
 
     def give_back(self, lease: Lease) -> bool:
-        """Return a lease that was not used. The limits do not change.
+        """Give back a lease that was not used. The limits do not change.
 
-        If it was for an item to be sent again, the item is re-queued.
+        If its item came from `try_again`, the item is re-queued.
 
         Returns
         -------

@@ -28,14 +28,14 @@ MAX_LIMIT = 1_000_000
 
 
 def limit_bounds(initial: Any, max_limit: Any) -> tuple[int, int]:
-    """Return the first limit of a law and its largest, checked.
+    """Return the initial and the largest value of a `Limit`, checked.
 
     Raises
     ------
     TypeError
         If one is not an integer.
     ValueError
-        If one is out of range, or the first is larger than the largest.
+        If one is out of range, or the initial value is larger than the largest.
     """
     most = as_count(max_limit, "max_limit", 1, MAX_LIMIT)
     return as_count(initial, "initial", 1, most), most
@@ -165,14 +165,14 @@ class DelayTarget:
 
     ``service`` is the time from one ack to the next, or from send to ack if that is shorter. For a
     consumer that serves one tuple at a time, ``t_ack - max(t_previous_ack, t_sent)`` is the time of
-    a tuple without its wait in the queue; for one that serves n at once, an n-th of it. The
+    a tuple without its wait in the queue. For one that serves n at once, it is an n-th of that. The
     estimate is an exponentially weighted mean, and the plain mean of the first ``1 / alpha``
-    samples. After t seconds in which the consumer was idle, a sample weighs at least ``t / 10``. It
-    does not drift up when several producers queue at a consumer, as estimates from the shortest
-    round trip do.
+    samples. After t seconds in which the consumer was idle, a sample weighs at least ``t / 10``.
+    The estimate does not drift up when several producers queue at a consumer, unlike estimates from
+    the shortest round trip.
 
-    10 s and 50 round trips after ``base_rtt`` was last measured, the limit is 1 until a tuple that
-    was outstanding alone is acked, which measures it anew.
+    10 s and 50 round trips after ``base_rtt`` was last measured, the limit becomes 1. The first ack
+    of a tuple that was outstanding alone measures it again, and ends this limit.
 
     A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times in
     total; each ack removes one such factor.

@@ -232,7 +232,10 @@ class Windows:
         return True
 
     def take_back(self, lease: Lease, dropped: bool, again: bool, timed_out: bool) -> bool:
-        """Record that a lease failed or timed out. Return whether it was outstanding."""
+        """Record that a lease failed or timed out. Return whether it was outstanding.
+
+        Its item is re-queued if ``again``, and dropped otherwise.
+        """
         if lease.fate is not _OUT:
             self.late += 1
             return False
@@ -260,7 +263,7 @@ class Windows:
         return True
 
     def unsend(self, lease: Lease) -> bool:
-        """Record that a lease was not used. Return whether it was outstanding."""
+        """Take back a lease that was not used. Return whether it was outstanding."""
         if lease.fate is not _OUT:
             return False
         self._one_less(lease.consumer)

@@ -159,7 +159,7 @@ def _checked(options: Any) -> dict[str, Value]:
         )
     for name, value in options.items():
         if not isinstance(name, str):
-            raise TypeError(f"options must be named by strings, got {name!r}")
+            raise TypeError(f"the names of options must be strings, got {name!r}")
         if name in _OURS:
             raise ValueError(f"options must not have {name!r}: {_OURS[name]}")
         if not isinstance(value, (str, int, float, Logger)) and not callable(value):

@@ -387,7 +387,7 @@ class Cluster:
     def _until_it_stays(
         self, ask: Callable[[], PartitionAnswers[Committed]], patience_s: float = _MOVES_S
     ) -> PartitionAnswers[Committed]:
-        """Send a request about a group, again for ``patience_s`` while its coordinator moves."""
+        """Send a request about a group; retry it for ``patience_s`` while its coordinator moves."""
         began, asked = time.monotonic(), 0
         while True:
             answers = ask()
@@ -441,7 +441,7 @@ class Cluster:
             return failure
         text = f"{failure.text}, after {cause}" if cause else failure.text
         way_out = (
-            f"see that bootstrap_servers={self._settings.bootstrap_servers!r} is right, and that "
+            f"check that bootstrap_servers={self._settings.bootstrap_servers!r} is right, and that "
             "brokers can be reached from here"
         )
         return failure._replace(text=self._settings.redacted(f"{text}; {way_out}"))
@@ -477,7 +477,7 @@ def _noting(causes: deque[str]) -> Callable[[KafkaError], None]:
     return note
 
 
-#: The topic does not exist, or this user may not see it.
+#: The topic does not exist, or the user is not authorized to read its metadata.
 _NOT_THERE = {"UNKNOWN_TOPIC_OR_PART", "TOPIC_AUTHORIZATION_FAILED", "TOPIC_EXCEPTION"}
 #: No broker has answered.
 _UNREACHED = {"_TIMED_OUT", "_TIMED_OUT_QUEUE", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE"}

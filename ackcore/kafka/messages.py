@@ -81,7 +81,7 @@ class MessageColumns(NamedTuple):
             except TypeError as error:
                 raise TypeError(
                     f"{what}: the column {field.name!r} of {field.type} is sent as JSON, which "
-                    f"has nothing for {error}; have the bolt emit another type"
+                    f"has no form for {error}; have the bolt emit another type"
                 ) from None
 
     def _in_json(self, schema: pa.Schema) -> list[pa.Field]:

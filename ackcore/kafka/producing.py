@@ -93,8 +93,8 @@ _WAYS_OUT = {
         "set transaction.timeout.ms in options to no more than the broker's "
         "transaction.max.timeout.ms"
     ),
-    KafkaError._MSG_TIMED_OUT: "see that the brokers can be reached and have enough replicas",
-    KafkaError._TIMED_OUT: "see that the brokers can be reached",
+    KafkaError._MSG_TIMED_OUT: "check that the brokers can be reached and have enough replicas",
+    KafkaError._TIMED_OUT: "check that the brokers can be reached",
 }
 
 
@@ -236,7 +236,7 @@ class Deliveries:
         return self._producer
 
     def reach(self, topic: str) -> None:
-        """Request a topic's metadata, to see that a broker answers. The topic need not exist.
+        """Request a topic's metadata, to check that a broker answers. The topic need not exist.
 
         Raises
         ------
@@ -556,13 +556,15 @@ class Transactions:
         send = self._producer.send_offsets_to_transaction
         # The call ignores its time-out while the group's coordinator is away.  A short time-out
         # would end the transaction whenever a coordinator moves.
-        what = f"{self._of}: no mark of {mark.number}"
+        what = f"{self._of}: number {mark.number} could not be added to its transaction"
         self._deliveries.call_apart(what, send, [place], self._group)
         self._marked = mark
 
     def commit(self) -> None:
         """Make messages and mark visible, all at once. After an error they may be visible."""
-        self._call("the end of one is not known", self._producer.commit_transaction)
+        self._call(
+            "it is unknown whether the last was committed", self._producer.commit_transaction
+        )
         self._open = False
         self.last = self._marked
 

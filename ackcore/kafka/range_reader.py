@@ -68,7 +68,7 @@ _REFUSALS = {
 }
 
 _OWN: dict[str, Any] = {
-    # confluent-kafka requires a group.  Without subscriptions and commits, brokers never see it.
+    # confluent-kafka requires a group.  Without subscriptions and commits, it is never sent.
     "group.id": "ackcore",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -178,8 +178,8 @@ class RangeReader:
             return
         if self._reading is not None:
             raise RuntimeError(
-                f"{range_} cannot be read while {self._reading} is: read that to its end or close "
-                "its iterator, or use a reader for each"
+                f"{range_} cannot be read while {self._reading} is being read; read that range to "
+                "its end, close its iterator, or use two readers"
             )
         self._reading = range_
         batches = self._assigned(range_)
@@ -310,14 +310,14 @@ class RangeReader:
             return ReadTimedOut(rest, self._timeout_s, text)
         if found is None:
             return ReadTimedOut(
-                rest, self._timeout_s, "no broker answered where the partition begins"
+                rest, self._timeout_s, "no broker returned the first offset of the partition"
             )
         low, high = found
         if low <= rest.start <= high:
             cause = (
                 f"offset {rest.start} was refused, and the partition has offsets [{low}, {high}); "
-                "its log was truncated and written anew, so that other records may have the "
-                f"offsets now: {self._settings.redacted(error_text(why))}"
+                "its log was truncated and written anew, so other records may have these offsets "
+                f"now: {self._settings.redacted(error_text(why))}"
             )
             return ReadFailed(rest, why.name(), cause)
         return OffsetsLost(rest, low, high)

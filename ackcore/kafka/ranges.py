@@ -1,4 +1,4 @@
-"""Ranges of offsets, and the Arrow columns of the records that are read of them."""
+"""Ranges of offsets, and the Arrow columns of the records that are read from them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class OffsetRange(NamedTuple):
 
 
 class RecordColumns:
-    """The columns of records that were read of one partition and not yielded yet.
+    """The columns of records that were read from one partition and not yielded yet.
 
     They hold copies of the messages' contents, so that librdkafka can reuse the memory of the
     messages while it is in the processor's caches.

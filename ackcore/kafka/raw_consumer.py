@@ -100,9 +100,9 @@ def raw_consumer(
 ) -> RawConsumer | None:
     """Return a consumer with these settings; None if confluent-kafka's own must be used.
 
-    That is so if a setting is neither text nor number (callbacks and loggers belong to
-    confluent-kafka), if SASL may fetch a token (confluent-kafka does it its own way), in the Python
-    backend, which is slower with this consumer, and if librdkafka cannot be called.
+    It returns None in four cases: a setting is neither text nor number (callbacks and loggers
+    belong to confluent-kafka); SASL may fetch a token, which confluent-kafka does its own way; the
+    Python backend runs, which is slower with this consumer; librdkafka cannot be called.
 
     Parameters
     ----------

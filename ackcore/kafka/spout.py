@@ -164,9 +164,9 @@ class KafkaSpout:
 class KafkaGroup:
     """A consumer group for Spark's own Kafka source: ``TopologyBuilder.spout(commit_group=)``.
 
-    After each micro-batch the group's committed offsets advance to the first record that waits,
-    with the records done above it in the metadata, as with a `KafkaSpout`, so that lag monitors are
-    right. Only the checkpoint decides where the query continues.
+    After each micro-batch the group's committed offsets advance to the first record that waits, so
+    that lag monitors are right. As with a `KafkaSpout`, the metadata lists the done records above
+    it. Only the checkpoint decides where the query continues.
 
     Parameters
     ----------

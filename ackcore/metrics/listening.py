@@ -15,7 +15,7 @@ _OF_HOSTS = "host must be an address of this machine: '127.0.0.1', or '0.0.0.0' 
 
 @contextmanager
 def listening(what: str, host: str, port: int) -> Iterator[None]:
-    """A context in which a server binds its address. Errors say what to do.
+    """A context in which a server binds its address. Errors name the remedy.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class MetricsSnapshot:
         self.last_s, self.began_s = time.time(), 0.0
 
     def end(self, counts: Any) -> None:
-        """Record the end."""
+        """Record that the query ended, and its final counts."""
         self.active, self.counts, self.began_s = False, counts, 0.0
 
 

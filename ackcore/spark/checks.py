@@ -127,8 +127,8 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
     Raises
     ------
     TypeError
-        If the session is of Spark Connect and the sources are streams or a sink needs a JVM, a type
-        is not supported, a bolt cannot be pickled, or a sink cannot take its stream.
+        If a type is not supported, a bolt cannot be pickled, or a sink cannot take its stream. In a
+        session of Spark Connect also if the sources are streams, or a sink needs a JVM.
     ValueError
         If a source is a stream instead of bounded, or the reverse, or there is no spout.
     WorkerPythonError
@@ -308,7 +308,7 @@ def _check_input(bolt: BoltSpec, each: Input, schema: pa.Schema) -> None:
         asked = wanted.get(field.name, nullable_within(field.type))
         if asked != nullable_within(field.type):
             raise TypeError(
-                f"inputs of bolt {bolt.name!r} ask for '{field.name}: {asked}', but the source of "
+                f"inputs of bolt {bolt.name!r} require '{field.name}: {asked}', but the source of "
                 f"spout {each.component!r} has '{field.name}: {field.type}'; change the inputs, "
                 "or cast the column"
             )

@@ -36,7 +36,7 @@ _log = logging.getLogger("ackcore")
 
 #: The special characters of a glob.
 _GLOB = re.compile(r"([{}\[\]*?\\])")
-#: The age of the beats that Spark remembers; their files' times are a second apart.
+#: The age up to which Spark keeps beats; their files' times are a second apart.
 _KNOWN = "60s"
 #: In Spark's offset log, format 1: the offset of a source without data, and of the heartbeat.
 _NOTHING = "-"

@@ -108,12 +108,12 @@ def start(
         If the session is of Spark Connect, a source's types differ from the inputs of a bolt or
         cannot be kept, or a sink cannot take its stream.
     ValueError
-        If the session was stopped, a source is bounded or has columns that differ in case only, the
-        topology has no spout, the trigger is not one of Spark's, a limit on the dead is out of
-        range; or if the checkpoint is in a bucket and `dead_letters` is not, or `spark_checkpoint`
-        is missing.
+        If the session was stopped, the topology has no spout, or a source is bounded or has columns
+        that differ in case only. If the trigger is not one of Spark's, or a limit on the dead is
+        out of range. If the checkpoint is in a bucket, and `dead_letters` is not or
+        `spark_checkpoint` is missing.
     StateError
-        If the checkpoint cannot be used: its subclasses say why.
+        If the checkpoint cannot be used; its subclasses distinguish the causes.
     """
     deployment = Deployment(
         topology,
@@ -185,15 +185,15 @@ def run_batch(
         If a source's types differ from the inputs of a bolt or cannot be kept, or a sink cannot
         take its stream or needs a classic session.
     ValueError
-        If the session was stopped, a source is a stream or has columns that differ in case only,
-        the topology has no spout, a limit on the dead is out of range, or the checkpoint is in a
-        bucket and `dead_letters` is not.
+        If the session was stopped, the topology has no spout, or a source is a stream or has
+        columns that differ in case only. If a limit on the dead is out of range. If the checkpoint
+        is in a bucket, and `dead_letters` is not.
     TooManyDead
         If too many records are dead.  It is raised after the end, when all is recorded, and again
         by each further call.  It lists the errors of the dead records; within the limit, a warning
         lists them.
     StateError
-        If the checkpoint cannot be used: its subclasses say why.
+        If the checkpoint cannot be used; its subclasses distinguish the causes.
     RunFailed
         If Spark cannot run a micro-batch.
     RunCancelled

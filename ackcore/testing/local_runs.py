@@ -377,7 +377,7 @@ def _tables(topology: Topology, rows: Mapping[str, Any]) -> dict[str, pa.Table]:
     if not isinstance(rows, Mapping):
         raise TypeError(
             f"rows must map the names of spouts to their rows, got {type(rows).__name__}; "
-            "{'lines': [{'line': 'a b'}]} does"
+            "for example {'lines': [{'line': 'a b'}]}"
         )
     if set(rows) != set(topology.spouts):
         raise ValueError(

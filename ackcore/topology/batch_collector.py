@@ -214,7 +214,7 @@ def _row_numbers(column: Any, name: str, rows: int) -> Int64s:
     low, high = int(numbers.min()), int(numbers.max())
     if low < 0 or high >= rows:
         raise ValueError(
-            f"{name} must be row numbers of the {rows} rows at hand, from 0 to {rows - 1}, got "
+            f"{name} must be row numbers from 0 to {rows - 1}, of the {rows} rows received, got "
             f"{low if low < 0 else high}"
         )
     return numbers.astype(np.int64, copy=False)

@@ -125,7 +125,7 @@ def call_settings(
 
 
 def _plain(bolt: AsyncBolt, name: str) -> Any:
-    """Return an attribute of a bolt; of a function without parameters, not the bound method."""
+    """Return an attribute of a bolt; return a function without parameters unbound."""
     value = getattr(bolt, name)
     if inspect.ismethod(value) and not inspect.signature(value.__func__).parameters:
         return value.__func__

@@ -166,7 +166,7 @@ class AnswerRows:
         return self._rows.row(answer)
 
     def _lacks_tuple(self, answer: Any) -> bool:
-        """Return whether an answer is a bare list or dict for the only field, not a row of one."""
+        """Return whether an answer is a bare list or dict for the only field, not in a tuple."""
         (field,) = self._rows.schema
         if isinstance(answer, Mapping):
             nested = pa.types.is_struct(field.type) or pa.types.is_map(field.type)

@@ -320,8 +320,8 @@ class TopologyBuilder:
         check_max_refused(max_refused)
         if max_refused != MAX_REFUSED and not errors:
             raise ValueError(
-                f"max_refused of sink {name!r} is the limit of isolate, which is not set; "
-                "set isolate, or pass max_refused to to_postgres() or to_jdbc()"
+                f"max_refused of sink {name!r} limits the rows that isolate finds, and isolate is "
+                "not set; set isolate, or pass max_refused to to_postgres() or to_jdbc()"
             )
         self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone, max_refused))
 
@@ -351,7 +351,7 @@ class TopologyBuilder:
         elif not isinstance(settings, Settings):
             raise TypeError(
                 f"settings must be Settings, got {type(settings).__name__}; "
-                "single ones are given by keyword: build(max_attempts=3)"
+                "pass single settings by keyword: build(max_attempts=3)"
             )
         check_keywords(keywords)
         settings = replace(settings, **keywords)

@@ -203,8 +203,8 @@ class Component:
     inputs : pyarrow.Schema, optional
         The fields that inputs must have; they may have more. Checked when the topology is built.
     reject : list of exception classes or of their names, default ()
-        The exceptions that make a record a dead letter at once when this bolt raises them or fails
-        a tuple with them, in addition to `Reject` and the setting ``reject`` of all bolts.
+        The exceptions that make a record a dead letter at once, when this bolt raises them or fails
+        a tuple with them. They add to `Reject` and to the setting ``reject`` of all bolts.
     retry_on : list of exception classes or of their names, optional
         The only exceptions after which a record is retried. All others then make it a dead letter
         at once, also those of ``prepare`` and of Arrow's conversion of emitted values. A

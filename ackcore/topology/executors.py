@@ -1,7 +1,7 @@
 """Executors, which run one task of a bolt of any shape, and which the engine calls.
 
-When ``flush()`` has returned, every row that was passed to its executor is either acked (it is in
-no failure) or failed (it is in exactly one), whatever the bolt does.
+When ``flush()`` has returned, every row that was passed to its executor is acked or failed,
+whatever the bolt does. An acked row is in no failure, a failed row in exactly one.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ def _reader(sub: Subscription) -> str:
 
 
 def _stays(sub: Subscription) -> str:
-    """Return a note for a stream that is shuffled without being spread.
+    """Return the note for a stream that passes an exchange but stays in its partition.
 
     Its bolt is in a later stage, where each tuple goes to the task with the same number as before.
     """

@@ -46,7 +46,7 @@ def exception_classes(given: Any, title: str) -> tuple[type[Exception], ...]:
 def contradictions(
     bolt: str, reject: Iterable[type[Exception]], retry_on: Iterable[type[Exception]]
 ) -> Iterator[str]:
-    """Yield an error for each exception in a bolt's `retry_on` that is rejected first.
+    """Yield an error for each exception in a bolt's `retry_on` that is rejected anyway.
 
     Parameters
     ----------

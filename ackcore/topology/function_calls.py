@@ -32,7 +32,7 @@ from ackcore.topology.tuples import Origin, Tuple
 
 
 class _Calling(Component):
-    """The common part of both bolts.
+    """The common part of `RowFunction` and `BatchFunction`.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ class RowOutcomes(NamedTuple):
         The rows as they were passed in.
     pieces : list of (numpy.ndarray of int64, pyarrow.RecordBatch)
         The numbers of the answered rows, from 0 and in order, and their answers.
-    failed : dict of int to Failed
+    failed : dict of int to FailedRow
         All other rows, by number.
     """
 

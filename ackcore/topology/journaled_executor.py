@@ -225,7 +225,9 @@ class Answers:
 
 
 def context_of(key: int, component: str, schemas: Mapping[str, pa.Schema]) -> bytes:
-    """Return a digest of a micro-batch, a bolt and its schemas. Each digest has its own answers.
+    """Return a digest of a micro-batch, a bolt and its schemas.
+
+    Answers that were written with one digest are never returned for another.
 
     Parameters
     ----------
@@ -247,8 +249,9 @@ def _digest(data: bytes) -> bytes:
 
 
 class _Journaled(RowExecutor):
-    """The common part of both executors: it executes only inputs without an answer, and emits all
-    answers in the same way.
+    """The common part of `JournaledExecutor` and `JournaledCallExecutor`.
+
+    It executes only inputs without an answer, and emits all answers in the same way.
 
     The bolt is prepared before its first call, and not at all if all answers are in the journal. An
     exception of ``prepare`` is no answer: all inputs without an answer fail with it.
@@ -349,7 +352,7 @@ class JournaledExecutor(_Journaled):
 
 
 class JournaledCallExecutor(_Journaled, CallExecutor):
-    """The same for an `AsyncBolt`, or for a `BasicBolt` with several threads.
+    """The executor of a journaled `AsyncBolt`, or of a `BasicBolt` with several threads.
 
     An answer is written when its call returns, whether or not earlier inputs are done.
     """

@@ -155,7 +155,7 @@ class RowCollector:
                 self.ignored += 1
 
     def _emit_hanging_from(self, out: _Stream, row: Row, anchors: Any) -> None:
-        """Emit a row with no anchor or with several."""
+        """Emit a row without anchors, or with an iterable of them."""
         if anchors is None:
             chain: tuple[Tuple, ...] = ()
         else:
@@ -280,8 +280,10 @@ class RowCollector:
         del self._of_thread.emitted
 
     def _rows_of_thread(self, out: _Stream) -> list[tuple[Row, Tuple | tuple[Tuple, ...]]]:
-        """Return the list for this thread's emissions to a stream: its call's, or for a thread that
-        the bolt started, the stream's own.
+        """Return the list to which this thread's emissions to a stream are appended.
+
+        It is the list of the thread's call. A thread that the bolt started has no call, and uses
+        the stream's own list.
         """
         emitted: Emitted | None = getattr(self._of_thread, "emitted", None)
         return out.rows if emitted is None else emitted.setdefault(out, [])
@@ -339,7 +341,7 @@ class RowCollector:
     def _end_window(self, seen: int) -> tuple[list[Emission], dict[int, Reason], int]:
         """Return the emissions and failures of this window, and the number of open tuples.
 
-        ``seen`` is the first handle of the next window.
+        Inputs from handle ``seen`` on belong to the next window.
         """
         self._convert()
         with self._lock:

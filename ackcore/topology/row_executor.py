@@ -89,7 +89,7 @@ class RowExecutor:
         return self._results(*self.collector._end_window(self._seen))
 
     def flush(self) -> Results:
-        """Flush the bolt; then fail all open inputs."""
+        """Flush the bolt; then fail the inputs that it has neither acked nor failed."""
         if self._flushed:
             raise RuntimeError(f"{self.reasons.component} was flushed before")
         self._flushed = True

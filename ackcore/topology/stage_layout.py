@@ -61,7 +61,7 @@ class Subscription:
     def moves(self) -> bool:
         """Whether tuples pass an exchange.
 
-        They also do if the grouping leaves them in place (`spreads` is false) and another input
+        Even tuples that stay in their partition (`spreads` is false) pass one, if another input
         puts the bolt on a later level.
         """
         return self.level_to > self.level_from

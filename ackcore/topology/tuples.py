@@ -208,7 +208,7 @@ class Tuple:
 
     @property
     def stream(self) -> str:
-        """The stream of that component."""
+        """The stream to which the component emitted the tuple."""
         return self._origin.stream
 
     @property
@@ -372,7 +372,7 @@ class Results(NamedTuple):
     ----------
     emissions : list of Emission
         The emitted rows.
-    failures : list of Failure
+    failures : list of FailedInputs
         The failed inputs.
     open : int
         The number of handles that are neither acked nor failed so far.

@@ -333,9 +333,9 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
 
 
 def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
-    """Return a function's signature if it refuses these arguments.
+    """Return a function's signature if the function does not accept these arguments.
 
-    None if it accepts them, or has no signature that Python can read.
+    Return None if it accepts them, or if Python cannot read its signature.
     """
     try:
         # Do not follow a wrapper: it may accept fewer arguments and add others.
@@ -382,7 +382,7 @@ def _finder(
 ) -> Callable[[str, str, str], _DeclaredStream | str | None]:
     """Return a function that finds a stream.
 
-    It returns the stream, or an error, or None if that error was reported already.
+    That function returns the stream, an error, or None if the error was reported already.
     """
     streams: dict[str, dict[str, _DeclaredStream]] = {}
     for spout in spouts:
@@ -453,7 +453,7 @@ def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
 
 
 def _laid_out_otherwise(type_: pa.DataType) -> pa.DataType | None:
-    """Return the part of a type whose values lie outside its rows, if it has such a part."""
+    """Return the type, or the part of it, whose rows cannot be sent one by one; else None."""
     kind = pa.types
     if (
         kind.is_dictionary(type_)
@@ -483,7 +483,7 @@ def _wanted(bolt: BoltSpec, each: Input, found: _DeclaredStream) -> Iterator[str
         return
     words = _words(each.component, each.stream)
     for field in wanted:
-        must = f"inputs of bolt {bolt.name!r} ask for '{field.name}: {field.type}', and {words}"
+        must = f"inputs of bolt {bolt.name!r} require '{field.name}: {field.type}', and {words}"
         if field.name not in found.fields:
             yield f"{must} has no such field; {near_miss(field.name, found.fields, 'fields')}"
             continue

@@ -1,5 +1,7 @@
 """The server of the page: status and dead letters as JSON, the topology as SVG, and replays.
 
+The values of the status come from `ackcore.spark.inspect.status`; ``page.js`` shows them.
+
 Checkpoints are read at most once in `_EVERY_S`, for any number of viewers, and only while a browser
 shows them, so that the query is not slowed down.
 

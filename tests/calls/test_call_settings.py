@@ -94,7 +94,7 @@ def test_a_plain_function_has_as_many_threads_as_calls():
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ({"max_concurrency": dict}, "max_concurrency must make objects with limit and on_sample"),
+        ({"max_concurrency": dict}, "max_concurrency must return objects with limit and on_sample"),
         ({"chooser": dict}, "chooser must make a Chooser, got dict"),
     ],
 )

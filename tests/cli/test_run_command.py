@@ -184,7 +184,7 @@ def test_what_cannot_be_run_is_refused_at_once(ackcore, tmp_path):
     assert "KEY=VALUE" in ackcore(*words, "--conf", "x", code=2).stderr
     assert "must be a share" in ackcore(*words, "--max-dead-ratio", "few", code=2).stderr
     both = ("--trigger", "1 second", "--available-now")
-    assert "exclude each other" in ackcore(*words, *both, code=2).stderr
+    assert "cannot be combined" in ackcore(*words, *both, code=2).stderr
 
 
 # the drawing

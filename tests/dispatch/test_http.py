@@ -234,7 +234,7 @@ def test_a_request_that_was_not_sent_whole_does_not_count():
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         http = Http(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
         try:
-            with pytest.raises(Unavailable, match="closed the connection without an answer"):
+            with pytest.raises(Unavailable, match="closed the connection without a response"):
                 await http.call(bytes(32 << 20))
         finally:
             server.close()
@@ -302,15 +302,23 @@ def test_bodies_come_in_each_form():
 @pytest.mark.parametrize(
     ("sent", "error", "says"),
     [
-        (None, HttpError, "closed the connection without an answer to a whole request"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab*close", HttpError, "broke off its"),
-        (b"HTTP/1.1 200 OK\r\nX: *close", HttpError, "broke off its answer"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n*close", HttpError, "broke off its answer"),
+        (None, HttpError, "closed the connection without a response, after the whole"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nab*close", HttpError, "sent an incomplete"),
+        (b"HTTP/1.1 200 OK\r\nX: *close", HttpError, "sent an incomplete response"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n*close", HttpError, "sent an incomplete response"),
         (b"HTTP/1.1 101 Switching\r\n\r\n", HttpError, "it switches protocols (101)"),
-        (b"SSH-2.0-OpenSSH\r\n*close", HttpError, "no HTTP/1 answer: it began b'SSH-2.0-OpenSSH"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", HttpError, "length is 'x', which is no"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", HttpError, "to 67108864 are"),
-        (b"HTTP/1.1 200 OK\r\nX: " + bytes(99_999), HttpError, "gave no HTTP/1 answer: "),
+        (
+            b"SSH-2.0-OpenSSH\r\n*close",
+            HttpError,
+            "no valid HTTP/1 response: it begins with b'SSH-2.0-Open",
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", HttpError, "the length 'x' of its body"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+            HttpError,
+            "0..67108864 bytes, got",
+        ),
+        (b"HTTP/1.1 200 OK\r\nX: " + bytes(99_999), HttpError, "sent no valid HTTP/1 response: "),
     ],
 )
 def test_what_is_no_answer_is_named(sent, error, says):

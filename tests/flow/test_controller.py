@@ -240,7 +240,7 @@ def test_only_what_failed_of_a_batch_is_sent_again(flow):
     with pytest.raises(TypeError, match="got int64; rows by number"):
         flow.fail(third, [0])
     assert flow.ack(third)
-    with pytest.raises(TypeError, match="a bitmap needs a Batch as the lease's item, got int"):
+    with pytest.raises(TypeError, match="item is not a Batch, got an item of type int"):
         flow.fail(flow.try_acquire(1), b"\x01")
 
 
@@ -293,7 +293,11 @@ def test_states_are_readable(clock):
         ({"max_pending": 0}, ValueError, "max_pending"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be above 0"),
         ({"timeout_s": "1"}, TypeError, "timeout_s must be a number of seconds, got str"),
-        ({"limit": object}, TypeError, "limit must make objects with limit and on_sample, got"),
+        (
+            {"limit": object},
+            TypeError,
+            "limit must return an object with limit and on_sample, such",
+        ),
         ({"consumers": "aa"}, ValueError, "consumer 'a' exists already"),
     ],
 )

@@ -163,7 +163,7 @@ def test_brokers_that_do_not_answer_end_in_a_named_error(mock_kafka):
 
 def test_brokers_that_cannot_be_reached_are_named_with_the_cause_and_no_line_for_each_try(capfd):
     settings = ClientSettings("127.0.0.1:1", {"sasl.password": "hunter2"})
-    said = "Connection refused.*; see that bootstrap_servers='127.0.0.1:1' is right"
+    said = "Connection refused.*; check that bootstrap_servers='127.0.0.1:1' is right"
     with Cluster(settings, timeout_s=0.5) as cluster:
         with pytest.raises(
             ClusterFailed, match=f"topic 't' cannot be described: .*, after .*{said}"

@@ -129,7 +129,7 @@ def test_what_librdkafka_says_is_told_without_secrets(mock_kafka, closing):
     deliveries._on_error(KafkaError(KafkaError._ALL_BROKERS_DOWN, "3/3 brokers are down"))
     told = deliveries._told(KafkaError(KafkaError._TIMED_OUT, "no answer for hunter2"))
     assert told.startswith("no answer for [redacted]")
-    assert "[redacted] is refused; see that the brokers" in told
+    assert "[redacted] is refused; check that the brokers" in told
 
 
 def test_a_setting_that_librdkafka_does_not_have_is_refused(mock_kafka):

@@ -113,7 +113,7 @@ def test_settings_that_are_ours_are_refused_by_name(name):
         (["h:1"], None, TypeError, "bootstrap_servers must be a string .* got list"),
         (" ", None, ValueError, "must not be empty"),
         ("h:1", [("a", "b")], TypeError, "options must be a mapping"),
-        ("h:1", {1: "b"}, TypeError, "named by strings, got 1"),
+        ("h:1", {1: "b"}, TypeError, "names of options must be strings, got 1"),
         ("h:1", {"sasl.password": b"hunter2"}, TypeError, r"password'\] must be .* got bytes$"),
     ],
 )

@@ -91,10 +91,10 @@ def test_a_row_file_is_there_whole_under_the_name_of_its_content(work, local):
     assert os.listdir(local) == []
     read = RowFile(f"{work}/{name}", rows, file.nbytes)
     assert pa.Table.from_batches(read_rows(read))["word"].to_pylist() == ["a", "b"]
-    with pytest.raises(Exception, match="has 2 rows, and 3 are on record") as raised:
+    with pytest.raises(Exception, match="has 2 rows instead of 3") as raised:
         read_rows(read._replace(rows=3))
     assert damage_in(raised.value) is not None
-    with pytest.raises(Exception, match=r"it has \d+ bytes, and 9 are on record"):
+    with pytest.raises(Exception, match=r"it has \d+ bytes instead of 9"):
         read_rows(read._replace(nbytes=9))
 
 
@@ -131,7 +131,7 @@ def test_tables_that_tasks_wrote_are_copied_within_the_bucket(work, bucket, s3):
     assert TableCache(open_store(bucket, "path"), 5).read(file) == table
     with pytest.raises(StateError, match="does not exist, though a task has just written it"):
         adopt_object(f"{work}/failed/{name}", open_store(bucket, "path"), "x")
-    with pytest.raises(CheckpointCorrupt, match="is missing, though a record names it"):
+    with pytest.raises(CheckpointCorrupt, match="is missing, though the checkpoint refers to it"):
         read_table_at(f"{work}/failed/{name}")
 
 

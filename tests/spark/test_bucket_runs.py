@@ -200,9 +200,9 @@ def test_a_file_of_a_run_that_is_damaged_is_found(spark, places, monkeypatch):
     files = manifest["batches/0.decision"]["files"]
     assert len(data) in [size for file in files for size in file]
     for change, told in (
-        (data[:-1], "bytes, and .* are on record"),
+        (data[:-1], "bytes instead of"),
         (data[:-9] + b"x" + data[-8:], "do not match the fingerprint in its name"),
-        (None, "is missing, though a record names it"),
+        (None, "is missing, though the checkpoint refers to it"),
     ):
         if change is None:
             store.delete([key])

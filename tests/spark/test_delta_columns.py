@@ -89,7 +89,7 @@ def test_a_column_that_the_stream_does_not_have_and_takes_no_null_is_named(path,
     shutil.rmtree(path)
     required = pa.field("at", pa.int64(), nullable=False)
     deltalake.DeltaTable.create(str(path), schema=pa.schema([*WORDS, required]))
-    said = "sink 'count': table .* takes no null in column 'at', which the stream does not have;"
+    said = "sink 'count': column 'at' of table .* is NOT NULL, and the stream does not have it;"
     with pytest.raises(ValueError, match=said):
         started(path)
     file = row_file(tmp_path, [("a", 2, None)])

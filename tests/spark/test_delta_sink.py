@@ -69,7 +69,7 @@ def rows(path, options=None):
         ({"path": 3}, TypeError, "path must be a path or a URI, got int"),
         ({"path": ""}, ValueError, "path must not be empty"),
         ({"keys": [3]}, TypeError, r"keys must be names of columns, got \[3\]"),
-        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+        ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
     ],
 )
 def test_arguments_are_refused(arguments, error, says):
@@ -181,10 +181,10 @@ def test_rows_that_the_columns_do_not_take_are_refused(path, tmp_path, keys):
     more = [("d", -(1 << 40), 11), ("e", 1 << 33, 10), (None, 1 << 33, 10)]
     files = [row_file(tmp_path, some), row_file(tmp_path, more, 1)]
     assert written_without_refused(sink, files) == {
-        (0, 1): "column 'word' takes no null",
+        (0, 1): "column 'word' must not be null",
         (0, 2): "the value of column 'n' does not fit into int32",
         (1, 1): "the value of column 'n' does not fit into int32",
-        (1, 2): "column 'word' takes no null",
+        (1, 2): "column 'word' must not be null",
     }
     assert rows(path) == [("a", 1), ("c", None)]
 
@@ -258,7 +258,7 @@ def test_whatever_deltalake_says_of_rows_is_said_without_values(
     """Errors that `refuse_misfits` leaves to a table which is altered meanwhile."""
     sink = started(path)
     monkeypatch.setattr(deltalake, "write_deltalake", lambda *_, **__: raise_(error))
-    with pytest.raises(ValueError, match=f"none is written: {said}") as told:
+    with pytest.raises(ValueError, match=f"none of its rows are written: {said}") as told:
         sink.write(accepted(files))
     assert "abc" not in "".join(traceback.format_exception(told.value))
 
@@ -368,7 +368,7 @@ def test_dates_that_deltalake_could_not_read_again_are_refused(path, tmp_path, k
     sink = started(path, schema, keys=keys)
     some = [(1, 0, 0, 10), (2, 4 * 10**6, 0, 10), (3, -(10**6), 0, 10), (4, None, 10**18, 10)]
     file = row_file(tmp_path, some, schema=schema, batch=4)
-    said = "column 'day' takes no date or time outside of years 1 to 9999"
+    said = "column 'day' cannot store a date or time outside of years 1 to 9999"
     assert written_without_refused(sink, [file]) == dict.fromkeys([(0, 1), (0, 2)], said)
     table = deltalake.DeltaTable(path).to_pyarrow_table()
     assert sorted(table["n"].to_pylist()) == [1, 4]

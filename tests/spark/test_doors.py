@@ -228,7 +228,7 @@ def test_columns_that_differ_in_case_only_are_refused(spark, tmp_path, columns, 
         start(topology(stream), spark, tmp_path / "cp")
     sink = topology(spark.range(1), sink=to_parquet(tmp_path / "out"))
     with pytest.raises(
-        TypeError, match=r"the columns 'N' and 'n' are one; .*caseSensitive to true"
+        TypeError, match=r"does not distinguish the columns 'N' and 'n'; .*caseSensitive to true"
     ):
         run_batch(sink, spark, tmp_path / "cp")
     assert not (tmp_path / "cp").exists()

@@ -71,7 +71,7 @@ def rows(lake):
             TypeError,
             "catalog must be a name, or a mapping of",
         ),
-        ({"keys": []}, ValueError, "keys must name a column at least; leave it out"),
+        ({"keys": []}, ValueError, "keys must name at least one column; omit it"),
     ],
 )
 def test_arguments_are_refused(arguments, error, says):
@@ -102,7 +102,7 @@ def test_nulls_in_a_required_column_are_refused(lake, tmp_path, keys):
     sink = to_iceberg("shop.words", lake, keys=keys)
     some = [("a", 1, None), (None, 2, None), (None, 2, 11), ("c", None, None)]
     files = [row_file(tmp_path, some)]
-    assert written_without_refused(sink, files) == {(0, 1): "column 'word' takes no null"}
+    assert written_without_refused(sink, files) == {(0, 1): "column 'word' must not be null"}
     assert rows(lake) == [("a", 1), ("c", None)]
 
 
@@ -199,7 +199,7 @@ def test_dates_and_times_that_pyiceberg_has_no_values_for_are_refused(lake, tmp_
         (4, None, {"at": None}, 10),
     ]
     file = row_file(tmp_path, some, schema=schema, batch=4)
-    said = "column {!r} takes no date or time outside of years 1 to 9999"
+    said = "column {!r} cannot store a date or time outside of years 1 to 9999"
     assert written_without_refused(sink, [file]) == {
         (0, 1): said.format("day"),
         (0, 2): said.format("s"),

@@ -113,7 +113,7 @@ def test_more_rows_without_a_key_than_are_refused_are_an_error(
     for transactional in (False, True):
         topic = compacted(kafka_broker)
         out = sink(kafka_broker, topic, key="key", value="value", transactional=transactional)
-        says = f"'{topic}' takes no messages without a key, and more than 3 rows have none"
+        says = f"'{topic}' takes no messages without a key, and more than 3 rows have no key"
         with pytest.raises(SinkUnavailable, match=says):
             out.write(accepted(files))
 

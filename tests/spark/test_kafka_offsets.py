@@ -439,7 +439,7 @@ def test_a_topic_that_goes_is_warned_of_once_whenever_it_goes(mock_kafka, named,
         assert warned() == []
         mock_kafka.topic_set_error("t", 29)  # TOPIC_AUTHORIZATION_FAILED
         (said,) = warned()
-        assert said.startswith("spout s reads no new records of a topic that was deleted")
+        assert said.startswith("spout s cannot read a topic that was deleted")
         assert "'t' (Broker: Topic authorization failed " in said
         assert it.partitions == []
         mock_kafka.topic_set_error("t", 0)

@@ -92,7 +92,7 @@ def test_each_table_is_refused_that_has_another_length(place):
     for name, body in bodies.items():
         for file, n in body["table_bytes"].items():
             wrong = {**body, "table_bytes": {**body["table_bytes"], file: n + 1}}
-            with pytest.raises(CheckpointCorrupt, match=rf"it has {n} bytes, and had {n + 1}\."):
+            with pytest.raises(CheckpointCorrupt, match=rf"it has {n} bytes instead of {n + 1}\."):
                 read_all({**bodies, name: wrong}, tables_of(place))
 
 
@@ -123,7 +123,9 @@ def test_a_file_is_not_taken_over_that_is_not_as_its_task_told(place, kind):
             parts = [FailedFile("lines", kind == "letters", path, 5, n + 1)]
             dead = Dead({"lines": parts})
         given = decision(0, waiting, dead, work=os.path.basename(work))
-        with pytest.raises(CheckpointCorrupt, match=rf"has {n} bytes, and had {n + 1}\. Start aga"):
+        with pytest.raises(
+            CheckpointCorrupt, match=rf"has {n} bytes instead of {n + 1}\. Start aga"
+        ):
             state.write_decision(given)
         assert state.decision(0) is None
 

@@ -222,7 +222,7 @@ def test_paths(spark, write, random_events, expected, found, tmp_path, monkeypat
         ),
         ([], ValueError, "paths must name at least one file, got none"),
         (7, TypeError, "paths must be a path or a sequence of paths, got int"),
-        ([7], TypeError, "paths must be paths, got int"),
+        ([7], TypeError, "paths must contain only paths, got int"),
         (b"here", TypeError, "got bytes"),
         ("{}/text", ValueError, "text is not a Parquet file: "),
     ],

@@ -203,7 +203,7 @@ def test_what_all_rows_violate_is_looked_for_up_to_a_number(
     bad = [(f"b{i}", 1000 + i, None) for i in range(5000)]
     some = [("a", 1, None), *bad, ("c", 3, None)]
     says = (
-        r"sink 'count', table words, refuses more than 20 rows of micro-batch 0, the first by "
+        r"sink 'count', table words, refuses more than 20 rows of micro-batch 0, the first with "
         r"CheckViolation: .*\"words_n_check\". Nothing .* max_refused"
     )
     with pytest.raises(TooManyRefused, match=says) as raised:

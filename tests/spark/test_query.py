@@ -286,7 +286,7 @@ class Asking(Split):
 @pytest.mark.parametrize(
     ("columns", "bolt", "words"),
     [
-        ("id bigint, line string", Asking(), "ask for 'id: int32', but .* has 'id: int64'"),
+        ("id bigint, line string", Asking(), "require 'id: int32', but .* has 'id: int64'"),
         ("line string, nothing struct<>", Split(), "'nothing' of struct<>, which Parquet, the"),
         ("line string, wait interval year", Split(), "'wait' of interval year, which Spark does"),
     ],

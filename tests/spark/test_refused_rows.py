@@ -375,8 +375,8 @@ def test_rows_that_fail_are_looked_for_up_to_a_number(tmp_path, isolate, good):
     bad = [str(n) for n in range(1000) if n not in good]
     world = Raising(tmp_path, bad=bad, isolate=isolate, max_refused=20)
     says = (
-        "sink 'upper' refuses more than 20 rows of micro-batch 0, the first by ValueError: no "
-        f"{bad[0]}. The next attempt .* allow more by max_refused, which costs some calls"
+        "sink 'upper' refuses more than 20 rows of micro-batch 0, the first with ValueError: no "
+        f"{bad[0]}. The next attempt .* raise max_refused, which costs some calls"
     )
     with pytest.raises(TooManyRefused, match=says):
         world.process(0, lines)
@@ -536,7 +536,7 @@ def test_only_a_sink_that_replaces_is_isolated():
         (
             {"max_refused": 5},
             ValueError,
-            "is the limit of isolate, which is not set",
+            "limits the rows that isolate finds, and isolate is not set",
         ),
     ):
         with pytest.raises(error, match=says):

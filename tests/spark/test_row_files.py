@@ -91,7 +91,7 @@ def test_messages_that_changed_places_are_found(tmp_path):
 
 
 def test_rows_are_held_to_the_record(file):
-    with pytest.raises(RowFileDamaged, match="has 3 rows, and 4 are on record"):
+    with pytest.raises(RowFileDamaged, match="has 3 rows instead of 4"):
         read_rows(file._replace(rows=4))
 
 

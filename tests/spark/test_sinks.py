@@ -124,18 +124,18 @@ def test_columns_of_every_type_come_through(spark, tmp_path):
     assert row["map"] == [("k", 1)]
     # Spark reads no nanoseconds, and once all is decided it would be too late to say so.
     late = pa.schema([("t", pa.timestamp("ns"))])
-    with pytest.raises(TypeError, match=r"reads no nanoseconds, .* have the bolt emit .*'us'"):
+    with pytest.raises(TypeError, match=r"cannot read nanoseconds, .* have the bolt emit .*'us'"):
         check_sink("count", to_parquet(tmp_path / "out"), late)
 
 
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (pa.timestamp("ns"), "no nanoseconds"),
-        (pa.duration("ns"), "no nanoseconds"),
-        (pa.time64("us"), "no times of day"),
-        (pa.float16(), "no floats of 16 bits"),
-        (pa.decimal256(40, 2), "no decimals of more than 38 digits"),
+        (pa.timestamp("ns"), "cannot read nanoseconds"),
+        (pa.duration("ns"), "cannot read nanoseconds"),
+        (pa.time64("us"), "cannot read times of day"),
+        (pa.float16(), "cannot read floats of 16 bits"),
+        (pa.decimal256(40, 2), "cannot read decimals of more than 38 digits"),
         (pa.decimal128(5, -2), r"cannot hold column 'v' .*\(Scale must be"),
     ],
 )
@@ -317,7 +317,7 @@ def test_a_sink_that_cannot_write_the_stream_is_refused():
     with pytest.raises(TypeError, match="would read in place of the column 'batch_ID'"):
         check_sink("count", to_parquet("x"), named)
     twins = pa.schema([("a", pa.string()), ("A", pa.string())])
-    with pytest.raises(TypeError, match="the columns 'a' and 'A' are one"):
+    with pytest.raises(TypeError, match="not distinguish the columns 'a' and 'A';"):
         check_sink("count", to_parquet("x"), twins)
     check_sink("count", lambda frame, n, *more: None, named)
     check_sink("count", to_parquet("x"), None)

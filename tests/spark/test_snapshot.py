@@ -143,7 +143,7 @@ def test_rows_are_not_taken_that_have_another_length(restless, tmp_path, caplog)
     wrong = {**one, "bytes": [sizes[0], sizes[1] + 1, sizes[2]]}
     record.replace({**body, "inputs": [wrong]})
     assert load_snapshot(inputs, tmp_path) is None
-    assert f"it has {sizes[1]} bytes, and {sizes[1] + 1} are on record" in caplog.text
+    assert f"it has {sizes[1]} bytes instead of {sizes[1] + 1}" in caplog.text
     record.replace({**body, "inputs": [one]})
     assert rows_of(load_snapshot(inputs, tmp_path)) == held
 

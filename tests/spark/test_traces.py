@@ -104,7 +104,7 @@ def test_a_checkpoint_says_what_a_record_waits_for(tmp_path):
         assert read_pending(path, "id-2", spout="clicks").spout == "clicks"
         assert read_pending(path, "id-5", spout="lines") is None
         assert "is due in 0.6 s" in str(waits)
-        assert "is due, with the next" in str(read_pending(path, "id-1", clock=lambda: 2_000))
+        assert "is due in the next" in str(read_pending(path, "id-1", clock=lambda: 2_000))
         state.write_plan(state.make_plan(1, 1_001))
         now = [read_pending(path, f"id-{n}", spout="lines").running_in for n in range(3)]
         assert now == [1, 1, None]

@@ -272,7 +272,7 @@ def test_settings_come_as_an_object_or_by_keyword_and_keywords_count_for_more(bu
         ),
         (
             lambda b, m: b.build({"max_attempts": 3}),
-            "settings must be Settings, got dict; single ones are given by keyword",
+            "settings must be Settings, got dict; pass single settings by keyword",
         ),
         (
             lambda b, m: b.build(max_attemps=3),

@@ -229,19 +229,19 @@ def test_inputs_that_come_in_are_accepted_beside_others(make):
         (
             "count",
             pa.schema([("n", pa.int32())]),
-            "inputs of bolt 'x' ask for 'n: int32', and 'count' has 'n: int64'; change one "
+            "inputs of bolt 'x' require 'n: int32', and 'count' has 'n: int64'; change one "
             "of the two types",
         ),
         (
             "count",
             pa.schema([("words", pa.string())]),
-            "inputs of bolt 'x' ask for 'words: string', and 'count' has no such field; "
+            "inputs of bolt 'x' require 'words: string', and 'count' has no such field; "
             "did you mean 'word'?",
         ),
         (
             "lines",
             pa.schema([("text", pa.string())]),
-            "inputs of bolt 'x' ask for 'text: string', and 'lines' has no such field; "
+            "inputs of bolt 'x' require 'text: string', and 'lines' has no such field; "
             "the fields are 'line'",
         ),
         (
@@ -267,7 +267,7 @@ def test_inputs_on_the_class_hold_for_every_stream_that_is_read(builder, make):
     builder.bolt("p", make.batches({"a": make.counts, "b": make.words})).shuffle("lines")
     builder.bolt("x", Adds()).shuffle("p", stream="a").shuffle("p", stream="b")
     assert refusal(builder) == (
-        "inputs of bolt 'x' ask for 'n: int64', and stream 'b' of 'p' has no such field; "
+        "inputs of bolt 'x' require 'n: int64', and stream 'b' of 'p' has no such field; "
         "the fields are 'word'"
     )
 

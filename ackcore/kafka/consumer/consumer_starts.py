@@ -171,9 +171,7 @@ def _another_log(
 def _near(
     client: Consumer, settings: ConsumerSettings, partition: TopicPartition, offset: int
 ) -> int | None:
-    """Return the offset at ``max_offset_behind`` before the end; None if the start is not before
-    it.
-    """
+    """Return the offset ``max_offset_behind`` before the end; None if ``offset`` is not below."""
     most = settings.max_offset_behind
     if most is None:
         return None

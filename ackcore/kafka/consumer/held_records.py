@@ -300,7 +300,7 @@ class HeldRecords:
         keep : bool
             Whether a dead letter must be stored before these offsets are committed.
         why : Failure
-            The failure in the dead letter, behind the lost offsets. By default: they were deleted.
+            The failure in the dead letter; its text follows the offsets. By default: deletion.
 
         Returns
         -------

@@ -89,10 +89,10 @@ def replay_letters(
     before. Readers of committed records (``isolation.level=read_committed``, librdkafka's default)
     receive each once, even if a process dies. The letters stay in their topic.
 
-    Brokers forget the letters that were sent after ``offsets.retention.minutes`` (a week by
-    default) without a call. A topic keeps its letters until their segment is full or ``segment.ms``
-    old, whatever its ``retention.ms``. So if the brokers have no entry for a partition, letters
-    older than a week may have been sent before, and ``since`` is required.
+    Brokers delete the offset of the last letter sent after ``offsets.retention.minutes`` (a week
+    by default) without a call. A topic keeps its letters until their segment is full or
+    ``segment.ms`` old, whatever its ``retention.ms``. So if the brokers have no entry for a
+    partition, letters older than a week may have been sent before, and ``since`` is required.
 
     The call leaves messages that represent no record: ranges that were deleted or skipped
     ("LostUpstream", "TooFarBehind"). It also leaves records with unreadable headers, since their
@@ -165,7 +165,7 @@ def replay_letters(
                     if at is not None:
                         raise _not_sent(topic, messages[at], why)
                 if transactions.last == last and last is not None:
-                    # Nothing new: commit the mark again, or brokers would forget it.
+                    # Nothing new: commit the mark again, or brokers would delete it.
                     transactions.begin()
                     transactions.prepare(Mark(done, note))
                     transactions.commit()
@@ -300,7 +300,7 @@ def _send(
 
 
 def _letter(headers: Headers) -> _Letter | None:
-    """Return the letter that a message's headers describe; None without a record to send."""
+    """Return the letter that a message's headers describe; None without a record to replay."""
     told = dict(headers)
     if not {TOPIC, PARTITION, ATTEMPTS, REASON} <= told.keys():
         return None

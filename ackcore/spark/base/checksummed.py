@@ -302,11 +302,11 @@ class NamedByChecksum:
 
 @contextlib.contextmanager
 def _reading(path: Path, way_out: str) -> Iterator[None]:
-    """Raise errors in reading a table's file as errors that name the file."""
+    """Convert errors of reading a table's file to errors that name the file."""
     try:
         yield
     except FileNotFoundError:
-        raise corrupt(path, "is missing, though a record names it", way_out) from None
+        raise corrupt(path, "is missing, though the checkpoint refers to it", way_out) from None
     except _DAMAGE as error:
         raise corrupt(path, f"is damaged: {error}", way_out) from error
     except OSError as error:
@@ -374,7 +374,7 @@ def check_size(
 ) -> None:
     """Raise `CheckpointCorrupt` if a file's size differs from the recorded size, if any."""
     if nbytes is not None and size != nbytes:
-        raise corrupt(path, f"is damaged: it has {size} bytes, and had {nbytes}", way_out)
+        raise corrupt(path, f"is damaged: it has {size} bytes instead of {nbytes}", way_out)
 
 
 def read_table(

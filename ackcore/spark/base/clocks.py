@@ -22,7 +22,7 @@ def read_clock(clock: Clock) -> int:
     if not isinstance(now, int | np.integer):
         raise TypeError(
             f"clock must return milliseconds since 1970 as an int, got {now!r}; "
-            "time.time_ns() // 1_000_000 is such a number"
+            "for example time.time_ns() // 1_000_000"
         )
     return int(now)
 

@@ -22,7 +22,7 @@ class RowFileDamaged(CheckpointCorrupt):
 
 
 class CheckpointForeign(StateError):
-    """The checkpoint belongs to another topology, to another kind of run, or to other output."""
+    """The checkpoint or an output belongs to another topology, query or kind of run."""
 
 
 class CheckpointNewer(StateError):

@@ -43,7 +43,9 @@ LETTER = pa.schema(
     ]
 )
 #: By column of `LETTER`, the column of `TRACKING` or the field of the reason that has its value.
-#: A new column is declared in `TRACKING`, in `LETTER`, here, and in `Letter` of the listing.
+#: Places of a new column: `LETTER` and this table; `Letter` in ``dead_letters/listing.py``; and, if
+#: its value is kept while a record waits, `TRACKING` in ``schemas.py``, `judge` in
+#: ``tasks/failed_rows.py``, and `FORMAT` in ``checksummed.py``.
 _TRACKED = {
     "message_id": MESSAGE_ID,
     "attempts": ATTEMPT,

@@ -206,7 +206,7 @@ class Reasons(NamedTuple):
     def kept(self, counts: Bools) -> pa.StructArray:
         """Return the reasons to store for rows that wait or are dead.
 
-        The requested wait is left out, since the due time records it.  ``counts`` says for each row
+        The requested wait is left out, since the due time records it.  ``counts`` is for each row
         whether the failure counted as an attempt.
         """
         n = len(self.values)

@@ -93,7 +93,7 @@ class FailedFile:
 
 def unfit_for_parquet(schema: pa.Schema) -> Iterator[tuple[pa.Field, str]]:
     """Yield the columns that Parquet cannot hold, each with the reason."""
-    import pyarrow.parquet as pq  # noqa: PLC0415 - no task needs it to know the columns
+    import pyarrow.parquet as pq  # noqa: PLC0415 - tasks import this module, and need no Parquet
 
     for field in schema:
         try:

@@ -109,7 +109,7 @@ def _computes_alike(frame: DataFrame) -> bool:
     jvm = frame.sparkSession._jvm
     assert jvm is not None
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    # The loop below does not see the nodes of subqueries.
+    # The loop below does not visit the nodes of subqueries.
     may_differ = (patterns.PYTHON_UDF(), patterns.CURRENT_LIKE(), patterns.PLAN_EXPRESSION())
     if not plan.deterministic() or any(map(plan.containsPattern, may_differ)):
         return False

@@ -56,7 +56,9 @@ def read_version(text: str) -> tuple[int, int]:
     version = (int(found[1]), int(found[2])) if found else (0, 0)
     oldest, newest = (tuple(map(int, one.split("."))) for one in (TESTED[0], TESTED[-1]))
     if version < oldest:
-        raise ImportError(f"ackcore.spark needs PySpark {TESTED[0]} or newer, got {text}")
+        raise ImportError(
+            f"ackcore.spark needs PySpark {TESTED[0]} or newer, got {text}; upgrade PySpark"
+        )
     if version > newest:
         warnings.warn(
             f"ackcore.spark was tested with PySpark {', '.join(TESTED)}, and not with {text}",
@@ -172,7 +174,7 @@ def lost_in_arrow(kind: DataType) -> str | None:
 
 
 def from_arrow_schema(schema: pa.Schema) -> StructType:
-    """Return an Arrow schema as a Spark schema; times without a zone stay so (default from 4.2)."""
+    """Return an Arrow schema as a Spark schema. Times without a zone stay without, as from 4.2."""
     return arrow_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 

@@ -53,7 +53,7 @@ _SERVERS = "the server's"
 
 
 class WorkerPythonError(RuntimeError):
-    """The workers' Python cannot run ackcore; the message says why, and what to do."""
+    """The workers' Python cannot run ackcore; the message has the cause and the remedy."""
 
 
 class WorkerReport(NamedTuple):
@@ -170,7 +170,7 @@ def ask(spark: SparkSession) -> set[WorkerReport]:
 
 
 def judge(answers: Iterable[WorkerReport], connect: bool = False) -> None:
-    """Raise `WorkerPythonError` if a report is of a Python that cannot run ackcore."""
+    """Raise `WorkerPythonError` if a reported Python cannot run ackcore."""
     for one in sorted(answers, key=str):
         who = f"Spark's workers run {one.executable} (Python {one.python})"
         if one.lacks is not None:

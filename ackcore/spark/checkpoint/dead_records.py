@@ -218,7 +218,7 @@ def pieces_of(part: DeadPart, *, payload: bool = True, keep: bool = False) -> It
 
 
 def adopted(part: FailedFile, cache: TableCache, directory: str) -> DeadFile | DeadLettersFile:
-    """Move a file that a task wrote to the checkpoint."""
+    """Move a task's file into the checkpoint."""
     file = cache.adopt(part.path, directory, part.nbytes)
     if part.dead:
         assert part.nbytes is not None

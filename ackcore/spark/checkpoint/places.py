@@ -130,7 +130,7 @@ class RunPlaces:
             if number is not None and self._waited:
                 self._sweep(number)
         except StateError as error:
-            _log.debug("%s could not be swept: %s", self._place(""), error)
+            _log.debug("files of finished runs in %s were not deleted: %s", self._place(""), error)
 
     def _sweep(self, number: int) -> None:
         """Delete the files of finished micro-batches.
@@ -166,9 +166,9 @@ Opened = TypeVar("Opened")
 
 
 class CheckpointParts(NamedTuple):
-    """The objects that access the parts of a checkpoint.
+    """The URL of a checkpoint, and the objects that read and write its parts.
 
-    ``url`` is the checkpoint itself; ``requests`` are those to replay dead letters.
+    ``requests`` has the requests to replay dead letters.
     """
 
     url: str

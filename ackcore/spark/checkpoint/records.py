@@ -232,7 +232,10 @@ class Records:
                 self._has_put(records)
                 self._version = put
                 return
-        raise StateError(f"{self.place(HEAD)} could not be replaced in {_TRIES} attempts")
+        raise StateError(
+            f"{self.place(HEAD)} could not be replaced in {_TRIES} attempts, because the store "
+            "refused each, though no other driver wrote it. Start again on the same checkpoint"
+        )
 
     def check_owner(self) -> None:
         """Raise `CheckpointInUse` if another driver has taken over."""

@@ -106,7 +106,7 @@ class Requests:
         entry = self._index.read().get("requests", {}).get(name)
         data = None if entry is None else self._store.read(entry["object"])
         if data is None:
-            raise corrupt(place, "is missing, though a record names it", way_out)
+            raise corrupt(place, "is missing, though the checkpoint refers to it", way_out)
         table = table_in(data, place, way_out=way_out)
         return replays.fitted(table, schema, name, place, way_out)
 

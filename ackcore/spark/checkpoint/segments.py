@@ -32,7 +32,7 @@ class Segment:
 
     @classmethod
     def adopted(cls, part: FailedFile, cache: TableCache, directory: str) -> Segment:
-        """Move a file that a task wrote to the checkpoint."""
+        """Move a task's file into the checkpoint."""
         file = cache.adopt(part.path, directory, part.nbytes)
         return cls(cache, file, part.rows, part.next_due_ms, part.oldest_ms)
 

@@ -99,7 +99,7 @@ class SharedRecord:
                 return
         raise StateError(
             f"{self.place} could not be replaced in {_TRIES} attempts, because other processes "
-            "were faster each time. Try again"
+            "replaced it first each time. Try again"
         )
 
 

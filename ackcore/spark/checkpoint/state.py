@@ -108,7 +108,7 @@ class State:
             Spark's offset log; ``<path>/offsets`` by default.  It must agree with our records.
             Streams only.
         accept_changes : bool, default False
-            Take over the checkpoint of a topology of another structure.
+            Whether to continue a checkpoint of a topology with another structure.
         clock_ms : int, optional
             The creation time in milliseconds; the system's time by default.
         new_key : int, optional

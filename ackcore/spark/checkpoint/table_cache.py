@@ -95,7 +95,7 @@ class TableCache:
     def _data(self, file: str, nbytes: int | None) -> pa.Buffer:
         data = self._store.read(f"{_BELOW}/{file}")
         if data is None:
-            raise corrupt(self.place(file), "is missing, though a record names it")
+            raise corrupt(self.place(file), "is missing, though the checkpoint refers to it")
         check_size(self.place(file), data.size, nbytes)
         return data
 

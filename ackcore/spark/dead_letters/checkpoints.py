@@ -1,4 +1,4 @@
-"""Checkpoints and stores of dead letters as other processes see them.
+"""Views of checkpoints and stores of dead letters, for other processes than the driver.
 
 A view takes no lock and does not disturb a running query.
 """

@@ -2,7 +2,7 @@
 
 `drop` first adds a note to the store that names the letters, as `replay` does. The note drops them,
 while a driver may go on writing and merging. Then `drop` rewrites their files with empty rows. Each
-new file replaces the old one in one step, so a reader sees either whole file, and no other letter
+new file replaces the old one in one step, so a reader gets either whole file, and no other letter
 changes its position. If the process dies, or a driver merges old files meanwhile, the next drop and
 the next merge finish the rewriting.
 """
@@ -78,7 +78,7 @@ def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = F
     Raises
     ------
     FileNotFoundError
-        If the path is neither a checkpoint nor a store, or the store's checkpoint is gone.
+        If the path is neither a checkpoint nor a store, or the store's checkpoint was deleted.
     ValueError
         If there is no spout of that name.
     CheckpointCorrupt

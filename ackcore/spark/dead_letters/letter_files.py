@@ -55,7 +55,7 @@ class Objects:
                 return self._kept[key]
         data = self.store.read(key)
         if data is None:
-            raise FileNotFoundError("it is missing, though a record names it")
+            raise FileNotFoundError("it is missing, though it was recorded")
         if data.size != size or checksum_of(data, len(digest)) != digest:
             raise pa.ArrowInvalid(
                 f"the length or checksum of its {data.size} bytes differs from the recorded one"

@@ -70,13 +70,15 @@ def dead_letters(
     Returns
     -------
     pyspark.sql.DataFrame
-        ``spout, message_id, attempts, error_type, error_message, component``, ``first_ms`` and
-        ``last_ms`` (timestamps of the record's first intake and its death), ``batch_id``,
-        ``replays`` (how often the record had been replayed when it died), ``replayed`` (how often
-        the letter was sent again, without withdrawn requests), ``replay_request`` (the last request
-        that sent it, or null) and ``payload``. Where spouts differ in columns, or a source has
-        changed, the payload has all columns, each in the widest of its types, with nulls for
-        columns that a letter does not have.
+        One row per letter: ``spout, message_id, attempts, error_type, error_message, component,
+        first_ms, last_ms, batch_id, replays, replayed, replay_request, payload``.
+
+        ``first_ms`` and ``last_ms`` are the timestamps of the record's first intake and its death.
+        ``replays`` is the number of replays of the record before it died. ``replayed`` is the
+        number of times that the letter was sent again, without withdrawn requests, and
+        ``replay_request`` the last request that sent it, or null. If spouts differ in columns, or a
+        source has changed, the payload has all columns, each in the widest of its types. Columns
+        that a letter does not have are null.
 
         The frame reads the files that exist at the call. Call again for later letters, and do not
         keep it for more than an hour. Letters that are dropped meanwhile disappear when their file
@@ -87,7 +89,7 @@ def dead_letters(
     FileNotFoundError
         If the path is neither a checkpoint nor a store.
     ValueError
-        If no type holds all values of a column: ask for one spout, or for JSON. If the topology has
+        If no type holds all values of a column: read one spout, or as JSON. If the topology has
         no ``spout`` of that name, or ``payload`` is neither of the two.
     CheckpointCorrupt
         If a file is damaged.

@@ -121,10 +121,10 @@ def replay(
     again : bool, default False
         Whether to send letters that were sent before.
     max_replays : int or None, default 20
-        The number of earlier replays from which a letter is left out, counted in ``left_out`` and
-        logged, so that a program that calls `replay` automatically ends. It is compared with the
-        column ``replays`` of `dead_letters` and, with ``again``, with the number of times that
-        letter was sent. None for no limit.
+        The maximum number of replays of a record; None for no limit. A letter whose record was
+        replayed this often is left out, counted in ``left_out`` and logged, so that a program that
+        calls `replay` automatically ends. The replays of a record are the column ``replays`` of
+        `dead_letters` and, with ``again``, those of this letter.
     request : str, optional
         An id of yours, of letters, digits, ``-`` and ``_``. A second call with the same id does
         nothing, and returns the result of the first one.
@@ -140,7 +140,7 @@ def replay(
     Raises
     ------
     FileNotFoundError
-        If the path is neither a checkpoint nor a store, or the store's checkpoint is gone.
+        If the path is neither a checkpoint nor a store, or the store's checkpoint was deleted.
     ValueError
         If ``request`` is not an id, ``max_replays`` is less than 1, ``where`` is not a condition
         over these columns, or the topology has no ``spout`` of that name.
@@ -266,7 +266,7 @@ def _choose(
     notes : sequence of Note
         All notes, for the number of times that letters were sent.
     bound : int
-        The number of earlier replays from which a letter is left out.
+        The maximum number of replays of a record.
     """
     letters = read_letters(file.path, ["batch_id", "component", "error_type", "replays"])
     rows = batch_rows(file.path, letters["batch_id"].to_numpy())

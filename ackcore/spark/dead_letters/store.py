@@ -184,8 +184,8 @@ class DeadLetters:
             if file.level and file.first <= number <= file.last:
                 raise corrupt(
                     file.path,
-                    f"holds letters of micro-batches after {number}, but the driver only now "
-                    "writes those of this one: the dead letters are newer than the checkpoint",
+                    f"has letters up to micro-batch {file.last}, but the checkpoint is only at "
+                    f"micro-batch {number}: the dead letters are newer than the checkpoint",
                 )
         new, position = [], 0
         for some in parts:
@@ -228,7 +228,7 @@ class DeadLetters:
 
 
 def check_letters_url(url: str, checkpoint: str) -> None:
-    """Raise if the places of a store and its checkpoint do not go together.
+    """Raise if readers of a checkpoint might not reach the place of its dead letters.
 
     Raises
     ------

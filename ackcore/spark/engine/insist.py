@@ -54,7 +54,10 @@ class Failed(Exception):
 
 
 class SinkCalls:
-    """Calls of one object for one micro-batch, which run Spark jobs in ``spark``, if given."""
+    """The calls of a sink, or of the dead-letter store, for one micro-batch.
+
+    An interrupt cancels their Spark jobs in ``spark``, if given.
+    """
 
     def __init__(self, spark: SparkSession | None, number: int, pause: Pause) -> None:
         self._spark = spark

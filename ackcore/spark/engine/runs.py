@@ -391,7 +391,7 @@ class Runs:
         *of: P.args,
         **by_name: P.kwargs,
     ) -> R:
-        """Start a job about an accepted run."""
+        """Run a job that needs the inputs, plan and result of an accepted run."""
 
         def start() -> R:
             setup = self._jobs.setup(self._topology, self._layout, inputs, run_plan, ran.spilled)

@@ -122,7 +122,7 @@ def _record(directory: Place) -> RecordFile:
 
 
 def _reads(inputs: Sequence[InputFrame]) -> list[list[Any]]:
-    """Return the spout and schema that identify each input, as they are read back from JSON."""
+    """Return each input's spout and schema, in the form in which a snapshot's record has them."""
     return [[one.spout, json.loads(one.frame.schema.json())] for one in inputs]
 
 

@@ -43,7 +43,7 @@ _LOST = re.compile(r"most recent failure: Lost task (\d+)\.\d+ in stage \S+ \(TI
 
 
 class FailedAttempt(NamedTuple):
-    """The task attempt at which a job gave up: its place in its stage, and Spark's number of it."""
+    """The task attempt at which a job gave up: its place in its stage, and Spark's task id."""
 
     place: int
     id: int
@@ -81,7 +81,7 @@ def update_suspects(plan: Plan, markers: Sequence[Marker], attempt: int | None) 
 
     The ``markers`` of the attempts that crashed are in the order of tasks and attempts.
     ``attempt`` is the ``id`` of `failed_attempt`, at which Spark gave up the run.  Spark cancelled
-    the last attempts at other tasks with it, and may have killed their processes for that.
+    the last attempts at other tasks with it, and may have killed their processes.
     """
     last = {marker.attempt.task: marker for marker in markers}
     told = any(marker.attempt.id == attempt for marker in last.values())
@@ -147,7 +147,7 @@ def rejections(plan: Plan) -> dict[int, Reason]:
 
 
 def isolation_progress(plan: Plan) -> int:
-    """Return a measure of the search for crashing records; each crash with one alone raises it."""
+    """Return a number that grows with each crash in which one suspect record ran alone."""
     alone = sum(n - 1 for n in Counter(plan.suspects).values())
     return len(plan.rejected) * (ALONE_ENOUGH + 1) + alone
 

@@ -59,7 +59,7 @@ class PendingTree:
         elif self.due_in_s > 0:
             waits = f"is due in {self.due_in_s:.1f} s"
         else:
-            waits = "is due, with the next micro-batch"
+            waits = "is due in the next micro-batch"
         head = (
             f"{self.message_id} of {self.spout}, known for {self.known_s:.1f} s: attempt "
             f"{self.attempt} {waits}. Failed in {self.component} with {self.error_type}: "

@@ -63,8 +63,8 @@ class WaitingCounts:
     next_due_ms, oldest_ms : int or None
         The time at which the first is due, and the time at which the oldest was first seen.
     ages : tuple of int
-        The number of records up to each age in `AGES_MS` since they were first seen, and of older
-        ones.
+        The numbers of records by age, the time since they were first seen: one number for each
+        limit in `AGES_MS`, and one for older records.
     reasons : tuple of ReasonCount
         Most frequent first.
     """
@@ -84,8 +84,8 @@ class DeadCounts:
     Attributes
     ----------
     letters, sent, dropped : int
-        The number of letters, of those of them that were sent again, and of letters that were
-        dropped and no longer exist.
+        The number of letters, and of those among them that were sent again. The number of dropped
+        letters, which no longer exist.
     reasons : tuple of ReasonCount
         The reasons of letters that were not sent again, most frequent first.
     damaged : tuple of str
@@ -135,7 +135,7 @@ def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
 
 
 class DeadCounter:
-    """Counts the letters of a store. Unchanged files are counted once."""
+    """A counter of the letters of a store. It reads an unchanged file only once."""
 
     def __init__(self) -> None:
         self._counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}

@@ -263,8 +263,8 @@ def read_waiting(
     """Return the waiting records after the last finished micro-batch, and the micro-batch that
     runs them.
 
-    The second value is by spout: the unfinished micro-batch that retries rows that ``find``
-    returned.
+    The first value has, by spout, the rows that ``find`` returned; the second, by spout, the number
+    of the unfinished micro-batch that retries some of them.
 
     Parameters
     ----------

@@ -134,7 +134,7 @@ class CommitCache:
     def learn(
         self, sent: Mapping[tuple[str, int], Commit], answers: PartitionAnswers[Committed]
     ) -> bool:
-        """Apply the answers to commits. Return whether to retry those too large in a new form."""
+        """Apply the answers to commits. Return whether to retry too large ones in a new form."""
         for each in answers.found:
             self._form.taken(sent[each].metadata)
         too_large = [

@@ -228,8 +228,8 @@ class KafkaSources(PlannedRows):
     # -- for the stream ---------------------------------------------------------------------------
 
     def has_new(self) -> bool:
-        """Return whether a micro-batch is needed: for new records with room for them, or for a
-        commit.
+        """Return whether a micro-batch is needed: there are new records and room for them, or a
+        commit is due.
 
         A failed commit is repeated even without new records, since lag monitors would be wrong
         until then. Raises the client's error if no spout's cluster answers.

@@ -54,7 +54,7 @@ class OffsetPlan:
     lost : tuple of OffsetRange
         Offsets that were deleted before they were read. Each range has one dead record, at its
         start.
-    refused : tuple of Refused
+    refused : tuple of RefusedOffsets
         The dead records of lost ranges, and of read records that are dead at once.
     tried : tuple of Tried
         Records that failed before, from the metadata of the group with which the checkpoint began.

@@ -128,8 +128,8 @@ class SpoutOffsets:
                 self._cluster.partitions(topics)
         except (UnknownTopics, ClusterFailed) as error:
             _log.warning(
-                "spout %s reads no new records of a topic that was deleted, or that this user may "
-                "not read, until it can be read again: %s",
+                "spout %s cannot read a topic that was deleted, or that this user may not read. "
+                "Other topics are read, and this one once it can be read again: %s",
                 self.name,
                 error,
             )
@@ -138,7 +138,8 @@ class SpoutOffsets:
         tasks = self.spout.tasks
         if tasks is not None and tasks > len(self.partitions):
             _log.warning(
-                "spout %s has %d tasks and %d partitions: some tasks have none",
+                "spout %s has %d tasks and %d partitions: some tasks have none; decrease tasks, or "
+                "add partitions",
                 self.name,
                 tasks,
                 len(self.partitions),
@@ -476,7 +477,7 @@ class SpoutOffsets:
     # -- the group --------------------------------------------------------------------------------
 
     def tell_of_others(self) -> None:
-        """Warn if another deployment has committed to the group since."""
+        """Warn if the group's last commit of a partition is by another deployment."""
         if self._group is not None:
             self._group.tell_of_others(self._cluster, self._asking, self.partitions)
 

@@ -158,8 +158,8 @@ def _within(spout: KafkaSpout, found: PartitionFacts, start: Start) -> Start:
         start = Start(low if start.why == "group" else high, "out of range")
     if most is None or not found.is_first or high - start.lowest <= most:
         return start
-    end = f"the end of {found.topic}-{found.partition} was {high}, more than {most} beyond"
-    return _from(found, start, high - most, "TooFarBehind", f"too far behind, {end}")
+    end = f"{found.topic}-{found.partition} ended at {high} and max_offset_behind is {most}"
+    return _from(found, start, high - most, "TooFarBehind", f"too far behind, since {end}")
 
 
 def _lost(found: PartitionFacts, start: Start) -> Start:

@@ -75,7 +75,7 @@ class Watch(Attendant):
 
 
 def pause_s(took_s: float, failures: int) -> float:
-    """Return the seconds until the next poll, after an answer without news or after failures."""
+    """Return the seconds until the next poll, after one without new records or after failures."""
     if failures:
         return capped_doubling(round(POLL_S * 1000), failures, round(LONGEST_S * 1000)) / 1000
     return min(LONGEST_S, max(POLL_S, SHARE * took_s))

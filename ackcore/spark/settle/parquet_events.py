@@ -310,7 +310,7 @@ def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[ListedF
     found: dict[tuple[str, str], ListedFile] = {}
     for given in paths:
         if not isinstance(given, (str, os.PathLike)):
-            raise TypeError(f"paths must be paths, got {type(given).__name__}")
+            raise TypeError(f"paths must contain only paths, got {type(given).__name__}")
         for source in _expand(os.fspath(given), filesystem):
             key = (source.filesystem.type_name, source.path)
             if key in found:

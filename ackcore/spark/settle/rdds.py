@@ -61,7 +61,9 @@ def settle_partitions(
             # Its bytes are never compared, so the seed may be random.
             ledger = new_ledger(None, timed)
         if not timed and _has_times(batch):
-            raise ValueError(f"ts_ms must be None in all rows or in none, got both by row {read}")
+            raise ValueError(
+                f"ts_ms must be None in all rows or in none, got both among the first {read} rows"
+            )
         with_reasons = "reason" in batch.schema.names
         for events, found in read_events(iter([batch]), timed, with_reasons, "rows", read):
             fold(ledger, events)

@@ -35,7 +35,7 @@ def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
     if not all(isinstance(key, str) for key in named):
         raise TypeError(f"keys must be names of columns, got {keys!r}")
     if keys is not None and not named:
-        raise ValueError("keys must name a column at least; leave it out to append all rows")
+        raise ValueError("keys must name at least one column; omit it to append all rows")
     return tuple(named)
 
 
@@ -101,7 +101,9 @@ def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
     try:
         return to_arrow_schema(from_arrow_schema(schema))
     except PySparkException as error:
-        raise TypeError(f"{what}: Spark has no type for a column: {error}") from error
+        raise TypeError(
+            f"{what}: Spark has no type for a column: {error}; have the bolt emit another type"
+        ) from error
 
 
 def last_of_each_key(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
@@ -178,11 +180,11 @@ def _misfits(rows: pa.RecordBatch, fields: Sequence[pa.Field], is_near: _IsType)
         name = f"column {field.name!r}"
         column, wrong = rows.column(field.name), np.zeros(len(rows), np.bool_)
         if (far := _inside(column, column.type, is_far)).any():
-            note(far, f"{name} takes no date or time outside of years 1 to 9999")
+            note(far, f"{name} cannot store a date or time outside of years 1 to 9999")
         if len(places := invalid_text(column)):
             note(np.isin(np.arange(len(rows)), places), f"the text of {name} is not UTF-8")
         if not field.nullable and column.null_count:
-            note(column.is_null(), f"{name} takes no null")
+            note(column.is_null(), f"{name} must not be null")
         for at in _unfit(column, field.type, 0, len(rows)):
             wrong[at] = True
         fits = ~wrong

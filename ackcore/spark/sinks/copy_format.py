@@ -38,16 +38,16 @@ def refuse_unfit(what: str, schema: pa.Schema) -> None:
         kind = field.type
         if pa.types.is_timestamp(kind) and kind.unit == "ns":
             raise TypeError(
-                f"{what}: column {field.name!r} is {kind}, and PostgreSQL keeps no nanoseconds; "
-                "have the bolt emit timestamp('us')"
+                f"{what}: column {field.name!r} is {kind}, and PostgreSQL cannot store "
+                "nanoseconds; have the bolt emit timestamp('us')"
             )
         try:
             for as_array in (False, True):
                 as_csv(pa.RecordBatch.from_arrays([pa.nulls(1, kind)], ["x"]), [as_array])
         except (TypeError, pa.ArrowException):
             raise TypeError(
-                f"{what}: column {field.name!r} of {kind} has no text for PostgreSQL; have the "
-                "bolt emit another type"
+                f"{what}: column {field.name!r} of {kind} cannot be written as text for "
+                "PostgreSQL; have the bolt emit another type"
             ) from None
 
 

@@ -152,7 +152,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 _deltalake().Schema.from_arrow(wanted)
             except Exception as error:
                 raise TypeError(
-                    f"{what}: a Delta table has no type for {field.type}, that of column "
+                    f"{what}: a Delta table has no type for {field.type} of column "
                     f"{field.name!r}; have the bolt emit another type"
                 ) from error
         self._schemas[sink] = spark_schema(what, schema)
@@ -178,7 +178,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         Raises
         ------
         SinkUnavailable
-            If the table is gone or cannot be written.
+            If the table was deleted or cannot be written.
         """
         with self._named(batch.sink):
             yield DeltaCommit(self._open(), batch)
@@ -256,8 +256,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         Raises
         ------
         ValueError
-            If the table lacks a column of the stream's, or the stream lacks a column that takes no
-            null.
+            If the table lacks a column of the stream's, or the stream lacks a NOT NULL column.
         """
         columns = pa.schema(table.schema().to_arrow())
         with_columns(what, self._shown, stream.names, columns.names)
@@ -270,9 +269,9 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         for field in columns:
             if not field.nullable and field.name not in stream.names:
                 raise ValueError(
-                    f"{what}: {self._shown} takes no null in column {field.name!r}, which the "
-                    "stream does not have; have the bolt emit it, or let the table take nulls "
-                    f"there (ALTER TABLE ... ALTER COLUMN `{field.name}` DROP NOT NULL)"
+                    f"{what}: column {field.name!r} of {self._shown} is NOT NULL, and the stream "
+                    "does not have it; have the bolt emit it, or make it nullable (ALTER TABLE "
+                    f"... ALTER COLUMN `{field.name}` DROP NOT NULL)"
                 )
         return columns
 
@@ -308,11 +307,11 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
                 raise
             said = " ".join((str(error) if of_rows is None else of_rows[0]).split())
             raise ValueError(
-                f"sink {batch.sink!r}: Delta {self._shown} does not take the rows of "
-                f"micro-batch {batch.batch_id}, of which none is written: {said}. Each "
-                "attempt gets the same rows, so change the table: drop the constraint that they "
-                "violate (ALTER TABLE ... DROP CONSTRAINT), or give the column the type of the "
-                "stream's column and let it take nulls"
+                f"sink {batch.sink!r}: Delta {self._shown} refused micro-batch {batch.batch_id}, "
+                f"and none of its rows are written: {said}. Another attempt would send the same "
+                "rows, so change the table: drop the constraint that they violate (ALTER TABLE "
+                "... DROP CONSTRAINT), or give the column the type of the stream's column and "
+                "allow nulls in it"
             ) from None
 
     @contextlib.contextmanager

@@ -145,7 +145,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
         Raises
         ------
         SinkUnavailable
-            If the catalog cannot be reached, or the table is gone.
+            If the catalog cannot be reached, or the table was deleted.
         """
         with self._opened(batch.sink) as table:
             # pyiceberg would repeat a commit after a conflict without a new look at the property,

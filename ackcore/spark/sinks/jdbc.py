@@ -120,11 +120,13 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
                 raise TypeError(f"{argument} must be a str, got {type(value).__name__}")
         if not re.match(r"jdbc:\w+:", url):
             # Not shown: it may hold a password.
-            raise ValueError("url must be one of JDBC's, such as 'jdbc:mysql://db/shop'")
+            raise ValueError("url must be a JDBC URL, such as 'jdbc:mysql://db/shop'")
         of = dict(properties or {})
         for name, value in of.items():
             if not isinstance(name, str) or not isinstance(value, str):
-                raise TypeError(f"properties must be texts by names, got another for {name!r}")
+                raise TypeError(
+                    f"properties must map names to texts, got {type(value).__name__} for {name!r}"
+                )
             if name.lower() in ("url", "dbtable", "query"):
                 raise ValueError(f"properties must not have {name!r}: it is an argument")
         self.table, self.marker = table, marker
@@ -155,7 +157,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
             for field, found in zip(schema, from_arrow_schema(schema), strict=True):
                 if connection.type_of(found.dataType) is None:
                     raise TypeError(
-                        f"{what}: {self._server.shown()} has no type for {field.type}, that of "
+                        f"{what}: {self._server.shown()} has no type for {field.type} of "
                         f"column {field.name!r}; have the bolt emit another type"
                     )
 
@@ -226,7 +228,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
         Raises
         ------
         SinkUnavailable, JdbcError
-            If the database fails, or the table is gone or lacks a column.
+            If the database fails, or the table was deleted or lacks a column.
         """
         with self._named(batch.sink), JdbcConnection(self._server, self.table) as connection:
             transaction = JdbcTransaction(

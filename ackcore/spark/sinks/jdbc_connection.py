@@ -248,7 +248,7 @@ class JdbcConnection:
         return found
 
     def columns(self, table: str) -> dict[str, bool]:
-        """Return a table's columns; the value is True for a column that takes no null.
+        """Return a table's columns; the value is True for a NOT NULL column.
 
         Raises
         ------

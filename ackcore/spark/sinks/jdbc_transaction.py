@@ -112,7 +112,7 @@ class JdbcTransaction:
         #: The staging table that an earlier driver left, and whether this one has made another.
         self._before: str | None = None
         self._is_staging = False
-        #: The columns that the stream does not have; True if the column takes no null.
+        #: The columns that the stream does not have; True if the column is NOT NULL.
         self._others: dict[str, bool] = {}
         where = f"sink {batch.sink!r}, table {names.table},"
         self._count = RefusalCount(where, batch.batch_id, max_refused, JdbcError.without_values)
@@ -163,7 +163,10 @@ class JdbcTransaction:
             *self._of,
         )
         if found is None:
-            raise JdbcError(f"the row of sink {self._batch.sink!r} in {self._names.marker} is gone")
+            raise JdbcError(
+                f"the row of sink {self._batch.sink!r} in {self._names.marker} was deleted while "
+                "the query ran; start the query again, which inserts the row"
+            )
         return int(found[0] or 0), found[1] or "", found[2]
 
     def _mark(self, sets: str, *values: str | int) -> None:
@@ -254,7 +257,8 @@ class JdbcTransaction:
         if self._locked()[2] != self._bare:
             raise CheckpointInUse(
                 f"another driver has begun to write micro-batch {number} of sink "
-                f"{self._batch.sink!r} into table {self._names.table}; this one writes nothing"
+                f"{self._batch.sink!r} into table {self._names.table}; this one writes nothing. "
+                "Let the other driver run, or stop it and start this query again"
             )
         check_fence()
         if keys:

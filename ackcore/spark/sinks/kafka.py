@@ -90,9 +90,9 @@ def to_kafka(
         transactions tasks send them, and a message may appear twice if a delivery failed, a task
         was repeated, or the driver died before it marked the micro-batch as written.
 
-        A row is refused, and its record becomes a dead letter, if its message is larger than the
-        topic accepts, if it has a null ``key`` and the topic is compacted, or if its text is not
-        UTF-8.
+        A row is refused, and its record becomes a dead letter, in three cases: its message is
+        larger than the topic accepts; its ``key`` is null and the topic is compacted; its text is
+        not UTF-8.
 
         The transactional id contains the name of the sink. If you rename a sink while a micro-batch
         is decided but not marked as written, that micro-batch is sent again under the new name.
@@ -355,7 +355,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         transaction.live.commit()
 
     def advice(self, batch: SinkBatch, last: int) -> str:
-        """Return the offset to commit."""
+        """Return the offset to commit, so that micro-batches are sent again or count as sent."""
         number, group = batch.batch_id, _id(batch.sink, batch.deployment)
         return (
             f"or have micro-batches from {number} to {last} sent again, in addition to their "

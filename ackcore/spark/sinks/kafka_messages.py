@@ -111,7 +111,7 @@ class Messages:
             if len(refused) > MAX_REFUSED:
                 error: DeliveryError = producing().DeliveryError(
                     f"topic {self._topic!r} takes no messages without a key, and more than "
-                    f"{MAX_REFUSED} rows have none: {suspects.keyless}"
+                    f"{MAX_REFUSED} rows have no key: {suspects.keyless}"
                 )
                 raise error
         return refused
@@ -221,16 +221,16 @@ class Suspects:
     def check(self, topic: str, known: int = 0) -> None:
         """Raise DeliveryError if there are too many messages to send each by itself."""
         if self.count + known > MAX_REFUSED:
-            raise self._error(topic, "too many to send each again by itself")
+            raise self._error(topic, f"too many to send each again alone (at most {MAX_REFUSED})")
 
     def none_is(self, topic: str) -> DeliveryError:
         """Return the error for messages that are too large only together."""
-        return self._error(topic, "of which none is too large by itself")
+        return self._error(topic, "though none of them is too large alone")
 
     def _error(self, topic: str, why: str) -> DeliveryError:
         error: DeliveryError = producing().DeliveryError(
-            f"topic {topic!r} did not take {self.count} messages, {why}: {self.said}; or have "
-            "fewer go in one request, by batch.size in options"
+            f"topic {topic!r} did not take {self.count} messages, {why}: {self.said}; or make "
+            "requests smaller with batch.size in options"
         )
         return error
 

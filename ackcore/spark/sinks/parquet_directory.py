@@ -77,21 +77,20 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
         other = seen.setdefault(field.name.lower(), field.name)
         if other != field.name and not case_sensitive:
             raise TypeError(
-                f"sink {name!r} writes Parquet for Spark, to which the columns {other!r} and "
-                f"{field.name!r} are one; rename one of them in the bolt, or for guard() in the "
-                "frame or in outputs; or set "
-                "spark.sql.caseSensitive to true"
+                f"sink {name!r} writes Parquet for Spark, which does not distinguish the columns "
+                f"{other!r} and {field.name!r}; rename one of them in the bolt, or for guard() in "
+                "the frame or in outputs; or set spark.sql.caseSensitive to true"
             )
         if field.name.lower() == "batch_id":
             raise TypeError(
-                f"sink {name!r} writes directories batch_id=..., which Spark would read in "
-                f"place of the column {field.name!r}; rename it in the bolt, or for guard() in the "
-                "frame or in outputs"
+                f"sink {name!r} writes directories batch_id=..., whose number Spark would read in "
+                f"place of the column {field.name!r}; rename the column in the bolt, or for "
+                "guard() in the frame or in outputs"
             )
         for unread, (is_unread, instead) in _UNREAD.items():
             if _has(field.type, is_unread):
                 raise TypeError(
-                    f"sink {name!r} writes Parquet for Spark, which reads no {unread}, and "
+                    f"sink {name!r} writes Parquet for Spark, which cannot read {unread}, and "
                     f"column {field.name!r} is {field.type}; have the bolt emit {instead}"
                 )
     if any(_has(field.type, pa.types.is_duration) for field in schema):
@@ -100,9 +99,9 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
                 from_arrow_schema(pa.schema([field]))
             except PySparkException:
                 raise TypeError(
-                    f"sink {name!r} writes intervals with Spark's types of all columns, and Spark "
-                    f"has no type for {field.type} of column {field.name!r}; have the bolt emit "
-                    "another type"
+                    f"sink {name!r} writes a duration, so its files need the Spark type of every "
+                    f"column, and Spark has no type for {field.type} of column {field.name!r}; "
+                    "have the bolt emit another type"
                 ) from None
     for field, why in unfit_for_parquet(schema):
         raise TypeError(
@@ -175,7 +174,7 @@ def read_note(note: bytes) -> Any:
 
 
 def is_owner(found: Any, deployment: str, sink: str) -> bool:
-    """Return whether a note names a sink of a deployment as the owner."""
+    """Return whether the note of a directory names this sink of this deployment as its owner."""
     return (
         isinstance(found, dict)
         and found.get("deployment") == deployment
@@ -197,7 +196,7 @@ def owned_by_another(place: str, found: Any, checkpoint: str, has_rows: bool) ->
             of += ", which does not exist any more"
         owner = f"sink {found.get('sink')!r} of {of} (deployment {found.get('deployment')})"
     release = (
-        "To write here all the same, delete it first, with all rows in it"
+        "To use this directory, delete it first, with all rows in it"
         if has_rows
         else "It has no rows: if no query uses that checkpoint any more, delete "
         f"{os.path.join(place, OWNER)}"

@@ -4,8 +4,8 @@ A bucket has no renames, and its listings may lag. So the name of a file follows
 ``batch_id=7/part-00001-of-00004-<content>.parquet``, where the content is the fingerprint of the
 micro-batch's rows. The number of files depends only on the files of the run. Another process that
 writes the same rows, after a crash or beside an abandoned task or driver, writes the same objects.
-Before the files, the sink puts the note ``_ackcore/batch_id=7.json``, if there is none. It has the
-content, the number of files, and the names that they replace.
+Before the files, the sink puts the note ``_ackcore/batch_id=7.json``, if there is none. The note
+has the content, the number of files, and the names of the files that these replace.
 
 A micro-batch may get other rows later, for example if a sink around this one refuses some. Then a
 conditional put replaces the note that was read, and the files get new names. A paused driver or an
@@ -141,8 +141,8 @@ class ParquetObjects(ParquetDirectory):
     def _announce(self, batch: SinkBatch, files: int) -> ParquetParts:
         """Write the note of the files to come, and empty the files that they replace.
 
-        An existing note is always replaced, so that a paused driver that has read it finds another
-        one.
+        An existing note is always replaced. So the conditional put of a paused driver that has read
+        it fails.
         """
         batch_id, fingerprint = batch.batch_id, batch.fingerprint()
         key, parts = _note_of(batch_id), ParquetParts(fingerprint, files)
@@ -220,8 +220,9 @@ def _check_announced(store: Store, batch_id: int, parts: ParquetParts) -> None:
     note = {} if found is None else read_note(found.data)
     if (note.get("content"), note.get("parts")) != parts:
         raise CheckpointInUse(
-            f"{store.url} has other rows of micro-batch {batch_id} by now, those of a driver that "
-            "took over from this one, or of a later attempt: these are not written"
+            f"micro-batch {batch_id} in {store.url} now has other rows, which a driver that took "
+            "over from this one, or a later attempt, has written; this attempt writes no more. Let "
+            "the other driver run, or stop it and start this query again"
         )
 
 

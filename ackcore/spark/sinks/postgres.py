@@ -38,7 +38,7 @@ def to_postgres(
         Columns with a unique index. A row with existing keys replaces the stream's columns of that
         row; the last of several such rows in a micro-batch is kept. ``tuple.stable_id``, emitted as
         a column, is a key that is equal in every attempt. A null key equals no other, unless the
-        index says NULLS NOT DISTINCT. Without keys all rows are appended.
+        index is declared NULLS NOT DISTINCT. Without keys all rows are appended.
     marker : str, default "ackcore_batches"
         The table with the number of each sink's last micro-batch, in the schema of `table` unless
         it names another one. Created if it does not exist.

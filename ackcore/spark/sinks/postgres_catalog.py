@@ -115,7 +115,7 @@ def nulls_differ(ask: Ask, table: str, keys: Sequence[str]) -> bool:
 def unique_indexes(ask: Ask, table: str, keys: Sequence[str]) -> list[tuple[bool, bool]]:
     """Return two flags for each unique index on exactly these columns.
 
-    The flags say whether a column may be null, and whether nulls are equal (NULLS NOT DISTINCT).
+    The flags are whether a column may be null, and whether nulls are equal (NULLS NOT DISTINCT).
     Partial and deferrable indexes are left out.
     """
     found = _lists(

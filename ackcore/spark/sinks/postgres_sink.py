@@ -1,7 +1,7 @@
 """A sink that writes each micro-batch into a PostgreSQL table, in one transaction.
 
 The transaction locks the sink's row in the table of micro-batches.  If two drivers write, the
-second one therefore sees the commit of the first.
+second one therefore reads the commit of the first.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         Raises
         ------
         SinkUnavailable, psycopg.Error
-            If the database fails, or the table is gone or lacks a column.
+            If the database fails, or the table was deleted or lacks a column.
         """
         sink, deployment = batch.sink, batch.deployment
         try:

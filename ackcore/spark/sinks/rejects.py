@@ -47,9 +47,9 @@ def too_many_refused(
     ``left`` is a sentence on what is written; ``costs`` is a clause on the cost of a higher limit.
     """
     return TooManyRefused(
-        f"{where} refuses more than {limit} rows of micro-batch {batch_id}, the first by "
+        f"{where} refuses more than {limit} rows of micro-batch {batch_id}, the first with "
         f"{type(first).__name__}: {one_line(first)}. {left}. If the table is the cause, change it; "
-        f"if the rows are, allow more by max_refused, {costs}. Then start again on the same "
+        f"if the rows are the cause, raise max_refused, {costs}. Then start again on the same "
         "checkpoint: the sink gets the same rows"
     )
 
@@ -92,7 +92,7 @@ class RefusalCount(Generic[E]):
                 self._limit,
                 self._without_values(self._first),
                 "Nothing of the micro-batch is written",
-                "which takes some statements a row, all in one transaction",
+                "which costs some statements per row, all in one transaction",
             )
 
 
@@ -211,7 +211,8 @@ def _reasons(reasons: Reasons, n: int) -> tuple[list[str | BaseException], Int32
 def _of_column(reasons: pa.Array | pa.ChunkedArray) -> tuple[list[str | BaseException], Int32s]:
     is_text = pa.types.is_string(reasons.type) or pa.types.is_large_string(reasons.type)
     if not is_text or reasons.null_count:
-        raise _no_reason(f"a null among {reasons.type}" if is_text else str(reasons.type))
+        nulls = f" with {reasons.null_count} nulls" if is_text else ""
+        raise _no_reason(f"a column of {reasons.type}{nulls}")
     encoded = reasons.dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()

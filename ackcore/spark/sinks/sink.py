@@ -239,9 +239,9 @@ class TransactionalSink(Sink, Generic[T]):
                 raise CheckpointForeign(
                     f"{self!r} has micro-batch {found.number} of sink {batch.sink!r}, and the "
                     f"checkpoint {batch.checkpoint} is at micro-batch {number}"
-                    f"{' with other rows' * (found.number == number)}: it is older than the rows "
-                    "written from it, for instance restored from a backup. Start with a new "
-                    f"checkpoint, {self.advice(batch, found.number)}"
+                    f"{' with other rows' * (found.number == number)}: the checkpoint is older "
+                    "than the rows written from it, for instance restored from a backup. Start "
+                    f"with a new checkpoint, {self.advice(batch, found.number)}"
                 )
             refused = self.write_rows(transaction, batch)
             self.record(transaction, batch, Written(number, content, refused))
@@ -342,7 +342,7 @@ def check_sink(
     case_sensitive : bool, default False
         Whether the session distinguishes columns whose names differ only in case.
     isolated : bool, default False
-        Whether the topology asks for ``isolate``.
+        Whether the topology sets ``isolate`` for it.
 
     Raises
     ------

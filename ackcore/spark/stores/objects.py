@@ -309,8 +309,8 @@ class ObjectStore:
             changes = how in ("written", "deleted")
             kind = CheckpointReadOnly if changes else StateError
             raise kind(
-                f"{self._named(key)} cannot be {how} ({told(bad)}). {self._credentials()}, which "
-                "allow to read, write, list and delete below it"
+                f"{self._named(key)} cannot be {how} ({told(bad)}). {self._credentials()} with the "
+                "rights to read, write, list and delete objects"
                 + ("; then start again" if changes else f". {self._doctor()}")
             ) from None
         except (errors.BaseError, OSError) as bad:

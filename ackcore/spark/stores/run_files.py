@@ -185,7 +185,7 @@ def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
     try:
         data = read_file(path)
     except FileNotFoundError:
-        raise corrupt(path, "is missing, though a record names it", way_out) from None
+        raise corrupt(path, "is missing, though the checkpoint refers to it", way_out) from None
     return table_in(data, path, way_out=way_out)
 
 

@@ -1,7 +1,8 @@
 """The judgement of failed records in a task, and the files of the run that hold them.
 
-Up to `Rules.inline_bytes` of records go to the driver with the task's report.  Beyond that the task
-writes files, which the decision adopts: waiting records sorted by due time, and dead letters.
+Up to `Rules.inline_bytes` of records (by default `task_results.INLINE_BYTES`) go to the driver with
+the task's report.  Beyond that the task writes files, which the decision adopts: waiting records
+sorted by due time, and dead letters.
 
 `FailedInRun` judges the records that fail while their task still holds them, which are most of
 them.  These need not be read again.
@@ -57,7 +58,7 @@ class _Kept:
     nbytes: int = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Keep rows."""
+        """Add rows to those that are written later."""
         self.tables.append(rows)
         self.nbytes += rows.nbytes
 

@@ -262,14 +262,14 @@ def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
     try:
         data = read_file(path)
     except FileNotFoundError:
-        raise _damaged(path, "is missing, though a record names it") from None
+        raise _damaged(path, "is missing, though the checkpoint refers to it") from None
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error}") from error
     named = _NAME.fullmatch(os.path.basename(path))
     if named is None:
         raise _damaged(path, "has no fingerprint in its name, as row files have")
     if nbytes is not None and data.size != nbytes:
-        raise _damaged(path, f"is damaged: it has {data.size} bytes, and {nbytes} are on record")
+        raise _damaged(path, f"is damaged: it has {data.size} bytes instead of {nbytes}")
     if f"{_fingerprint_of(data) & 0xFFFFFFFFFFFFFFFF:016x}" != named[1]:
         raise _damaged(
             path, f"is damaged: its {data.size} bytes do not match the fingerprint in its name"
@@ -278,7 +278,7 @@ def _read(file: RowFile) -> tuple[pa.Schema, list[pa.RecordBatch]]:
         schema, batches = reader.schema, list(reader)
     found = sum(map(len, batches))
     if rows is not None and found != rows:
-        raise _damaged(path, f"has {found} rows, and {rows} are on record")
+        raise _damaged(path, f"has {found} rows instead of {rows}")
     return schema, batches
 
 

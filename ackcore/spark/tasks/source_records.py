@@ -34,7 +34,10 @@ class SourceRecords(NamedTuple):
 def pick(
     some: SourceRecords, roots: Mapping[str, Int64s], claims: Mapping[str, Int64s], number: int
 ) -> pa.RecordBatch:
-    """Return records with given roots, and new ones with given claims, like `records_at`."""
+    """Return the records with the given roots, and the new ones with the given claim ids.
+
+    A claim id is the hash of a message id; see `record_ids`. The result is that of `records_at`.
+    """
     source = some.source
     ids = source.roots(some.partition, some.first, len(some.batch), some.attempts)
     wanted = among(ids, roots.get(source.name, np.empty(0, np.int64)))

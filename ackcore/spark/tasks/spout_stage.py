@@ -160,7 +160,7 @@ class SpoutStage:
         task.close(chunk)
 
     def _trace(self, tracer: Tracer, some: SourceRecords, roots: Int64s) -> None:
-        """Add those records to the trace that are traced."""
+        """Add the sampled records to the trace."""
         places = np.flatnonzero(tracer.sampled(roots))
         if not len(places):
             return

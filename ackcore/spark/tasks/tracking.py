@@ -57,7 +57,11 @@ class Owners(NamedTuple):
         return rows[have], self.ids[have]
 
     def take(self, rows: Int64s, offsets: Int64s | None) -> Owners:
-        """Return the owners of new rows, each anchored to one of these or, by offsets, to more."""
+        """Return the owners of new rows.
+
+        New row i has the owners of row ``rows[i]``; with ``offsets``, those of all of
+        ``rows[offsets[i]:offsets[i + 1]]``.
+        """
         if offsets is None and self.offsets is None:
             return Owners(self.ids[rows])
         if self.offsets is None:
