@@ -194,8 +194,11 @@ def bench_cheap_calls(
     identity = Identity(ids, np.zeros(10_000, np.int32), np.arange(10_000))
     task = Attempts(no_wait, Kind.ASYNC, NUMBERS, pa.schema([("m", pa.int64())]), CallSettings())
 
-    def in_bolt(answers: Answers | None = None, some: int = rows // 10_000) -> None:
+    def in_bolt(
+        answers: Answers | None = None, some: int = rows // 10_000, max_batch: int = 1
+    ) -> None:
         bolt = NoWait()
+        bolt.max_batch = max_batch
         bolt.journal = answers is not None
         executor = executor_for("pass", bolt, answers=answers)
         done = [executor.process("n", "default", each, identity) for each in batches[:some]]
@@ -214,6 +217,7 @@ def bench_cheap_calls(
 
     contestants = {
         "AsyncBolt": in_bolt,
+        "AsyncBolt, 64 tuples of a call": lambda: in_bolt(max_batch=64),
         "AsyncBolt with a journal": in_journaled,
         "attempt": in_attempt,
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ackcore._columns import as_count
-from ackcore.calls.outcomes import Reject
+from ackcore.calls.outcomes import Reject, Retry
 from ackcore.calls.rate_limits import RateLimit, checked_limit
 from ackcore.flow import DelayTarget, Limit
 from ackcore.flow.choosers import Chooser, Idlest
@@ -146,6 +146,13 @@ class CallSettings:
     def is_final(self, error: BaseException) -> bool:
         """Return whether an error is permanent, so that another call would not help."""
         return isinstance(error, (Reject, *self.reject))
+
+    def is_of_call(self, error: BaseException) -> bool:
+        """Return whether an error concerns a call, not one of several items in it: a temporary
+        error, a time-out or a failed connection.
+        """
+        counts = (Retry, TimeoutError, ConnectionError, *self.retry_on)
+        return isinstance(error, counts) and not self.is_final(error)
 
 
 def _concurrency(given: Any) -> int:

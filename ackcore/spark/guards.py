@@ -127,8 +127,8 @@ def attempt(
     to sort: `fn` is called twice for each row. A task that Spark repeats calls again. Any exception
     of `fn` is the error of its row, also `SystemExit`. A function that ends its process ends the
     task and finally the job (`guard` finds that row). If a function of batches raises, the batch is
-    bisected to the failing rows; but `Retry`, exceptions in `retry_on` and time-outs concern the
-    call, and all its rows fail.
+    bisected to the failing rows; but `Retry`, exceptions in `retry_on`, time-outs and failed
+    connections concern the call, and all its rows fail.
 
     Examples
     --------

@@ -76,6 +76,9 @@ def no_stream(component: str, stream: object, declared: Collection[str]) -> Valu
     )
 
 
+#: The largest number of inputs of one call.
+MAX_BATCH = 1 << 16
+
 _NAMES = (
     "max_concurrency",
     "timeout_s",
@@ -115,6 +118,7 @@ def call_settings(
     if not isinstance(bolt, AsyncBolt):
         return None
     given = {name: _plain(bolt, name) for name in _NAMES}
+    as_count(bolt.max_batch, "max_batch", 1, MAX_BATCH)
     limit = checked_limit(bolt.limit)
     return CallSettings(
         limit=None if limit is None else limit.share(tasks),

@@ -348,6 +348,11 @@ class AsyncBolt(Component):
         no attempt. None disables the breaker.
     breaker_reset_s : float, default 5.0
         Seconds after which one call tests the endpoint again.
+    max_batch : int, default 1
+        The largest number of inputs of one call. Above 1, ``execute_many`` is called instead of
+        ``execute``, with inputs of one batch (`Settings.chunk_rows`) and one key of ``limit``. No
+        call waits for inputs, since those of a batch are there when it begins. A call counts once
+        in the rate and the window.
     """
 
     needs_identity = True
@@ -359,6 +364,7 @@ class AsyncBolt(Component):
     wait_in_task_s: float = 5.0
     breaker_failures: int | None = 10
     breaker_reset_s: float = 5.0
+    max_batch: int = 1
 
     async def prepare(self, context: Context) -> None:  # type: ignore[override]
         """Prepare the bolt, before a task's first row, in the loop that ``execute`` runs in.
@@ -373,6 +379,20 @@ class AsyncBolt(Component):
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define async execute(self, tuple, collector)"
+        )
+
+    async def execute_many(
+        self, tuples: Sequence[Tuple], collectors: Sequence[AsyncCollector]
+    ) -> None:
+        """Process several tuples by one call; ``collectors[i]`` emits for ``tuples[i]``.
+
+        If it raises, the tuples it emitted are dropped. `Retry`, a time-out, a failed connection or
+        an exception in ``retry_on`` concerns the call: it is repeated, or all its inputs fail.
+        After any other exception the inputs are bisected, by calls with fewer inputs, until the
+        failing ones are found; only these fail. So an input may be processed several times.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define async execute_many(self, tuples, collectors)"
         )
 
     async def cleanup(self) -> None:  # type: ignore[override]
@@ -482,7 +502,7 @@ def refuse_unrunnable(component: Component) -> None:
 
 def _refuse_plain(component: AsyncBolt) -> None:
     made = type(component).__name__
-    for method in ("prepare", "execute", "cleanup"):
+    for method in ("prepare", "execute", "execute_many", "cleanup"):
         if not inspect.iscoroutinefunction(getattr(component, method)):
             raise TypeError(
                 f"{made}.{method} must be a coroutine function, because the bolt is an "

@@ -81,6 +81,15 @@ _SHAPES = (
     _Shape(Bolt, "execute", "process", _WHOSE, {"execute": ("tuple",), "flush": (), **_ALL}),
 )
 
+#: The shape of an `AsyncBolt` whose calls have several inputs.
+_MANY = _Shape(
+    AsyncBolt,
+    "execute_many",
+    "process",
+    _WHOSE,
+    {"execute_many": ("tuples", "collectors"), **_ALL},
+)
+
 
 def problems(
     spouts: Sequence[Spout],
@@ -311,6 +320,8 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
     """Yield errors that would fail every record: missing methods, wrong signatures."""
     component, made = bolt.component, type(bolt.component).__name__
     shape = next(shape for shape in _SHAPES if isinstance(component, shape.base))
+    if isinstance(component, AsyncBolt) and component.max_batch != 1:
+        shape = _MANY
     kind = f"{'an' if shape.base is AsyncBolt else 'a'} {shape.base.__name__}"
     for method, arguments in shape.called.items():
         function: Any = getattr(component, method)
