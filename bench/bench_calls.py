@@ -27,7 +27,7 @@ import pyarrow as pa
 import pytest
 
 from ackcore._files.journal import Journal
-from ackcore.calls import Calls, CallSettings, RateLimit
+from ackcore.calls import Calls, CallSettings, RateLimit, used
 from ackcore.dispatch import Http
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import run_batch, to_parquet
@@ -243,9 +243,10 @@ def bench_limits_per_key(
 
     async def waits(item: int) -> None:
         await asyncio.sleep(0.01)
+        used(tokens=item)
 
     async def returns(item: int) -> None:
-        pass
+        used(tokens=item)
 
     for name, function, calls, clock, bound in (
         ("of 10 ms", waits, 10_000, time.perf_counter, 0.95),
@@ -257,11 +258,17 @@ def bench_limits_per_key(
             with Calls(function, CallSettings(max_concurrency=32, limit=limit)) as run:
                 assert not any(outcome.error for outcome in run.run(range(calls)))
 
-        contestants = {"one": lambda: made(one), "each": lambda: made(each)}
+        contestants = {
+            "one": lambda: made(one),
+            "each": lambda: made(each),
+            "tokens": lambda: made(RateLimit(tokens_per_min=6e10)),
+        }
         seconds = interleaved(contestants, 1 if quick else 7, clock)
         shares = [a / b for a, b in zip(seconds["one"], seconds["each"], strict=True)]
         label = f"calls {name}: limits of {keys} keys / one limit"
         report_ratio(label, shares, None if quick else bound)
+        shares = [a / b for a, b in zip(seconds["one"], seconds["tokens"], strict=True)]
+        report_ratio(f"calls {name}: a limit of tokens / one of calls", shares)
 
 
 @pytest.mark.benchmark(group="calls: HTTP clients")

@@ -8,7 +8,7 @@ raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retrie
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
 from ackcore.calls.outcomes import CallOutcome, Reject, Retry, Unavailable
-from ackcore.calls.rate_limits import RateLimit
+from ackcore.calls.rate_limits import RateLimit, used
 
 __all__ = [
     "CallOutcome",
@@ -18,4 +18,5 @@ __all__ = [
     "Reject",
     "Retry",
     "Unavailable",
+    "used",
 ]

@@ -33,6 +33,9 @@ from ackcore.flow.limits import DelayTarget, Limit
 KEPT_KEYS = 1024
 #: The shortest wait, so that a service that requests retries at once is not called for ever.
 SHORTEST_WAIT_NS = 10_000_000
+#: The seconds of tokens that calls may use at once. Less would be lost whenever a call used fewer
+#: tokens than estimated.
+_BURST_S = 1.0
 
 
 class Call:
@@ -72,6 +75,11 @@ class KeyQueue:
     key : hashable
     endpoints : Endpoints
     tokens : TokenBucket or None
+        The limit of begun calls.
+    spent : TokenBucket or None
+        The limit of tokens that calls report.
+    estimate : float
+        The mean number of tokens of its last calls; 0 before the first report.
     new : deque of Call
         Calls that were not made yet.
     due : dict
@@ -86,17 +94,63 @@ class KeyQueue:
         The earliest time at which `FairQueues` looks at it again.
     """
 
-    __slots__ = ("due", "endpoints", "key", "new", "place", "tokens", "unfinished", "wakes_ns")
+    __slots__ = (
+        "due",
+        "endpoints",
+        "estimate",
+        "key",
+        "new",
+        "place",
+        "spent",
+        "tokens",
+        "unfinished",
+        "wakes_ns",
+    )
 
-    def __init__(self, key: Hashable, endpoints: Endpoints, tokens: TokenBucket | None) -> None:
+    def __init__(
+        self,
+        key: Hashable,
+        endpoints: Endpoints,
+        tokens: TokenBucket | None,
+        spent: TokenBucket | None,
+    ) -> None:
         self.key = key
         self.endpoints = endpoints
         self.tokens = tokens
+        self.spent = spent
+        self.estimate = 0.0
         self.new: deque[Call] = deque()
         self.due: dict[tuple[FlowConsumer, ...], deque[tuple[int, int, Call]]] = {}
         self.unfinished = 0
         self.place = -1
         self.wakes_ns: float = math.inf
+
+    def ready_ns(self) -> int:
+        """Return the time at which its rates allow the next call, which may be in the past."""
+        tokens, spent = self.tokens, self.spent
+        ready_ns = 0 if tokens is None else tokens.ready_ns()
+        return ready_ns if spent is None else max(ready_ns, spent.ready_ns())
+
+    def begin(self, now: int) -> float:
+        """Take what the next call needs. Return the tokens that it is estimated to use."""
+        if self.tokens is not None:
+            self.tokens.take(now)
+        if self.spent is not None:
+            self.spent.take(now, self.estimate)
+        return self.estimate
+
+    def end(self, estimate: float, tokens: float | None, refused: bool) -> None:
+        """Correct the estimate of a call by the tokens that it reported; a refused one used none.
+
+        Without a report, the estimate remains.
+        """
+        if self.spent is None:
+            return
+        if tokens is not None:
+            self.spent.correct(tokens - estimate)
+            self.estimate += (tokens - self.estimate) / (8 if self.estimate else 1)
+        elif refused:
+            self.spent.correct(-estimate)
 
     def lease(self) -> tuple[Call, Lease | None]:
         """Return the next call, and a lease for it, or None without room.
@@ -163,6 +217,7 @@ class FairQueues:
         self._counts = counts
         self._wake_at = wake_at
         self._rate = None if limit is None else limit.calls_per_s
+        self._spend = None if limit is None else limit.tokens_per_min
         self._wait_ns = settings.wait_in_task_s * 1e9
         self.window: Limit | None = None
         if limit is not None and limit.per is not None:
@@ -183,7 +238,10 @@ class FairQueues:
     def _made(self, key: Hashable) -> KeyQueue:
         endpoints = Endpoints(self._settings, self._most, self._clock, self._counts)
         tokens = None if self._rate is None else TokenBucket(self._rate, self._clock())
-        return KeyQueue(key, endpoints, tokens)
+        spent = None
+        if self._spend is not None:
+            spent = TokenBucket(self._spend / 60, self._clock(), _BURST_S)
+        return KeyQueue(key, endpoints, tokens, spent)
 
     @property
     def has_ready(self) -> bool:
@@ -246,8 +304,8 @@ class FairQueues:
             calls must not wait.
         """
         while (queue := self._first()) is not None:
-            tokens, endpoints = queue.tokens, queue.endpoints
-            if tokens is not None and (ready_ns := tokens.ready_ns()) > now:
+            endpoints = queue.endpoints
+            if (ready_ns := queue.ready_ns()) > now:
                 self.look_at(queue, ready_ns)
             elif endpoints.has_room:
                 return queue, None

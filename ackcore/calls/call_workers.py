@@ -29,6 +29,7 @@ from typing import Any
 from ackcore.calls.call_queues import SHORTEST_WAIT_NS, Call, FairQueues
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.outcomes import CallCounts, CallOutcome, Retry
+from ackcore.calls.rate_limits import USAGE, Usage
 from ackcore.flow.consumers import Lease
 from ackcore.retry import capped_doubling
 
@@ -45,7 +46,7 @@ _END: Any = object()
 class _Worker:
     """A coroutine that makes one call after the other."""
 
-    __slots__ = ("deadline_ns", "expired", "lease", "on_trial", "parked", "task")
+    __slots__ = ("deadline_ns", "estimate", "expired", "lease", "on_trial", "parked", "task")
 
     task: Task[None]
     lease: Lease
@@ -53,6 +54,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.deadline_ns: float = math.inf
+        self.estimate = 0.0  # of the tokens of its call
         self.expired = False
         self.on_trial = False
 
@@ -194,7 +196,9 @@ class Workers:
                 self._rousing = False
                 continue
             self._last = worker
-            value, error = None, None
+            value, error, usage = None, None, None
+            if call.queue.spent is not None:
+                USAGE.set(usage := Usage())
             try:
                 if named:
                     value = await function(call.item, worker.lease.consumer.name)
@@ -215,6 +219,9 @@ class Workers:
                     now - worker.lease.sent_ns, self.in_flight, dropped=worker.expired
                 )
             self.in_flight -= 1
+            if usage is not None:
+                call.queue.end(worker.estimate, usage.tokens, isinstance(error, Retry))
+                self.counts.tokens += usage.tokens or 0.0
             if error is None and not worker.expired:
                 call.queue.endpoints.done(worker.lease, worker.on_trial)
                 call.value, call.error = value, None
@@ -256,8 +263,7 @@ class Workers:
             queues.changed(queue)
         # Read the clock again: pulling the item may have taken time.
         now = self.now_ns()
-        if queue.tokens is not None:
-            queue.tokens.take(now)
+        worker.estimate = queue.begin(now)
         worker.lease = lease
         worker.on_trial = queue.endpoints.begin(lease, now)
         self.in_flight += 1
@@ -287,8 +293,8 @@ class Workers:
         only = self.queues.only
         if only is None:
             return True
-        if only.tokens is not None and only.tokens.ready_ns() > now:
-            self._wake_at(only.tokens.ready_ns())
+        if (ready_ns := only.ready_ns()) > now:
+            self._wake_at(ready_ns)
             return False
         return only.endpoints.has_room
 

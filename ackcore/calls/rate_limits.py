@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +33,12 @@ class RateLimit:
         the whole job: the tasks that can run at once have equal shares. If the bolt's inputs are
         grouped by the column `per` (`fields`), all tuples of a key are in one task, which then has
         the whole rate. None for no limit.
+    tokens_per_min : float, optional
+        The largest number of tokens used per minute, of each key if there is `per`, shared by the
+        tasks like `calls_per_s`. A call reports its tokens by `used`, or by the ``used`` of a
+        bolt's collector. Before, it counts with the mean of the key's last calls in the task. While
+        more tokens are used than the limit allows, no call begins. So the excess is at most the
+        tokens of the calls that were in flight. None for no limit.
     concurrency : int or callable, optional
         The largest number of calls of a key at once, in each task: a number, or a callable without
         arguments that makes a `Limit`, such as a class of `ackcore.flow`. Only with `per`, and in
@@ -54,12 +62,13 @@ class RateLimit:
     Examples
     --------
     >>> RateLimit(per="tenant", calls_per_s=5, concurrency=2)
-    RateLimit(per='tenant', calls_per_s=5.0, concurrency=2)
+    RateLimit(per='tenant', calls_per_s=5.0, concurrency=2, tokens_per_min=None)
     """
 
     per: str | Callable[[Any], Hashable] | None = None
     calls_per_s: float | None = None
     concurrency: int | Callable[[], Limit] | None = None
+    tokens_per_min: float | None = None
 
     def __post_init__(self) -> None:
         if self.per is not None and not (isinstance(self.per, str) or callable(self.per)):
@@ -72,10 +81,16 @@ class RateLimit:
         if self.calls_per_s is not None:
             rate = positive(self.calls_per_s, "calls_per_s", _MOST_PER_S)
             object.__setattr__(self, "calls_per_s", rate)
+        if self.tokens_per_min is not None:
+            rate = positive(self.tokens_per_min, "tokens_per_min", 60 * _MOST_PER_S)
+            object.__setattr__(self, "tokens_per_min", rate)
         if self.concurrency is not None:
             self._check_concurrency()
-        if self.per is None and self.calls_per_s is None:
-            raise ValueError("a RateLimit must limit something; give calls_per_s=..., or per=...")
+        if self.per is None and self.calls_per_s is None and self.tokens_per_min is None:
+            raise ValueError(
+                "a RateLimit must limit something; give calls_per_s=..., tokens_per_min=... or "
+                "per=..."
+            )
 
     def _check_concurrency(self) -> None:
         given = self.concurrency
@@ -101,9 +116,12 @@ class RateLimit:
 
     def share(self, tasks: int) -> RateLimit:
         """Return the limit of one of several tasks that run at once."""
-        if self.calls_per_s is None or tasks == 1:
-            return self
-        return replace(self, calls_per_s=self.calls_per_s / tasks)
+        calls, tokens = self.calls_per_s, self.tokens_per_min
+        return replace(
+            self,
+            calls_per_s=None if calls is None else calls / tasks,
+            tokens_per_min=None if tokens is None else tokens / tasks,
+        )
 
     def key_of(self, one: Any) -> Hashable:
         """Return the key of a tuple; None without `per`.
@@ -126,6 +144,47 @@ class RateLimit:
                 "number, a text or a tuple"
             ) from None
         return key
+
+
+class Usage:
+    """The tokens that one call has reported."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens: float | None = None
+
+
+#: The usage of the call that is running; None if its tokens are not limited.
+USAGE: ContextVar[Usage | None] = ContextVar("ackcore.calls.usage", default=None)
+
+
+def used(*, tokens: float) -> None:
+    """Report the tokens that the running call has used, such as those of a language model.
+
+    Call it in a function that `Calls`, `attempt`, `guard` or an `AsyncBolt` runs, also in a thread
+    or a coroutine that `asyncio` starts for it. Several reports of a call add up. It has no effect
+    without a `RateLimit` with ``tokens_per_min``.
+
+    Parameters
+    ----------
+    tokens : float
+        At least 0.
+
+    Raises
+    ------
+    TypeError
+        If it is not a number.
+    ValueError
+        If it is negative or not finite.
+    """
+    if isinstance(tokens, bool) or not isinstance(tokens, (int, float)):
+        raise TypeError(f"tokens must be a number, got {type(tokens).__name__} {tokens!r}")
+    if not 0 <= tokens < math.inf:
+        raise ValueError(f"tokens must be at least 0 and finite, got {tokens}")
+    usage = USAGE.get()
+    if usage is not None:
+        usage.tokens = (usage.tokens or 0.0) + tokens
 
 
 def checked_limit(given: Any) -> RateLimit | None:

@@ -113,6 +113,12 @@ class AsyncCollector(BasicCollector, Protocol):
 
     endpoint: Any
 
+    def used(self, *, tokens: float) -> None:
+        """Report the tokens that the call has used, for a limit with ``tokens_per_min``.
+
+        The same as `ackcore.calls.used`. One collector reports for all tuples of a call.
+        """
+
 
 class BatchOutput(Protocol):
     """The interface through which a `BatchBolt` emits and fails while it processes one batch.

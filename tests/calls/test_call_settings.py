@@ -57,6 +57,7 @@ def test_a_setting_that_is_none_is_refused(setting, error, says):
         ({}, ValueError, "must limit something; give calls_per_s"),
         ({"calls_per_s": math.inf}, ValueError, "calls_per_s must be above 0 and at most 1e"),
         ({"calls_per_s": "9"}, TypeError, "calls_per_s must be a number"),
+        ({"tokens_per_min": 0}, ValueError, "tokens_per_min must be above 0"),
         ({"per": 3}, TypeError, "per must be the name of a column, or a function"),
         ({"per": ""}, ValueError, "per must not be empty"),
         ({"concurrency": 2}, ValueError, "concurrency must be left out without per, got 2; max_c"),

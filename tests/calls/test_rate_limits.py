@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_loop import SimCalls
 
-from ackcore.calls import CallSettings, RateLimit, Retry, Unavailable
+from ackcore.calls import Calls, CallSettings, RateLimit, Retry, Unavailable, used
 from ackcore.calls.call_queues import KEPT_KEYS
 
 
@@ -216,3 +216,89 @@ def test_a_key_continues_in_the_next_run():
         list(service.calls.run([("a", 1), ("b", 1), ("a", 2)]))
     assert service.begun["a"] == pytest.approx([0.5, 1, 1.5], abs=0.01)
     assert service.begun["b"] == pytest.approx([0.5, 1], abs=0.01)
+
+
+# -- tokens -----------------------------------------------------------------------------------
+
+
+@given(
+    items=st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 2_000), st.integers(0, 3_000)), max_size=40
+    ),
+    per_s=st.sampled_from([50, 1_000]),
+    window=st.integers(1, 6),
+    keyed=st.booleans(),
+)
+def test_no_call_begins_while_more_tokens_are_used_than_allowed(items, per_s, window, keyed):
+    """Whatever calls use, and also if they fail or are refused: the excess was in flight."""
+    ended = Counter()
+    refused = set()
+
+    async def call(item):
+        tenant, tokens, wait_ms = item
+        of = tenant if keyed else "all"
+        assert ended[of] <= per_s * calls.now_s + 1.001
+        await asyncio.sleep(wait_ms / 1000)
+        if tokens % 3 == 1 and item not in refused:
+            refused.add(item)
+            raise Retry(after_s=0.1)
+        used(tokens=tokens)
+        ended[of] += tokens
+        if tokens % 5 == 1:
+            raise ValueError(item)
+        return item
+
+    limit = RateLimit(per=by_tenant if keyed else None, tokens_per_min=60 * per_s)
+    given = CallSettings(limit=limit, max_concurrency=window, wait_in_task_s=3600)
+    with SimCalls(call, given) as calls:
+        outcomes = list(calls.run(items))
+    for item, outcome in zip(items, outcomes, strict=True):
+        assert outcome.value == item or outcome.error.args == (item,)
+    assert calls.counts.tokens == sum(tokens for _, tokens, _ in items)
+
+
+def test_the_tokens_of_a_minute_are_used_in_full():
+    """400 calls of 100 to 900 tokens, 1,000 a second: the first window's are the only excess."""
+
+    async def call(item):
+        await asyncio.sleep(0.5)
+        used(tokens=100 * (item % 9 + 1))
+
+    limit = RateLimit(tokens_per_min=60_000)
+    with SimCalls(call, CallSettings(limit=limit, max_concurrency=8)) as calls:
+        assert not any(outcome.error for outcome in calls.run(range(400)))
+    assert calls.counts.tokens / 1_000 == pytest.approx(calls.now_s, rel=0.03)
+
+
+def test_threads_and_started_coroutines_report_for_their_call():
+    def call(item):
+        used(tokens=item)
+        used(tokens=1)
+
+    limit = RateLimit(tokens_per_min=1e9)
+    with Calls(call, CallSettings(limit=limit, max_concurrency=4)) as calls:
+        assert not any(outcome.error for outcome in calls.run(range(100)))
+    assert calls.counts.tokens == sum(range(100)) + 100
+
+    async def start(item):
+        async def part():
+            used(tokens=item)
+
+        await asyncio.gather(part(), part())
+
+    with SimCalls(start, CallSettings(limit=limit)) as started:
+        assert not any(outcome.error for outcome in started.run(range(10)))
+    assert started.counts.tokens == 2 * sum(range(10))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "says"),
+    [
+        (-1, ValueError, "tokens must be at least 0 and finite, got -1"),
+        (float("nan"), ValueError, "tokens must be at least 0 and finite, got nan"),
+        ("3", TypeError, "tokens must be a number, got str '3'"),
+    ],
+)
+def test_what_is_no_number_of_tokens_is_refused(tokens, error, says):
+    with pytest.raises(error, match=says):
+        used(tokens=tokens)

@@ -624,3 +624,20 @@ def test_a_bolt_with_several_inputs_of_a_call_must_define_it(make):
         builder.build()
     with pytest.raises(ValueError, match=r"max_batch must be in 1\.\.65536, got 0"):
         call_settings(Together(max_batch=0))
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_a_collector_reports_tokens(most):
+    async def execute(t, collector):
+        collector.used(tokens=10)
+
+    async def execute_many(tuples, collectors):
+        collectors[0].used(tokens=10 * len(tuples))
+
+    bolt = Asyncly(execute, limit=RateLimit(tokens_per_min=1e9), max_batch=most)
+    bolt.execute_many = execute_many
+    executor = executor_for("b", bolt)
+    executor.process("src", "default", batch_of(*range(8)), None)
+    assert executor._calls.counts.tokens == 80
+    executor.flush()
+    executor.cleanup()
