@@ -78,6 +78,8 @@ class KeyQueue:
         The limit of begun calls.
     spent : TokenBucket or None
         The limit of tokens that calls report.
+    is_rated : bool
+        Whether it has one of these limits.
     estimate : float
         The mean number of tokens of its last calls; 0 before the first report.
     new : deque of Call
@@ -98,6 +100,7 @@ class KeyQueue:
         "due",
         "endpoints",
         "estimate",
+        "is_rated",
         "key",
         "new",
         "place",
@@ -118,6 +121,7 @@ class KeyQueue:
         self.endpoints = endpoints
         self.tokens = tokens
         self.spent = spent
+        self.is_rated = tokens is not None or spent is not None
         self.estimate = 0.0
         self.new: deque[Call] = deque()
         self.due: dict[tuple[FlowConsumer, ...], deque[tuple[int, int, Call]]] = {}
@@ -281,9 +285,9 @@ class FairQueues:
             self.changed(queue)
 
     def finished(self, queue: KeyQueue) -> None:
-        """Record that a call has an outcome. Forget the key that has had no calls for longest."""
-        if queue is self.only:
-            return
+        """Record that a call of a key has an outcome. Forget the key that has had no calls for
+        longest.
+        """
         queue.unfinished -= 1
         if queue.unfinished:
             return
@@ -305,7 +309,7 @@ class FairQueues:
         """
         while (queue := self._first()) is not None:
             endpoints = queue.endpoints
-            if (ready_ns := queue.ready_ns()) > now:
+            if queue.is_rated and (ready_ns := queue.ready_ns()) > now:
                 self.look_at(queue, ready_ns)
             elif endpoints.has_room:
                 return queue, None

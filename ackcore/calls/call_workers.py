@@ -228,7 +228,10 @@ class Workers:
                 self._finish(call)
             else:
                 self._failed(worker, call, error)
-            self.queues.changed(call.queue)
+            if self._window is None:
+                call.queue.place = 0  # what `FairQueues.changed` does
+            else:
+                self.queues.changed(call.queue)
             if self._last is not worker:
                 self._turned_ns = now  # other workers ran meanwhile
             elif now - self._turned_ns > _TURN_NS:
@@ -246,8 +249,14 @@ class Workers:
             now = self.now_ns()
             if self._waits and self._waits[0][0] <= now:
                 self._end_waits(now)
-            self._read_ahead(now)
-            found = None if self._is_window_full else queues.next(now)
+            only = queues.only
+            if only is None:
+                self._read_ahead(now)
+            elif not only.new:
+                self._pull()
+            if self._window is not None and self._is_window_full:
+                return None
+            found = queues.next(now)
             if found is None:
                 return None
             queue, after_ns = found
@@ -263,11 +272,13 @@ class Workers:
             queues.changed(queue)
         # Read the clock again: pulling the item may have taken time.
         now = self.now_ns()
-        worker.estimate = queue.begin(now)
+        if queue.is_rated:
+            worker.estimate = queue.begin(now)
         worker.lease = lease
         worker.on_trial = queue.endpoints.begin(lease, now)
         self.in_flight += 1
-        queues.changed(queue)
+        if self._window is not None:
+            queues.changed(queue)
         call.made += 1
         self.counts.made += 1
         if self._timeout_ns is not None:
@@ -279,12 +290,13 @@ class Workers:
 
     @property
     def _is_window_full(self) -> bool:
-        """With keys, whether all of them together have no room for another call."""
-        return self._window is not None and self.in_flight >= min(self._most, self._window.limit)
+        """Whether all keys together have no room for another call."""
+        assert self._window is not None
+        return self.in_flight >= min(self._most, self._window.limit)
 
     def _has_more(self, now: int) -> bool:
         """Return whether another worker would find a call now."""
-        if self._is_window_full:
+        if self._window is not None and self._is_window_full:
             return False
         if self.queues.next(now) is not None or (self._waits and self._waits[0][0] <= now):
             return True
@@ -293,7 +305,7 @@ class Workers:
         only = self.queues.only
         if only is None:
             return True
-        if (ready_ns := only.ready_ns()) > now:
+        if only.is_rated and (ready_ns := only.ready_ns()) > now:
             self._wake_at(ready_ns)
             return False
         return only.endpoints.has_room
@@ -311,12 +323,7 @@ class Workers:
         return len(self._order) - self.in_flight >= self._most_kept
 
     def _read_ahead(self, now: int) -> None:
-        """Pull one item, or with keys as many as may be kept, so that each key has its turn."""
-        only = self.queues.only
-        if only is not None:
-            if not only.new:
-                self._pull()
-            return
+        """Pull as many items as may be kept, so that each key has its turn."""
         while self._pull() and self.now_ns() - now < _TURN_NS:
             pass
 
@@ -423,7 +430,8 @@ class Workers:
 
     def _finish(self, call: Call) -> None:
         """Store an outcome, and schedule its delivery in order."""
-        self.queues.finished(call.queue)
+        if self._window is not None:
+            self.queues.finished(call.queue)
         self._deliver(call)
 
     def _deliver(self, call: Call) -> None:
