@@ -27,7 +27,9 @@ import pyarrow as pa
 import pytest
 
 from ackcore._files.journal import Journal
-from ackcore.calls import Calls, CallSettings, RateLimit, used
+from ackcore.calls import RateLimit, used
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 from ackcore.dispatch import Http
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import run_batch, to_parquet

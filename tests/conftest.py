@@ -37,6 +37,20 @@ os.environ["JAVA_TOOL_OPTIONS"] = " ".join(
 ).strip()
 
 
+#: Spark's classes for the JVMs that tests start: they then start in about half of the CPU time.
+#: `make test` writes the file. A JVM ignores the file of another Java or Spark.
+CLASSES = Path(sys.prefix, "spark-classes.jsa")
+if CLASSES.exists():
+    os.environ["SPARK_SUBMIT_OPTS"] = " ".join(
+        [
+            os.environ.get("SPARK_SUBMIT_OPTS", ""),
+            f"-XX:SharedArchiveFile={CLASSES}",
+            "-Xlog:cds=off",
+            "-Xlog:cds+dynamic=off",
+        ]
+    ).strip()
+
+
 def load_backend(name):
     """Return a backend's module, or skip; in CI a broken build must not pass."""
     try:

@@ -162,8 +162,8 @@ USAGE: ContextVar[Usage | None] = ContextVar("ackcore.calls.usage", default=None
 def used(*, tokens: float) -> None:
     """Report the tokens that the running call has used, such as those of a language model.
 
-    Call it in a function that `Calls`, `attempt`, `guard` or an `AsyncBolt` runs, also in a thread
-    or a coroutine that `asyncio` starts for it. Several reports of a call add up. It has no effect
+    Call it in an `AsyncBolt`, or in a function of `attempt` or `guard`, also in a thread or
+    coroutine that `asyncio` starts for the call. Several reports of a call add up. It has no effect
     without a `RateLimit` with ``tokens_per_min``.
 
     Parameters

@@ -5,7 +5,9 @@ import pickle
 
 import pytest
 
-from ackcore.calls import Calls, CallSettings, RateLimit
+from ackcore.calls import RateLimit
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 from ackcore.flow import Fixed, RttThreshold
 from ackcore.flow.choosers import Idlest
 

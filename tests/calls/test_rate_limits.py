@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_loop import SimCalls
 
-from ackcore.calls import Calls, CallSettings, RateLimit, Retry, Unavailable, used
+from ackcore.calls import RateLimit, Retry, Unavailable, used
 from ackcore.calls.call_queues import KEPT_KEYS
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 
 
 def by_tenant(item):

@@ -127,9 +127,11 @@ class LocalStore:
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
         """See `Store.replace`."""
-        path, found = self.path(key), self.get(key)
-        if (None if found is None else found.version) != version:
-            return version_if_equal(path, found, data)
+        path = self.path(key)
+        with _reading(path):
+            newest = _versions(path)[-1:]
+        if [str(number) for number in newest] != ([] if version is None else [version]):
+            return version_if_equal(path, self.get(key), data)
         number = 1 if version is None else int(version) + 1
         new = _version_file(path, number)
         try:
