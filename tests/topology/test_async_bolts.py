@@ -634,10 +634,22 @@ def test_a_collector_reports_tokens(most):
     async def execute_many(tuples, collectors):
         collectors[0].used(tokens=10 * len(tuples))
 
-    bolt = Asyncly(execute, limit=RateLimit(tokens_per_min=1e9), max_batch=most)
+    bolt = Asyncly(execute, limit=RateLimit(per="n", tokens_per_min=1e9), max_batch=most)
     bolt.execute_many = execute_many
     executor = executor_for("b", bolt)
     executor.process("src", "default", batch_of(*range(8)), None)
     assert executor._calls.counts.tokens == 80
     executor.flush()
     executor.cleanup()
+
+
+def test_a_limit_by_a_field_that_tuples_lack_is_refused_when_the_topology_is_built(make):
+    async def execute(t, collector):
+        pass
+
+    builder = TopologyBuilder()
+    builder.spout("s", make.frame("tenant"))
+    builder.bolt("b", Asyncly(execute, limit=RateLimit(per="tenants"))).shuffle("s")
+    says = "limit of bolt 'b' has the key 'tenants', which .* does not have; did you mean 'tenant'"
+    with pytest.raises(ValueError, match=says):
+        builder.build()
