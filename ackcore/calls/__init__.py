@@ -6,5 +6,6 @@ raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retrie
 """
 
 from ackcore.calls.outcomes import Reject, Retry, Unavailable
+from ackcore.calls.rate_limits import RateLimit, used
 
-__all__ = ["Reject", "Retry", "Unavailable"]
+__all__ = ["RateLimit", "Reject", "Retry", "Unavailable", "used"]

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from ackcore.calls import RateLimit
 from ackcore.spark import (
     RateSpout,
     RunCancelled,
@@ -131,7 +132,8 @@ def try_all(spark, directory, place):
     def statuses(settled):
         return [row.status for row in settled.orderBy("root_id").collect()]
 
-    tried = attempt(spark.range(3), lambda row: 1 / row["id"], "inverse double", rate_per_s=1000)
+    limit = RateLimit(calls_per_s=1000)
+    tried = attempt(spark.range(3), lambda row: 1 / row["id"], "inverse double", limit=limit)
     guarded = guard(
         spark.range(3), lambda row: row["id"] * 2, "d long", to_parquet(f"{directory}/g"),
         f"{directory}/gcp",
