@@ -76,6 +76,7 @@ class KeyQueue:
     ----------
     key : hashable
     endpoints : Endpoints
+        Made when they are first needed, since a key that only waits takes a tenth of their memory.
     tokens : TokenBucket or None
         The limit of begun calls.
     spent : TokenBucket or None
@@ -99,8 +100,9 @@ class KeyQueue:
     """
 
     __slots__ = (
+        "_endpoints",
+        "_make",
         "due",
-        "endpoints",
         "estimate",
         "is_rated",
         "key",
@@ -115,12 +117,13 @@ class KeyQueue:
     def __init__(
         self,
         key: Hashable,
-        endpoints: Endpoints,
+        make: Callable[[], Endpoints],
         tokens: TokenBucket | None,
         spent: TokenBucket | None,
     ) -> None:
         self.key = key
-        self.endpoints = endpoints
+        self._make = make
+        self._endpoints: Endpoints | None = None
         self.tokens = tokens
         self.spent = spent
         self.is_rated = tokens is not None or spent is not None
@@ -130,6 +133,23 @@ class KeyQueue:
         self.unfinished = 0
         self.place = -1
         self.wakes_ns: float = math.inf
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """See the class."""
+        endpoints = self._endpoints
+        if endpoints is None:
+            endpoints = self._endpoints = self._make()
+        return endpoints
+
+    @property
+    def in_flight(self) -> int:
+        """The number of calls in flight."""
+        return 0 if self._endpoints is None else self._endpoints.in_flight
+
+    def reopen(self, now: int) -> float:
+        """See `Endpoints.reopen`."""
+        return math.inf if self._endpoints is None else self._endpoints.reopen(now)
 
     def ready_ns(self) -> int:
         """Return the time at which its rates allow the next call, which may be in the past."""
@@ -237,18 +257,25 @@ class FairQueues:
         self._looks = 0
         self._by_key: dict[Hashable, KeyQueue] = {}
         self._idle: OrderedDict[KeyQueue, None] = OrderedDict()  # longest first
+        self._debts: dict[Hashable, TokenBucket] = {}  # of forgotten keys: too many tokens used
+        self._most_debts = KEPT_KEYS
         self.only: KeyQueue | None = None
         if self.window is None:
             self.only = self._made(None)
             self.only.place = 0
+            _ = self.only.endpoints  # raises for bad settings
 
     def _made(self, key: Hashable) -> KeyQueue:
-        endpoints = Endpoints(self._settings, self._most, self._clock, self._counts)
         tokens = None if self._rate is None else TokenBucket(self._rate, self._clock())
         spent = None
         if self._spend is not None:
-            spent = TokenBucket(self._spend / 60, self._clock(), _BURST_S)
-        return KeyQueue(key, endpoints, tokens, spent)
+            spent = self._debts.pop(key, None)
+            if spent is None:
+                spent = TokenBucket(self._spend / 60, self._clock(), _BURST_S)
+        return KeyQueue(key, self._made_endpoints, tokens, spent)
+
+    def _made_endpoints(self) -> Endpoints:
+        return Endpoints(self._settings, self._most, self._clock, self._counts)
 
     @property
     def has_ready(self) -> bool:
@@ -298,6 +325,18 @@ class FairQueues:
         if len(self._idle) > KEPT_KEYS:
             gone, _ = self._idle.popitem(last=False)
             del self._by_key[gone.key]
+            if gone.spent is not None:
+                self._keep_debt(gone.key, gone.spent)
+
+    def _keep_debt(self, key: Hashable, spent: TokenBucket) -> None:
+        """Keep the bucket of a forgotten key whose calls used more tokens than its limit."""
+        now = self._clock()
+        if spent.ready_ns() <= now:
+            return
+        self._debts[key] = spent
+        if len(self._debts) > self._most_debts:
+            self._debts = {one: debt for one, debt in self._debts.items() if debt.ready_ns() > now}
+            self._most_debts = 2 * len(self._debts) + KEPT_KEYS
 
     # ------------------------------------------------------------------------------- the order
 
@@ -311,10 +350,9 @@ class FairQueues:
             calls must not wait.
         """
         while (queue := self._first()) is not None:
-            endpoints = queue.endpoints
             if queue.is_rated and (ready_ns := queue.ready_ns()) > now:
                 self.look_at(queue, ready_ns)
-            elif endpoints.has_room:
+            elif (endpoints := queue.endpoints).has_room:
                 return queue, None
             else:
                 # By the clock, a pause begins a little after the refusal.
@@ -360,7 +398,7 @@ class FairQueues:
         while aside and aside[0][0] <= now:
             _, _, queue = heapq.heappop(aside)
             queue.wakes_ns = math.inf
-            self.look_at(queue, queue.endpoints.reopen(now))
+            self.look_at(queue, queue.reopen(now))
             if queue.place < 0:
                 self.changed(queue)
         if aside:
@@ -376,5 +414,5 @@ class FairQueues:
 
     def _put(self, queue: KeyQueue) -> None:
         """Put a queue among the ready ones, behind those with as many calls in flight."""
-        queue.place = place = queue.endpoints.in_flight
+        queue.place = place = queue.in_flight
         self._ready.setdefault(place, OrderedDict())[queue] = None

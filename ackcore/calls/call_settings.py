@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from ackcore.flow.numbers import positive
 DEFAULT_THREADS = 32
 #: The largest number of threads.  More would be a mistake: each has its own stack.
 MAX_THREADS = 4096
+#: Errors that show that an endpoint is down, whatever the request.
+NO_CONNECTION = (ConnectionError, TimeoutError, socket.gaierror)
 #: Longer times are refused as mistakes.
 _MOST_S = 1e9
 
@@ -151,7 +154,7 @@ class CallSettings:
         """Return whether an error concerns a call, not one of several items in it: a temporary
         error, a time-out or a failed connection.
         """
-        counts = (Retry, TimeoutError, ConnectionError, *self.retry_on)
+        counts = (Retry, *NO_CONNECTION, *self.retry_on)
         return isinstance(error, counts) and not self.is_final(error)
 
 

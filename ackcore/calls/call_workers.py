@@ -251,7 +251,7 @@ class Workers:
                 self._end_waits(now)
             only = queues.only
             if only is None:
-                self._read_ahead(now)
+                self._read_ahead()
             elif not only.new:
                 self._pull()
             if self._window is not None and self._is_window_full:
@@ -322,9 +322,14 @@ class Workers:
         """Whether outcomes must be yielded before more items are pulled."""
         return len(self._order) - self.in_flight >= self._most_kept
 
-    def _read_ahead(self, now: int) -> None:
-        """Pull as many items as may be kept, so that each key has its turn."""
-        while self._pull() and self.now_ns() - now < _TURN_NS:
+    def _read_ahead(self) -> None:
+        """Pull as many items as may be kept, so that each key has its turn.
+
+        Answers wait meanwhile, so slow items are left to later calls of this. `now_ns` does not
+        count the time of items.
+        """
+        since = self._clock()
+        while self._pull() and self._clock() - since < _TURN_NS:
             pass
 
     def _pull(self) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import socket
 from collections.abc import Callable, Hashable
 
 from ackcore.calls.call_limits import Breaker, BreakerState
-from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.call_settings import NO_CONNECTION, CallSettings
 from ackcore.calls.outcomes import CallCounts, Retry, Unavailable
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import ConsumerState, FlowConsumer, Lease, state_of
@@ -27,8 +26,6 @@ _LONGEST_UNASKED_NS = _S
 _LOOK_NS = 2_000_000
 #: An event loop's timer may be early by the rounding error of its seconds.
 _EARLY_NS = 1_000
-#: Errors that show that an endpoint is down, whatever the request.
-_NO_CONNECTION = (ConnectionError, TimeoutError, socket.gaierror)
 
 
 class Endpoints:
@@ -57,7 +54,7 @@ class Endpoints:
         self._windows = Windows(_made_chooser(settings), most, _ON_TRIAL_NS, clock)
         self._most = most
         self._settings = settings
-        self._counts: tuple[type[BaseException], ...] = (*_NO_CONNECTION, *settings.retry_on)
+        self._counts: tuple[type[BaseException], ...] = (*NO_CONNECTION, *settings.retry_on)
         #: By refusing endpoint: the refusals in a row, the time of the first, and the last error.
         self._refusals: dict[Hashable, tuple[int, int, Retry]] = {}
         self._breakers: dict[Hashable, Breaker] = {}

@@ -14,6 +14,10 @@ from ackcore.flow.numbers import positive
 
 #: Larger rates are refused as mistakes.
 _MOST_PER_S = 1e9
+#: More tokens of a report are refused as mistakes: their key would wait for ever.
+_MOST_TOKENS = 1e9
+#: The key of all NaN.
+_NAN = math.nan
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class RateLimit:
     ----------
     per : str or callable, optional
         The key of a tuple: the name of one of its columns, or a function of the tuple that returns
-        a hashable value. Each key has its own rate, number of calls at once, pauses (`Retry`) and
+        a hashable value. Equal values, such as 1 and 1.0, are one key, and so are all NaN. Each key has its own rate, number of calls at once, pauses (`Retry`) and
         breaker, so that a key that is throttled slows down alone. Keys with waiting tuples are
         served in turn: the next call belongs to the key with the fewest calls in flight. None for
         one limit for all.
@@ -57,7 +61,7 @@ class RateLimit:
     The keys among the tuples that a task has read ahead share its calls: those of a batch of
     ``chunk_rows`` in a bolt, and 65,536 rows in `attempt`. A task also keeps the state of the 1,024
     keys that it called last. A key that comes back later than that begins anew, with an empty
-    bucket and a closed breaker.
+    bucket and a closed breaker. Only tokens that it used above its limit remain counted.
 
     Examples
     --------
@@ -143,7 +147,8 @@ class RateLimit:
                 f"a key of RateLimit(per=...) must be hashable, got {type(key).__name__}; use a "
                 "number, a text or a tuple"
             ) from None
-        return key
+        # NaN differs from itself, so each tuple would have a limit of its own.
+        return _NAN if isinstance(key, float) and key != key else key
 
 
 class Usage:
@@ -176,12 +181,12 @@ def used(*, tokens: float) -> None:
     TypeError
         If it is not a number.
     ValueError
-        If it is negative or not finite.
+        If it is negative or above a billion.
     """
     if isinstance(tokens, bool) or not isinstance(tokens, (int, float)):
         raise TypeError(f"tokens must be a number, got {type(tokens).__name__} {tokens!r}")
-    if not 0 <= tokens < math.inf:
-        raise ValueError(f"tokens must be at least 0 and finite, got {tokens}")
+    if not 0 <= tokens <= _MOST_TOKENS:
+        raise ValueError(f"tokens must be in 0..{_MOST_TOKENS:.0f}, got {tokens}")
     usage = USAGE.get()
     if usage is not None:
         usage.tokens = (usage.tokens or 0.0) + tokens

@@ -53,7 +53,7 @@ class CallExecutor(RowExecutor):
     settings : CallSettings
         The settings of the bolt's calls.
     progressed : callable
-        Called after each input.
+        Called after each call, in the order of the inputs.
     """
 
     def __init__(
@@ -168,6 +168,7 @@ class CallExecutor(RowExecutor):
                     if outcome is None:
                         break
                     group = called.popleft()
+                    self._progressed()
                     error_ = outcome.error or group[0].stopped
                     if error_ and len(group) > 1 and not self._settings.is_of_call(error_):
                         half = len(group) // 2
@@ -181,7 +182,6 @@ class CallExecutor(RowExecutor):
                         done += 1
                         if not done % SLICE_ROWS:
                             self.collector._convert()
-                        self._progressed()
             groups = halves
         self.collector._convert()
 

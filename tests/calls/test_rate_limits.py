@@ -203,6 +203,50 @@ def test_an_item_without_a_key_fails_alone():
     assert outcomes[2].attempts == 0
 
 
+def test_keys_that_wait_take_little_memory():
+    """20,000 keys at once: endpoints exist for the calls in flight and the kept keys only."""
+    service = Answering(0.01, calls_per_s=1_000, max_concurrency=10)
+    made = 0
+
+    def counted():
+        nonlocal made
+        made += 1
+        return make()
+
+    queues = service.calls._workers.queues
+    make, queues._made_endpoints = queues._made_endpoints, counted
+    with service.calls:
+        outcomes = service.calls.run([(n, 0) for n in range(20_000)])
+        next(outcomes)
+        assert len(queues.all()) == 20_000
+        assert made <= 100
+        outcomes.close()
+
+
+def test_all_nan_are_one_key():
+    service = Answering(0.0, calls_per_s=1)
+    service.run([(float("nan"), n) for n in range(5)])
+    times = [at for times in service.begun.values() for at in times]
+    assert sorted(times) == pytest.approx([1, 2, 3, 4, 5], abs=0.01)
+
+
+def test_answers_do_not_wait_for_many_slow_items():
+    """Items of a millisecond each are read ahead between answers, not all before the first."""
+
+    def items():
+        for n in range(3_000):
+            calls.sim.now_ns += 1_000_000
+            yield n % 10, n
+
+    async def call(item):
+        began_s = calls.now_s
+        await asyncio.sleep(0.1)
+        assert calls.now_s - began_s < 0.5
+
+    with SimCalls(call, settings(max_concurrency=10)) as calls:
+        assert not any(outcome.error for outcome in calls.run(items()))
+
+
 def test_the_state_of_few_keys_without_items_is_kept():
     service = Answering(0.0, calls_per_s=1000)
     service.run([(n, 0) for n in range(3 * KEPT_KEYS)])
@@ -259,6 +303,24 @@ def test_no_call_begins_while_more_tokens_are_used_than_allowed(items, per_s, wi
     assert calls.counts.tokens == sum(tokens for _, tokens, _ in items)
 
 
+def test_a_key_that_used_too_many_tokens_waits_also_after_it_was_forgotten():
+    begun = defaultdict(list)
+
+    async def call(item):
+        begun[item[0]].append(calls.now_s)
+        used(tokens=600)
+
+    limit = RateLimit(per=by_tenant, tokens_per_min=600)
+    with SimCalls(call, CallSettings(limit=limit)) as calls:
+        list(calls.run([("a", 0)]))
+        list(calls.run([(n, 0) for n in range(3 * KEPT_KEYS)]))
+        assert len(calls._workers.queues.all()) == KEPT_KEYS
+        list(calls.run([("a", 1)]))
+        assert begun["a"][1] - begun["a"][0] >= 59
+        list(calls.run([(n, 0) for n in range(3_000, 3_000 + 6 * KEPT_KEYS)]))
+        assert len(calls._workers.queues._debts) <= 6 * KEPT_KEYS
+
+
 def test_the_tokens_of_a_minute_are_used_in_full():
     """400 calls of 100 to 900 tokens, 1,000 a second: the first window's are the only excess."""
 
@@ -296,8 +358,10 @@ def test_threads_and_started_coroutines_report_for_their_call():
 @pytest.mark.parametrize(
     ("tokens", "error", "says"),
     [
-        (-1, ValueError, "tokens must be at least 0 and finite, got -1"),
-        (float("nan"), ValueError, "tokens must be at least 0 and finite, got nan"),
+        (-1, ValueError, "tokens must be in 0..1000000000, got -1"),
+        (1e300, ValueError, r"tokens must be in 0\.\.1000000000, got 1e\+300"),
+        (10**400, ValueError, r"tokens must be in 0\.\.1000000000, got 1000"),
+        (float("nan"), ValueError, "tokens must be in 0..1000000000, got nan"),
         ("3", TypeError, "tokens must be a number, got str '3'"),
     ],
 )

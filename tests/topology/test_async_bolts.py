@@ -1,6 +1,7 @@
 """Bolts with many inputs out at once: each is acked or failed once, and emitted in its turn."""
 
 import asyncio
+import socket
 import threading
 
 import pyarrow as pa
@@ -599,6 +600,23 @@ def test_an_error_of_the_call_fails_all_its_inputs(error):
     results = run(executor_for("b", bolt), range(8))
     assert sorted(failed(results)) == [0, 1, 2, 3]
     assert bolt.groups.count([0, 1, 2, 3]) == 1
+
+
+def test_a_failed_look_up_of_the_host_concerns_the_call():
+    bolt = Together([3], socket.gaierror("no such host"), max_batch=4)
+    results = run(executor_for("b", bolt), range(4))
+    assert sorted(failed(results)) == [0, 1, 2, 3]
+    assert bolt.groups == [[0, 1, 2, 3]]
+
+
+def test_calls_behind_one_that_is_bisected_restart_the_time_limit():
+    made = []  # the calls when the limit was restarted
+    bolt = Together([0], max_batch=2)
+    executor = executor_for("b", bolt, progressed=lambda: made.append(len(bolt.groups)))
+    executor.process("src", "default", batch_of(*range(20)), None)
+    assert len(made) == 10 + 2
+    assert made[0] <= 10  # before the bisection
+    executor.cleanup()
 
 
 def test_a_call_that_is_refused_is_repeated_with_the_same_inputs():
