@@ -24,8 +24,82 @@ _SHORTEST_PAUSE_NS = 1_000_000
 _LONGEST_UNASKED_NS = _S
 #: The interval at which `Windows` ends pauses.
 _LOOK_NS = 2_000_000
+#: The calls after which an endpoint has no pace any more.
+_PACED = 100
+#: The growth of the pace with the square of the calls since a refusal: near the rate, and before.
+_FASTER, _FASTER_AT_FIRST = 0.0002, 0.005
+#: The factors of the interval after a refusal: near the rate, and if it came within `_NEAR` calls.
+_SLOWER, _MUCH_SLOWER, _NEAR = 1.07, 1.4, 2
+#: The first pause after a refusal, in intervals.
+_PAUSE = 0.2
 #: An event loop's timer may be early by the rounding error of its seconds.
 _EARLY_NS = 1_000
+
+
+class Pace:
+    """The interval of calls to an endpoint that refuses what exceeds its rate.
+
+    Between two refusals the endpoint accepts calls at its rate. Calls then begin a little slower
+    than before a refusal, or at the mean rate since the last one if that is higher, and faster with
+    each call until the next refusal. In a steady state one call of 15 to 20 is refused.
+
+    Attributes
+    ----------
+    until_ns : int
+        The end of the pause after the last refusal. Refusals before it are of the same excess.
+    """
+
+    __slots__ = ("_begun", "_due_ns", "_interval_ns", "_is_tried", "_since_ns", "until_ns")
+
+    def __init__(self, now_ns: int) -> None:
+        self._since_ns = now_ns  # the last refusal
+        self._begun = 0  # calls since then that were not refused
+        self._interval_ns = 0.0  # after the last refusal; 0 while unknown
+        self._is_tried = False  # whether calls in that interval were refused
+        self._due_ns = 0.0
+        self.until_ns = now_ns
+
+    def begin(self, now_ns: int) -> float | None:
+        """Record that a call begins. Return the time of the next one; None if the endpoint has
+        accepted so many calls that its rate is no longer near.
+        """
+        self._begun += 1
+        if self._begun > _PACED:
+            return None
+        self._due_ns = max(self._due_ns, now_ns - _LOOK_NS) + self._interval_ns / self._growth
+        return self._due_ns
+
+    @property
+    def _growth(self) -> float:
+        return 1 + (_FASTER if self._is_tried else _FASTER_AT_FIRST) * self._begun**2
+
+    def refused(self, now_ns: int) -> int:
+        """Record that a call was refused. Return the interval in nanoseconds, 0 if unknown."""
+        # Calls that began before the first refusal are not counted in `begin`.
+        self._begun = max(0, self._begun - 1)
+        if now_ns < self.until_ns:
+            return int(self._interval_ns)
+        if self._begun:
+            interval_ns = (now_ns - self._since_ns) / self._begun
+            if self._interval_ns:
+                # If calls were slower than allowed at first, that interval is too long.
+                slower = _SLOWER if self._begun > _NEAR else _MUCH_SLOWER
+                growth = self._growth
+                self._is_tried = self._begun > _NEAR
+                interval_ns = min(interval_ns, slower * self._interval_ns / growth)
+            self._interval_ns = interval_ns
+            self._begun = 0
+        elif self._interval_ns:
+            self._interval_ns = max(self._interval_ns, float(self.until_ns - self._since_ns))
+            if self._interval_ns > _LONGEST_UNASKED_NS:
+                self._interval_ns, self._is_tried = 0.0, False  # it refuses all calls
+        self._since_ns = now_ns
+        return int(self._interval_ns)
+
+    def pause(self, until_ns: int) -> None:
+        """Begin the next call at the end of a pause."""
+        self.until_ns = until_ns
+        self._due_ns = float(until_ns)
 
 
 class Endpoints:
@@ -57,6 +131,7 @@ class Endpoints:
         self._counts: tuple[type[BaseException], ...] = (*NO_CONNECTION, *settings.retry_on)
         #: By refusing endpoint: the refusals in a row, the time of the first, and the last error.
         self._refusals: dict[Hashable, tuple[int, int, Retry]] = {}
+        self._paces: dict[Hashable, Pace] = {}  # of those that refused lately
         self._breakers: dict[Hashable, Breaker] = {}
         self._call_counts = call_counts
         for name in (None,) if settings.endpoints is None else settings.endpoints:
@@ -87,10 +162,22 @@ class Endpoints:
         consumer = lease.consumer
         breaker = self._breakers[consumer.name]
         if breaker.state is not BreakerState.OPEN:
+            if self._paces:
+                self._keep_pace(consumer, now_ns)
             return False
         breaker.probe()
         self._windows.pause(consumer.name, _ON_TRIAL_NS)
         return True
+
+    def _keep_pace(self, consumer: FlowConsumer, now_ns: int) -> None:
+        pace = self._paces.get(consumer.name)
+        if pace is None:
+            return
+        due_ns = pace.begin(now_ns)
+        if due_ns is None:
+            del self._paces[consumer.name]
+        elif due_ns > now_ns:
+            self._windows.pause(consumer.name, int(due_ns) - now_ns)
 
     def done(self, lease: Lease, on_trial: bool) -> None:
         """Record that a call succeeded."""
@@ -126,20 +213,32 @@ class Endpoints:
     def _refused(self, consumer: FlowConsumer, error: Retry, now_ns: int) -> None:
         """Pause an endpoint that refuses calls: briefly at first, then longer each time.
 
-        The first pause is its service time, after which a service with a rate limit accepts the
-        next call. A Retry-After in whole seconds would leave it idle. Repeated refusals confirm the
-        time that it requests, so the longest pause is that time, and at least a second.
+        The first pause is a part of the interval of its `Pace`, or its service time while that is
+        unknown. A Retry-After in whole seconds would leave a service with a rate limit idle.
+        Repeated refusals confirm the time that it requests, so the longest pause is that time, and
+        at least a second.
         """
         if self._settings.breaker_failures is None:
             return  # without a breaker, endpoints are not paused either
-        if not consumer.is_open:
+        pace = self._paces.get(consumer.name)
+        if pace is None:
+            if not consumer.is_open:
+                return  # its breaker is open
+            pace = self._paces[consumer.name] = Pace(now_ns)
+        interval_ns = pace.refused(now_ns)
+        if now_ns < pace.until_ns or self._breakers[consumer.name].state is not BreakerState.CLOSED:
             return  # it was paused already when this call was answered
         times, since_ns, _ = self._refusals.get(consumer.name, (0, now_ns, error))
         self._refusals[consumer.name] = (times + 1, since_ns, error)
         asked_s = self._settings.breaker_reset_s if error.asked_s is None else error.asked_s
         most_ns = max(_LONGEST_UNASKED_NS, int(asked_s * _S))
-        first_ns = max(_SHORTEST_PAUSE_NS, int(consumer.service.service_ns))
-        self._windows.pause(consumer.name, capped_doubling(first_ns, times + 1, most_ns))
+        first_ns = max(
+            _SHORTEST_PAUSE_NS, int(interval_ns * _PAUSE) or int(consumer.service.service_ns)
+        )
+        pause_ns = capped_doubling(first_ns, times + 1, most_ns)
+        pace.pause(now_ns + pause_ns)
+        self._windows.resume(consumer)
+        self._windows.pause(consumer.name, pause_ns)
 
     def _answered(self, consumer: FlowConsumer, on_trial: bool) -> None:
         if self._breakers[consumer.name].succeeded(on_trial):

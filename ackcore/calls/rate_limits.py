@@ -28,10 +28,10 @@ class RateLimit:
     ----------
     per : str or callable, optional
         The key of a tuple: the name of one of its columns, or a function of the tuple that returns
-        a hashable value. Equal values, such as 1 and 1.0, are one key, and so are all NaN. Each key has its own rate, number of calls at once, pauses (`Retry`) and
-        breaker, so that a key that is throttled slows down alone. Keys with waiting tuples are
-        served in turn: the next call belongs to the key with the fewest calls in flight. None for
-        one limit for all.
+        a hashable value. Equal values, such as 1 and 1.0, are one key, and so are all NaN. Each key
+        has its own rate, number of calls at once, pauses (`Retry`) and breaker, so that a key that
+        is throttled slows down alone. Keys with waiting tuples are served in turn: the next call
+        belongs to the key with the fewest calls in flight. None for one limit for all.
     calls_per_s : float, optional
         The largest number of calls begun per second, of each key if there is `per`. It holds for
         the whole job: the tasks that can run at once have equal shares. If the bolt's inputs are
