@@ -42,7 +42,8 @@ class RateLimit:
         tasks like `calls_per_s`. A call reports its tokens by `used`, or by the ``used`` of a
         bolt's collector. Before, it counts with the mean of the key's last calls in the task. While
         more tokens are used than the limit allows, no call begins. So the excess is at most the
-        tokens of the calls that were in flight. None for no limit.
+        tokens of the calls that were in flight in a task; the next task does not wait for it. None
+        for no limit.
     concurrency : int or callable, optional
         The largest number of calls of a key at once, in each task: a number, or a callable without
         arguments that makes a `Limit`, such as a class of `ackcore.flow`. Only with `per`, and in
