@@ -200,6 +200,33 @@ def test_no_root_is_acked_if_a_ledger_row_is_lost_or_comes_twice(simulate, seed,
     assert done.unsettled or done.problems
 
 
+class Twice(Branch):
+    """Emits all rows, and then all rows again."""
+
+    def process(self, batch, out):
+        columns = [pa.concat_arrays([column] * 2) for column in batch.columns]
+        out.emit(columns, parents=np.tile(np.arange(len(batch)), 2))
+
+
+def test_a_root_that_a_task_fails_twice_is_named_with_two_edges(simulate):
+    """So the cohort is open if both rows that name the root are lost."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    builder.bolt("one", Twice(1, 0)).shuffle("spout")
+    builder.bolt("two", Branch(2, 1)).global_("one")
+    simulation = simulate(builder.build())
+    sent = simulation.first(list(range(6)))
+    whole = simulation.rest(sent, np.random.default_rng(1))
+    assert (len(whole.failed), whole.problems, whole.unsettled) == (6, (), 0)
+
+    def without_names(parts):
+        some = [CohortEvents(*(column[part.tasks != FAIL] for column in part)) for part in parts]
+        return settle_cohorts(some)
+
+    with mock.patch.object(settle_stage, "settle_cohorts", without_names):
+        assert simulation.rest(sent, np.random.default_rng(1)).unsettled == 2
+
+
 @given(topology=topologies(), values=VALUES, seed=SEEDS)
 def test_no_root_is_acked_whose_rows_a_stage_drops(simulate, topology, values, seed):
     """The roots that by-root settling leaves open are in cohorts that are not settled."""
