@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import tracemalloc
 from unittest import mock
 
 import numpy as np
@@ -342,6 +343,24 @@ def test_both_ways_of_drawing_edges_agree(sending, closed):
         more = [e for s, n in zip(again, counts, strict=True) if n for e in s.edges.tolist()]
         assert not set(more) & set(edges)
     assert results[0] == results[1]
+
+
+def test_edges_of_a_few_rows_take_memory_for_these_rows_alone():
+    """Not for each pair of one of 1,000 tasks and one of 30,000 cohorts."""
+    dests, ids = 1000, np.arange(30_000)
+    chunks = Chunks()
+    cohorts = Cohorts(ids, ids)
+    chunk = chunks.add(len(ids), lambda: (ids, ids), ACK, None, cohorts)
+    rows = AnchoredRows(pa.record_batch({"n": range(100)}), Owners(ids[::300]), None, chunk)
+    order, counts = np.arange(100), np.bincount(np.arange(100) * 9 + 100, minlength=dests)
+    tracemalloc.start()
+    try:
+        sides, _ = draw_cohort_edges(KEY, WAY, rows, order, counts, chunks)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(len(side.edges) for side in sides) == 100
+    assert peak < 10_000_000
 
 
 @given(
