@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from one_run import LINES, TEXTS, Pass, Split, by_word, lines
 from test_stages import SEEDS, VALUES, Hold, Simulation, words
-from worlds import fails
+from worlds import World, fails
 
 from ackcore import ACK, FAIL
 from ackcore.retry import Policy
+from ackcore.spark.engine.insist import RunFailed
 from ackcore.spark.settle.wire import CohortEvents
 from ackcore.spark.tasks import bolt_stage, settle_stage
 from ackcore.spark.tasks.cohorts import Cohorts, settle_cohorts
@@ -408,6 +409,26 @@ def test_a_run_with_a_cohort_that_is_not_settled_is_followed_by_one_by_root(worl
     assert "2 groups of records were not acked as a whole" in caplog.text
     world.process(1, ["c"])
     assert modes[2:] == [False, True]  # each micro-batch begins by cohort
+
+
+def test_a_cohort_that_is_not_settled_costs_no_run_and_hides_no_other_problem(tmp_path, caplog):
+    """With one run for a micro-batch each restart would settle by cohort again."""
+    world = World(tmp_path, {"max_runs": 1})
+    run = world.run
+
+    def unsettled(topology, layout, inputs, plan):
+        found = (
+            {} if plan.by_root else {"unsettled": 2, "problems": ("partition 0 lacks trailers",)}
+        )
+        return dataclasses.replace(run(topology, layout, inputs, plan), **found)
+
+    world.run = unsettled
+    progress, counts = world.process(0, ["a"])
+    assert (progress.runs, counts.acked) == (2, 1)
+    assert "partition 0 lacks trailers" in caplog.text
+    world.run = lambda *of: dataclasses.replace(run(*of), unsettled=2)
+    with pytest.raises(RunFailed, match="was run 2 times"):
+        world.process(1, ["b"])
 
 
 def several(spark):
