@@ -17,7 +17,7 @@ from one_run import LINES, TEXTS, Pass, Split, by_word, lines
 from test_stages import SEEDS, VALUES, Hold, Simulation, words
 from worlds import World, fails
 
-from ackcore import ACK, FAIL
+from ackcore import ACK, FAIL, testing
 from ackcore.retry import Policy
 from ackcore.spark.engine.insist import RunFailed
 from ackcore.spark.settle.wire import CohortEvents
@@ -429,6 +429,38 @@ def test_a_cohort_that_is_not_settled_costs_no_run_and_hides_no_other_problem(tm
     world.run = lambda *of: dataclasses.replace(run(*of), unsettled=2)
     with pytest.raises(RunFailed, match="was run 2 times"):
         world.process(1, ["b"])
+
+
+def test_records_whose_rows_a_stage_always_loses_die_and_all_others_are_acked(caplog):
+    """Each micro-batch with lost rows is run twice, by cohort and by root, as one attempt."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    builder.bolt("one", Branch(1, 0)).shuffle("spout")
+    builder.bolt("two", Branch(2, 0)).fields("spout", "value")
+    values = list(range(12))
+    topology = builder.build(chunk_rows=4, max_attempts=2, max_runs=1)
+    take_in, modes = bolt_stage.BoltStage._take_in, set()
+
+    def lossy(stage, task, sub, blobs, received):
+        schema = stage.spec.tuple_schema(sub)
+        batches = [pa.ipc.read_record_batch(one.blob, schema) for one in blobs]
+        if any(7 in batch["value"].to_pylist() for batch in batches):
+            modes.add((stage.spec.number, stage.spec.by_root))
+        else:
+            take_in(stage, task, sub, blobs, received)
+
+    rows = pa.table({"record": values, "value": values}, ROWS)
+    with mock.patch.object(bolt_stage.BoltStage, "_take_in", lossy):
+        ran = testing.run(topology, {"spout": rows})
+    account = ran.counts.spouts["spout"]
+    assert (account.acked, account.dead, account.waiting) == (11, 1, 0)
+    (dead,) = ran.dead
+    assert "OPEN" in str(dead)
+    assert max(ran.attempts["spout"]) == 2
+    assert all((number, not by_root) in modes for number, by_root in modes)
+    assert [progress.runs for progress in ran.progress if progress.runs > 1] == [2] * (
+        len(modes) // 2
+    )
 
 
 def several(spark):
