@@ -27,7 +27,9 @@ import pyarrow as pa
 import pytest
 
 from ackcore._files.journal import Journal
-from ackcore.calls import CallSettings
+from ackcore.calls import RateLimit, used
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 from ackcore.dispatch import Http
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import run_batch, to_parquet
@@ -194,8 +196,11 @@ def bench_cheap_calls(
     identity = Identity(ids, np.zeros(10_000, np.int32), np.arange(10_000))
     task = Attempts(no_wait, Kind.ASYNC, NUMBERS, pa.schema([("m", pa.int64())]), CallSettings())
 
-    def in_bolt(answers: Answers | None = None, some: int = rows // 10_000) -> None:
+    def in_bolt(
+        answers: Answers | None = None, some: int = rows // 10_000, max_batch: int = 1
+    ) -> None:
         bolt = NoWait()
+        bolt.max_batch = max_batch
         bolt.journal = answers is not None
         executor = executor_for("pass", bolt, answers=answers)
         done = [executor.process("n", "default", each, identity) for each in batches[:some]]
@@ -214,6 +219,7 @@ def bench_cheap_calls(
 
     contestants = {
         "AsyncBolt": in_bolt,
+        "AsyncBolt, 64 tuples of a call": lambda: in_bolt(max_batch=64),
         "AsyncBolt with a journal": in_journaled,
         "attempt": in_attempt,
     }
@@ -223,6 +229,48 @@ def bench_cheap_calls(
         each = [calls / second / 1000 for second in taken]
         bound = 20 if name == "AsyncBolt" else None
         report_ratio(f"calls that do not wait, {name}, per core", each, bound, unit="k/s")
+
+
+@pytest.mark.benchmark(group="calls: limits per key")
+def bench_limits_per_key(
+    quick: bool, interleaved: Callable[..., Any], report_ratio: Callable[..., None]
+) -> None:
+    """1,000 keys with a limit each against one limit for all: calls of 10 ms, and that do not wait.
+
+    The first is elapsed time, with 32 calls at once; the second CPU time of the thread.
+    """
+    keys = 1_000
+    one = RateLimit(calls_per_s=1e9)
+    each = RateLimit(per=lambda item: item % keys, calls_per_s=1e6, concurrency=8)
+
+    async def waits(item: int) -> None:
+        await asyncio.sleep(0.01)
+        used(tokens=item)
+
+    async def returns(item: int) -> None:
+        used(tokens=item)
+
+    for name, function, calls, clock, bound in (
+        ("of 10 ms", waits, 10_000, time.perf_counter, 0.95),
+        ("that do not wait, CPU time", returns, 50_000, time.thread_time, None),
+    ):
+        calls = keys if quick else calls
+
+        def made(limit: RateLimit, function: Any = function, calls: int = calls) -> None:
+            with Calls(function, CallSettings(max_concurrency=32, limit=limit)) as run:
+                assert not any(outcome.error for outcome in run.run(range(calls)))
+
+        contestants = {
+            "one": lambda: made(one),
+            "each": lambda: made(each),
+            "tokens": lambda: made(RateLimit(tokens_per_min=6e10)),
+        }
+        seconds = interleaved(contestants, 1 if quick else 7, clock)
+        shares = [a / b for a, b in zip(seconds["one"], seconds["each"], strict=True)]
+        label = f"calls {name}: limits of {keys} keys / one limit"
+        report_ratio(label, shares, None if quick else bound)
+        shares = [a / b for a, b in zip(seconds["one"], seconds["tokens"], strict=True)]
+        report_ratio(f"calls {name}: a limit of tokens / one of calls", shares)
 
 
 @pytest.mark.benchmark(group="calls: HTTP clients")

@@ -13,6 +13,7 @@ the counts of a bolt are not used: neither is timed.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import statistics
 import threading
@@ -28,13 +29,21 @@ import pyarrow.dataset as ds
 import pytest
 
 from ackcore.retry import Policy
-from ackcore.spark import run_batch, start
+from ackcore.spark import (
+    FileSpout,
+    QueryListener,
+    RateSpout,
+    run_batch,
+    start,
+    to_parquet,
+)
 from ackcore.spark.base.reasons import REASON_SCHEMA
 from ackcore.spark.base.schemas import FailedFile
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedInRun
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.source_records import SourceRecords
+from ackcore.topology import TopologyBuilder
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Reason
 from bench import topologies
@@ -44,6 +53,7 @@ from bench.topologies import (
     EmitAndAck,
     EmitBasic,
     FailBelow,
+    PassNumbers,
     PassOn,
     SplitBut,
     SplitOthers,
@@ -292,6 +302,81 @@ def bench_micro_batch(micro_batches, rounds, report_ratio):
         at_most=True,
         unit="s",
     )
+
+
+def bench_loop(spark, new_path, quick, rounds, report_ratio):
+    """A micro-batch of 1,000 numbers into Parquet on the loop, and the same query by itself."""
+    rows, batches = 1000, 6 if quick else 20
+
+    def bare() -> float:
+        out, times = new_path(), []
+        for number in range(batches):
+            frame = spark.range(number * rows, (number + 1) * rows).toDF("value")
+            passed = frame.mapInArrow(topologies.numbers_bare, "value bigint")
+            passed.write.mode("overwrite").parquet(str(out / f"batch_id={number}"))
+            times.append(time.perf_counter())
+        return statistics.median(periods(times))
+
+    def tracked() -> float:
+        times: list[float] = []
+
+        class Noted(QueryListener):
+            def on_progress(self, progress: Any, counts: Any) -> None:
+                times.append(time.perf_counter())
+
+        builder = TopologyBuilder()
+        builder.spout("numbers", RateSpout(rows * batches, max_rows_per_batch=rows))
+        builder.bolt("passed", PassNumbers()).shuffle("numbers")
+        builder.sink("passed", to_parquet(new_path()))
+        ends = {"availableNow": True}
+        query = start(builder.build(), spark, new_path(), trigger=ends, listeners=[Noted()])
+        assert query.await_termination(300)
+        assert query.counts.acked == rows * batches
+        return statistics.median(periods(times[:batches]))
+
+    pairs = [(tracked(), bare()) for _ in range(rounds)]
+    name = f"loop, micro-batch of {rows:,} numbers into Parquet"
+    report_ratio(f"{name}: in all", [more for more, _ in pairs], 0.12, at_most=True, unit="s")
+    beyond = [more - less for more, less in pairs]
+    report_ratio(f"{name}: beyond the query alone", beyond, None, at_most=True, unit="s")
+
+
+@pytest.mark.parametrize("files", [0, 10_000])
+def bench_idle(spark, tmp_path, new_path, quick, rounds, report_ratio, files):
+    """The CPU of driver, JVM and workers while a stream of files waits for a new one."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for n in range(files):
+        (folder / f"{n:05}").touch()
+    builder = TopologyBuilder()
+    builder.spout("lines", FileSpout(folder, "text"))
+    builder.sink("lines", lambda frame, number: None)
+    query = start(builder.build(), spark, new_path())
+    query.process_all_available()
+    seconds, shares = 3 if quick else 20, []
+    time.sleep(seconds)  # the JVM compiles and collects for a while
+    for _ in range(rounds):
+        before, began = cpu_s(), time.perf_counter()
+        time.sleep(seconds)
+        shares.append(100 * (cpu_s() - before) / (time.perf_counter() - began))
+    query.stop()
+    report_ratio(f"idle stream, {files:,} files", shares, 2, at_most=True, unit="% of a core")
+
+
+def bench_file_plan(tmp_path, rounds, report_ratio):
+    """The plan of 100 new files among 10,000."""
+    for n in range(10_000):
+        (tmp_path / f"{n:05}").touch()
+    spout = FileSpout(tmp_path, "text")
+    plan = json.loads(json.dumps(spout.plan(None)))
+    for n in range(100):
+        (tmp_path / f"new-{n}").touch()
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        assert len(spout.plan(plan)["files"]) == 100
+        seconds.append(time.perf_counter() - began)
+    report_ratio("plan of 100 new files among 10,000", seconds, 0.2, at_most=True, unit="s")
 
 
 def bench_waiting(micro_batches, rounds, quick, report_ratio):

@@ -70,6 +70,11 @@ class NoWait(AsyncBolt):
         """Emit what came."""
         collector.emit(tuple.values)
 
+    async def execute_many(self, tuples: Any, collectors: Any) -> None:
+        """Emit what came in one call."""
+        for one, collector in zip(tuples, collectors, strict=True):
+            collector.emit(one.values)
+
 
 async def no_wait(row: Any) -> int:
     """The same as a function."""

@@ -157,6 +157,12 @@ class PassOn(BatchBolt):
         out.emit(batch, parents=np.arange(len(batch)))
 
 
+class PassNumbers(PassOn):
+    """Hands on every number as it is."""
+
+    outputs = pa.schema([("value", pa.int64())])
+
+
 class Tag(BatchBolt):
     """A row for each word, with the length of its line: what a sink is to have once per word."""
 
@@ -240,6 +246,11 @@ def split_and_count_bare(batches: Batches) -> Batches:
 def pass_bare(batches: Batches) -> Batches:
     """For mapInArrow: see every batch, and no more."""
     yield _total(sum(len(batch) for batch in batches))
+
+
+def numbers_bare(batches: Batches) -> Batches:
+    """For mapInArrow: hand on every batch."""
+    yield from batches
 
 
 def measure_bare(batches: Batches) -> Batches:

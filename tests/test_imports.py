@@ -41,7 +41,19 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"_arrow"}, {"pyarrow"}),
     ({"kafka"}, {"pyarrow", "confluent_kafka"}),
     ({"topology"}, {"pyarrow"}),
-    ({"spark"}, {"pyarrow", "pyspark", "py4j", "psycopg", "deltalake", "pyiceberg", "obstore"}),
+    (
+        {"spark"},
+        {
+            "pyarrow",
+            "pyspark",
+            "py4j",
+            "psycopg",
+            "deltalake",
+            "pyiceberg",
+            "obstore",
+            "hdfs_native",
+        },
+    ),
     ({"testing"}, {"pyarrow", "pyspark"}),
     ({"ui"}, {"pyarrow", "pyspark", "py4j", "starlette", "uvicorn"}),
     ({"examples"}, {"pyarrow", "pyspark", "py4j", "rich", "typer", "confluent_kafka", "pymongo"}),
@@ -62,6 +74,7 @@ PACKAGES: dict[str, set[str]] = {
     "checkpoint": {"base", "stores"},
     "dead_letters": {"base", "stores", "checkpoint"},
     "kafka": {"base", "settle", "tasks", "engine", "checkpoint"},
+    "planned": {"base", "stores", "kafka", "engine", "checkpoint"},
     "engine": {"base", "stores", "settle", "tasks", "sinks", "checkpoint", "dead_letters"},
     "inspect": {"base", "stores", "checkpoint", "dead_letters", "engine"},
 }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-_BURST_S = 0.1
-
 
 class BreakerState(enum.Enum):
     """The state of a breaker."""
@@ -104,9 +102,9 @@ class Breaker:
 
 
 class TokenBucket:
-    """A limit on the rate at which calls begin.
+    """A limit on the rate at which calls begin, or at which they use tokens of a service.
 
-    The bucket holds the tokens of a tenth of a second, at least one, and is empty at first. So
+    The bucket holds the tokens of `burst_s`, at least one, and is empty at first. So
     within its first t seconds at most ``rate_per_s * t`` calls begin, and many short tasks in a row
     do not exceed the rate either.
 
@@ -116,6 +114,8 @@ class TokenBucket:
         Tokens per second, above 0.
     now_ns : int
         The time now, in nanoseconds.
+    burst_s : float, default 0.1
+        Seconds.
 
     Notes
     -----
@@ -125,9 +125,9 @@ class TokenBucket:
 
     __slots__ = ("_due_ns", "_interval_ns", "_slack_ns")
 
-    def __init__(self, rate_per_s: float, now_ns: int) -> None:
+    def __init__(self, rate_per_s: float, now_ns: int, burst_s: float = 0.1) -> None:
         self._interval_ns = 1e9 / rate_per_s
-        self._slack_ns = max(0.0, _BURST_S * 1e9 - self._interval_ns)
+        self._slack_ns = max(0.0, burst_s * 1e9 - self._interval_ns)
         self._due_ns = now_ns + self._interval_ns + self._slack_ns
 
     def ready_ns(self) -> int:
@@ -135,6 +135,10 @@ class TokenBucket:
         # Rounded up: a nanosecond earlier there is no token.
         return int(self._due_ns - self._slack_ns) + 1
 
-    def take(self, now_ns: int) -> None:
-        """Take a token. The caller has checked `ready_ns`."""
-        self._due_ns = max(self._due_ns, float(now_ns)) + self._interval_ns
+    def take(self, now_ns: int, tokens: float = 1) -> None:
+        """Take tokens. The caller has checked `ready_ns`. More than there are leave a debt."""
+        self._due_ns = max(self._due_ns, float(now_ns)) + tokens * self._interval_ns
+
+    def correct(self, tokens: float) -> None:
+        """Take more tokens for a call that has ended, or give some back if negative."""
+        self._due_ns += tokens * self._interval_ns

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ackcore._columns import as_count
-from ackcore.calls.outcomes import Reject
+from ackcore.calls.outcomes import Reject, Retry
+from ackcore.calls.rate_limits import RateLimit, checked_limit
 from ackcore.flow import DelayTarget, Limit
 from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.flow.limits import MAX_LIMIT
@@ -18,8 +19,8 @@ from ackcore.flow.numbers import positive
 DEFAULT_THREADS = 32
 #: The largest number of threads.  More would be a mistake: each has its own stack.
 MAX_THREADS = 4096
-#: Larger rates and times are refused as mistakes.
-_MOST_PER_S, _MOST_S = 1e9, 1e9
+#: Longer times are refused as mistakes.
+_MOST_S = 1e9
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,14 @@ class CallSettings:
     Parameters
     ----------
     max_concurrency : int or callable, default `DelayTarget`
-        The largest number of calls at once, of each endpoint if there are several. A number, or a
-        callable without arguments that makes a `Limit`, such as a class of `ackcore.flow`.
+        The largest number of calls at once, of each endpoint if there are several, and of all keys
+        of `limit` together. A number, or a callable without arguments that makes a `Limit`, such as
+        a class of `ackcore.flow`.
     timeout_s : float, optional
         Seconds after which a call is cancelled and fails with `TimeoutError`; None for never. A
         plain function cannot be cancelled: it keeps its thread until it returns.
-    rate_per_s : float, optional
-        The largest number of calls begun per second in this task; None for no limit.
+    limit : RateLimit, optional
+        The calls per second in this task, or the limits of each key. None for no limit.
     endpoints : iterable of hashable, optional
         The endpoints of calls, each with its own window. The function receives one as its second
         argument. None for a single endpoint, which the function does not receive.
@@ -67,7 +69,8 @@ class CallSettings:
     breaker_reset_s : float, default 5.0
         Seconds after which an open breaker lets a single call through.
     max_buffered : int, default 1024
-        The largest number of outcomes that are kept until an earlier one is complete.
+        The largest number of outcomes that are kept until an earlier one is complete. With keys,
+        the number of items that are read ahead, if that is larger than 65,536.
 
     Raises
     ------
@@ -79,7 +82,7 @@ class CallSettings:
 
     max_concurrency: int | Callable[[], Limit] = DelayTarget
     timeout_s: float | None = None
-    rate_per_s: float | None = None
+    limit: RateLimit | None = None
     endpoints: tuple[Hashable, ...] | None = None
     chooser: Callable[[], Chooser] = Idlest
     max_attempts: int = 1
@@ -102,10 +105,9 @@ class CallSettings:
                 "chooser must be a function or class that makes a Chooser, got "
                 f"{type(self.chooser).__name__}; each task needs its own, so pass the class"
             )
-        for name in ("timeout_s", "rate_per_s"):
-            if getattr(self, name) is not None:
-                most = _MOST_S if name == "timeout_s" else _MOST_PER_S
-                self._set(name, positive(getattr(self, name), name, most))
+        if self.timeout_s is not None:
+            self._set("timeout_s", positive(self.timeout_s, "timeout_s", _MOST_S))
+        checked_limit(self.limit)
         for name in ("backoff_s", "max_backoff_s", "breaker_reset_s"):
             self._set(name, positive(getattr(self, name), name, _MOST_S, "seconds"))
         if self.max_backoff_s < self.backoff_s:
@@ -122,6 +124,11 @@ class CallSettings:
             failures = as_count(self.breaker_failures, "breaker_failures", 1)
             self._set("breaker_failures", failures)
         self._set("endpoints", _endpoints(self.endpoints))
+        if self.endpoints is not None and self.limit is not None and self.limit.per is not None:
+            raise ValueError(
+                "endpoints must be left out if limit has a key (per): each key has a window and a "
+                "breaker of its own; choose the endpoint in the function, by the key"
+            )
         self._set("retry_on", exception_classes(self.retry_on, "retry_on"))
         self._set("reject", exception_classes(self.reject, "reject"))
 
@@ -139,6 +146,13 @@ class CallSettings:
     def is_final(self, error: BaseException) -> bool:
         """Return whether an error is permanent, so that another call would not help."""
         return isinstance(error, (Reject, *self.reject))
+
+    def is_of_call(self, error: BaseException) -> bool:
+        """Return whether an error concerns a call, not one of several items in it: a temporary
+        error, a time-out or a failed connection.
+        """
+        counts = (Retry, TimeoutError, ConnectionError, *self.retry_on)
+        return isinstance(error, counts) and not self.is_final(error)
 
 
 def _concurrency(given: Any) -> int:

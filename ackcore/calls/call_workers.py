@@ -23,14 +23,14 @@ import random
 import sys
 from asyncio import AbstractEventLoop, CancelledError, Future, Task, TimerHandle, sleep
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-from ackcore.calls.call_limits import TokenBucket
+from ackcore.calls.call_queues import SHORTEST_WAIT_NS, Call, FairQueues
 from ackcore.calls.call_settings import CallSettings
-from ackcore.calls.endpoints import Endpoints
 from ackcore.calls.outcomes import CallCounts, CallOutcome, Retry
-from ackcore.flow.consumers import FlowConsumer, Lease
+from ackcore.calls.rate_limits import USAGE, Usage
+from ackcore.flow.consumers import Lease
 from ackcore.retry import capped_doubling
 
 _S = 1_000_000_000
@@ -38,31 +38,15 @@ _S = 1_000_000_000
 _TURN_NS = 2_000_000
 #: Seconds from the first finished outcome to the delivery of all finished ones.
 _HAND_OVER_S = 0.005
-#: The shortest wait, so that a service that requests retries at once is not called for ever.
-_SHORTEST_WAIT_NS = 10_000_000
+#: With keys, the smallest number of items that may be read ahead.
+_READ_AHEAD = 1 << 16
 _END: Any = object()
-
-
-class _Call:
-    """An item, and the state of its calls."""
-
-    __slots__ = ("after_s", "avoid", "done", "error", "failures", "item", "made", "value", "waited")
-
-    def __init__(self, item: Any) -> None:
-        self.item = item
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.after_s: float | None = None
-        self.avoid: tuple[FlowConsumer, ...] = ()  # the endpoint at which it failed
-        self.made = self.failures = 0
-        self.waited = 0  # nanoseconds
-        self.done = False
 
 
 class _Worker:
     """A coroutine that makes one call after the other."""
 
-    __slots__ = ("deadline_ns", "expired", "lease", "on_trial", "parked", "task")
+    __slots__ = ("deadline_ns", "estimate", "expired", "lease", "on_trial", "parked", "task")
 
     task: Task[None]
     lease: Lease
@@ -70,6 +54,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.deadline_ns: float = math.inf
+        self.estimate = 0.0  # of the tokens of its call
         self.expired = False
         self.on_trial = False
 
@@ -87,6 +72,13 @@ class Workers:
     clock : callable
         Returns the time in nanoseconds. `now_ns` stops this clock while calls are in flight and the
         loop does not run.
+    key_of : callable
+        Returns the key of an item, if `CallSettings.limit` has keys.
+
+    Attributes
+    ----------
+    in_flight : int
+        The number of calls in flight.
     """
 
     def __init__(
@@ -95,6 +87,7 @@ class Workers:
         settings: CallSettings,
         most: int,
         clock: Callable[[], int],
+        key_of: Callable[[Any], Hashable],
     ) -> None:
         self._function = function
         self._settings = settings
@@ -102,11 +95,16 @@ class Workers:
         self._stood_ns = 0
         self._timeout_ns = None if settings.timeout_s is None else int(settings.timeout_s * _S)
         self._wait_ns = settings.wait_in_task_s * _S
-        self._tokens: TokenBucket | None = None
-        if settings.rate_per_s is not None:
-            self._tokens = TokenBucket(settings.rate_per_s, self.now_ns())
+        self._most = min(most, sys.maxsize)
+        self._named = settings.endpoints is not None
         self.counts = CallCounts()
-        self.endpoints = Endpoints(settings, min(most, sys.maxsize), self.now_ns)
+        self.queues = FairQueues(settings, self._most, self.now_ns, self.counts, self._wake_at)
+        self._window = self.queues.window
+        self._key_of = key_of
+        self._most_kept = settings.max_buffered
+        if self._window is not None:
+            self._most_kept = max(_READ_AHEAD, settings.max_buffered)
+        self.in_flight = 0
         self.running = False
 
         self._loop: AbstractEventLoop
@@ -124,13 +122,10 @@ class Workers:
         self._items: Iterator[Any] = iter(())
         self._exhausted = True
         self._broken: BaseException | None = None  # the error that the items raised
-        self._next: _Call | None = None  # pulled, and not called yet for lack of room
-        self._order: deque[_Call] = deque()  # pulled and not yielded
+        self._order: deque[Call] = deque()  # pulled and not yielded
         self._unfinished = 0  # the number of these without an outcome
-        self._waits: list[tuple[int, int, _Call]] = []  # a heap by due time
+        self._waits: list[tuple[int, int, Call]] = []  # a heap by due time
         self._waits_begun = 0
-        # Calls whose wait is over, by the endpoint that they avoid.
-        self._due: dict[tuple[FlowConsumer, ...], deque[tuple[int, int, _Call]]] = {}
 
     def now_ns(self) -> int:
         """Return the time of a clock that stops while calls are out and the loop does not run."""
@@ -153,7 +148,7 @@ class Workers:
                 while order and order[0].done:
                     call = order.popleft()
                     yield CallOutcome(call.value, call.error, call.made, call.after_s)
-                if self.endpoints.in_flight:
+                if self.in_flight:
                     self._stood_ns += self._clock() - since
         finally:
             self.running = False
@@ -190,7 +185,7 @@ class Workers:
             self._loop.stop()
 
     async def _work(self, worker: _Worker) -> None:
-        function, endpoints = self._function, self.endpoints
+        function, named = self._function, self._named
         self._rousing = False
         while True:
             call = self._take(worker)
@@ -201,9 +196,11 @@ class Workers:
                 self._rousing = False
                 continue
             self._last = worker
-            value, error = None, None
+            value, error, usage = None, None, None
+            if call.queue.spent is not None:
+                USAGE.set(usage := Usage())
             try:
-                if endpoints.named:
+                if named:
                     value = await function(call.item, worker.lease.consumer.name)
                 else:
                     value = await function(call.item)
@@ -215,13 +212,26 @@ class Workers:
                     raise
                 error = raised
             worker.deadline_ns = math.inf
+            now = self.now_ns()
+            if self._window is not None and not isinstance(error, Retry):
+                # A refusal concerns its key alone.
+                self._window.on_sample(
+                    now - worker.lease.sent_ns, self.in_flight, dropped=worker.expired
+                )
+            self.in_flight -= 1
+            if usage is not None:
+                call.queue.end(worker.estimate, usage.tokens, isinstance(error, Retry))
+                self.counts.tokens += usage.tokens or 0.0
             if error is None and not worker.expired:
-                endpoints.done(worker.lease, worker.on_trial)
+                call.queue.endpoints.done(worker.lease, worker.on_trial)
                 call.value, call.error = value, None
                 self._finish(call)
             else:
                 self._failed(worker, call, error)
-            now = self.now_ns()
+            if self._window is None:
+                call.queue.place = 0  # what `FairQueues.changed` does
+            else:
+                self.queues.changed(call.queue)
             if self._last is not worker:
                 self._turned_ns = now  # other workers ran meanwhile
             elif now - self._turned_ns > _TURN_NS:
@@ -232,43 +242,43 @@ class Workers:
 
     # --------------------------------------------------------------------------------- scheduling
 
-    def _take(self, worker: _Worker) -> _Call | None:
+    def _take(self, worker: _Worker) -> Call | None:
         """Return the next call for a worker, with a lease; None if there is no work or no room."""
-        endpoints, tokens = self.endpoints, self._tokens
+        queues = self.queues
         while True:
             now = self.now_ns()
             if self._waits and self._waits[0][0] <= now:
                 self._end_waits(now)
-            if not self._due and self._next is None and not self._pull():
+            only = queues.only
+            if only is None:
+                self._read_ahead(now)
+            elif not only.new:
+                self._pull()
+            if self._window is not None and self._is_window_full:
                 return None
-            if tokens is not None and tokens.ready_ns() > now:
-                self._wake_at(tokens.ready_ns())
+            found = queues.next(now)
+            if found is None:
                 return None
-            if not self._due:
-                call, lease = self._next, endpoints.lease(None)
-            else:
-                call, lease = self._lease_again()
-                if lease is None and endpoints.has_room and self._has_next():
-                    # The due calls avoid the endpoints with room.
-                    call, lease = self._next, endpoints.lease(None)
-            assert call is not None
-            after_ns = None if lease is not None else self._out_for_ns(now)
+            queue, after_ns = found
+            call, lease = queue.lease()
             if lease is None and after_ns is None:
-                return None
-            if call is self._next:
-                self._next = None
-            else:
-                self._end_due(call)
+                queues.put_aside(queue)  # its calls avoid the endpoints with room
+                continue
+            queue.remove(call)
             if lease is not None:
                 break
             assert after_ns is not None
             self._give_back(call, after_ns)
+            queues.changed(queue)
         # Read the clock again: pulling the item may have taken time.
         now = self.now_ns()
-        if tokens is not None:
-            tokens.take(now)
+        if queue.is_rated:
+            worker.estimate = queue.begin(now)
         worker.lease = lease
-        worker.on_trial = endpoints.begin(lease, now)
+        worker.on_trial = queue.endpoints.begin(lease, now)
+        self.in_flight += 1
+        if self._window is not None:
+            queues.changed(queue)
         call.made += 1
         self.counts.made += 1
         if self._timeout_ns is not None:
@@ -278,52 +288,44 @@ class Workers:
             self._rouse_soon()
         return call
 
+    @property
+    def _is_window_full(self) -> bool:
+        """Whether all keys together have no room for another call."""
+        assert self._window is not None
+        return self.in_flight >= min(self._most, self._window.limit)
+
     def _has_more(self, now: int) -> bool:
         """Return whether another worker would find a call now."""
-        again = self._due or (self._waits and self._waits[0][0] <= now)
-        if self._next is None and not again and (self._exhausted or self._is_full):
+        if self._window is not None and self._is_window_full:
             return False
-        if self._tokens is not None and self._tokens.ready_ns() > now:
-            self._wake_at(self._tokens.ready_ns())
+        if self.queues.next(now) is not None or (self._waits and self._waits[0][0] <= now):
+            return True
+        if self._exhausted or self._is_full:
             return False
-        return self.endpoints.has_room
+        only = self.queues.only
+        if only is None:
+            return True
+        if only.is_rated and (ready_ns := only.ready_ns()) > now:
+            self._wake_at(ready_ns)
+            return False
+        return only.endpoints.has_room
 
     def _end_waits(self, now: int) -> None:
         """Move calls whose wait is over to those that are due."""
         while self._waits and self._waits[0][0] <= now:
-            _, _, call = wait = heapq.heappop(self._waits)
-            self._due.setdefault(call.avoid, deque()).append(wait)
+            self.queues.repeat(heapq.heappop(self._waits))
         if self._waits:
             self._wake_at(self._waits[0][0])
-
-    def _lease_again(self) -> tuple[_Call, Lease | None]:
-        """Return the due call to repeat first, and a lease for it, or None without room.
-
-        Calls that avoid the same endpoint have room, or no room, together. So only the first of
-        each group is tried.
-        """
-        firsts = sorted(line[0] for line in self._due.values())
-        for _, _, call in firsts:
-            lease = self.endpoints.lease(None, None, call.avoid)
-            if lease is not None:
-                return call, lease
-        return firsts[0][2], None
-
-    def _end_due(self, call: _Call) -> None:
-        """Remove a call from the front of its group of due calls."""
-        line = self._due[call.avoid]
-        line.popleft()
-        if not line:
-            del self._due[call.avoid]
 
     @property
     def _is_full(self) -> bool:
         """Whether outcomes must be yielded before more items are pulled."""
-        return len(self._order) - self.endpoints.in_flight >= self._settings.max_buffered
+        return len(self._order) - self.in_flight >= self._most_kept
 
-    def _has_next(self) -> bool:
-        """Return whether there is a new item that may be called."""
-        return self._next is not None or self._pull()
+    def _read_ahead(self, now: int) -> None:
+        """Pull as many items as may be kept, so that each key has its turn."""
+        while self._pull() and self.now_ns() - now < _TURN_NS:
+            pass
 
     def _pull(self) -> bool:
         """Pull the next item. Return False if there is none, or it may not be pulled yet."""
@@ -336,33 +338,32 @@ class Workers:
             raise
         except BaseException as error:
             item, self._broken = _END, error
-        if self.endpoints.in_flight:
+        if self.in_flight:
             self._stood_ns += self._clock() - since
         if item is _END:
             self._exhausted = True
             if not self._unfinished:
                 self._loop.stop()
             return False
-        self._next = _Call(item)
-        self._order.append(self._next)
+        call = Call(item)
+        self._order.append(call)
         self._unfinished += 1
+        key = None
+        if self._window is not None:
+            try:
+                key = self._key_of(item)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # user code
+                call.error = error
+                self._deliver(call)
+                return True
+        self.queues.add(key, call)
         return True
-
-    def _out_for_ns(self, now: int) -> int | None:
-        """Return the time until an endpoint opens, if that is too long to wait; else None."""
-        # By the clock, a pause begins a little after the refusal.
-        closed = self.endpoints.opens(now, self._wait_ns + _SHORTEST_WAIT_NS)
-        if closed is None:
-            return None  # a call that ends makes room
-        opens_ns, too_late = closed
-        if too_late:
-            return opens_ns - now
-        self._wake_at(opens_ns)
-        return None
 
     # ---------------------------------------------------------------------------------- outcomes
 
-    def _failed(self, worker: _Worker, call: _Call, error: BaseException | None) -> None:
+    def _failed(self, worker: _Worker, call: Call, error: BaseException | None) -> None:
         """Handle a call that raised, or timed out."""
         timed_out = worker.expired
         if timed_out or isinstance(error, CancelledError):
@@ -376,9 +377,10 @@ class Workers:
         now = self.now_ns()
         self.counts.failed += 1
         self.counts.timed_out += timed_out
-        self.endpoints.failed(worker.lease, worker.on_trial, error, timed_out, now)
+        queue = call.queue
+        queue.endpoints.failed(worker.lease, worker.on_trial, error, timed_out, now)
         final = self._settings.is_final(error)
-        self._wake_at(self.endpoints.reopen(now))  # if it is paused for that
+        self.queues.look_at(queue, queue.endpoints.reopen(now))  # if it is paused for that
         wait_ns = None if final else self._wait_of(call, error)
         if wait_ns is None:
             call.error = error
@@ -395,7 +397,7 @@ class Workers:
         heapq.heappush(self._waits, (now + wait_ns, self._waits_begun, call))
         self._wake_at(self._waits[0][0])
 
-    def _wait_of(self, call: _Call, error: BaseException) -> int | None:
+    def _wait_of(self, call: Call, error: BaseException) -> int | None:
         """Return the wait before a call is repeated in the task; None if it is not repeated."""
         settings = self._settings
         after_s: float | None = None
@@ -411,10 +413,10 @@ class Workers:
         # Full jitter, for the reason that `ackcore.retry` gives.
         backoff_ns = int(capped_doubling(base_ns, call.made, cap_ns) * random.random())
         # The requested wait is a lower bound: a Retry-After of 0 must not become a busy loop.
-        wait_ns = max(backoff_ns, int((after_s or 0.0) * _S), _SHORTEST_WAIT_NS)
+        wait_ns = max(backoff_ns, int((after_s or 0.0) * _S), SHORTEST_WAIT_NS)
         return wait_ns if call.waited + wait_ns <= self._wait_ns else None
 
-    def _give_back(self, call: _Call, after_ns: int) -> None:
+    def _give_back(self, call: Call, after_ns: int) -> None:
         """End a call that is not made, because no endpoint answers.
 
         If it was made before, its last error remains, and it counts as an attempt. Otherwise an
@@ -423,17 +425,23 @@ class Workers:
         self.counts.given_back += 1
         call.after_s = after_ns / _S
         if not call.made:
-            call.error = self.endpoints.out(call.after_s)
+            call.error = call.queue.endpoints.out(call.after_s)
         self._finish(call)
 
-    def _finish(self, call: _Call) -> None:
+    def _finish(self, call: Call) -> None:
         """Store an outcome, and schedule its delivery in order."""
+        if self._window is not None:
+            self.queues.finished(call.queue)
+        self._deliver(call)
+
+    def _deliver(self, call: Call) -> None:
         call.done = True
         call.item, call.avoid = None, ()
         self._unfinished -= 1
         if not self._order[0].done:
             return
-        if self._is_full or (self._exhausted and not self._unfinished):
+        stuck = self._is_full and (self._window is None or not self.queues.has_ready)
+        if stuck or (self._exhausted and not self._unfinished):
             self._loop.stop()
         elif self._hand_over is None:
             # Several at a time: each delivery has a cost for the reader.
@@ -448,7 +456,8 @@ class Workers:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = at_ns
-        self._timer = self._loop.call_at(at_ns / 1e9, self._tick)
+        # The loop runs timers that are due within its resolution, a nanosecond.
+        self._timer = self._loop.call_at((at_ns + 1) / 1e9, self._tick)
 
     def _tick(self) -> None:
         self._timer, self._timer_ns = None, math.inf
@@ -464,7 +473,7 @@ class Workers:
                 earliest = deadline_ns
         if self._waits and self._waits[0][0] > now:
             earliest = min(earliest, self._waits[0][0])
-        earliest = min(earliest, self.endpoints.reopen(now))
         if earliest < math.inf:
             self._wake_at(earliest)
+        self.queues.wake(now)
         self._rouse_soon()

@@ -6,7 +6,7 @@ import asyncio
 import selectors
 import sys
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable
 from inspect import iscoroutine
 from typing import Any, Generic, Self, TypeVar
 
@@ -24,7 +24,7 @@ _GRACE_S = 2.0
 
 
 class Calls(Generic[Item, Value]):
-    """Calls of one function, many at once, with a window, a rate, time-outs, retries and a breaker.
+    """Calls of one function, many at once, with a window, limits, time-outs, retries and a breaker.
 
     Use it in one thread, and in a ``with``, or close it.
 
@@ -40,6 +40,8 @@ class Calls(Generic[Item, Value]):
         Returns the time in nanoseconds, as an int; by default `time.monotonic_ns`.
     selector : selectors.BaseSelector, optional
         The selector of the event loop.
+    key_of : callable, optional
+        Returns the key of an item; by default `RateLimit.key_of` of the settings' limit.
 
     Raises
     ------
@@ -63,6 +65,7 @@ class Calls(Generic[Item, Value]):
         *,
         clock: Callable[[], int] = time.monotonic_ns,
         selector: selectors.BaseSelector | None = None,
+        key_of: Callable[[Item], Hashable] | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"function must be callable, got {type(function).__name__}")
@@ -76,7 +79,9 @@ class Calls(Generic[Item, Value]):
             # More threads than calls: a call that timed out keeps its thread.
             self._threads = CallThreads(function, MAX_THREADS, "ackcore-call")
         make = function if self._threads is None else self._in_thread
-        self._workers = Workers(make, settings, most, clock)
+        if key_of is None:
+            key_of = _no_key if settings.limit is None else settings.limit.key_of
+        self._workers = Workers(make, settings, most, clock, key_of)
         self._loop = CallLoop(self._workers.now_ns, selector)
         self._running = False
         self._entered = False
@@ -155,18 +160,16 @@ class Calls(Generic[Item, Value]):
     @property
     def counts(self) -> CallCounts:
         """The counts since these calls began."""
-        counts = self._workers.counts
-        counts.trips = self._workers.endpoints.trips
-        return counts
+        return self._workers.counts
 
     @property
     def in_flight(self) -> int:
         """The number of calls in flight."""
-        return self._workers.endpoints.in_flight
+        return self._workers.in_flight
 
     def state(self) -> list[tuple[ConsumerState, BreakerState]]:
-        """Return the state of each endpoint and of its breaker."""
-        return self._workers.endpoints.state()
+        """Return the state of each endpoint and of its breaker, or of each key's."""
+        return [state for each in self._workers.queues.all() for state in each.endpoints.state()]
 
     def __enter__(self) -> Self:
         return self
@@ -212,6 +215,10 @@ class Calls(Generic[Item, Value]):
             self._loop.run_until_complete(_awaited(function.__aexit__(None, None, None)))
         elif hasattr(type(function), "__enter__"):
             function.__exit__(None, None, None)
+
+
+def _no_key(item: object) -> None:
+    return None
 
 
 async def _awaited(awaitable: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 
 from ackcore.calls.call_limits import Breaker, BreakerState
 from ackcore.calls.call_settings import CallSettings
-from ackcore.calls.outcomes import Retry, Unavailable
+from ackcore.calls.outcomes import CallCounts, Retry, Unavailable
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import ConsumerState, FlowConsumer, Lease, state_of
 from ackcore.flow.limits import DelayTarget, Fixed, Limit
@@ -41,18 +41,18 @@ class Endpoints:
         The largest number of calls in flight, over all endpoints.
     clock : callable
         Returns the time in nanoseconds.
+    call_counts : CallCounts
+        Its ``trips`` counts the times that a breaker opened.
 
     Attributes
     ----------
-    named : bool
-        Whether the function receives the endpoint.
-    trips : int
-        The number of times that a breaker opened.
     lease : callable
         Returns a lease like `Windows.lease`, or None.
     """
 
-    def __init__(self, settings: CallSettings, most: int, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, settings: CallSettings, most: int, clock: Callable[[], int], call_counts: CallCounts
+    ) -> None:
         # Leases do not time out there: they end with their calls.
         self._windows = Windows(_made_chooser(settings), most, _ON_TRIAL_NS, clock)
         self._most = most
@@ -61,10 +61,9 @@ class Endpoints:
         #: By refusing endpoint: the refusals in a row, the time of the first, and the last error.
         self._refusals: dict[Hashable, tuple[int, int, Retry]] = {}
         self._breakers: dict[Hashable, Breaker] = {}
-        self.named = settings.endpoints is not None
-        self.trips = 0
+        self._call_counts = call_counts
         for name in (None,) if settings.endpoints is None else settings.endpoints:
-            self._windows.join(name, _made_limit(settings, clock))
+            self._windows.join(name, made_limit(settings, clock))
             reset_ns = int(settings.breaker_reset_s * _S)
             self._breakers[name] = Breaker(settings.breaker_failures, reset_ns)
         self._consumers = list(self._windows.consumers.values())
@@ -123,7 +122,7 @@ class Endpoints:
             return
         open_ns = self._breakers[consumer.name].failed(error, now_ns, on_trial)
         if open_ns is not None:
-            self.trips += 1
+            self._call_counts.trips += 1
             self._windows.resume(consumer)
             self._windows.pause(consumer.name, open_ns)
 
@@ -237,7 +236,14 @@ def _made_chooser(settings: CallSettings) -> Chooser:
     return chooser
 
 
-def _made_limit(settings: CallSettings, clock: Callable[[], int]) -> Limit:
+def made_limit(settings: CallSettings, clock: Callable[[], int]) -> Limit:
+    """Make the law of a window, by ``settings.max_concurrency``.
+
+    Raises
+    ------
+    TypeError
+        If that makes something else.
+    """
     make = settings.max_concurrency
     if isinstance(make, int):
         return Fixed(make)

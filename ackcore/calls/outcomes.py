@@ -125,6 +125,8 @@ class CallCounts:
         Items that ended without a result, because their wait for another call would be too long.
     trips : int
         Times that a breaker opened.
+    tokens : float
+        Tokens that calls reported by `used`, if their limit counts them.
     """
 
     made: int = 0
@@ -133,3 +135,4 @@ class CallCounts:
     waited: int = 0
     given_back: int = 0
     trips: int = 0
+    tokens: float = 0.0

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -28,6 +29,7 @@ class _ThreadCall:
     answer: asyncio.Future[Any]
     arguments: tuple[Any, ...]
     began: Callable[[], object] | None
+    context: Context
     is_out: bool = False  # whether it runs in a thread
     lost: bool = False  # whether it was cancelled
 
@@ -36,7 +38,8 @@ class CallThreads:
     """A function, called in its own threads.
 
     A call that is cancelled while it is queued is not made. A running call that is cancelled
-    continues, and its thread ends after it. Another thread takes its place at once.
+    continues, and its thread ends after it. Another thread takes its place at once. The function
+    sees the context variables of the coroutine that calls it.
 
     Parameters
     ----------
@@ -69,7 +72,7 @@ class CallThreads:
             Called without arguments, in the thread, when the call begins.
         """
         loop = asyncio.get_running_loop()
-        call = _ThreadCall(loop.create_future(), arguments, began)
+        call = _ThreadCall(loop.create_future(), arguments, began, copy_context())
         call.answer.add_done_callback(functools.partial(self._ended, call, loop))
         self._waiting += 1
         self._calls.put(call)
@@ -112,7 +115,7 @@ class CallThreads:
             try:
                 if call.began is not None:
                     call.began()
-                value = self._function(*call.arguments)
+                value = call.context.run(self._function, *call.arguments)
             except StopIteration as raised:  # a future refuses it
                 error = RuntimeError(f"StopIteration: {raised}")
             except BaseException as raised:

@@ -20,6 +20,10 @@
 `dead_letters`         read the dead letters
 `DeadLetterTopic`      a Kafka topic to which dead letters are also sent
 `replay`               send dead letters again
+`DeltaSpout`           the rows that are appended to a Delta table, by version
+`FileSpout`            the new files of a directory or a bucket, each once
+`RateSpout`            numbers, for tests and demonstrations
+`PlannedSource`        base class of sources of your own, whose rows a plan names
 `settle`               the outcome of each root in a DataFrame of ack events
 `settle_parquet`       the same for Parquet files, which the workers read themselves
 `combine`              fold each partition's events, without a shuffle
@@ -28,9 +32,10 @@
 =====================  ===========================================================================
 
 Each kind of failure has its own error: `StateError` and its subclasses for a checkpoint,
-`RunFailed` for a micro-batch that Spark cannot run, `RunCancelled` for a cancelled job, `SinkError`
-for a sink or the dead-letter store, `TooManyDead` for a run with too many dead records, and
-`WorkerPythonError` for workers whose Python cannot run it.
+`RunFailed` for a micro-batch that Spark cannot run, `RunCancelled` for a cancelled job,
+`SourceError` for a planned source, `SinkError` for a sink or the dead-letter store, `TooManyDead`
+for a run with too many dead records, and `WorkerPythonError` for workers whose Python cannot run
+it.
 
 Needs ``ackcore[spark]``, or the pyspark and pyarrow of a cluster, and ackcore on its workers.
 """
@@ -46,25 +51,18 @@ if TYPE_CHECKING:
     from ackcore.calls import Reject, Retry, Unavailable
     from ackcore.dead_limit import TooManyDead
     from ackcore.spark import functions
-    from ackcore.spark.base.errors import (
-        CheckpointCorrupt,
-        CheckpointForeign,
-        CheckpointInUse,
-        CheckpointNewer,
-        CheckpointReadOnly,
-        StateError,
-    )
+    from ackcore.spark.base.errors import CheckpointInUse, StateError
     from ackcore.spark.base.interrupts import RunCancelled
-    from ackcore.spark.base.traces import RecordTrace
-    from ackcore.spark.base.workers import WorkerPythonError
     from ackcore.spark.dead_letters.reading import dead_letters
     from ackcore.spark.dead_letters.replay import replay
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
     from ackcore.spark.engine.insist import RunFailed, SinkError
-    from ackcore.spark.engine.progress import Counts, Progress
     from ackcore.spark.guards import attempt, guard
-    from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
+    from ackcore.spark.planned.delta_spout import DeltaSpout
+    from ackcore.spark.planned.file_spout import FileSpout
+    from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+    from ackcore.spark.planned.rate_spout import RateSpout
     from ackcore.spark.query import Query, run_batch, start
     from ackcore.spark.settle.dataframes import combine, settle
     from ackcore.spark.settle.parquet_events import settle_parquet
@@ -75,25 +73,20 @@ if TYPE_CHECKING:
     from ackcore.spark.sinks.kafka import to_kafka
     from ackcore.spark.sinks.parquet import to_parquet
     from ackcore.spark.sinks.postgres import to_postgres
-    from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, TooManyRefused
+    from ackcore.spark.sinks.rejects import SinkRejects
     from ackcore.spark.sinks.sink import Sink, TransactionalSink, Written
     from ackcore.spark.sinks.sink_batch import SinkBatch
     from ackcore.spark.sinks.unavailable import SinkUnavailable
 
 __all__ = [
-    "CheckpointCorrupt",
-    "CheckpointForeign",
     "CheckpointInUse",
-    "CheckpointNewer",
-    "CheckpointReadOnly",
-    "Counts",
     "DeadLetterTopic",
-    "InvalidRejects",
-    "PendingTree",
-    "Progress",
+    "DeltaSpout",
+    "FileSpout",
+    "PlannedSource",
     "Query",
     "QueryListener",
-    "RecordTrace",
+    "RateSpout",
     "Reject",
     "Retry",
     "RunCancelled",
@@ -103,12 +96,11 @@ __all__ = [
     "SinkError",
     "SinkRejects",
     "SinkUnavailable",
+    "SourceError",
     "StateError",
     "TooManyDead",
-    "TooManyRefused",
     "TransactionalSink",
     "Unavailable",
-    "WorkerPythonError",
     "Written",
     "attempt",
     "combine",
@@ -132,19 +124,14 @@ __all__ = [
 #: The module of each public name.  Names are loaded at first use: tools that only read a
 #: checkpoint import modules below this package, without pyspark, which takes over a second.
 _MODULES = {
-    "Counts": ".engine.progress",
-    "CheckpointCorrupt": ".base.errors",
-    "CheckpointForeign": ".base.errors",
     "CheckpointInUse": ".base.errors",
-    "CheckpointNewer": ".base.errors",
-    "CheckpointReadOnly": ".base.errors",
     "DeadLetterTopic": ".dead_letters.topic",
-    "InvalidRejects": ".sinks.rejects",
-    "PendingTree": ".inspect.pending",
-    "Progress": ".engine.progress",
+    "DeltaSpout": ".planned.delta_spout",
+    "FileSpout": ".planned.file_spout",
+    "PlannedSource": ".planned.planned_source",
     "Query": ".query",
     "QueryListener": ".listeners",
-    "RecordTrace": ".base.traces",
+    "RateSpout": ".planned.rate_spout",
     "Reject": "ackcore.calls",
     "Retry": "ackcore.calls",
     "RunCancelled": ".base.interrupts",
@@ -154,13 +141,12 @@ _MODULES = {
     "SinkError": ".engine.insist",
     "SinkRejects": ".sinks.rejects",
     "SinkUnavailable": ".sinks.unavailable",
+    "SourceError": ".planned.planned_source",
     "StateError": ".base.errors",
     "TooManyDead": "ackcore.dead_limit",
-    "TooManyRefused": ".sinks.rejects",
     "TransactionalSink": ".sinks.sink",
     "Unavailable": "ackcore.calls",
     "Written": ".sinks.sink",
-    "WorkerPythonError": ".base.workers",
     "attempt": ".guards",
     "combine": ".settle.dataframes",
     "dead_letters": ".dead_letters.reading",

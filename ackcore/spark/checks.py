@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.schemas import unfit_for_parquet
 from ackcore.spark.base.session import refuse_connect, refuse_frame, refuse_mixed, refuse_session
 from ackcore.spark.base.sources import emitted_schema, reads_kafka, source_schema, streams_in
-from ackcore.spark.base.versions import lost_in_arrow, to_arrow_schema
+from ackcore.spark.base.versions import from_arrow_schema, lost_in_arrow, to_arrow_schema
 from ackcore.spark.base.workers import check_workers, refuse_unpicklable
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place
 from ackcore.spark.sinks.sink import as_sink, check_sink
@@ -32,35 +33,65 @@ TRIGGERS = (
 )
 
 
-_START = "start() needs a classic session, as its JVM calls this process for each micro-batch"
 _INSTEAD = (
-    "use run_batch() with a bounded source and a new checkpoint for each run: a KafkaSpout, which "
-    "then reads to the end of its topics, or a DataFrame of files. Or call start() with a classic "
-    "session (SparkSession.builder.master(...)), for example in a job on the cluster. attempt() "
-    "works on streams of Spark Connect, too"
+    "use a planned source (KafkaSpout, or a PlannedSource), or run_batch() with a bounded "
+    "DataFrame and a new checkpoint for each run, or call start() with a classic session "
+    "(SparkSession.builder.master(...)), for example in a job on the cluster. attempt() works on "
+    "streams of Spark Connect, too"
 )
+_DURATION = re.compile(r"\s*(?:interval\s)?((?:\s*\d+(?:\.\d+)?\s*[a-z]+)+)\s*", re.IGNORECASE)
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE)
+#: The units of a processing time, in seconds. Spark refuses months and years, too.
+_UNITS = {
+    "microsecond": 1e-6,
+    "millisecond": 1e-3,
+    "second": 1.0,
+    "minute": 60.0,
+    "hour": 3600.0,
+    "day": 86400.0,
+    "week": 604800.0,
+}
 
 
-def read_trigger(
-    trigger: str | Mapping[str, Any] | None, topology: Topology, spark: SparkSession
-) -> dict[str, Any]:
-    """Return the keywords for Spark's ``trigger()``; raise ValueError if Spark refuses them."""
+def read_trigger(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the keywords for Spark's ``trigger()``; raise ValueError if they are not allowed."""
     if trigger is None:
         return {}
     options = {"processingTime": trigger} if isinstance(trigger, str) else trigger
     match options:
         case {"processingTime": str()} | {"availableNow": True} if len(options) == 1:
-            pass
-        case _:
-            raise ValueError(f"trigger must be {TRIGGERS}; got {trigger!r}")
-    source = next((one.source for one in topology.spouts.values() if one.kind is None), None)
+            return dict(options)
+    raise ValueError(f"trigger must be {TRIGGERS}; got {trigger!r}")
+
+
+def check_trigger(options: Mapping[str, Any], topology: Topology) -> None:
+    """Raise ValueError if Spark refuses the keywords of a trigger."""
+    if not options:
+        return
+    source = next(one.source for one in topology.spouts.values() if one.kind is None)
     try:
-        if source is None:
-            source = spark.readStream.format("rate").load()
         source.writeStream.trigger(**options)
     except PySparkException as error:
         raise ValueError(f"trigger must be {TRIGGERS}; got {options}: {one_line(error)}") from error
-    return dict(options)
+
+
+def interval_s(options: Mapping[str, Any]) -> float:
+    """Return the seconds of a processing time, or 0; raise ValueError if it is no duration."""
+    text = options.get("processingTime", "0 seconds")
+    found = _DURATION.fullmatch(text)
+    units = (
+        {}
+        if found is None
+        else {
+            unit: _UNITS.get(unit.lower().removesuffix("s")) for _, unit in _PART.findall(found[1])
+        }
+    )
+    if found is None or None in units.values():
+        raise ValueError(
+            f"trigger must be {TRIGGERS}; got {options}, which is no number of "
+            f"{', '.join(f'{unit}s' for unit in _UNITS)}"
+        )
+    return sum(float(number) * (units[unit] or 0) for number, unit in _PART.findall(found[1]))
 
 
 def check_options(dead_letters: Place, accept_changes: bool, clock: Callable[[], int]) -> None:
@@ -140,18 +171,25 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
             "TopologyBuilder.build() makes one"
         )
     refuse_session(spark)
-    if streaming:
-        refuse_connect(spark, _START, _INSTEAD)
     if not topology.spouts:
         raise ValueError("topology must have a spout, and has none; declare one before build()")
     schemas = {}
     for name, spout in topology.spouts.items():
         if spout.kind is None:
+            if streaming:
+                refuse_connect(
+                    spark,
+                    f"start() needs a classic session for spout {name!r}, whose source is a "
+                    "DataFrame, as its JVM calls this process for each micro-batch",
+                    _INSTEAD,
+                )
             _check_source(spout, spark, streaming)
             _check_group(spout, streaming)
             kept = kept_schema(spout.source.schema, f"the source of spout {name!r}")
         else:
             kept = source_schema(spout)
+            _check_planned(spout)
+        if spout.kind == "kafka":
             refuse_unpicklable(f"the KafkaSpout of spout {name!r}", spout.source, "prepare()")
         schemas[name] = kept if spout.kind is None else emitted_schema(spout)
         session = spark if spout.kind is not None else spout.source.sparkSession
@@ -196,6 +234,17 @@ def _check_source(spout: Spout, spark: SparkSession, streaming: bool) -> None:
             f"the source of spout {spout.name!r} is a bounded DataFrame; use run_batch(), or "
             "read it with spark.readStream"
         )
+
+
+def _check_planned(spout: Spout) -> None:
+    """Refuse a planned source with columns that Spark does not have."""
+    try:
+        from_arrow_schema(source_schema(spout))
+    except (PySparkException, ValueError, TypeError) as error:
+        raise TypeError(
+            f"schema of the source of spout {spout.name!r} has a type that Spark does not have "
+            f"({one_line(error)}); use another type"
+        ) from None
 
 
 def _check_group(spout: Spout, streaming: bool) -> None:

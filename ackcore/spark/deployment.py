@@ -16,13 +16,21 @@ from ackcore.spark.base.clocks import Clock, read_clock
 from ackcore.spark.base.paths import local_path
 from ackcore.spark.base.sources import kept_schemas, source_schema
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.checks import check, check_dead_topic, check_options, read_trigger
+from ackcore.spark.checks import (
+    check,
+    check_dead_topic,
+    check_options,
+    check_trigger,
+    interval_s,
+    read_trigger,
+)
 from ackcore.spark.dead_letters.store import DeadLetters, check_letters_url
 from ackcore.spark.dead_letters.topic import DeadLetterTopic, Place, TopicWriter
 from ackcore.spark.engine.batch import Engine
 from ackcore.spark.engine.insist import Pause
-from ackcore.spark.kafka import frame_groups, kafka_sources
+from ackcore.spark.kafka import frame_groups
 from ackcore.spark.listeners import Listeners
+from ackcore.spark.planned import planned_rows
 from ackcore.spark.sinks.sink import as_sink, release_sinks
 from ackcore.spark.stores.opening import is_bucket, place_of
 from ackcore.topology.builder import Topology
@@ -39,15 +47,15 @@ class Deployment:
     topology : Topology
         The topology, with its spouts in the order of the checkpoint.
     checkpoint, spark_checkpoint
-        The place of the checkpoint, and for a stream the directory of Spark's own part of it.
-    available_now, trigger
-        Whether a stream ends when the sources have been read and no record waits, and the keywords
-        for Spark's ``trigger()``.
+        The place of the checkpoint, and the directory of Spark's own part of it, if it has one.
+    available_now, trigger, interval_s
+        Whether a stream ends when the sources have been read and no record waits; the keywords
+        for Spark's ``trigger()``; and the interval of a loop's micro-batches in seconds, or 0.
     limit : DeadLimit
         The limit on dead records, which has counted nothing yet.
-    offsets, groups
-        The spouts that read Kafka, and the consumer groups whose offsets ackcore commits for
-        DataFrame sources; None without any.
+    rows, groups
+        The planned spouts, and the consumer groups whose offsets ackcore commits for DataFrame
+        sources; None without any.
     """
 
     def __init__(
@@ -71,7 +79,13 @@ class Deployment:
         self.listeners = Listeners(listeners)
         check(topology, spark, streaming)
         check_dead_topic(topology, dead_letters)
-        self.trigger = read_trigger(trigger, topology, spark)
+        #: Whether Spark makes the micro-batches: it must for DataFrames that are streams.
+        self.by_spark = streaming and any(one.kind is None for one in topology.spouts.values())
+        self.trigger = read_trigger(trigger)
+        if self.by_spark:
+            check_trigger(self.trigger, topology)
+        else:
+            self.interval_s = interval_s(self.trigger)
         self.available_now = "availableNow" in self.trigger
         window = topology.settings.max_dead_window if streaming else None
         self.limit = DeadLimit(max_dead, max_dead_ratio, window)
@@ -79,7 +93,7 @@ class Deployment:
         self._clock = clock
         self.checkpoint = _place_of(checkpoint, dead_letters)
         self.spark_checkpoint = Path()
-        if streaming:
+        if self.by_spark:
             self.spark_checkpoint = _spark_checkpoint_of(self.checkpoint, spark_checkpoint)
         schemas = {name: source_schema(spout) for name, spout in topology.spouts.items()}
         self.state = State.open(
@@ -87,7 +101,8 @@ class Deployment:
             topology,
             sources=kept_schemas(schemas, topology),
             kind="stream" if streaming else "batch",
-            offsets=self.spark_checkpoint / "offsets" if streaming else None,
+            offsets=self.spark_checkpoint / "offsets" if self.by_spark else None,
+            by_spark=self.by_spark,
             accept_changes=accept_changes,
             clock_ms=read_clock(clock),
         )
@@ -101,17 +116,17 @@ class Deployment:
                 as_sink(writer).claim(name, deployment, self.state.url)
             self._open_dead_letters(dead_letters, schemas, deployment, stack)
             self.groups = None
-            if streaming:
+            if self.by_spark:
                 log = self.spark_checkpoint / "offsets"
                 self.groups = frame_groups(self.topology, self.state, log)
                 if self.groups is not None:
                     stack.callback(self.groups.close)
             ends = self.available_now or not streaming
-            self.offsets = kafka_sources(
+            self.rows = planned_rows(
                 self.topology, spark, self.state, ends=ends, once=not streaming
             )
-            if self.offsets is not None:
-                stack.callback(self.offsets.close)
+            if self.rows is not None:
+                stack.callback(self.rows.close)
             self._stack = stack.pop_all()
 
     def _open_dead_letters(
@@ -143,7 +158,7 @@ class Deployment:
             self._write_dead_letters,
             clock=self._clock,
             pause=pause,
-            offsets=self.offsets,
+            offsets=self.rows,
             groups=self.groups,
         )
 
@@ -174,6 +189,6 @@ def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) 
     if not is_bucket(checkpoint):
         return Path(checkpoint, "spark")
     raise ValueError(
-        f"spark_checkpoint must be given if the checkpoint is in a bucket ({checkpoint!r}): a "
+        f"spark_checkpoint must be given if the checkpoint is a URL ({checkpoint!r}): a "
         "directory for Spark's offset log, which the driver writes and the next driver reads"
     )

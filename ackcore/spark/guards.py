@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from ackcore import _columns
-from ackcore.calls import CallSettings
+from ackcore.calls import RateLimit
+from ackcore.calls.call_settings import CallSettings
 from ackcore.flow import DelayTarget, Limit
 from ackcore.spark.base.arrow_batches import plainly_named
 from ackcore.spark.base.errors import one_line
@@ -30,6 +31,7 @@ from ackcore.spark.dead_letters.topic import Place
 from ackcore.spark.engine.progress import Counts
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.spark.tasks.attempts import ERROR, ERROR_COLUMN, FUNCTION, SOURCE, Attempts
+from ackcore.topology._words import near_miss
 from ackcore.topology.bolt_functions import Function, Kind, kind_of
 from ackcore.topology.builder import TopologyBuilder
 from ackcore.topology.components import Component
@@ -48,7 +50,7 @@ def attempt(
     retry_on: type[BaseException] | Iterable[type[BaseException]] = (),
     max_attempts: int = 3,
     max_concurrency: int | Callable[[], Limit] | None = None,
-    rate_per_s: float | None = None,
+    limit: RateLimit | None = None,
     timeout_s: float | None = None,
     wait_in_task_s: float = 5.0,
     tasks: int | None = None,
@@ -88,19 +90,19 @@ def attempt(
         and any other function is called one at a time. With a number, a plain function is called
         from that many threads. A function of batches is always called one at a time. A call that
         timed out no longer counts, though it may still run.
-    rate_per_s : float, optional
-        The maximum number of calls per second for the whole frame. Each of the `tasks` has an equal
-        share.
+    limit : RateLimit, optional
+        The calls per second for the whole frame, or the limits of each key, such as a tenant. Each
+        of the `tasks` has an equal share. Not with a key for a function of batches.
     timeout_s : float, optional
         Seconds after which a call fails with `TimeoutError`. A plain function cannot be cancelled
         and occupies its thread until it returns.
     wait_in_task_s : float, default 5.0
         Seconds that a row may wait between its calls, in total.
     tasks : int, optional
-        The number of tasks that run at once, for `rate_per_s`. The default is the session's default
-        parallelism, which equals its cores. With fewer partitions the rate is lower; if the cluster
-        grows during the job, it is higher. On Spark Connect a small job finds the default, once per
-        session.
+        The number of tasks that share `limit`. The default is the session's default parallelism,
+        which equals its cores. With fewer partitions the rate is lower; if the cluster grows during
+        the job, it is higher. Give 1 for a frame that is partitioned by the key of the limit. On
+        Spark Connect a small job finds the default, once per session.
 
     Returns
     -------
@@ -126,15 +128,15 @@ def attempt(
     to sort: `fn` is called twice for each row. A task that Spark repeats calls again. Any exception
     of `fn` is the error of its row, also `SystemExit`. A function that ends its process ends the
     task and finally the job (`guard` finds that row). If a function of batches raises, the batch is
-    bisected to the failing rows; but `Retry`, exceptions in `retry_on` and time-outs concern the
-    call, and all its rows fail.
+    bisected to the failing rows; but `Retry`, exceptions in `retry_on`, time-outs and failed
+    connections concern the call, and all its rows fail.
 
     Examples
     --------
     >>> async def geocode(row):
     ...     answer = await client.get(URL, params={"q": row["address"]})
     ...     return answer.json()
-    >>> found = attempt(shops, geocode, "lat double, lon double", rate_per_s=50)
+    >>> found = attempt(shops, geocode, "lat double, lon double", limit=RateLimit(calls_per_s=50))
     >>> found.where("error is not null").select("address", "error.*").show()
     """
     refuse_frame(frame, "frame")
@@ -144,18 +146,18 @@ def attempt(
     settings = CallSettings(
         max_concurrency=read_concurrency(kind, max_concurrency),
         timeout_s=timeout_s,
-        rate_per_s=rate_per_s,
+        limit=limit,
         max_attempts=max_attempts,
         retry_on=retry_on,  # type: ignore[arg-type] # one class is put into a tuple
         wait_in_task_s=wait_in_task_s,
     )
-    share = share_of_rate(frame, settings.rate_per_s, tasks)
+    check_limit(frame, kind, limit)
     run = Attempts(
         fn,
         kind,
         arrow_schema(frame.schema, "frame"),
         answers,
-        replace(settings, rate_per_s=share),
+        replace(settings, limit=share_of(frame, limit, tasks)),
     )
     refuse_unpicklable("fn", fn, WHERE)
     check_workers(frame.sparkSession)
@@ -175,7 +177,7 @@ def guard(
     retry_on: Iterable[type[Exception] | str] | None = None,
     reject: Iterable[type[Exception] | str] = (),
     max_concurrency: int | Callable[[], Limit] | None = None,
-    rate_per_s: float | None = None,
+    limit: RateLimit | None = None,
     timeout_s: float | None = None,
     wait_in_task_s: float = 5.0,
     journal: bool = False,
@@ -214,7 +216,7 @@ def guard(
         and by default none.)
     reject : list of exception classes or of their names, default ()
         The exceptions that make a record a dead letter at once.
-    max_concurrency, rate_per_s, timeout_s, wait_in_task_s
+    max_concurrency, limit, timeout_s, wait_in_task_s
         As for `attempt` and `ackcore.topology.AsyncBolt`. A row that raises
         `ackcore.topology.Retry` waits up to `wait_in_task_s` within its task, and for longer
         in the checkpoint.
@@ -257,11 +259,12 @@ def guard(
     calls = CallSettings(
         max_concurrency=read_concurrency(kind, max_concurrency),
         timeout_s=timeout_s,
-        rate_per_s=rate_per_s,
+        limit=limit,
         retry_on=() if retry_on is None else exception_classes(retry_on, "retry_on"),
         reject=exception_classes(reject, "reject"),
         wait_in_task_s=wait_in_task_s,
     )
+    check_limit(frame, kind, limit)
     if trigger is not None and not frame.isStreaming:
         raise ValueError(
             f"trigger must be left out for a bounded frame, got {trigger!r}; to make a stream, use "
@@ -272,7 +275,7 @@ def guard(
     if kind is not Kind.BATCH:
         bolt: Component = RowFunction(fn, answers, kept, calls, journal=journal, **told)
     elif journal is False:
-        shared = replace(calls, rate_per_s=share_of_rate(frame, calls.rate_per_s, None))
+        shared = replace(calls, limit=share_of(frame, limit, None))
         bolt = BatchFunction(fn, answers, kept, shared, **told)
     else:
         raise ValueError(
@@ -420,22 +423,43 @@ def read_concurrency(
     return given
 
 
-def share_of_rate(frame: DataFrame, rate_per_s: float | None, tasks: int | None) -> float | None:
-    """Return the rate of one task: the total rate divided by the number of concurrent tasks.
+def check_limit(frame: DataFrame, kind: Kind, limit: RateLimit | None) -> None:
+    """Refuse a limit with a key that rows of the frame do not have.
+
+    Raises
+    ------
+    ValueError
+        If the key is no column, or the function has no rows.
+    """
+    per = None if limit is None else limit.per
+    if per is None:
+        return
+    if kind is Kind.BATCH:
+        raise ValueError(
+            f"limit must have no key (per) for a function of batches, got {per!r}: a call has rows "
+            "of several keys; let the function take one row"
+        )
+    if isinstance(per, str) and per not in frame.columns:
+        raise ValueError(
+            f"limit must name a column of frame, got per={per!r}; "
+            + near_miss(per, tuple(frame.columns), "columns")
+        )
+
+
+def share_of(frame: DataFrame, limit: RateLimit | None, tasks: int | None) -> RateLimit | None:
+    """Return the limit of one task: the total rate divided by the number of concurrent tasks.
 
     Raises
     ------
     TypeError, ValueError
-        If `tasks` is not a positive number, or is given without a rate.
+        If `tasks` is not a positive number, or is given without a limit.
     """
     if tasks is not None:
         tasks = _columns.as_count(tasks, "tasks", 1)
-    if rate_per_s is None:
+    if limit is None:
         if tasks is not None:
             raise ValueError(
-                f"tasks must be left out without rate_per_s, got {tasks}: it only divides this rate"
+                f"tasks must be left out without limit, got {tasks}: it only divides this limit"
             )
         return None
-    if tasks is None:
-        tasks = task_slots(frame.sparkSession)
-    return rate_per_s / tasks
+    return limit.share(task_slots(frame.sparkSession) if tasks is None else tasks)

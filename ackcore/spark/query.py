@@ -1,9 +1,9 @@
 """The entry points that run a topology: `start` for streams, `run_batch` for sources that end.
 
-Spark makes the micro-batches of a stream, with a heartbeat among its sources; ackcore uses Spark's
-numbers for them.  Spark keeps the offsets of each number in ``<checkpoint>/spark``, and ackcore
-keeps the outcomes of the records in ``<checkpoint>/ackcore``.  A source that ends is micro-batch 0;
-the later micro-batches are its retries.
+A loop of ackcore makes the micro-batches of planned spouts.  If a spout is a streaming DataFrame,
+Spark makes them, with a heartbeat among its sources; ackcore then uses Spark's numbers.  Spark
+keeps the offsets of each number in ``<checkpoint>/spark``, and ackcore keeps plans and outcomes in
+``<checkpoint>/ackcore``.  A source that ends is micro-batch 0; the later ones are its retries.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from ackcore.spark.engine.progress import Counts, Progress
 from ackcore.spark.engine.setup import InputFrame
 from ackcore.spark.inspect.pending import PendingTree, read_pending
 from ackcore.spark.listeners import Listeners
+from ackcore.spark.loop import LoopStream
+from ackcore.spark.spark_stream import SparkStream
 from ackcore.spark.stream import Stream
 from ackcore.topology.builder import Topology
 
@@ -54,18 +56,19 @@ def start(
     listeners: Sequence[Any] = (),
     clock: Clock = wall_clock_ms,
 ) -> Query:
-    """Run a topology whose spouts are streams.
+    """Run a topology on sources that grow.
 
     Parameters
     ----------
     topology : Topology
-        A topology from `TopologyBuilder.build`.  The source of each spout is a streaming DataFrame.
+        A topology from `TopologyBuilder.build`.  The source of each spout is a `KafkaSpout`, a
+        `PlannedSource` or a streaming DataFrame.
     spark : SparkSession
-        A classic session.
+        A classic session, or one of Spark Connect if no source is a DataFrame.
     checkpoint : path
         A directory for this query alone, on a file system that driver and executors share, or the
-        URL of a place in a bucket (``s3://bucket/place``).  If you start the query again with the
-        same checkpoint, it continues, also after a crash.
+        URL of a place in a bucket (``s3://bucket/place``) or in HDFS (``hdfs://host:8020/place``).
+        If you start the query again with the same checkpoint, it continues, also after a crash.
     trigger : str or mapping, optional
         A trigger in Spark's form: ``"1 second"`` or ``{"processingTime": "1 second"}`` for the
         interval of micro-batches, ``{"availableNow": True}`` to read the present data and end when
@@ -86,9 +89,9 @@ def start(
         start ``<checkpoint>/ackcore/dead_letters``.  With a topic, dead letters are sent to it as
         well.
     spark_checkpoint : path, optional
-        The directory of Spark's own part, which only the driver reads and writes, and which the
-        next driver must find again; ``<checkpoint>/spark`` by default.  Required if the checkpoint
-        is in a bucket.
+        For a source that is a DataFrame, the directory of Spark's own part, which only the driver
+        reads and writes, and which the next driver must find again; ``<checkpoint>/spark`` by
+        default.  Required for such a source if the checkpoint is in a bucket, else not used.
     accept_changes : bool, default False
         Whether to continue although the topology differs from the one that made the checkpoint.
         Its spouts must be the same, in any order.
@@ -105,12 +108,12 @@ def start(
     Raises
     ------
     TypeError
-        If the session is of Spark Connect, a source's types differ from the inputs of a bolt or
+        If a source is a DataFrame of Spark Connect, its types differ from the inputs of a bolt or
         cannot be kept, or a sink cannot take its stream.
     ValueError
         If the session was stopped, the topology has no spout, or a source is bounded or has columns
         that differ in case only. If the trigger is not one of Spark's, or a limit on the dead is
-        out of range. If the checkpoint is in a bucket, and `dead_letters` is not or
+        out of range. If the checkpoint is in a bucket, and `dead_letters` is not or a required
         `spark_checkpoint` is missing.
     StateError
         If the checkpoint cannot be used; its subclasses distinguish the causes.
@@ -130,7 +133,7 @@ def start(
         spark_checkpoint=spark_checkpoint,
     )
     try:
-        stream = Stream(deployment)
+        stream = SparkStream(deployment) if deployment.by_spark else LoopStream(deployment)
     except BaseException:
         deployment.close()
         raise
@@ -160,9 +163,10 @@ def run_batch(
         A classic session or one of Spark Connect.
     checkpoint : path
         A directory for this run alone, on a file system that driver and executors share, or the URL
-        of a place in a bucket (``s3://bucket/place``).  After a crash, a call with the same
-        checkpoint continues.  After the end it only warns and returns the counts, since all records
-        are decided: each run of a nightly job needs a new checkpoint.
+        of a place in a bucket (``s3://bucket/place``) or in HDFS (``hdfs://host:8020/place``).
+        After a crash, a call with the same checkpoint continues.  After the end it only warns and
+        returns the counts, since all records are decided: each run of a nightly job needs a new
+        checkpoint.
     max_dead : int, optional
         The maximum number of records that are dead at the end.  A record that succeeded in a replay
         is no longer dead.
@@ -302,7 +306,10 @@ class Query:
 
     @property
     def spark_query(self) -> StreamingQuery | None:
-        """Spark's own query; None while it is being started. Stopping it stops this query."""
+        """Spark's own query; None while it is being started. Stopping it stops this query.
+
+        None if all spouts are planned (`PlannedSource`, `KafkaSpout`): Spark then has no query.
+        """
         return self._stream.spark_query
 
     @property

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.session import is_connect
 from ackcore.spark.base.versions import INTERRUPTED, Py4JError, Py4JJavaError
 from ackcore.spark.engine.insist import Stopped
 
@@ -33,6 +33,7 @@ _LASTING = (
     "MatchError",
 )
 _DEEPEST = 50
+_WAY_OUT = "start again on the same checkpoint, with another session"
 
 
 def may_pass(error: BaseException) -> bool:
@@ -54,20 +55,21 @@ def _java_classes(error: BaseException) -> Iterator[str]:
         java = java.getCause()
 
 
-def end_of(spark: SparkSession) -> str | None:
-    """Return the reason why a session ended, or None if it runs."""
+def end_of(spark: Any) -> str | None:
+    """Return the reason why a session ended, or None if it runs or is not known to have ended."""
+    if is_connect(spark):
+        return f"the SparkSession was stopped; {_WAY_OUT}" if spark.is_stopped else None
     gateway = spark.sparkContext._gateway
     process = getattr(gateway, "proc", None)
     status = None if process is None else process.poll()
-    way_out = "start again on the same checkpoint, with another session"
     if status is not None:
-        return f"Spark's JVM ended with exit status {status}; {way_out}"
+        return f"Spark's JVM ended with exit status {status}; {_WAY_OUT}"
     try:
         context = spark.sparkContext._jsc
         if context is None or context.sc().isStopped():
-            return f"the SparkSession was stopped; {way_out}"
+            return f"the SparkSession was stopped; {_WAY_OUT}"
     except (Py4JError, OSError):
-        return f"Spark's JVM cannot be reached any more; {way_out}"
+        return f"Spark's JVM cannot be reached any more; {_WAY_OUT}"
     return None
 
 

@@ -401,7 +401,8 @@ def _table(spout: Spout, rows: Any) -> pa.Table:
         try:
             named = as_mapping(row)
             if named is not None:  # missing columns are null
-                made_up = {"topic": "topic", "partition": 0, "offset": place} if spout.kind else {}
+                is_kafka = spout.kind == "kafka"
+                made_up = {"topic": "topic", "partition": 0, "offset": place} if is_kafka else {}
                 row = {**dict.fromkeys(schema.names), **made_up, **named}
             found.append(columns.row(row))
         except (TypeError, ValueError) as error:

@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from ackcore._arrow import offsets_of
 from ackcore._columns import as_count
-from ackcore.calls import CallSettings
-from ackcore.calls.call_settings import MAX_THREADS
-from ackcore.flow.numbers import positive
+from ackcore.calls.call_settings import MAX_THREADS, CallSettings
+from ackcore.calls.rate_limits import checked_limit
 from ackcore.topology._words import near_miss
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Component
 from ackcore.topology.failure_reasons import exception_classes
@@ -76,6 +75,9 @@ def no_stream(component: str, stream: object, declared: Collection[str]) -> Valu
     )
 
 
+#: The largest number of inputs of one call.
+MAX_BATCH = 1 << 16
+
 _NAMES = (
     "max_concurrency",
     "timeout_s",
@@ -115,9 +117,10 @@ def call_settings(
     if not isinstance(bolt, AsyncBolt):
         return None
     given = {name: _plain(bolt, name) for name in _NAMES}
-    if bolt.rate_per_s is not None:
-        given["rate_per_s"] = positive(bolt.rate_per_s, "rate_per_s", 1e9) / tasks
+    as_count(bolt.max_batch, "max_batch", 1, MAX_BATCH)
+    limit = checked_limit(bolt.limit)
     return CallSettings(
+        limit=None if limit is None else limit.share(tasks),
         retry_on=exception_classes(bolt.retry_on or (), "retry_on"),
         reject=exception_classes((*reject, *bolt.reject), "reject"),
         **given,

@@ -166,8 +166,8 @@ class TopologyBuilder:
         ----------
         name : str
             The name of the component. Its only stream is ``"default"``.
-        source : DataFrame or ackcore.kafka.KafkaSpout
-            A streaming or bounded frame; a `KafkaSpout` can be used as either.
+        source : DataFrame, ackcore.kafka.KafkaSpout or ackcore.spark.PlannedSource
+            A streaming or bounded frame; the other sources can be used as either.
         message_id : str or sequence of str, optional
             The columns that identify a record. By default ids are made from positions. For a
             `KafkaSpout`, and for the columns of Spark's Kafka source, the default is ``("topic",

@@ -7,12 +7,13 @@ on the bolt, and not on which call ended first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import closing
 
 import pyarrow as pa
 
-from ackcore.calls import Calls, CallSettings
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 from ackcore.topology.bolt_calls import cleaned_up, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker
@@ -24,13 +25,19 @@ from ackcore.topology.tuples import Emission, Origin, Reason, Results, Tuple
 class CallInput:
     """An input in flight, and the rows that its execute emitted."""
 
-    __slots__ = ("emitted", "stopped", "tuple")
+    __slots__ = ("done", "emitted", "error", "stopped", "tuple")
 
     def __init__(self, tuple: Tuple) -> None:
         self.tuple = tuple
+        self.done = False  # whether its call has ended
+        self.error: BaseException | None = None
         self.emitted: Emitted = {}
         # StopIteration of an execute in a thread: a coroutine cannot raise it.
         self.stopped: StopIteration | None = None
+
+
+#: The inputs of one call.
+Group = list[CallInput]
 
 
 class CallExecutor(RowExecutor):
@@ -59,10 +66,11 @@ class CallExecutor(RowExecutor):
     ) -> None:
         super().__init__(component, context, reasons)
         self._settings = settings
+        self._max_batch = component.max_batch if isinstance(component, AsyncBolt) else 1
         self._progressed = progressed
         #: Makes the object that runs the calls.
-        self.make_calls: Callable[..., Calls[CallInput, None]] = Calls
-        self._calls: Calls[CallInput, None] | None = None
+        self.make_calls: Callable[..., Calls[Group, None]] = Calls
+        self._calls: Calls[Group, None] | None = None
         self._trips = 0  # trips of its breakers that were reported
         if isinstance(component, Bolt):
             self.collector._keep_apart()
@@ -103,57 +111,102 @@ class CallExecutor(RowExecutor):
             calls.close()
             raise
 
-    def _made_calls(self) -> Calls[CallInput, None]:
+    def _made_calls(self) -> Calls[Group, None]:
         function: Callable[..., object] = self._execute_bolt_in_thread
         if isinstance(self.component, AsyncBolt):
-            function = self._await_execute
+            function = self._await_execute if self._max_batch == 1 else self._await_execute_many
         elif isinstance(self.component, BasicBolt):
             function = self._execute_in_thread
-        return self.make_calls(function, self._settings)
+        limit = self._settings.limit
+        key_of = None if limit is None else lambda group: limit.key_of(group[0].tuple)
+        return self.make_calls(function, self._settings, key_of=key_of)
 
     def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
         """Execute all rows, and convert their emissions to Arrow after each slice."""
         if not batch.num_rows:
             return
         assert self._calls is not None
-        out: deque[CallInput] = deque()
-
+        out: deque[CallInput] = deque()  # pulled, and not ended
+        called: deque[Group] = deque()
         not_made: list[BaseException] = []
 
         def inputs() -> Iterator[CallInput]:
+            for tuples in self._slices(origin, batch, first):
+                for one in tuples:
+                    out.append(CallInput(one))
+                    yield out[-1]
+
+        def noted(groups: Iterable[Group]) -> Iterator[Group]:
             try:
-                for tuples in self._slices(origin, batch, first):
-                    for one in tuples:
-                        out.append(CallInput(one))
-                        yield out[-1]
+                for group in groups:
+                    called.append(group)
+                    yield group
             except BaseException as error:
                 not_made.append(error)
                 raise
 
         pulled = inputs()
+        groups: Iterable[Group] = self._grouped(pulled)
         done = 0
-        with closing(self._calls.run(pulled)) as run:
-            while True:
-                # Only the call is in the `try`: an exception of this executor itself ends the task.
-                try:
-                    outcome = next(run, None)
-                except KeyboardInterrupt:
-                    raise
-                except BaseException as error:
-                    if not_made:
-                        raise  # rows that were never pulled would count as done
-                    # Not from execute, but from a limit of the user's or a signal handler.
-                    self._fail_rest(out, pulled, error)
-                    break
-                if outcome is None:
-                    break
-                input = out.popleft()
-                self._end(input, outcome.error or input.stopped)
-                done += 1
-                if not done % SLICE_ROWS:
-                    self.collector._convert()
-                self._progressed()
+        while groups:
+            halves: list[Group] = []
+            with closing(self._calls.run(noted(groups))) as run:
+                while True:
+                    # Only the call is in the `try`: an exception of this executor itself ends the
+                    # task.
+                    try:
+                        outcome = next(run, None)
+                    except KeyboardInterrupt:
+                        raise
+                    except BaseException as error:
+                        if not_made:
+                            raise  # rows that were never pulled would count as done
+                        # Not from execute, but from a limit of the user's or a signal handler.
+                        self._fail_rest(out, pulled, error)
+                        self.collector._convert()
+                        return
+                    if outcome is None:
+                        break
+                    group = called.popleft()
+                    error_ = outcome.error or group[0].stopped
+                    if error_ and len(group) > 1 and not self._settings.is_of_call(error_):
+                        half = len(group) // 2
+                        halves += group[:half], group[half:]
+                        continue
+                    for input in group:
+                        input.done, input.error = True, error_
+                    while out and out[0].done:
+                        input = out.popleft()
+                        self._end(input, input.error)
+                        done += 1
+                        if not done % SLICE_ROWS:
+                            self.collector._convert()
+                        self._progressed()
+            groups = halves
         self.collector._convert()
+
+    def _grouped(self, inputs: Iterator[CallInput]) -> Iterator[Group]:
+        """Yield the inputs of each call: up to ``max_batch``, of one key."""
+        most = self._max_batch
+        if most == 1:
+            for input in inputs:
+                yield [input]
+            return
+        limit = self._settings.limit
+        begun: dict[Hashable, Group] = {}
+        for input in inputs:
+            try:
+                key = None if limit is None else limit.key_of(input.tuple)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # user code, which is run again for the call, and fails it
+                yield [input]
+                continue
+            group = begun.setdefault(key, [])
+            group.append(input)
+            if len(group) == most:
+                yield begun.pop(key)
+        yield from begun.values()
 
     def _end(self, input: CallInput, error: BaseException | None) -> None:
         """Take the emissions of an ended execute; all earlier inputs have ended."""
@@ -173,7 +226,7 @@ class CallExecutor(RowExecutor):
     ) -> None:
         """Fail the inputs in flight and those not yet called."""
         for input in out:
-            self.collector._raised(input.tuple, error)
+            self.collector._raised(input.tuple, input.error or error)
         out.clear()
         for input in pulled:
             self.collector._raised(input.tuple, error)
@@ -185,7 +238,8 @@ class CallExecutor(RowExecutor):
 
     # ------------------------------------------------------------------------------- the calls
 
-    async def _await_execute(self, input: CallInput, endpoint: object = None) -> None:
+    async def _await_execute(self, group: Group, endpoint: object = None) -> None:
+        (input,) = group
         execute: Callable[[Tuple, CallCollector], Awaitable[object]] = self.component.execute  # type: ignore[assignment]
         collector = CallCollector(self.collector, input.tuple, endpoint)
         try:
@@ -195,7 +249,19 @@ class CallExecutor(RowExecutor):
         finally:
             input.emitted = collector.close()
 
-    def _execute_in_thread(self, input: CallInput) -> None:
+    async def _await_execute_many(self, group: Group, endpoint: object = None) -> None:
+        execute: Callable[..., Awaitable[object]] = self.component.execute_many  # type: ignore[union-attr]
+        collectors = [CallCollector(self.collector, input.tuple, endpoint) for input in group]
+        try:
+            result = await execute([input.tuple for input in group], collectors)
+            if result is not None:
+                refuse_returned(result, "collectors[i].emit(...)")
+        finally:
+            for input, collector in zip(group, collectors, strict=True):
+                input.emitted = collector.close()
+
+    def _execute_in_thread(self, group: Group) -> None:
+        (input,) = group
         execute: Callable[[Tuple, CallCollector], object] = self.component.execute  # type: ignore[assignment]
         collector = CallCollector(self.collector, input.tuple)
         try:
@@ -207,7 +273,8 @@ class CallExecutor(RowExecutor):
         finally:
             input.emitted = collector.close()
 
-    def _execute_bolt_in_thread(self, input: CallInput) -> None:
+    def _execute_bolt_in_thread(self, group: Group) -> None:
+        (input,) = group
         execute: Callable[[Tuple], object] = self.component.execute  # type: ignore[assignment]
         self.collector._begin_call(input.emitted)
         try:

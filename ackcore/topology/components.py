@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 from ackcore._arrow import nullable_within
+from ackcore.calls import RateLimit
 from ackcore.flow import DelayTarget, Limit
 from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.topology.tuples import Identity, Reason, Tuple
@@ -111,6 +112,12 @@ class AsyncCollector(BasicCollector, Protocol):
     """
 
     endpoint: Any
+
+    def used(self, *, tokens: float) -> None:
+        """Report the tokens that the call has used, for a limit with ``tokens_per_min``.
+
+        The same as `ackcore.calls.used`. One collector reports for all tuples of a call.
+        """
 
 
 class BatchOutput(Protocol):
@@ -312,8 +319,7 @@ class AsyncBolt(Component):
     its tuples are anchored to its input, which is acked when ``execute`` returns. Tuples are
     emitted in the order of the inputs, whichever call ends first.
 
-    Set each setting on the class or on the instance. `ackcore.calls.CallSettings` describes them in
-    full.
+    Set each setting on the class or on the instance. `CallSettings` describes them in full.
 
     Attributes
     ----------
@@ -324,13 +330,14 @@ class AsyncBolt(Component):
     max_concurrency : int or callable, default `DelayTarget`
         The number of concurrent calls in each task, and to each endpoint if there are several: a
         number, or a callable that returns a `Limit`, such as a class of `ackcore.flow`. The
-        default adapts to the service.
+        default adapts to the service. With a ``limit`` per key, for all keys together.
     timeout_s : float, optional
         Seconds after which an ``execute`` is cancelled, and fails its input with `TimeoutError`.
-    rate_per_s : float, optional
-        The maximum number of calls begun per second in the whole topology. The bolt's tasks that
-        can run at once have equal shares: as many as its ``parallelism``, at most as many as Spark
-        has cores.
+    limit : RateLimit, optional
+        The calls per second in the whole topology, or the limits of each key, such as a tenant.
+        The bolt's tasks that can run at once have equal shares: as many as its ``parallelism``, at
+        most as many as Spark has cores. A task that receives all tuples of its keys, grouped by the
+        limit's column, has the whole rate of each key.
     endpoints : iterable of hashable, optional
         The endpoints of the calls, each with a window of its own; see ``collector.endpoint``.
     chooser : callable, default `Idlest`
@@ -346,17 +353,23 @@ class AsyncBolt(Component):
         no attempt. None disables the breaker.
     breaker_reset_s : float, default 5.0
         Seconds after which one call tests the endpoint again.
+    max_batch : int, default 1
+        The largest number of inputs of one call. Above 1, ``execute_many`` is called instead of
+        ``execute``, with inputs of one batch (`Settings.chunk_rows`) and one key of ``limit``. No
+        call waits for inputs, since those of a batch are there when it begins. A call counts once
+        in the rate and the window.
     """
 
     needs_identity = True
     max_concurrency: int | Callable[[], Limit] = DelayTarget
     timeout_s: float | None = None
-    rate_per_s: float | None = None
+    limit: RateLimit | None = None
     endpoints: Iterable[Hashable] | None = None
     chooser: Callable[[], Chooser] = Idlest
     wait_in_task_s: float = 5.0
     breaker_failures: int | None = 10
     breaker_reset_s: float = 5.0
+    max_batch: int = 1
 
     async def prepare(self, context: Context) -> None:  # type: ignore[override]
         """Prepare the bolt, before a task's first row, in the loop that ``execute`` runs in.
@@ -371,6 +384,20 @@ class AsyncBolt(Component):
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define async execute(self, tuple, collector)"
+        )
+
+    async def execute_many(
+        self, tuples: Sequence[Tuple], collectors: Sequence[AsyncCollector]
+    ) -> None:
+        """Process several tuples by one call; ``collectors[i]`` emits for ``tuples[i]``.
+
+        If it raises, the tuples it emitted are dropped. `Retry`, a time-out, a failed connection or
+        an exception in ``retry_on`` concerns the call: it is repeated, or all its inputs fail.
+        After any other exception the inputs are bisected, by calls with fewer inputs, until the
+        failing ones are found; only these fail. So an input may be processed several times.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} must define async execute_many(self, tuples, collectors)"
         )
 
     async def cleanup(self) -> None:  # type: ignore[override]
@@ -480,7 +507,7 @@ def refuse_unrunnable(component: Component) -> None:
 
 def _refuse_plain(component: AsyncBolt) -> None:
     made = type(component).__name__
-    for method in ("prepare", "execute", "cleanup"):
+    for method in ("prepare", "execute", "execute_many", "cleanup"):
         if not inspect.iscoroutinefunction(getattr(component, method)):
             raise TypeError(
                 f"{made}.{method} must be a coroutine function, because the bolt is an "

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.calls import CallOutcome, Calls, CallSettings, Retry
-from ackcore.calls.call_settings import MAX_THREADS
+from ackcore.calls.call_settings import MAX_THREADS, CallSettings
+from ackcore.calls.calls import Calls
+from ackcore.calls.outcomes import CallOutcome
 from ackcore.calls.threads import CallThreads, is_async
 from ackcore.topology.bolt_functions import AnswerRows, Function, columns_of
 from ackcore.topology.components import (
@@ -88,7 +89,7 @@ class RowFunction(_Calling, AsyncBolt):
         super().__init__(function, answers, kept, settings, **told)
         self.max_concurrency = settings.max_concurrency
         self.timeout_s = settings.timeout_s
-        self.rate_per_s = settings.rate_per_s
+        self.limit = settings.limit
         self.wait_in_task_s = settings.wait_in_task_s
 
     async def prepare(self, context: Context) -> None:  # type: ignore[override]
@@ -125,9 +126,9 @@ class RowFunction(_Calling, AsyncBolt):
 class BatchFunction(_Calling, BatchBolt):
     """A bolt that calls a function with each batch; parameters as of `_Calling`, without a journal.
 
-    `Retry`, a time-out or an exception in ``settings.retry_on`` is a failure of the call, and fails
-    all rows of the batch. Any other exception is a failure of a row, and the batch is bisected to
-    the rows that raise when called alone.
+    `Retry`, a time-out, a failed connection or an exception in ``settings.retry_on`` is a failure
+    of the call, and fails all rows of the batch. Any other exception is a failure of a row, and the
+    batch is bisected to the rows that raise when called alone.
 
     Attributes
     ----------
@@ -162,7 +163,7 @@ class BatchFunction(_Calling, BatchBolt):
                 return
         if self.attempts is not None:
             self.attempts.update((out.first_row + row, attempts) for row in rows)
-        if not self._is_of_the_call(error):
+        if not self._settings.is_of_call(error):
             raise error
         out.fail(rows, error)
 
@@ -170,11 +171,6 @@ class BatchFunction(_Calling, BatchBolt):
         """Release the resources of the calls."""
         if self._calls is not None:
             self._calls.close()
-
-    def _is_of_the_call(self, error: BaseException) -> bool:
-        if self._settings.is_final(error):
-            return False
-        return isinstance(error, (Retry, TimeoutError, *self._settings.retry_on))
 
 
 #: The numbers of rows, in order, and their answers.

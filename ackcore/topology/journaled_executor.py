@@ -28,9 +28,9 @@ import pyarrow as pa
 
 from ackcore._files.journal import MOST_BYTES, JournalAnswers
 from ackcore._files.journal_format import KEY_BYTES
-from ackcore.calls import CallSettings
+from ackcore.calls.call_settings import CallSettings
 from ackcore.topology.bolt_calls import joined
-from ackcore.topology.call_executor import CallExecutor, CallInput
+from ackcore.topology.call_executor import CallExecutor, CallInput, Group
 from ackcore.topology.components import AsyncBolt, BasicBolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_conversion import Row, RowSchema
@@ -370,14 +370,19 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         self._answers = answers
         self._unwritten: OSError | None = None
 
-    async def _await_execute(self, input: CallInput, endpoint: object = None) -> None:
-        await super()._await_execute(input, endpoint)
-        self._write_down(input)
+    async def _await_execute(self, group: Group, endpoint: object = None) -> None:
+        await super()._await_execute(group, endpoint)
+        self._write_down(group[0])
 
-    def _execute_in_thread(self, input: CallInput) -> None:
-        super()._execute_in_thread(input)
-        if input.stopped is None:
+    async def _await_execute_many(self, group: Group, endpoint: object = None) -> None:
+        await super()._await_execute_many(group, endpoint)
+        for input in group:
             self._write_down(input)
+
+    def _execute_in_thread(self, group: Group) -> None:
+        super()._execute_in_thread(group)
+        if group[0].stopped is None:
+            self._write_down(group[0])
 
     def _write_down(self, input: CallInput) -> None:
         rows = {

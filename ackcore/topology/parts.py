@@ -143,7 +143,7 @@ class Spout:
     ----------
     name : str
         The name of the component.
-    source : DataFrame or KafkaSpout
+    source : DataFrame, KafkaSpout or PlannedSource
         The records. This package uses only the names of its columns.
     fields : tuple of str
         The names of its columns.
@@ -170,12 +170,12 @@ class Spout:
 
     @property
     def kind(self) -> str | None:
-        """The kind of a source that tasks read themselves: ``"kafka"``; None for a DataFrame."""
+        """The kind of a planned source, such as ``"kafka"``; None for a DataFrame."""
         return kind_of(self.source)
 
 
 def kind_of(source: Any) -> str | None:
-    """Return the kind of a source that tasks read themselves, or None for a DataFrame."""
+    """Return the kind of a planned source, or None for a DataFrame."""
     # Look at the class: a DataFrame has an attribute for each column, its class does not.
     kind: str | None = getattr(type(source), "source_kind", None)
     return kind

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import offsets_of
+from ackcore.calls import used
 from ackcore.topology.bolt_calls import joined, no_stream
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker
@@ -426,6 +427,10 @@ class CallCollector:
             if emitted is None:
                 self._collector._refuse_late(self._input)
             emitted.setdefault(out, []).append((row, self._input))
+
+    def used(self, *, tokens: float) -> None:
+        """See `AsyncCollector.used`."""
+        used(tokens=tokens)
 
     def close(self) -> Emitted:
         """Refuse further emissions, and return those so far."""

@@ -135,8 +135,8 @@ class Settings:
     heartbeat_s : float, default 0.2
         The interval at which due retries are looked for while no new data arrives.
     max_restarts : int, default 5
-        The number of restarts of a stream that Spark ended for a temporary reason, without a
-        micro-batch in between, before the query ends.
+        The number of restarts of a stream after temporary errors, without a micro-batch in
+        between, before the query ends.
     restart_backoff_s : float, default 1.0
         The delay before the first restart; it doubles with each further one.
     trace_per_million : int, default 0

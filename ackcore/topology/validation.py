@@ -18,7 +18,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ackcore._arrow import nullable_within
-from ackcore.calls.endpoints import Endpoints
+from ackcore.calls import RateLimit
+from ackcore.calls.call_queues import FairQueues
+from ackcore.calls.outcomes import CallCounts
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.components import (
@@ -77,6 +79,15 @@ _SHAPES = (
         {"execute": ("tuple", "collector"), **_ALL},
     ),
     _Shape(Bolt, "execute", "process", _WHOSE, {"execute": ("tuple",), "flush": (), **_ALL}),
+)
+
+#: The shape of an `AsyncBolt` whose calls have several inputs.
+_MANY = _Shape(
+    AsyncBolt,
+    "execute_many",
+    "process",
+    _WHOSE,
+    {"execute_many": ("tuples", "collectors"), **_ALL},
 )
 
 
@@ -214,8 +225,8 @@ def _spout(spout: Spout) -> Iterator[str]:
         return
     if spout.kind is not None:
         yield (
-            f"commit_group of {subject} is for Spark's own Kafka source, got a KafkaSpout; set the "
-            "group_id of the KafkaSpout instead"
+            f"commit_group of {subject} is for Spark's own Kafka source, got a "
+            f"{type(spout.source).__name__}; set the group_id of a KafkaSpout instead"
         )
     elif lacks := [column for column in KAFKA_ID if column not in spout.fields]:
         yield (
@@ -300,7 +311,7 @@ def _calls(bolt: BoltSpec) -> Iterator[str]:
         settings = call_settings(component)
         if settings is not None:
             # Check the object that a setting makes here, not in a task.
-            Endpoints(settings, 1, time.monotonic_ns)
+            FairQueues(settings, 1, time.monotonic_ns, CallCounts(), lambda at_ns: None)
     except (TypeError, ValueError) as error:
         yield f"bolt {bolt.name!r}: {error}"
 
@@ -309,6 +320,8 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
     """Yield errors that would fail every record: missing methods, wrong signatures."""
     component, made = bolt.component, type(bolt.component).__name__
     shape = next(shape for shape in _SHAPES if isinstance(component, shape.base))
+    if isinstance(component, AsyncBolt) and component.max_batch != 1:
+        shape = _MANY
     kind = f"{'an' if shape.base is AsyncBolt else 'a'} {shape.base.__name__}"
     for method, arguments in shape.called.items():
         function: Any = getattr(component, method)
@@ -420,6 +433,8 @@ def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Ite
         yield f"{how} on {words} names no field; name one, or use .global_() for a single task"
     if len(set(keys)) < len(keys):
         yield f"{how} on {words} must name a field once, got {listed(keys)}"
+    if found is not None:
+        yield from _limit(bolt, found, words)
     for key in dict.fromkeys(keys if found is not None else ()):
         assert found is not None
         if key not in found.fields:
@@ -432,6 +447,20 @@ def _grouping(bolt: BoltSpec, each: Input, found: _DeclaredStream | None) -> Ite
                 f"{how} names field {key!r} of {words}, which is a {type_}; equal maps may list "
                 "their entries in any order, so group by another field, or emit a sorted list"
             )
+
+
+def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
+    """Yield the error of a limit with a key that tuples do not have."""
+    limit = getattr(bolt.component, "limit", None)
+    if (
+        isinstance(limit, RateLimit)
+        and isinstance(limit.per, str)
+        and limit.per not in found.fields
+    ):
+        yield (
+            f"limit of bolt {bolt.name!r} has the key {limit.per!r}, which {words} does not have; "
+            f"{near_miss(limit.per, found.fields, 'fields')}"
+        )
 
 
 def _laid_out_otherwise(type_: pa.DataType) -> pa.DataType | None:

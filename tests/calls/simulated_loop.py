@@ -2,7 +2,7 @@
 
 import selectors
 
-from ackcore.calls import Calls
+from ackcore.calls.calls import Calls
 
 S, MS = 1_000_000_000, 1_000_000
 
@@ -27,9 +27,9 @@ class SimSelector(selectors.DefaultSelector):
 class SimCalls(Calls):
     """Calls in simulated time, in ``sim.now_ns``."""
 
-    def __init__(self, function, settings=None):
+    def __init__(self, function, settings=None, **how):
         self.sim = SimSelector()
-        super().__init__(function, settings, clock=self.sim.clock, selector=self.sim)
+        super().__init__(function, settings, clock=self.sim.clock, selector=self.sim, **how)
 
     @property
     def now_s(self):

@@ -5,7 +5,9 @@ import pickle
 
 import pytest
 
-from ackcore.calls import Calls, CallSettings
+from ackcore.calls import RateLimit
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 from ackcore.flow import Fixed, RttThreshold
 from ackcore.flow.choosers import Idlest
 
@@ -18,7 +20,12 @@ from ackcore.flow.choosers import Idlest
         ({"max_concurrency": Fixed(8)}, TypeError, "its own limit, so pass the class"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be above 0"),
         ({"timeout_s": "1"}, TypeError, "timeout_s must be a number"),
-        ({"rate_per_s": math.inf}, ValueError, "rate_per_s must be above 0 and at most 1e"),
+        ({"limit": 100}, TypeError, r"limit must be a RateLimit, got int 100; write limit=Rate"),
+        (
+            {"limit": RateLimit(per="k"), "endpoints": ["a"]},
+            ValueError,
+            "endpoints must be left out if limit has a key",
+        ),
         ({"endpoints": "http://a"}, TypeError, "endpoints must be a list, .*put it in brackets"),
         ({"endpoints": []}, ValueError, "endpoints must not be empty"),
         ({"endpoints": [[]]}, TypeError, "endpoints must be hashable, got list"),
@@ -44,6 +51,26 @@ from ackcore.flow.choosers import Idlest
 def test_a_setting_that_is_none_is_refused(setting, error, says):
     with pytest.raises(error, match=says):
         CallSettings(**setting)
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "says"),
+    [
+        ({}, ValueError, "must limit something; give calls_per_s"),
+        ({"calls_per_s": math.inf}, ValueError, "calls_per_s must be above 0 and at most 1e"),
+        ({"calls_per_s": "9"}, TypeError, "calls_per_s must be a number"),
+        ({"tokens_per_min": 0}, ValueError, "tokens_per_min must be above 0"),
+        ({"per": 3}, TypeError, "per must be the name of a column, or a function"),
+        ({"per": ""}, ValueError, "per must not be empty"),
+        ({"concurrency": 2}, ValueError, "concurrency must be left out without per, got 2; max_c"),
+        ({"per": "k", "concurrency": 0}, ValueError, "concurrency must be in 1..1000000, got 0"),
+        ({"per": "k", "concurrency": 2.5}, TypeError, "concurrency must be a number of calls, or"),
+        ({"per": "k", "concurrency": dict}, TypeError, "concurrency must make objects with limit"),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(limit, error, says):
+    with pytest.raises(error, match=says):
+        RateLimit(**limit)
 
 
 def test_settings_go_to_the_workers():

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_loop import MS, SimCalls
 
-from ackcore.calls import Calls, CallSettings, Reject, Retry
+from ackcore.calls import RateLimit, Reject, Retry
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 
 
 async def nothing(item):
@@ -223,7 +225,9 @@ def test_calls_begin_at_a_rate_and_never_faster(rate, n):
     async def call(item):
         begun.append(calls.now_s)
 
-    with SimCalls(call, CallSettings(max_concurrency=50, rate_per_s=rate)) as calls:
+    with SimCalls(
+        call, CallSettings(max_concurrency=50, limit=RateLimit(calls_per_s=rate))
+    ) as calls:
         assert len(list(calls.run(range(n)))) == n
     for place, at in enumerate(begun):
         assert place + 1 <= rate * at + 1e-3
@@ -237,7 +241,7 @@ def test_a_rate_holds_for_the_calls_that_are_made_again():
             raise Retry(after_s=0)
 
     settings = CallSettings(
-        max_concurrency=10, rate_per_s=2, breaker_failures=None, wait_in_task_s=60
+        max_concurrency=10, limit=RateLimit(calls_per_s=2), breaker_failures=None, wait_in_task_s=60
     )
     with SimCalls(call, settings) as calls:
         list(calls.run(range(10)))
@@ -251,7 +255,9 @@ def test_a_bucket_keeps_no_more_than_a_tenth_of_a_second():
         begun.append(calls.now_s)
         await asyncio.sleep(0.01)
 
-    with SimCalls(call, CallSettings(max_concurrency=1000, rate_per_s=100)) as calls:
+    with SimCalls(
+        call, CallSettings(max_concurrency=1000, limit=RateLimit(calls_per_s=100))
+    ) as calls:
         list(calls.run(range(100)))
         calls.sim.now_ns += 3600_000 * MS
         since = calls.now_s

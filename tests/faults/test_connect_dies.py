@@ -32,7 +32,6 @@ REST = {
 
 
 def begin(server, directory, python=sys.executable, place=()):
-    directory.mkdir(exist_ok=True)
     return subprocess.Popen(
         [python, connect_client.__file__, server.url, str(directory), *place],
         stdout=subprocess.PIPE,
@@ -59,19 +58,29 @@ def whole(answer, python_is_thin=False):
     assert answer["is_thin"] is python_is_thin
 
 
+@pytest.fixture(params=["run_batch", "start"])
+def work(request, tmp_path):
+    """Return the client's directory, which says whether it runs a batch or a stream."""
+    directory = tmp_path / "work"
+    directory.mkdir()
+    if request.param == "start":
+        (directory / "stream").touch()
+    return directory
+
+
 @pytest.fixture(params=["disk", "bucket"])
 def place(request):
     """Return the client's arguments for checkpoint and sink; the process it starts has the rest."""
     return [] if request.param == "disk" else [request.getfixturevalue("bucket")]
 
 
-def test_a_thin_client_runs_all_that_another_does(tmp_path, place):
+def test_a_thin_client_runs_all_that_another_does(tmp_path, work, place):
     """PySpark's pyspark-client, without a JVM and without Py4J: `make test-thin-client`."""
     python = os.environ.get("ACKCORE_THIN_CLIENT")
     if python is None:
         pytest.skip("ACKCORE_THIN_CLIENT names no Python that has pyspark-client")
     with ConnectServer(tmp_path / "server") as server:
-        whole(answer_of(begin(server, tmp_path / "work", python, place)), python_is_thin=True)
+        whole(answer_of(begin(server, work, python, place)), python_is_thin=True)
 
 
 def was_cut_off(answer):
@@ -79,9 +88,7 @@ def was_cut_off(answer):
     assert "has ended, or its server does not answer" in answer["cancelled"]
 
 
-def test_a_server_that_is_killed_ends_the_run_and_another_goes_on(tmp_path, place):
-    work = tmp_path / "work"
-    work.mkdir()
+def test_a_server_that_is_killed_ends_the_run_and_another_goes_on(tmp_path, work, place):
     (work / "slow").touch()
     with ConnectServer(tmp_path / "first") as server:
         client = begin(server, work, place=place)
@@ -100,10 +107,8 @@ IMPATIENT = {
 }
 
 
-def test_a_session_that_expires_between_two_micro_batches_ends_the_run(tmp_path):
+def test_a_session_that_expires_between_two_micro_batches_ends_the_run(tmp_path, work):
     """Some records wait for their retry then; another session goes on with them."""
-    work = tmp_path / "work"
-    work.mkdir()
     (work / "idle").touch()
     with ConnectServer(tmp_path / "server", conf=IMPATIENT) as server:
         client = begin(server, work)
@@ -113,10 +118,8 @@ def test_a_session_that_expires_between_two_micro_batches_ends_the_run(tmp_path)
         whole(answer_of(begin(server, work)))
 
 
-def test_a_client_that_is_killed_loses_nothing(tmp_path):
+def test_a_client_that_is_killed_loses_nothing(tmp_path, work):
     """Its job runs on for a while: what that writes is of a run that counts no more."""
-    work = tmp_path / "work"
-    work.mkdir()
     (work / "slow").touch()
     with ConnectServer(tmp_path / "server") as server:
         client = begin(server, work)

@@ -5,7 +5,8 @@
 Prints one line of JSON.  Checkpoint and sink are in the place, a bucket's URL, or else in the
 directory.  As long as the file ``slow`` is in the directory each record takes a while, and
 ``begun`` is there once the first has begun.  As long as ``idle`` is there what failed is not tried
-again, and the server hears nothing meanwhile.
+again, and the server hears nothing meanwhile.  If ``stream`` is there, a stream reads the records
+from a planned source.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import pyarrow.parquet as pq
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from ackcore.calls import RateLimit
 from ackcore.spark import (
+    RateSpout,
     RunCancelled,
     attempt,
     combine,
@@ -33,6 +36,7 @@ from ackcore.spark import (
     run_batch,
     settle,
     settle_parquet,
+    start,
     to_parquet,
 )
 from ackcore.spark.stores.opening import open_store
@@ -63,10 +67,21 @@ class Check(BasicBolt):
         collector.emit((tuple["id"],))
 
 
+class Numbers(RateSpout):
+    """The records as a planned source."""
+
+    schema = pa.schema([("id", pa.int64())])
+
+    def read(self, spark, plan):
+        return super().read(spark, plan).toDF("id")
+
+
 def run(spark, directory, place):
     """Run a topology whose bolt fails; return what it came to."""
     builder = TopologyBuilder()
-    builder.spout("numbers", spark.range(0, RECORDS, 1, 4))
+    is_stream = Path(directory, "stream").exists()
+    planned = Numbers(RECORDS, max_rows_per_batch=RECORDS)
+    builder.spout("numbers", planned if is_stream else spark.range(0, RECORDS, 1, 4))
     builder.bolt("check", Check(directory)).fields("numbers", "id")
     builder.sink("check", to_parquet(f"{place}/out"))
     idle = Path(directory, "idle")
@@ -79,11 +94,18 @@ def run(spark, directory, place):
     def clock():
         return time.time_ns() // 1_000_000 - (1_000_000 if idle.exists() else 0)
 
-    more = {"clock": clock, "wait": wait} if idle.exists() else {}
+    more = {"clock": clock} if idle.exists() else {}
     backoff_s = 500.0 if idle.exists() else 0.001
     it = builder.build(backoff_s=backoff_s, max_backoff_s=500.0)
     try:
-        counts = run_batch(it, spark, f"{place}/cp", **more)
+        if is_stream:
+            ends = {"availableNow": True}
+            query = start(it, spark, f"{place}/cp", trigger=ends, **more)
+            query.await_termination()
+            counts = query.counts
+        else:
+            more |= {"wait": wait} if idle.exists() else {}
+            counts = run_batch(it, spark, f"{place}/cp", **more)
     except RunCancelled as error:
         return {"cancelled": str(error), "shut_down": error.shut_down}
     out = open_store(f"{place}/out", "path")
@@ -110,7 +132,8 @@ def try_all(spark, directory, place):
     def statuses(settled):
         return [row.status for row in settled.orderBy("root_id").collect()]
 
-    tried = attempt(spark.range(3), lambda row: 1 / row["id"], "inverse double", rate_per_s=1000)
+    limit = RateLimit(calls_per_s=1000)
+    tried = attempt(spark.range(3), lambda row: 1 / row["id"], "inverse double", limit=limit)
     guarded = guard(
         spark.range(3), lambda row: row["id"] * 2, "d long", to_parquet(f"{directory}/g"),
         f"{directory}/gcp",

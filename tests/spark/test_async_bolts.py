@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+from ackcore.calls import RateLimit
 from ackcore.dispatch import Http
 from ackcore.spark import run_batch, to_parquet
 from ackcore.spark.tasks.spec import TaskSpec
-from ackcore.topology import AsyncBolt, BasicBolt, TopologyBuilder
+from ackcore.topology import AsyncBolt, BasicBolt, Reject, TopologyBuilder
 from ackcore.topology.stage_layout import Layout
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -143,28 +144,61 @@ def test_threads_of_a_basic_bolt_are_as_exact(spark, tmp_path):
     assert answers(spark, tmp_path) == [(n, f"hello {n}") for n in range(500)]
 
 
+class OneByOne(AsyncBolt):
+    """Fails if two calls for one tenant of a task run at once."""
+
+    outputs = pa.schema([("id", pa.int64())])
+    limit = RateLimit(per="tenant", calls_per_s=10_000, concurrency=1)
+
+    async def prepare(self, context):
+        self.out = set()
+
+    async def execute(self, tuple, collector):
+        if tuple["tenant"] in self.out:
+            raise Reject(f"{tuple['tenant']} has another call")
+        self.out.add(tuple["tenant"])
+        await asyncio.sleep(0.001)
+        self.out.remove(tuple["tenant"])
+        collector.emit((tuple["id"],))
+
+
+def test_tuples_of_a_key_are_limited_on_spark(spark, tmp_path):
+    frame = spark.range(600).selectExpr("id", "id % 7 as tenant")
+    builder = TopologyBuilder()
+    builder.spout("ids", frame)
+    builder.bolt("call", OneByOne(), parallelism=2).fields("ids", "tenant")
+    builder.sink("call", to_parquet(tmp_path / "out"))
+    counts = run_batch(builder.build(), spark, str(tmp_path / "checkpoint"))
+    assert (counts.records, counts.acked, counts.dead) == (600, 600, 0)
+    assert spark.read.parquet(str(tmp_path / "out")).distinct().count() == 600
+
+
 @pytest.mark.parametrize(
-    ("grouping", "parallelism", "slots", "tasks"),
+    ("grouping", "parallelism", "per", "tasks"),
     [
-        ("local_or_shuffle", None, 4, 4),
-        ("shuffle", 2, 4, 2),
-        ("shuffle", 8, 4, 4),
-        ("fields", None, 4, 4),
-        ("fields", 3, 4, 3),
-        ("global_", None, 4, 1),
+        ("local_or_shuffle", None, None, 4),
+        ("shuffle", 2, None, 2),
+        ("shuffle", 8, None, 4),
+        ("shuffle", 2, "id", 2),
+        ("fields", None, None, 4),
+        ("fields", 3, None, 3),
+        ("fields", 3, "id", 1),
+        ("global_", None, None, 1),
     ],
 )
 def test_a_rate_is_divided_by_the_tasks_that_have_rows_at_once(
-    grouping, parallelism, slots, tasks, spark
+    grouping, parallelism, per, tasks, spark
 ):
+    bolt = Fetch(None)
+    bolt.limit = RateLimit(per=per, calls_per_s=9)
     builder = TopologyBuilder()
     builder.spout("ids", spark.range(1))
-    declared = builder.bolt("fetch", Greet(), parallelism=parallelism)
+    declared = builder.bolt("fetch", bolt, parallelism=parallelism)
     getattr(declared, grouping)("ids", *(["id"] if grouping == "fields" else []))
     layout = Layout.of(builder.build())
     spec = TaskSpec(
         layout,
-        {},
+        {"fetch": bolt},
         {},
         key=0,
         number=0,
@@ -173,6 +207,6 @@ def test_a_rate_is_divided_by_the_tasks_that_have_rows_at_once(
         directory="",
         journal="",
         reject=(),
-        slots=slots,
+        slots=4,
     )
     assert spec.tasks_at_once("fetch") == tasks

@@ -13,8 +13,9 @@ from pyspark.sql import functions as sql
 from pyspark.sql import types as T
 from sessions import on_both_sessions
 
+from ackcore.calls import RateLimit
 from ackcore.spark import attempt
-from ackcore.spark.guards import share_of_rate
+from ackcore.spark.guards import share_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -158,14 +159,15 @@ def test_outputs_may_be_written_in_three_ways(spark):
 def test_a_rate_is_divided_by_the_tasks_that_run_at_once(spark):
     frame = spark.range(1)
     cores = spark.sparkContext.defaultParallelism
-    assert share_of_rate(frame, 10.0, None) == 10.0 / cores
-    assert share_of_rate(frame, 10.0, 4) == 2.5
-    assert share_of_rate(frame, None, None) is None
+    limit = RateLimit(calls_per_s=10)
+    assert share_of(frame, limit, None).calls_per_s == 10.0 / cores
+    assert share_of(frame, limit, 4).calls_per_s == 2.5
+    assert share_of(frame, None, None) is None
     for tasks, error in ((0, ValueError), (1.5, TypeError)):
         with pytest.raises(error, match="tasks must be"):
-            share_of_rate(frame, 10.0, tasks)
-    with pytest.raises(ValueError, match="tasks must be left out without rate_per_s"):
-        share_of_rate(frame, None, 4)
+            share_of(frame, limit, tasks)
+    with pytest.raises(ValueError, match="tasks must be left out without limit"):
+        share_of(frame, None, 4)
 
 
 # ------------------------------------------------------------------------------ what is refused
@@ -259,7 +261,8 @@ def test_settings_that_do_not_fit_are_refused_by_name(spark):
         ({"max_attempts": 0}, ValueError, "max_attempts must be"),
         ({"retry_on": "TimeoutError"}, TypeError, "retry_on must hold exception classes"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be"),
-        ({"rate_per_s": -1}, ValueError, "rate_per_s must be"),
+        ({"limit": -1}, TypeError, "limit must be a RateLimit, got int -1"),
+        ({"limit": RateLimit(per="tenant")}, ValueError, "limit must name a column of frame, got"),
         ({"max_concurrency": 0}, ValueError, "max_concurrency must be"),
     ):
         with pytest.raises(error, match=words):

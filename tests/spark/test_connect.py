@@ -23,7 +23,6 @@ from ackcore.spark import (
     CheckpointInUse,
     RunCancelled,
     RunFailed,
-    WorkerPythonError,
     dead_letters,
     guard,
     replay,
@@ -36,6 +35,7 @@ from ackcore.spark import (
 from ackcore.spark.base import session, workers
 from ackcore.spark.base.session import session_lost, task_slots
 from ackcore.spark.base.sources import has_fixed_order, has_fixed_rows
+from ackcore.spark.base.workers import WorkerPythonError
 from ackcore.spark.settle.dataframes import estimated_bytes
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 
@@ -91,7 +91,7 @@ def test_what_needs_the_jvm_of_a_classic_session_is_refused_by_name(connect, tmp
         lambda: start(topology(stream, Names()), connect, tmp_path / "cp"),
         lambda: guard(stream, lambda row: 1, "n int", print, tmp_path / "cp"),
     ):
-        with pytest.raises(TypeError, match=r"start\(\) needs a classic .* use run_batch\(\) with"):
+        with pytest.raises(TypeError, match=r"start\(\) needs a classic .* or run_batch\(\) with"):
             refused()
     it = topology(connect.range(1), Names(), to_jdbc("jdbc:derby:memory:x", "t"))
     with pytest.raises(TypeError, match=r"'sink-0', to_jdbc\(.* needs the JVM .* to_postgres\(\)"):

@@ -28,7 +28,7 @@ from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch, runs
 from ackcore.spark.kafka import group_commits
 from ackcore.spark.kafka.frame_groups import FrameGroups, read_offsets
-from ackcore.spark.stream import Stream
+from ackcore.spark.spark_stream import SparkStream
 from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -225,10 +225,10 @@ def test_a_commit_that_did_not_arrive_asks_for_a_micro_batch(
         assert told.done(decisions[0]) == {"lines": 1}
         mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, *[29] * 100)
         assert told.done(decisions[1]) == {"lines": 1}
-        assert wait_until(lambda: Stream._is_called(stream), "that it asks")
+        assert wait_until(lambda: SparkStream._is_called(stream), "that it asks")
         mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
         assert told.done(decisions[1]) == {"lines": 0}
-        assert not Stream._is_called(stream)
+        assert not SparkStream._is_called(stream)
     finally:
         told.close()
 

@@ -21,7 +21,7 @@ from servers import wait_until
 from streams import until
 from test_kafka_spout import Kept, source, topology
 
-from ackcore import OffsetState
+from ackcore._records import OffsetState
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster
 from ackcore.offsets import decode_metadata
@@ -32,7 +32,6 @@ from ackcore.spark.engine import batch
 from ackcore.spark.kafka import group_commits
 from ackcore.spark.kafka.group_commits import ToldGroup
 from ackcore.spark.kafka.kafka_spouts import KafkaSources
-from ackcore.spark.stream import Stream
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -135,7 +134,7 @@ def test_a_record_is_committed_over_when_all_that_was_emitted_from_it_is_done(
 def test_who_waits_for_all_that_there_is_waits_for_its_counts(
     spark, mock_kafka, tmp_path, running, monkeypatch
 ):
-    """Also where Spark was asked before it had the micro-batch, and that is marked since."""
+    """Also where the micro-batch is marked since."""
     told, let_go, seen, whole = threading.Event(), threading.Event(), [], KafkaSources.done
 
     def done(*given):
@@ -145,7 +144,6 @@ def test_who_waits_for_all_that_there_is_waits_for_its_counts(
         return lag
 
     monkeypatch.setattr(KafkaSources, "done", done)
-    monkeypatch.setattr(Stream, "_read_all_available", lambda stream: None)
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a"])
     on = running(topology(source(mock_kafka, "t"), Kept()), spark, tmp_path / "checkpoint")

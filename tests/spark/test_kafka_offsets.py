@@ -29,7 +29,7 @@ from ackcore.spark.kafka.kafka_spouts import KafkaSources
 from ackcore.spark.kafka.plans import OffsetPlan, Position
 from ackcore.spark.kafka.spout_offsets import OffsetsRefused, SpoutOffsets
 from ackcore.spark.kafka.spout_starts import Start
-from ackcore.spark.stream import Stream
+from ackcore.spark.spark_stream import SparkStream
 
 
 class Cluster:
@@ -487,7 +487,7 @@ def test_a_stream_that_is_behind_pauses_after_it_took_nothing(records, pauses):
         _poll_s=0.5,
         recent=[SimpleNamespace(records=records)],
     )
-    assert not Stream._wait_until_due(stream)
+    assert not SparkStream._wait_until_due(stream)
     assert found == pauses
 
 
@@ -543,14 +543,14 @@ def test_the_end_of_a_query_is_what_is_raised_when_its_cluster_is_closed():
         raise AttributeError("_admin")
 
     closing = SimpleNamespace(is_closed=False, reaching_ends=reaching_ends)
-    stream = SimpleNamespace(_offsets=closing)
+    stream = SimpleNamespace(_rows=closing)
     closes = False
     with pytest.raises(AttributeError):
-        Stream._reaching_ends(stream)
+        SparkStream._reaching_ends(stream)
     closes = True
-    assert Stream._reaching_ends(stream) is None
+    assert SparkStream._reaching_ends(stream) is None
     closing.reaching_ends = None
-    assert Stream._reaching_ends(stream) is None
+    assert SparkStream._reaching_ends(stream) is None
 
 
 def test_more_tasks_than_partitions_are_told_of(of, caplog):

@@ -14,7 +14,7 @@ from streams import until
 from test_kafka_spout import source, topology
 
 from ackcore.spark import to_parquet
-from ackcore.spark.heartbeat import Pacemaker
+from ackcore.spark.pacing import Pacing
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(spouts)
@@ -24,14 +24,14 @@ BATCHES = 17
 
 
 def test_what_a_micro_batch_asks_of_a_bucket(
-    spark, tasks_reach, mock_kafka, bucket, s3, tmp_path, running, monkeypatch
+    spark, tasks_reach, mock_kafka, bucket, s3, running, monkeypatch
 ):
     """All requests of driver and tasks, when nothing fails; the commit's look at the head, too."""
     # It looks for requests once a second: how long a micro-batch takes is the machine's matter.
-    monkeypatch.setattr(Pacemaker, "CALLED_S", 3600.0)
+    monkeypatch.setattr(Pacing, "CALLED_S", 3600.0)
     mock_kafka.create_topic("t")
     topology_ = topology(source(mock_kafka, "t"), to_parquet(f"{bucket}/words"))
-    query = running(topology_, spark, f"{bucket}/checkpoint", spark_checkpoint=tmp_path / "spark")
+    query = running(topology_, spark, f"{bucket}/checkpoint")
     # Not process_all_available(), which asks the bucket, too.
     marks = []
     for number in range(BATCHES):

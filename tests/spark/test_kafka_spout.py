@@ -22,7 +22,8 @@ from confluent_kafka import Producer
 
 from ackcore.kafka import KafkaSpout
 from ackcore.offsets import decode_metadata
-from ackcore.spark import CheckpointForeign, RunFailed, dead_letters, replay, run_batch, start
+from ackcore.spark import RunFailed, dead_letters, replay, run_batch, start
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch, decide, reread, runs
 from ackcore.spark.kafka import offset_reading
@@ -482,7 +483,7 @@ def test_a_stream_that_died_repeats_the_ranges_on_record(
 def test_a_stream_that_died_before_its_plan_makes_one(
     spark, mock_kafka, checkpoint, kept, running, monkeypatch
 ):
-    """Spark has the micro-batch in its log, and we have nothing of it: it is planned now."""
+    """Nothing is on record of the micro-batch, Spark's own part included: it is planned now."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a"])
     it = topology(source(mock_kafka, "t"), kept)
@@ -494,15 +495,15 @@ def test_a_stream_that_died_before_its_plan_makes_one(
         patch.setattr(batch.Engine, "_plan", dies)
         with pytest.raises(FailpointReached):
             running(it, spark, checkpoint).await_termination(300)
-    assert (checkpoint / "spark/offsets/0").exists()
     assert not plans(checkpoint)
+    assert not (checkpoint / "spark").exists()
     mock_kafka.produce("t", [b"b"])
     running(it, spark, checkpoint).process_all_available()
     assert kept.offsets == [(0, 0), (0, 1)]
 
 
 def test_available_now_ends_with_what_there_was(spark, mock_kafka, checkpoint, kept):
-    """In several micro-batches, the retries included."""
+    """In several micro-batches, the retries included; and whatever a former version left there."""
     mock_kafka.create_topic("t")
     mock_kafka.produce("t", [b"a", b"flaky", b"b", b"c"])
     it = topology(source(mock_kafka, "t", max_records=3), kept)
@@ -510,9 +511,13 @@ def test_available_now_ends_with_what_there_was(spark, mock_kafka, checkpoint, k
     assert on.await_termination(300)
     assert kept.texts == ["a", "b", "c", "flaky"]
     assert [progress.records for progress in on.recent_progress][:2] == [3, 1]
+    # Spark's query ran such topologies once, and had a log of its own.
+    (checkpoint / "spark/offsets").mkdir(parents=True)
+    (checkpoint / "spark/offsets/0").write_text("v1\n{}\n-")
+    mock_kafka.produce("t", [b"d"])
     on = start(it, spark, checkpoint, trigger={"availableNow": True})
     assert on.await_termination(300)
-    assert on.counts.records == 4
+    assert (on.counts.records, kept.texts) == (5, ["a", "b", "c", "d", "flaky"])
 
 
 def test_aborted_records_and_markers_are_passed_over_where_a_range_ends(

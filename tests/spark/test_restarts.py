@@ -21,7 +21,7 @@ from ackcore.spark.base.lock import Lock
 from ackcore.spark.engine.insist import SinkError, Stopped
 from ackcore.spark.query import start
 from ackcore.spark.restarts import end_of, may_pass
-from ackcore.spark.stream import Stream
+from ackcore.spark.spark_stream import SparkStream
 from ackcore.topology import TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -177,12 +177,12 @@ def test_what_a_lost_query_of_sparks_has_called_ends_before_another_begins(
         began.append(stream._at_work)
         return begin_query(stream)
 
-    begin_query = Stream._begin
+    begin_query = SparkStream._begin
     store = CutOff()
     folder.add("a")
     folder.add("b")
     on = running(word_count(folder.stream, store, restart_backoff_s=0.001), spark, tmp_path / "cp")
-    monkeypatch.setattr(Stream, "_begin", begin)
+    monkeypatch.setattr(SparkStream, "_begin", begin)
     assert store.came.wait(60)
     first = on.spark_query
     until(lambda: not first.isActive, on)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import logging
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import prometheus_client
+import pyarrow as pa
 import pytest
 from streams import LINE, word_count
 
@@ -24,6 +26,8 @@ SPOUT = "docs/sources.md", "from ackcore.kafka import KafkaSpout"
 SERVED = "docs/monitoring.md", "query.serve_metrics("
 LISTENERS = "docs/monitoring.md", "OTLPMetricExporter("
 BUCKET = "docs/buckets.md", '"s3://bucket/live"'  # in test_bucket_runs.py
+PLANNED = "docs/sources.md", "class Orders(PlannedSource)"
+FILES = "docs/sources.md", "from ackcore.spark import FileSpout"
 REMOTE = "docs/spark-connect.md", "SparkSession.builder.remote("
 
 
@@ -50,7 +54,7 @@ def run(snippet, names, instead=()):
 
 
 def test_each_snippet_is_known():
-    known = [WRITE, SPOUT, SERVED, LISTENERS, BUCKET, REMOTE]
+    known = [WRITE, SPOUT, SERVED, LISTENERS, BUCKET, REMOTE, PLANNED, FILES]
     of_each = [
         [snippet for snippet in known if snippet[0] == page and snippet[1] in fence]
         for page, fence in snippets()
@@ -97,6 +101,31 @@ def test_a_kafka_spout():
     run(SPOUT, {"builder": builder})
     builder.sink("lines", lambda frame, number: None)
     assert list(builder.build().spouts) == ["lines"]
+
+
+def test_a_source_of_ones_own(spark, tmp_path):
+    builder = TopologyBuilder()
+
+    def orders_between(session, first, last):
+        return session.range(first, last).selectExpr("id", "'c' AS customer", "1 AS more")
+
+    run(
+        PLANNED,
+        {"builder": builder, "newest_id": lambda: 6, "orders_between": orders_between},
+    )
+    builder.sink("orders", lambda frame, number: None)
+    assert run_batch(builder.build(), spark, tmp_path / "checkpoint").acked == 7
+
+
+def test_files_of_a_directory(spark, tmp_path):
+    builder = TopologyBuilder()
+    instead = {"/data/visits": str(tmp_path / "in")}
+    run(FILES, {"builder": builder, "pa": pa}, instead=instead)
+    (tmp_path / "in").mkdir()
+    with gzip.open(tmp_path / "in/0.json.gz", "wt") as file:
+        file.write('{"user": "a", "page": "/"}\n')
+    builder.sink("visits", lambda frame, number: None)
+    assert run_batch(builder.build(), spark, tmp_path / "checkpoint").acked == 1
 
 
 def test_a_query_serves_itself(names):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from round_robin import RoundRobin
 
 from ackcore._files.journal import Journal
+from ackcore.calls import RateLimit
 from ackcore.flow import RttThreshold
 from ackcore.topology import (
     AsyncBolt,
@@ -318,8 +319,9 @@ def test_a_rate_is_shared_by_the_tasks():
     async def execute(t, collector):
         pass
 
-    assert call_settings(Asyncly(execute, rate_per_s=100), tasks=8).rate_per_s == 12.5
-    assert call_settings(Asyncly(execute)).rate_per_s is None
+    limit = RateLimit(calls_per_s=100)
+    assert call_settings(Asyncly(execute, limit=limit), tasks=8).limit.calls_per_s == 12.5
+    assert call_settings(Asyncly(execute)).limit is None
 
 
 # -- threads ----------------------------------------------------------------------------------
@@ -453,7 +455,7 @@ def test_methods_of_another_shape_are_refused(base, methods, says):
             "bolt 'b': max_concurrency must return objects with",
         ),
         (AsyncBolt, {"timeout_s": -1}, "bolt 'b': timeout_s must be above 0"),
-        (AsyncBolt, {"rate_per_s": "9"}, "bolt 'b': rate_per_s must be a number"),
+        (AsyncBolt, {"limit": 9}, "bolt 'b': limit must be a RateLimit, got int 9"),
         (AsyncBolt, {"endpoints": "http://a"}, "bolt 'b': endpoints must be a list"),
         (AsyncBolt, {"wait_in_task_s": -1}, "bolt 'b': wait_in_task_s must be at least 0"),
         (AsyncBolt, {"execute": None}, "bolt 'b' must have a method execute|must be a coroutine"),
@@ -539,3 +541,115 @@ def test_what_a_thread_emits_as_execute_returns_is_taken_or_refused():
     assert said == ["taken"]
     assert emitted([results]) == [(7, [0])]
     executor.cleanup()
+
+
+# -- several inputs of one call ---------------------------------------------------------------
+
+
+class Together(AsyncBolt):
+    """Takes several inputs at once, and refuses a call with a bad one."""
+
+    outputs = TWO
+    max_concurrency = 4
+
+    def __init__(self, bad=(), error=None, **settings):
+        self.bad, self.error, self.groups = bad, error, []
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    async def execute_many(self, tuples, collectors):
+        values = [one[0] for one in tuples]
+        self.groups.append(values)
+        for value, collector in zip(values, collectors, strict=True):
+            collector.emit((value * 10,))
+        await asyncio.sleep(0)
+        if set(values) & set(self.bad):
+            raise self.error or ValueError("bad")
+
+
+@pytest.mark.parametrize("journal", [False, True])
+@given(
+    values=st.lists(st.integers(0, 30), max_size=40),
+    bad=st.sets(st.integers(0, 30), max_size=4),
+    most=st.integers(2, 9),
+    keyed=st.booleans(),
+)
+def test_bad_inputs_of_a_call_fail_alone(journal, values, bad, most, keyed, tmp_path_factory):
+    """And each other input is emitted once, in order; a call has inputs of one key."""
+    limit = RateLimit(per=lambda one: one[0] % 3) if keyed else None
+    bolt = Together(bad, max_batch=most, limit=limit, journal=journal)
+    with Journal(tmp_path_factory.mktemp("journal"), b"several at once ") as kept:
+        answers = Answers("b", TWO, kept) if journal else None
+        results = run(executor_for("b", bolt, answers=answers), values)
+    good = [place for place, value in enumerate(values) if value not in bad]
+    assert emitted(results) == [(values[place] * 10, [place]) for place in good]
+    assert sorted(failed(results)) == [n for n, value in enumerate(values) if value in bad]
+    assert all(len(group) <= most for group in bolt.groups)
+    if keyed:
+        assert all(len({value % 3 for value in group}) == 1 for group in bolt.groups)
+    elif not bad & set(values):
+        assert len(bolt.groups) == -(-len(values) // most)
+
+
+@pytest.mark.parametrize(
+    "error", [Retry(after_s=60), TimeoutError("slow"), ConnectionError("down"), KeyError("listed")]
+)
+def test_an_error_of_the_call_fails_all_its_inputs(error):
+    bolt = Together([3], error, max_batch=4, retry_on=[KeyError])
+    results = run(executor_for("b", bolt), range(8))
+    assert sorted(failed(results)) == [0, 1, 2, 3]
+    assert bolt.groups.count([0, 1, 2, 3]) == 1
+
+
+def test_a_call_that_is_refused_is_repeated_with_the_same_inputs():
+    bolt = Together([1], Retry("wait", after_s=0.01), max_batch=3)
+    waited = bolt.execute_many
+
+    async def once(tuples, collectors):
+        if len(bolt.groups) == 1:
+            bolt.bad = ()
+        await waited(tuples, collectors)
+
+    bolt.execute_many = once
+    results = run(executor_for("b", bolt), range(3))
+    assert emitted(results) == [(0, [0]), (10, [1]), (20, [2])]
+    assert bolt.groups == [[0, 1, 2]] * 2
+
+
+def test_a_bolt_with_several_inputs_of_a_call_must_define_it(make):
+    builder = TopologyBuilder()
+    builder.spout("s", make.frame("n"))
+    builder.bolt("b", type("B", (AsyncBolt,), {"execute": nothing, "max_batch": 8})()).shuffle("s")
+    with pytest.raises(ValueError, match=r"must have a method execute_many\(self, tuples, coll"):
+        builder.build()
+    with pytest.raises(ValueError, match=r"max_batch must be in 1\.\.65536, got 0"):
+        call_settings(Together(max_batch=0))
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_a_collector_reports_tokens(most):
+    async def execute(t, collector):
+        collector.used(tokens=10)
+
+    async def execute_many(tuples, collectors):
+        collectors[0].used(tokens=10 * len(tuples))
+
+    bolt = Asyncly(execute, limit=RateLimit(per="n", tokens_per_min=1e9), max_batch=most)
+    bolt.execute_many = execute_many
+    executor = executor_for("b", bolt)
+    executor.process("src", "default", batch_of(*range(8)), None)
+    assert executor._calls.counts.tokens == 80
+    executor.flush()
+    executor.cleanup()
+
+
+def test_a_limit_by_a_field_that_tuples_lack_is_refused_when_the_topology_is_built(make):
+    async def execute(t, collector):
+        pass
+
+    builder = TopologyBuilder()
+    builder.spout("s", make.frame("tenant"))
+    builder.bolt("b", Asyncly(execute, limit=RateLimit(per="tenants"))).shuffle("s")
+    says = "limit of bolt 'b' has the key 'tenants', which .* does not have; did you mean 'tenant'"
+    with pytest.raises(ValueError, match=says):
+        builder.build()

@@ -84,7 +84,7 @@ def interruptible(session: SparkSession | None, job: Callable[[], T]) -> T:
         thread.start()
         ended.wait()
     except BaseException:
-        _cancel(tag, ended)
+        cancel_until(tag, ended)
         raise
     if errors:
         raise errors[0]
@@ -117,7 +117,7 @@ def cancelling(session: SparkSession | None) -> Iterator[list[BaseException]]:
 
     def cancel(returned: threading.Event) -> None:
         if tag is not None and not returned.wait(_HANDLER_S) and not over.is_set():
-            _cancel(tag, over)
+            cancel_until(tag, over)
 
     def watched(handler: Handler) -> Handler:
         def handle(number: int, frame: FrameType | None) -> None:
@@ -184,7 +184,8 @@ def raised_by(call: Callable[[], object]) -> BaseException | None:
     return None
 
 
-def _cancel(tag: JobTag, ended: threading.Event) -> None:
+def cancel_until(tag: JobTag, ended: threading.Event) -> None:
+    """Cancel the jobs with a tag again and again, for a few seconds at most, until the event."""
     for _ in range(int(_PATIENCE_S / _AGAIN_S)):
         try:
             tag.cancel()
@@ -241,4 +242,11 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-__all__ = ["RunCancelled", "cancelling", "interruptible", "raise_if_interrupted", "raised_by"]
+__all__ = [
+    "RunCancelled",
+    "cancel_until",
+    "cancelling",
+    "interruptible",
+    "raise_if_interrupted",
+    "raised_by",
+]

@@ -228,6 +228,15 @@ class JobTag:
             self._spark.interruptTag(self._name)
 
 
+def use_own_group(spark: Any, name: str, description: str) -> None:
+    """Put the jobs of this thread into a group of their own; a cancellation interrupts its tasks.
+
+    Spark Connect has no groups.
+    """
+    if not is_connect(spark):
+        spark.sparkContext.setJobGroup(name, description, interruptOnCancel=True)
+
+
 def activate(spark: Any) -> None:
     """Make a session active in this thread, so that its settings apply here."""
     if not is_connect(spark):  # Spark Connect's server does this itself

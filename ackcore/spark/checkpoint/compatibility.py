@@ -21,7 +21,7 @@ from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.topology.parts import changes
 
 _KINDS = {"stream": "start()", "batch": "run_batch()"}
-_SOURCES = {None: "a DataFrame", "kafka": "Kafka"}
+_SOURCES = {None: "a DataFrame", "kafka": "Kafka", "planned": "a PlannedSource"}
 
 
 class Described(Protocol):
@@ -127,7 +127,7 @@ def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, k
     for name in known:
         sources = [spouts.get(name, {}).get("source") for spouts in (before, after)]
         if name in topology.spouts and sources[0] != sources[1]:
-            was, now = (_SOURCES[source] for source in sources)
+            was, now = (_SOURCES.get(source, source) for source in sources)
             raise CheckpointForeign(
                 f"{path}: spout {name!r} read {was}, and reads {now} now: a position in the old "
                 "source is not valid in the new one. Give this topology another checkpoint"

@@ -40,7 +40,7 @@ class Plan:
     rejected: tuple[int, ...] = ()  # root ids that crash their process and are not run
     time_outs: Mapping[str, str] = field(default_factory=dict)  # reasons, by root id that hung
     interrupted: bool = False  # the driver was interrupted, and did not crash
-    #: By spout that reads Kafka: the plan's offsets, and the start of the next plan.
+    #: By planned spout: the rows of the plan, such as offsets, and the start of the next plan.
     offsets: Mapping[str, Any] = field(default_factory=dict)
     #: By ordered spout, the columns of its key, which determine the places of retries.
     ordered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -87,6 +87,7 @@ class State:
         sources: Mapping[str, pa.Schema],
         kind: Literal["stream", "batch"] = "stream",
         offsets: str | os.PathLike[str] | None = None,
+        by_spark: bool = True,
         accept_changes: bool = False,
         clock_ms: int | None = None,
         new_key: int | None = None,
@@ -103,10 +104,12 @@ class State:
         sources : mapping from str to pyarrow.Schema
             The present columns of each spout's source; waiting records are converted to them.
         kind : {"stream", "batch"}
-            Whether the run follows Spark's offsets, or reads a bounded source.
+            Whether the run is one of `start`, or of `run_batch`.
         offsets : path, optional
             Spark's offset log; ``<path>/offsets`` by default.  It must agree with our records.
             Streams only.
+        by_spark : bool, default True
+            Whether Spark makes the micro-batches of a stream, so that it has an offset log.
         accept_changes : bool, default False
             Whether to continue a checkpoint of a topology with another structure.
         clock_ms : int, optional
@@ -129,7 +132,7 @@ class State:
             If it cannot be read or written for another reason, such as a full disk.
         """
         log = None
-        if kind == "stream":
+        if kind == "stream" and by_spark:
             log = local_path(
                 os.path.join(path, "offsets") if offsets is None else offsets, "offsets"
             )

@@ -58,7 +58,8 @@ class InputFrame:
     ``spout`` is the spout of the rows.  If it is None, each spout has a nullable struct column, in
     the order of the topology, and each partition has rows of one spout.  The rows of a ``snapshot``
     are in files of ackcore or in ranges of offsets, and can be read again without the source.
-    The ``refused`` rows fail, and the ``tried`` rows have failed before.
+    The ``refused`` rows fail, and the ``tried`` rows have failed before.  With ``repeats``, every
+    reading of the frame gives the same rows in the same order, whatever Spark's plan shows.
     """
 
     frame: DataFrame
@@ -66,6 +67,7 @@ class InputFrame:
     snapshot: Snapshot | None = None
     refused: tuple[RefusedOffsets, ...] = ()
     tried: tuple[Tried, ...] = ()
+    repeats: bool = False
 
     def map_in_arrow(self, function: MapInArrow, schema: StructType | str) -> DataFrame:
         """Return the result of ``frame.mapInArrow``; the columns may have any names.
@@ -87,10 +89,15 @@ class Obstacle(NamedTuple):
 
 
 class PlannedRows:
-    """The spouts whose rows are ranges of offsets, which a plan names; this base class has none."""
+    """The spouts whose rows a plan names; this base class has none."""
+
+    #: Whether `close` was called.
+    is_closed = False
+
+    # -- for the engine ---------------------------------------------------------------------------
 
     def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
-        """Return the offsets for a micro-batch (`Plan.offsets`), given the plan before it."""
+        """Return the rows of a micro-batch by spout (`Plan.offsets`), given the plan before it."""
         return {}
 
     def most_retries(self) -> int | None:
@@ -118,8 +125,37 @@ class PlannedRows:
         return None
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
-        """Report finished offsets to the sources after a micro-batch; return each spout's lag."""
+        """Report finished rows to the sources after a micro-batch; return each spout's lag."""
         return {}
+
+    # -- for the stream ---------------------------------------------------------------------------
+
+    def has_new(self) -> bool:
+        """Return whether the sources need a micro-batch; may raise while a source is away."""
+        return False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a micro-batch may take new rows."""
+        return True
+
+    @property
+    def is_through(self) -> bool:
+        """Whether a query that ends has taken all rows up to its end."""
+        return True
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a query that ends must take more rows, and may take them now."""
+        return not self.is_through and self.has_room
+
+    def reaching_ends(self) -> Callable[[], bool]:
+        """Return a function that returns whether all rows that exist at present are taken."""
+        return lambda: True
+
+    def close(self) -> None:
+        """Close the connections. Later requests fail."""
+        self.is_closed = True
 
 
 @dataclass(frozen=True)
@@ -388,7 +424,10 @@ def _decoder_of(spout: Spout) -> ValueDecoder | None:
 
 def _reads_alike(one: InputFrame, spout: Spout) -> bool:
     """Return whether every reading gives the same rows, in the same order."""
-    return one.snapshot is not None or (has_fixed_order(one.frame) and has_fixed_rows(spout.source))
+    if one.repeats or one.snapshot is not None:
+        return True
+    source = spout.source if spout.kind is None else one.frame
+    return has_fixed_order(one.frame) and has_fixed_rows(source)
 
 
 def _schema_of(frames: Iterable[InputFrame], spout: str) -> pa.Schema | None:

@@ -66,7 +66,6 @@ class KafkaSources(PlannedRows):
         #: The free places in the waiting store.  None if nothing may wait: failed records are then
         #: dead at once, and the number of records is not limited.
         self._room = max_waiting or None
-        self.is_closed = False
         #: The spouts whose cluster did not answer the last poll for new records.
         self._away: set[str] = set()
         #: An empty frame that carries the columns and the session.
@@ -276,7 +275,7 @@ class KafkaSources(PlannedRows):
 
     def close(self) -> None:
         """Close the connections. Later requests to Kafka fail."""
-        self.is_closed = True
+        super().close()
         for one in self._spouts.values():
             one.close()
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from ackcore.spark.tasks.exchange_format import SETTLE
 from ackcore.spark.tasks.failed_rows import Rules
-from ackcore.topology.components import Component
+from ackcore.topology.components import AsyncBolt, Component
 from ackcore.topology.executors import Executor, executor_for
-from ackcore.topology.parts import Global
+from ackcore.topology.parts import Fields, Global
 from ackcore.topology.stage_layout import Layout, Subscription
 
 #: The most bytes of rows that are read or passed on at a time.
@@ -94,14 +94,26 @@ class TaskSpec:
     make_executor: Callable[..., Executor] = executor_for
 
     def tasks_at_once(self, bolt: str) -> int:
-        """Return the largest number of tasks of a bolt that may have rows at the same time."""
+        """Return the largest number of tasks that may call for a bolt, or for one key of its
+        limit, at the same time.
+        """
         tasks = self.slots
+        if self._has_whole_keys(bolt):
+            return 1
         if self.layout.levels[bolt] > 1:
             tasks = 0
             for sub in self.layout.subscriptions:
                 if sub.target == bolt:
                     tasks = max(tasks, self._tasks_of(sub))
         return min(tasks, self.slots)
+
+    def _has_whole_keys(self, bolt: str) -> bool:
+        """Return whether all tuples of a key of the bolt's limit are in one task."""
+        component = self.components[bolt]
+        if not isinstance(component, AsyncBolt) or component.limit is None:
+            return False
+        inputs = [sub for sub in self.layout.subscriptions if sub.target == bolt]
+        return len(inputs) == 1 and inputs[0].grouping == Fields((str(component.limit.per),))
 
     def _tasks_of(self, sub: Subscription) -> int:
         if not sub.spreads:

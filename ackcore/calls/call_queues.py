@@ -1,0 +1,380 @@
+"""The calls of a task that wait to be made, by key, and the order in which keys are served.
+
+Each key has its own endpoints, rate and breakers. Without keys there is a single queue.
+
+The next call belongs to the key with the fewest calls in flight; among equals, to the one that was
+served least recently. So the keys with waiting calls have equal parts of the window, however many
+calls they have and however long these take. A key whose own limits allow no call now is put aside
+until one of its calls ends, or a time is reached::
+
+    calls ──► ready, by calls in flight ──► the next call
+                ▲        │
+                └─ aside ◄┘  its window is full: until a call ends
+                             its rate or a pause: until a time
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ackcore.calls.call_limits import TokenBucket
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.endpoints import Endpoints, made_limit
+from ackcore.calls.outcomes import CallCounts
+from ackcore.flow.choosers import Idlest
+from ackcore.flow.consumers import FlowConsumer, Lease
+from ackcore.flow.limits import DelayTarget, Limit
+
+#: The number of keys without calls whose state is kept.
+KEPT_KEYS = 1024
+#: The shortest wait, so that a service that requests retries at once is not called for ever.
+SHORTEST_WAIT_NS = 10_000_000
+#: The seconds of tokens that calls may use at once. Less would be lost whenever a call used fewer
+#: tokens than estimated.
+_BURST_S = 1.0
+
+
+class Call:
+    """An item, and the state of its calls."""
+
+    __slots__ = (
+        "after_s",
+        "avoid",
+        "done",
+        "error",
+        "failures",
+        "item",
+        "made",
+        "queue",
+        "value",
+        "waited",
+    )
+
+    queue: KeyQueue
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.after_s: float | None = None
+        self.avoid: tuple[FlowConsumer, ...] = ()  # the endpoint at which it failed
+        self.made = self.failures = 0
+        self.waited = 0  # nanoseconds
+        self.done = False
+
+
+class KeyQueue:
+    """The waiting calls of one key, and its own limits.
+
+    Attributes
+    ----------
+    key : hashable
+    endpoints : Endpoints
+    tokens : TokenBucket or None
+        The limit of begun calls.
+    spent : TokenBucket or None
+        The limit of tokens that calls report.
+    is_rated : bool
+        Whether it has one of these limits.
+    estimate : float
+        The mean number of tokens of its last calls; 0 before the first report.
+    new : deque of Call
+        Calls that were not made yet.
+    due : dict
+        Calls to repeat whose wait is over, by the endpoint that they avoid: the due time, a number,
+        and the call.
+    unfinished : int
+        The number of calls without an outcome.
+    place : int
+        The number of calls in flight when it was put among the ready ones; -1 if it is aside or has
+        no waiting calls. For the only queue, 0 or -1.
+    wakes_ns : float
+        The earliest time at which `FairQueues` looks at it again.
+    """
+
+    __slots__ = (
+        "due",
+        "endpoints",
+        "estimate",
+        "is_rated",
+        "key",
+        "new",
+        "place",
+        "spent",
+        "tokens",
+        "unfinished",
+        "wakes_ns",
+    )
+
+    def __init__(
+        self,
+        key: Hashable,
+        endpoints: Endpoints,
+        tokens: TokenBucket | None,
+        spent: TokenBucket | None,
+    ) -> None:
+        self.key = key
+        self.endpoints = endpoints
+        self.tokens = tokens
+        self.spent = spent
+        self.is_rated = tokens is not None or spent is not None
+        self.estimate = 0.0
+        self.new: deque[Call] = deque()
+        self.due: dict[tuple[FlowConsumer, ...], deque[tuple[int, int, Call]]] = {}
+        self.unfinished = 0
+        self.place = -1
+        self.wakes_ns: float = math.inf
+
+    def ready_ns(self) -> int:
+        """Return the time at which its rates allow the next call, which may be in the past."""
+        tokens, spent = self.tokens, self.spent
+        ready_ns = 0 if tokens is None else tokens.ready_ns()
+        return ready_ns if spent is None else max(ready_ns, spent.ready_ns())
+
+    def begin(self, now: int) -> float:
+        """Take what the next call needs. Return the tokens that it is estimated to use."""
+        if self.tokens is not None:
+            self.tokens.take(now)
+        if self.spent is not None:
+            self.spent.take(now, self.estimate)
+        return self.estimate
+
+    def end(self, estimate: float, tokens: float | None, refused: bool) -> None:
+        """Correct the estimate of a call by the tokens that it reported; a refused one used none.
+
+        Without a report, the estimate remains.
+        """
+        if self.spent is None:
+            return
+        if tokens is not None:
+            self.spent.correct(tokens - estimate)
+            self.estimate += (tokens - self.estimate) / (8 if self.estimate else 1)
+        elif refused:
+            self.spent.correct(-estimate)
+
+    def lease(self) -> tuple[Call, Lease | None]:
+        """Return the next call, and a lease for it, or None without room.
+
+        Calls to repeat come first. Those that avoid the same endpoint have room, or no room,
+        together, so only the first of each group is tried.
+        """
+        if not self.due:
+            return self.new[0], self.endpoints.lease(None)
+        firsts = sorted(line[0] for line in self.due.values())
+        for _, _, call in firsts:
+            lease = self.endpoints.lease(None, None, call.avoid)
+            if lease is not None:
+                return call, lease
+        if self.new and self.endpoints.has_room:
+            # The due calls avoid the endpoints with room.
+            return self.new[0], self.endpoints.lease(None)
+        return firsts[0][2], None
+
+    def remove(self, call: Call) -> None:
+        """Remove the call that `lease` returned."""
+        if self.new and self.new[0] is call:
+            self.new.popleft()
+            return
+        line = self.due[call.avoid]
+        line.popleft()
+        if not line:
+            del self.due[call.avoid]
+
+
+class FairQueues:
+    """The queues of all keys.
+
+    Parameters
+    ----------
+    settings : CallSettings
+    most : int
+        The largest number of calls of a key in flight.
+    clock : callable
+        Returns the time in nanoseconds.
+    counts : CallCounts
+    wake_at : callable
+        Called with the time, in nanoseconds, at which `wake` must be called.
+
+    Attributes
+    ----------
+    window : Limit or None
+        With keys, the law of the window of all keys together.
+    only : KeyQueue or None
+        The single queue without keys.
+    """
+
+    def __init__(
+        self,
+        settings: CallSettings,
+        most: int,
+        clock: Callable[[], int],
+        counts: CallCounts,
+        wake_at: Callable[[float], None],
+    ) -> None:
+        limit = settings.limit
+        self._most = most
+        self._clock = clock
+        self._counts = counts
+        self._wake_at = wake_at
+        self._rate = None if limit is None else limit.calls_per_s
+        self._spend = None if limit is None else limit.tokens_per_min
+        self._wait_ns = settings.wait_in_task_s * 1e9
+        self.window: Limit | None = None
+        if limit is not None and limit.per is not None:
+            self.window = made_limit(settings, clock)
+            own = DelayTarget if limit.concurrency is None else limit.concurrency
+            # One endpoint leaves no choice, and a random seed for each key would take time.
+            settings = replace(settings, max_concurrency=own, chooser=partial(Idlest, 0))
+        self._settings = settings
+        self._ready: dict[int, OrderedDict[KeyQueue, None]] = {}  # by the calls in flight
+        self._aside: list[tuple[float, int, KeyQueue]] = []  # to look at: a heap by time
+        self._looks = 0
+        self._by_key: dict[Hashable, KeyQueue] = {}
+        self._idle: OrderedDict[KeyQueue, None] = OrderedDict()  # longest first
+        self.only: KeyQueue | None = None
+        if self.window is None:
+            self.only = self._made(None)
+            self.only.place = 0
+
+    def _made(self, key: Hashable) -> KeyQueue:
+        endpoints = Endpoints(self._settings, self._most, self._clock, self._counts)
+        tokens = None if self._rate is None else TokenBucket(self._rate, self._clock())
+        spent = None
+        if self._spend is not None:
+            spent = TokenBucket(self._spend / 60, self._clock(), _BURST_S)
+        return KeyQueue(key, endpoints, tokens, spent)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a queue is not aside, if there are keys."""
+        return bool(self._ready)
+
+    def all(self) -> list[KeyQueue]:
+        """Return the queues of all keys."""
+        return list(self._by_key.values()) if self.only is None else [self.only]
+
+    # ------------------------------------------------------------------------------- the calls
+
+    def add(self, key: Hashable, call: Call) -> None:
+        """Add a call that was not made yet."""
+        queue = self.only
+        if queue is not None:
+            call.queue = queue
+            queue.new.append(call)
+            return
+        queue = self._by_key.get(key)
+        if queue is None:
+            queue = self._by_key[key] = self._made(key)
+        elif not queue.unfinished:
+            del self._idle[queue]
+        call.queue = queue
+        queue.unfinished += 1
+        queue.new.append(call)
+        if queue.place < 0:
+            self._put(queue)
+
+    def repeat(self, wait: tuple[int, int, Call]) -> None:
+        """Add a call to repeat, whose wait is over."""
+        call = wait[2]
+        queue = call.queue
+        queue.due.setdefault(call.avoid, deque()).append(wait)
+        if queue.place < 0:
+            self.changed(queue)
+
+    def finished(self, queue: KeyQueue) -> None:
+        """Record that a call of a key has an outcome. Forget the key that has had no calls for
+        longest.
+        """
+        queue.unfinished -= 1
+        if queue.unfinished:
+            return
+        self._idle[queue] = None
+        if len(self._idle) > KEPT_KEYS:
+            gone, _ = self._idle.popitem(last=False)
+            del self._by_key[gone.key]
+
+    # ------------------------------------------------------------------------------- the order
+
+    def next(self, now: int) -> tuple[KeyQueue, int | None] | None:
+        """Return the queue of the next call, or None; put those without room aside.
+
+        Returns
+        -------
+        tuple of KeyQueue and int or None
+            With a number of nanoseconds, all endpoints of the key are paused for so long that its
+            calls must not wait.
+        """
+        while (queue := self._first()) is not None:
+            endpoints = queue.endpoints
+            if queue.is_rated and (ready_ns := queue.ready_ns()) > now:
+                self.look_at(queue, ready_ns)
+            elif endpoints.has_room:
+                return queue, None
+            else:
+                # By the clock, a pause begins a little after the refusal.
+                closed = endpoints.opens(now, self._wait_ns + SHORTEST_WAIT_NS)
+                if closed is not None:
+                    opens_ns, too_late = closed
+                    if too_late:
+                        return queue, opens_ns - now
+                    self.look_at(queue, opens_ns)
+            self.put_aside(queue)
+        return None
+
+    def changed(self, queue: KeyQueue) -> None:
+        """Put a queue behind its equals, after one of its calls began, ended or was given back."""
+        if queue is self.only:
+            queue.place = 0
+            return
+        if queue.place >= 0:
+            self.put_aside(queue)
+        if queue.new or queue.due:
+            self._put(queue)
+
+    def put_aside(self, queue: KeyQueue) -> None:
+        """Remove a queue from the ready ones."""
+        if queue is not self.only:
+            equals = self._ready[queue.place]
+            del equals[queue]
+            if not equals:
+                del self._ready[queue.place]
+        queue.place = -1
+
+    def look_at(self, queue: KeyQueue, at_ns: float) -> None:
+        """Have `wake` look at a queue at a time, or earlier."""
+        if at_ns < queue.wakes_ns:
+            queue.wakes_ns = at_ns
+            self._looks += 1
+            heapq.heappush(self._aside, (at_ns, self._looks, queue))
+            self._wake_at(at_ns)
+
+    def wake(self, now: int) -> None:
+        """Look at the queues whose time has come: their pause may be over, or a token ready."""
+        aside = self._aside
+        while aside and aside[0][0] <= now:
+            _, _, queue = heapq.heappop(aside)
+            queue.wakes_ns = math.inf
+            self.look_at(queue, queue.endpoints.reopen(now))
+            if queue.place < 0:
+                self.changed(queue)
+        if aside:
+            self._wake_at(aside[0][0])
+
+    def _first(self) -> KeyQueue | None:
+        only = self.only
+        if only is not None:
+            return only if only.place >= 0 and (only.new or only.due) else None
+        if not self._ready:
+            return None
+        return next(iter(self._ready[min(self._ready)]))
+
+    def _put(self, queue: KeyQueue) -> None:
+        """Put a queue among the ready ones, behind those with as many calls in flight."""
+        queue.place = place = queue.endpoints.in_flight
+        self._ready.setdefault(place, OrderedDict())[queue] = None

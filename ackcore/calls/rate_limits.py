@@ -1,0 +1,203 @@
+"""The limits that a service sets: calls per second and at once, for all calls or for each key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ackcore._columns import as_count
+from ackcore.flow.limits import MAX_LIMIT, Limit
+from ackcore.flow.numbers import positive
+
+#: Larger rates are refused as mistakes.
+_MOST_PER_S = 1e9
+
+
+@dataclass(frozen=True)
+class RateLimit:
+    """A limit of calls: for all calls together, or for each key on its own.
+
+    Parameters
+    ----------
+    per : str or callable, optional
+        The key of a tuple: the name of one of its columns, or a function of the tuple that returns
+        a hashable value. Each key has its own rate, number of calls at once, pauses (`Retry`) and
+        breaker, so that a key that is throttled slows down alone. Keys with waiting tuples are
+        served in turn: the next call belongs to the key with the fewest calls in flight. None for
+        one limit for all.
+    calls_per_s : float, optional
+        The largest number of calls begun per second, of each key if there is `per`. It holds for
+        the whole job: the tasks that can run at once have equal shares. If the bolt's inputs are
+        grouped by the column `per` (`fields`), all tuples of a key are in one task, which then has
+        the whole rate. None for no limit.
+    tokens_per_min : float, optional
+        The largest number of tokens used per minute, of each key if there is `per`, shared by the
+        tasks like `calls_per_s`. A call reports its tokens by `used`, or by the ``used`` of a
+        bolt's collector. Before, it counts with the mean of the key's last calls in the task. While
+        more tokens are used than the limit allows, no call begins. So the excess is at most the
+        tokens of the calls that were in flight. None for no limit.
+    concurrency : int or callable, optional
+        The largest number of calls of a key at once, in each task: a number, or a callable without
+        arguments that makes a `Limit`, such as a class of `ackcore.flow`. Only with `per`, and in
+        addition to ``max_concurrency``, which counts all keys together. By default it adapts to the
+        answers (`DelayTarget`).
+
+    Raises
+    ------
+    TypeError
+        If an argument has another type.
+    ValueError
+        If one is out of range, or the object limits nothing.
+
+    Notes
+    -----
+    The keys among the tuples that a task has read ahead share its calls: those of a batch of
+    ``chunk_rows`` in a bolt, and 65,536 rows in `attempt`. A task also keeps the state of the 1,024
+    keys that it called last. A key that comes back later than that begins anew, with an empty
+    bucket and a closed breaker.
+
+    Examples
+    --------
+    >>> RateLimit(per="tenant", calls_per_s=5, concurrency=2)
+    RateLimit(per='tenant', calls_per_s=5.0, concurrency=2, tokens_per_min=None)
+    """
+
+    per: str | Callable[[Any], Hashable] | None = None
+    calls_per_s: float | None = None
+    concurrency: int | Callable[[], Limit] | None = None
+    tokens_per_min: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.per is not None and not (isinstance(self.per, str) or callable(self.per)):
+            raise TypeError(
+                "per must be the name of a column, or a function of a tuple, got "
+                f"{type(self.per).__name__} {self.per!r}; leave it out for one limit for all"
+            )
+        if self.per == "":
+            raise ValueError("per must not be empty; leave it out for one limit for all")
+        if self.calls_per_s is not None:
+            rate = positive(self.calls_per_s, "calls_per_s", _MOST_PER_S)
+            object.__setattr__(self, "calls_per_s", rate)
+        if self.tokens_per_min is not None:
+            rate = positive(self.tokens_per_min, "tokens_per_min", 60 * _MOST_PER_S)
+            object.__setattr__(self, "tokens_per_min", rate)
+        if self.concurrency is not None:
+            self._check_concurrency()
+        if self.per is None and self.calls_per_s is None and self.tokens_per_min is None:
+            raise ValueError(
+                "a RateLimit must limit something; give calls_per_s=..., tokens_per_min=... or "
+                "per=..."
+            )
+
+    def _check_concurrency(self) -> None:
+        given = self.concurrency
+        if self.per is None:
+            raise ValueError(
+                "concurrency must be left out without per, got "
+                f"{given!r}; max_concurrency limits the calls of a task"
+            )
+        if callable(given):
+            made = given()
+            if not isinstance(made, Limit):
+                raise TypeError(
+                    "concurrency must make objects with limit and on_sample, got "
+                    f"{type(made).__name__}"
+                )
+            return
+        if isinstance(given, bool) or not isinstance(given, int):
+            raise TypeError(
+                "concurrency must be a number of calls, or a function or class that makes a "
+                f"Limit, got {type(given).__name__}; each key needs its own, so pass the class"
+            )
+        as_count(given, "concurrency", 1, MAX_LIMIT)
+
+    def share(self, tasks: int) -> RateLimit:
+        """Return the limit of one of several tasks that run at once."""
+        calls, tokens = self.calls_per_s, self.tokens_per_min
+        return replace(
+            self,
+            calls_per_s=None if calls is None else calls / tasks,
+            tokens_per_min=None if tokens is None else tokens / tasks,
+        )
+
+    def key_of(self, one: Any) -> Hashable:
+        """Return the key of a tuple; None without `per`.
+
+        Raises
+        ------
+        Exception
+            An exception of the function, or of a tuple without that column.
+        TypeError
+            If the key is not hashable.
+        """
+        if self.per is None:
+            return None
+        key: Hashable = one[self.per] if isinstance(self.per, str) else self.per(one)
+        try:
+            hash(key)
+        except TypeError:
+            raise TypeError(
+                f"a key of RateLimit(per=...) must be hashable, got {type(key).__name__}; use a "
+                "number, a text or a tuple"
+            ) from None
+        return key
+
+
+class Usage:
+    """The tokens that one call has reported."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens: float | None = None
+
+
+#: The usage of the call that is running; None if its tokens are not limited.
+USAGE: ContextVar[Usage | None] = ContextVar("ackcore.calls.usage", default=None)
+
+
+def used(*, tokens: float) -> None:
+    """Report the tokens that the running call has used, such as those of a language model.
+
+    Call it in an `AsyncBolt`, or in a function of `attempt` or `guard`, also in a thread or
+    coroutine that `asyncio` starts for the call. Several reports of a call add up. It has no effect
+    without a `RateLimit` with ``tokens_per_min``.
+
+    Parameters
+    ----------
+    tokens : float
+        At least 0.
+
+    Raises
+    ------
+    TypeError
+        If it is not a number.
+    ValueError
+        If it is negative or not finite.
+    """
+    if isinstance(tokens, bool) or not isinstance(tokens, (int, float)):
+        raise TypeError(f"tokens must be a number, got {type(tokens).__name__} {tokens!r}")
+    if not 0 <= tokens < math.inf:
+        raise ValueError(f"tokens must be at least 0 and finite, got {tokens}")
+    usage = USAGE.get()
+    if usage is not None:
+        usage.tokens = (usage.tokens or 0.0) + tokens
+
+
+def checked_limit(given: Any) -> RateLimit | None:
+    """Return a limit, or None.
+
+    Raises
+    ------
+    TypeError
+        If it is something else.
+    """
+    if given is not None and not isinstance(given, RateLimit):
+        raise TypeError(
+            f"limit must be a RateLimit, got {type(given).__name__} {given!r}; write "
+            "limit=RateLimit(calls_per_s=...)"
+        )
+    return given

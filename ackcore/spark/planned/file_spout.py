@@ -1,0 +1,224 @@
+"""A planned source of files: the new files of a directory or a bucket, each exactly once."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from typing import Any, ClassVar, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from ackcore._columns import as_count
+from ackcore.spark.planned.file_reading import FORMATS, read_files
+from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+from ackcore.spark.stores.objects import ObjectStore
+from ackcore.spark.stores.opening import is_bucket, place_of
+
+_TEXT = pa.schema([pa.field("value", pa.string())])
+
+
+class _File(NamedTuple):
+    """A file: its time in nanoseconds since 1970, its path below the root, its size and version."""
+
+    time: int
+    name: str
+    size: int
+    version: str
+
+
+class FileSpout(PlannedSource):
+    """The files of a directory or a bucket, as a source for `TopologyBuilder.spout`.
+
+    Each file is read once, in the order of time and name. A plan names the files of a micro-batch
+    with their sizes and versions. The checkpoint keeps digests of the files that are at most
+    `lateness_s` older than the newest planned one; older files count as read.
+
+    A file must be complete when it gets its name: write it under a name that begins with a dot or
+    an underscore, which is ignored, and rename it. A planned file that grew, disappeared or was
+    replaced ends the query with `SourceError`, which names it.
+
+    Parameters
+    ----------
+    path : path
+        A directory that driver and workers share, or the URL of a place in a bucket
+        (``s3://bucket/place``). Subdirectories are read, too.
+    format : {"text", "json", "csv", "parquet"}
+        The format: lines of text, a JSON object in each line, CSV with a header, or Parquet. Text
+        formats may be compressed, shown by the suffix ``.gz``, ``.bz2``, ``.zst``, ``.lz4`` or
+        ``.br``. A file that cannot be read ends the query. To get a dead letter for each bad line
+        instead, read text and parse it in a bolt.
+    schema : pyarrow.Schema, optional
+        The columns, found by name; those that a file lacks are null. Required except for text,
+        which has one column, ``value`` (string).
+    glob : str, default "*"
+        A pattern for file names; with a slash, for paths below `path`.
+    max_files_per_batch : int, optional
+        The maximum number of files in a micro-batch.
+    lateness_s : float, default 3600
+        A file whose modification time is older than that of the newest planned file by more than
+        this is not read. Longer than the longest upload, as some stores date a file from the
+        beginning of its upload.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong; it names the argument.
+    """
+
+    source_kind: ClassVar[str] = "files"
+    repeatable = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        format: str,
+        schema: pa.Schema | None = None,
+        *,
+        glob: str = "*",
+        max_files_per_batch: int | None = None,
+        lateness_s: float = 3600.0,
+    ) -> None:
+        self._root = place_of(path, "path")
+        if self._root.startswith("hdfs:"):
+            raise ValueError(
+                f"path must be a directory or a place in a bucket, got {self._root!r}: files of "
+                "HDFS are not read yet; use spark.readStream, or a PlannedSource of your own"
+            )
+        if format not in FORMATS:
+            raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
+        self._format = format
+        if (schema is None) != (format == "text"):
+            raise ValueError(
+                "schema must not be given for text, which has one column, value (string)"
+                if format == "text"
+                else f"schema must be given for {format}: a pyarrow.Schema of the columns to read"
+            )
+        if schema is not None and not isinstance(schema, pa.Schema):
+            raise TypeError(f"schema must be a pyarrow.Schema, got {type(schema).__name__}")
+        self.schema = _TEXT if schema is None else schema
+        if not isinstance(glob, str) or not glob:
+            raise ValueError(f"glob must be a pattern such as '*.json', got {glob!r}")
+        self._matches = re.compile(fnmatch.translate(glob)).match
+        self._by_path = "/" in glob
+        self._most = (
+            None
+            if max_files_per_batch is None
+            else as_count(max_files_per_batch, "max_files_per_batch", 1)
+        )
+        if not isinstance(lateness_s, int | float) or not 0 <= lateness_s < 1e9:
+            raise ValueError(
+                f"lateness_s must be a number of seconds from 0 on, got {lateness_s!r}"
+            )
+        self._lateness = round(lateness_s * 1_000_000_000)
+
+    def __repr__(self) -> str:
+        return f"FileSpout({self._root!r}, {self._format!r})"
+
+    def plan(self, previous: Any) -> Any:
+        """See `PlannedSource.plan`."""
+        newest, seen = (-1, {}) if previous is None else (previous["newest"], previous["seen"])
+        oldest = newest - self._lateness
+        new = []
+        for one in self._listed():
+            if one.time < oldest:
+                continue
+            known = seen.get(_digest(one.name))
+            if known is None:
+                new.append(one)
+            elif known[0] != _digest(one.version):
+                raise SourceError(
+                    f"{self!r}: the file {one.name} was changed after it was read, so its rows "
+                    f"would be lost or read twice; it has {one.size} bytes now. Restore it, or "
+                    "give the new content another name, and start again"
+                )
+        if not new:
+            return None
+        taken = sorted(new)[: self._most]
+        newest = max(newest, taken[-1].time)
+        oldest = newest - self._lateness
+        kept = {digest: about for digest, about in seen.items() if about[1] >= oldest}
+        kept |= {
+            _digest(one.name): [_digest(one.version), one.time]
+            for one in taken
+            if one.time >= oldest
+        }
+        return {"files": [[*one] for one in taken], "newest": newest, "seen": kept}
+
+    def check(self, plan: Any) -> None:
+        """Raise `SourceError` if a planned file is no longer the same."""
+        planned = [_File(*one) for one in plan["files"]]
+        found = {one.name: one for one in self._now(planned)}
+        for one in planned:
+            now = found.get(one.name)
+            if now is not None and now.version == one.version:
+                continue
+            what = "was replaced"
+            if now is None:
+                what = "disappeared"
+            elif now.size > one.size:
+                what = f"grew from {one.size} to {now.size} bytes"
+            raise SourceError(
+                f"{self!r}: the file {one.name} {what} after it was planned and before its rows "
+                "were decided. Restore the file, and start again on the same checkpoint; write "
+                "files under a name that begins with a dot, and rename them when they are complete"
+            )
+
+    def read(self, spark: SparkSession, plan: Any) -> DataFrame:
+        """See `PlannedSource.read`."""
+        files = [(one.name, one.size) for one in (_File(*each) for each in plan["files"])]
+        return read_files(spark, self._root, files, self._format, self.schema)
+
+    def _listed(self) -> Iterator[_File]:
+        """Yield the files that match."""
+        if is_bucket(self._root):
+            found: Iterable[_File] = self._objects()
+        else:
+            found = _walked(self._root, "")
+        for one in found:
+            *directories, name = one.name.split("/")
+            if name[0] in "._" or any(part[0] in "._" for part in directories):
+                continue
+            if self._matches(one.name if self._by_path else name):
+                yield one
+
+    def _objects(self) -> Iterator[_File]:
+        for key, size, version, time in ObjectStore(self._root).list_versions():
+            yield _File(time, key, size, version)
+
+    def _now(self, planned: Iterable[_File]) -> Iterator[_File]:
+        """Yield the present state of files."""
+        if is_bucket(self._root):
+            yield from self._objects()
+            return
+        for one in planned:
+            try:
+                yield _stated(one.name, os.stat(f"{self._root}/{one.name}"))
+            except FileNotFoundError:
+                continue
+
+
+def _walked(root: str, below: str) -> Iterator[_File]:
+    """Yield the files of a directory and its subdirectories."""
+    with os.scandir(f"{root}/{below}") as entries:
+        for entry in entries:
+            if entry.name[0] in "._":
+                continue
+            try:
+                if entry.is_dir():
+                    yield from _walked(root, f"{below}{entry.name}/")
+                else:
+                    yield _stated(f"{below}{entry.name}", entry.stat())
+            except FileNotFoundError:
+                continue  # it was removed just now
+
+
+def _stated(name: str, found: os.stat_result) -> _File:
+    return _File(found.st_mtime_ns, name, found.st_size, f"{found.st_size} {found.st_mtime_ns}")
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

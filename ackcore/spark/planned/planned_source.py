@@ -1,0 +1,94 @@
+"""The base class of sources whose rows a plan names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+
+class SourceError(RuntimeError):
+    """A planned source failed, or broke a rule of `PlannedSource`; the message names its spout."""
+
+
+class PlannedSource(ABC):
+    """The base class of sources whose rows a plan names, for `TopologyBuilder.spout`.
+
+    For each micro-batch ackcore calls `plan`, records the plan in the checkpoint, and then calls
+    `read`. A restart reads the recorded plan again and does not call `plan` for it. A source may
+    therefore be a table with a growing key, or a service with a cursor. All methods run in the
+    driver, on classic sessions and on Spark Connect.
+
+    Attributes
+    ----------
+    schema : pyarrow.Schema
+        The columns of the rows.
+    repeatable : bool, default False
+        Whether every `read` of a plan returns the same rows in the same order. Otherwise each run
+        keeps a copy of the rows that it read.
+    """
+
+    #: The kind of the source in checkpoints: a checkpoint accepts no source of another kind.
+    source_kind: ClassVar[str] = "planned"
+    #: For the engine: the rows are emitted as they were read.
+    deserializer: ClassVar[None] = None
+    schema: pa.Schema
+    repeatable: bool = False
+
+    @abstractmethod
+    def plan(self, previous: Any) -> Any:
+        """Return the plan of the next micro-batch, or None if there is nothing new.
+
+        Parameters
+        ----------
+        previous : JSON value or None
+            The last plan that this method returned in this checkpoint, also before a restart;
+            None at the first call.
+
+        Returns
+        -------
+        JSON value or None
+            A plan that names rows after those of ``previous``, for example ``{"from": 7, "to":
+            12}``. A plan that equals an earlier one ends the query with `SourceError`.
+
+        Raises
+        ------
+        OSError, EOFError
+            If the source cannot be reached at present. A stream calls the method again later. Any
+            other exception ends the query.
+        """
+
+    @abstractmethod
+    def read(self, spark: SparkSession, plan: Any) -> DataFrame:
+        """Return the rows of a plan, in the columns of `schema`. May be called several times."""
+
+    def check(self, plan: Any) -> None:  # noqa: B027 - optional
+        """Raise an exception if the rows of a plan are no longer the planned ones.
+
+        Called before and after each reading, until the micro-batch is decided.
+        """
+
+    def done(self, plan: Any) -> None:  # noqa: B027 - optional
+        """Take note that all rows of a plan are ACKED, DEAD, or kept in the checkpoint for retries.
+
+        Plans are done in their order, so all earlier plans are done, too. The method may delete the
+        rows. After a restart it is called again for the last plan. An exception is logged.
+        """
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        schema = getattr(self, "schema", None)
+        if not isinstance(schema, pa.Schema) or not schema.names:
+            raise TypeError(
+                f"schema of {self!r} must be a pyarrow.Schema with at least one column, got "
+                f'{type(schema).__name__}; pa.schema([("id", pa.int64())]) is one'
+            )
+        return list(schema.names)
+
+    @property
+    def emits(self) -> pa.Schema:
+        """The columns of the emitted tuples."""
+        return self.schema

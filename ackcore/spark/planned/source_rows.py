@@ -1,0 +1,306 @@
+"""The planned spouts whose sources are a `PlannedSource`: their plans, rows and reports."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from ackcore.spark.base.arrow_batches import Batches
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.session import is_connect
+from ackcore.spark.base.versions import Py4JError, from_arrow_schema
+from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.engine.setup import InputFrame, PlannedRows, Snapshot
+from ackcore.spark.planned.joined_rows import any_of
+from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+
+_log = logging.getLogger("ackcore")
+
+#: Errors of a source or of Spark that may pass: a stream tries again.
+_MAY_PASS = (OSError, EOFError, PySparkException, Py4JError)
+#: The numbers of first and last plans that a later plan is compared with.
+_FIRST, _LAST = 8, 56
+#: The most plans that a source may return for one `run_batch`.
+_MOST_PLANS = 10_000
+#: The number of characters of a plan in an error.
+_SHOWN = 200
+
+
+@dataclass
+class _Taken:
+    """The plans of one spout in one micro-batch.
+
+    ``rows`` are the plans to read, ``last`` is the last plan so far, and ``seen`` are digests of
+    the first and the last plans so far.
+    """
+
+    rows: list[Any] = field(default_factory=list)
+    last: Any = None
+    seen: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any] | None) -> _Taken:
+        """Return the plans in the object that `body` returned; None: no plan yet."""
+        if body is None:
+            return cls()
+        rows = body["rows"]
+        return cls(rows, rows[-1] if rows else body["last"], body["seen"])
+
+    def body(self) -> dict[str, Any]:
+        """Return the plans as an object for JSON; a plan to read is not stored twice."""
+        return {"rows": self.rows, "last": None if self.rows else self.last, "seen": self.seen}
+
+    def carried(self) -> _Taken:
+        """Return the plans of a micro-batch without new rows."""
+        return _Taken([], self.last, self.seen)
+
+    def plus(self, plan: Any, digest: str) -> _Taken:
+        """Return the plans with one more to read."""
+        seen = [*self.seen, digest]
+        if len(seen) > _FIRST + _LAST:
+            del seen[_FIRST]
+        return _Taken([*self.rows, plan], plan, seen)
+
+
+class _Spout:
+    """One spout: its source, the plans of the last done micro-batch, and a plan made ahead."""
+
+    def __init__(self, name: str, source: PlannedSource, last: _Taken) -> None:
+        self.name = name
+        self.source = source
+        self.last = last
+        #: The plan that `look` has made, its digest, and the plan before it.
+        self._ahead: tuple[Any, str, Any] | None = None
+        #: The number of calls of the source's `plan`, and the last one that found nothing new.
+        self.asked = self.nothing = 0
+        #: Held while the source makes a plan: `look` may be called by another thread than `take`.
+        self._planning = threading.Lock()
+
+    def look(self, number: int) -> bool:
+        """Return whether the source has new rows; micro-batch ``number`` would take them."""
+        with self._planning:
+            last = self.last
+            if self._ahead is None or self._ahead[2] != last.last:
+                found = self._asked(last, number)
+                self._ahead = None if found is None else (*found, last.last)
+            return self._ahead is not None
+
+    def take(self, before: _Taken, number: int) -> _Taken | None:
+        """Return the plans with the next one, or None if there is nothing new."""
+        with self._planning:
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None and ahead[2] == before.last:
+                return before.plus(*ahead[:2])
+            found = self._asked(before, number)
+            return None if found is None else before.plus(*found)
+
+    def _asked(self, before: _Taken, number: int) -> tuple[Any, str] | None:
+        """Return the source's next plan and its digest, or None if there is nothing new."""
+        where = f"spout {self.name!r}, micro-batch {number}"
+        self.asked += 1
+        asked = self.asked
+        previous = None if before.last is None else json.loads(json.dumps(before.last))
+        try:
+            plan = self.source.plan(previous)
+        except _MAY_PASS:
+            raise
+        except Exception as error:
+            raise _raised(where, "plan()", error) from error
+        if plan is None:
+            self.nothing = asked
+            return None
+        try:
+            text = json.dumps(plan, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise SourceError(
+                f"{where}: plan() must return a JSON value or None, got {type(plan).__name__} "
+                f"({error}); use dicts, lists, strings and numbers"
+            ) from None
+        # The form in which it comes back from the checkpoint: tuples are lists.
+        plan = json.loads(text)
+        digest = blake2b(text.encode(), digest_size=8).hexdigest()
+        if digest in before.seen:
+            raise SourceError(
+                f"{where}: plan() returned a plan that an earlier micro-batch has read already, "
+                f"{_shown(text)}. Nothing was written. The plan must name rows after those of "
+                "`previous`, and must be None if there are none"
+            )
+        return plan, digest
+
+    def read(self, spark: SparkSession, plan: Any, number: int) -> InputFrame:
+        """Return the rows of a recorded plan."""
+        where = f"spout {self.name!r}, micro-batch {number}"
+        try:
+            self.source.check(plan)
+            frame: Any = self.source.read(spark, plan)
+        except (SourceError, *_MAY_PASS):
+            raise
+        except Exception as error:
+            raise _raised(where, "read()", error) from error
+        is_frame = isinstance(frame, DataFrame) or is_connect(frame)
+        if not is_frame or is_connect(frame) != is_connect(spark):
+            raise SourceError(
+                f"{where}: read() must return a DataFrame of the session that it was given, got "
+                f"{type(frame).__module__}.{type(frame).__qualname__}"
+            )
+        wanted, found = (
+            [f"{one.name} {one.dataType.simpleString()}" for one in schema.fields]
+            for schema in (from_arrow_schema(self.source.schema), frame.schema)
+        )
+        if wanted != found:
+            raise SourceError(
+                f"{where}: read() must return the columns of the source's schema, "
+                f"{', '.join(wanted)}; got {', '.join(found)}"
+            )
+        return InputFrame(frame, self.name, repeats=self.source.repeatable)
+
+
+class SourceRows(PlannedRows):
+    """The spouts of a topology whose sources are a `PlannedSource`.
+
+    Parameters
+    ----------
+    sources : mapping from str to PlannedSource
+        The sources by spout.
+    spark : SparkSession
+        The session of the query.
+    state : State
+        The open checkpoint. The last done micro-batch is reported to the sources again.
+    once : bool
+        Whether the first micro-batch takes all plans up to the first None, and later ones nothing.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, PlannedSource],
+        spark: SparkSession,
+        state: State,
+        *,
+        once: bool,
+    ) -> None:
+        self._spark = spark
+        self._once = once
+        done = None if state.last_done is None else state.plan(state.last_done)
+        self._number = 0 if done is None else done.number + 1
+        self._spouts = [
+            _Spout(name, source, _Taken.of(None if done is None else done.offsets.get(name)))
+            for name, source in sources.items()
+        ]
+        #: By spout, an empty frame that carries the columns and the session.
+        self._empty = {
+            name: spark.createDataFrame([], from_arrow_schema(source.schema))
+            for name, source in sources.items()
+        }
+        self._report()
+
+    # -- for the engine ---------------------------------------------------------------------------
+
+    def plan(self, number: int, parent: Plan | None) -> Mapping[str, Any]:
+        """See `PlannedRows.plan`."""
+        found = {}
+        for one in self._spouts:
+            before = _Taken.of(None if parent is None else parent.offsets.get(one.name))
+            taken = before.carried()
+            if not self._once:
+                taken = one.take(taken, number) or taken
+            elif parent is None:
+                taken = self._all(one, taken, number)
+            found[one.name] = taken.body()
+        return found
+
+    def _all(self, one: _Spout, taken: _Taken, number: int) -> _Taken:
+        """Return all plans of a source up to its first None."""
+        for _ in range(_MOST_PLANS):
+            more = one.take(taken, number)
+            if more is None:
+                return taken
+            taken = more
+        raise SourceError(
+            f"spout {one.name!r}: its source returned {_MOST_PLANS} plans and no None, so it does "
+            "not end as run_batch() needs; use start(), or give the source an end"
+        )
+
+    def inputs(self, plan: Plan) -> list[InputFrame]:
+        """See `PlannedRows.inputs`."""
+        found: list[InputFrame] = []
+        for one in self._spouts:
+            rows = _Taken.of(plan.offsets.get(one.name)).rows
+            found += [one.read(self._spark, each, plan.number) for each in rows]
+            if not rows:
+                nothing = Snapshot(self._spark.range(0, 0, 1, 1), _without_rows)
+                found.append(InputFrame(self._empty[one.name], one.name, nothing))
+        return found
+
+    def replaced(self, plan: Plan) -> str | None:
+        """Call `PlannedSource.check` of all rows that were read; it raises the error."""
+        for one in self._spouts:
+            for each in _Taken.of(plan.offsets.get(one.name)).rows:
+                one.source.check(each)
+        return None
+
+    def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
+        """See `PlannedRows.done`."""
+        self._number = plan.number + 1
+        for one in self._spouts:
+            one.last = _Taken.of(plan.offsets.get(one.name))
+        self._report()
+        return {}
+
+    def _report(self) -> None:
+        """Report the last done plans to their sources."""
+        for one in self._spouts:
+            for each in one.last.rows:
+                try:
+                    one.source.done(each)
+                except Exception:
+                    _log.exception(
+                        "spout %s: done() of its source raised for the plan %s; the query "
+                        "continues",
+                        one.name,
+                        _shown(json.dumps(each)),
+                    )
+
+    # -- for the stream ---------------------------------------------------------------------------
+
+    def has_new(self) -> bool:
+        """See `PlannedRows.has_new`."""
+        return any_of([partial(one.look, self._number) for one in self._spouts])
+
+    @property
+    def is_through(self) -> bool:
+        """Whether each source has had nothing new once."""
+        open_ones = [one for one in self._spouts if not one.nothing]
+        return not any_of([partial(one.look, self._number) for one in open_ones])
+
+    def reaching_ends(self) -> Callable[[], bool]:
+        """Return a function that returns whether each source has had nothing new since now."""
+        # A call that runs now may have looked already.
+        before = [one.asked for one in self._spouts]
+        return lambda: all(
+            one.nothing > count for one, count in zip(self._spouts, before, strict=True)
+        )
+
+
+def _raised(where: str, what: str, error: Exception) -> SourceError:
+    return SourceError(
+        f"{where}: {what} of its source raised {type(error).__name__}: {one_line(error)}"
+    )
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _without_rows(batches: Batches) -> Batches:
+    """Return no rows."""
+    return iter(())

@@ -1,0 +1,293 @@
+"""A stream whose micro-batches Spark makes: the callback for each one, and the restarts.
+
+Spark's query calls `SparkStream._each` in a Py4J thread, one micro-batch after the other.  Another
+thread waits for the end of Spark's query.  It restarts the query after a temporary error or while
+records wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sql
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ackcore.spark.base.atomic import fenced
+from ackcore.spark.base.versions import Py4JError
+from ackcore.spark.deployment import Deployment
+from ackcore.spark.engine.insist import Stopped
+from ackcore.spark.engine.setup import InputFrame
+from ackcore.spark.heartbeat import (
+    Beats,
+    Pacemaker,
+    find_log,
+    forget_beats,
+    trim_log,
+    with_heartbeat,
+)
+from ackcore.spark.kafka.watch import Watch
+from ackcore.spark.restarts import end_of, for_spark, is_active
+from ackcore.spark.stream import Stream
+from ackcore.topology.builder import Topology
+
+#: The time in seconds that Spark may take to record the end of a micro-batch.
+_COMMIT_S, _CHECKSUM_S = 10.0, 0.5
+#: The time in seconds between a call of `Stream.stop` and the stop of Spark's query in the JVM.
+_STOP_S = 30.0
+
+
+class SparkStream(Stream):
+    """A topology that runs in a query of Structured Streaming, for DataFrames that are streams."""
+
+    interrupted = "Spark ended the query"
+
+    def __init__(self, deployment: Deployment) -> None:
+        super().__init__(deployment)
+        spark = self._spark
+        self._groups = deployment.groups
+        self._spark_checkpoint = deployment.spark_checkpoint
+        self._beats = Beats.beside(spark)
+        self._pacemaker: Pacemaker | None = None
+        self._watch: Watch | None = None
+        if not self._available_now:
+            if self._rows is not None:
+                self._watch = Watch(self._rows.has_new, self._beats.advance)
+            self._pacemaker = Pacemaker(
+                self._beats.advance,
+                self._engine.clock,
+                self._settings.heartbeat_s,
+                self._is_called,
+            )
+            self._pacemaker.schedule(self._engine.next_due_ms)
+        try:
+            frame, self._spout = _united(deployment.topology)
+            beaten = with_heartbeat(spark, frame, self._beats.directory)
+            self._writer = (
+                beaten.writeStream.foreachBatch(self._each)
+                # Hadoop unescapes nothing after the scheme: an escaped path would be another one.
+                .option("checkpointLocation", f"file://{self._spark_checkpoint}")
+            )
+            if deployment.trigger:
+                self._writer = self._writer.trigger(**deployment.trigger)
+            self.listeners.started(deployment.topology, self.counts)
+            try:
+                self.spark_query = self._begin()
+            except BaseException as error:
+                self.listeners.ended(error, self.counts)
+                raise
+        except BaseException:
+            self._beats.close()
+            raise
+        for one in (self._pacemaker, self._watch):
+            if one is not None:
+                one.start()
+        self._start(threading.Thread(target=self._attend, name="ackcore-query", daemon=True))
+
+    def _is_called(self) -> bool:
+        """Return whether a replay, or a commit that failed, needs a micro-batch."""
+        groups = self._groups
+        return bool(self._state.pending_replays()) or (groups is not None and groups.has_commit_due)
+
+    def _begin(self) -> StreamingQuery:
+        """Start Spark's query from the checkpoint."""
+        with fenced(self._state.check_owner):
+            # After a takeover, Spark's part belongs to the other driver, too.
+            self._state.check_owner()
+            forget_beats(self._spark_checkpoint)
+        if self._watch is not None:
+            self._watch.look_again()
+        if self._available_now and self._is_owed():
+            # Retries and planned rows need a micro-batch even if no source has new data.
+            self._beats.advance()
+        return _SparkQuery(self._writer.start(), lambda: self._leave(finish=False))
+
+    def _each(self, frame: DataFrame, number: int) -> None:
+        """Run one micro-batch. Spark calls this."""
+        ended: Exception | None = None
+        with self._working():
+            try:
+                self._run(frame, number)
+            except BaseException as error:
+                # Kept here: Spark would only show its text within a Java stack trace.  If this
+                # thread ended, Spark would wait for ever for its answer.
+                if not isinstance(error, Exception):
+                    error = RuntimeError(f"{type(error).__name__} was raised: {error}")
+                self.error = ended = error
+        if ended is not None:
+            if isinstance(ended, Stopped):
+                self._wait_for_sparks_stop()
+            raise for_spark(ended) from None
+
+    def _run(self, frame: DataFrame, number: int) -> None:
+        if self._leaving.is_set():
+            raise Stopped(f"stopped before micro-batch {number}")
+        # Before the plan is made, which answers all beats.  Spark waits for this call.
+        if self._beats.clear():
+            self._state.check_owner()
+            with contextlib.suppress(OSError):
+                log = find_log(self._spark_checkpoint)
+                if log is not None:
+                    trim_log(log)
+        self._take(number, [InputFrame(frame, self._spout)])
+        if self._pacemaker is not None:
+            self._pacemaker.schedule(self._engine.next_due_ms)
+        if self._watch is not None:
+            self._watch.look_again()
+
+    def _wait_for_sparks_stop(self) -> None:
+        """Wait until Spark's query is being stopped, which happens just after the call of `stop`.
+
+        If an interruption is raised earlier, Spark treats it as an error.
+        """
+        until = time.monotonic() + _STOP_S
+        while time.monotonic() < until and not self.ended.is_set():
+            spark_query = self.spark_query  # None during its start
+            if spark_query is not None and not is_active(spark_query):
+                return
+            self.ended.wait(0.01)
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait; return True if this query or Spark's is being stopped."""
+        if super()._pause(seconds):
+            return True
+        spark_query = self.spark_query
+        return spark_query is not None and not is_active(spark_query)
+
+    def _release(self) -> None:
+        for one in (self._pacemaker, self._watch):
+            if one is not None:
+                one.stop()
+        self._beats.close()
+
+    def _goes_on(self) -> bool:
+        """Start Spark's query unless it runs, and wait for its end; return whether to restart."""
+        try:
+            if self.spark_query is None:
+                self.spark_query = self._begin()
+                if self._leaving.is_set():
+                    self.spark_query.stop()
+            self.spark_query.awaitTermination()
+            if self.error is not None:
+                raise self.error
+        except Exception as error:
+            if self.spark_query is not None:
+                active = is_active(self.spark_query)
+                if active or (active is None and end_of(self._spark) is None):
+                    self.ended.wait(self._poll_s)
+                    return True  # only the connection to the JVM was lost
+            with self._changed:
+                # A broken connection ends Spark's query, but not the micro-batch that runs here.
+                self._changed.wait_for(lambda: self._at_work is None or self._leaving.is_set())
+            if isinstance(self.error, Stopped) and self.error is not error:
+                self.error = None  # the micro-batch stopped because Spark's query had ended
+            if not self._may_begin_again(self.error or error):
+                raise
+            self.error = None
+        else:
+            # Spark has read all data and ended.  If records wait, its query is started again when
+            # one is due, and the heartbeat causes a micro-batch.
+            if not self._available_now or self._leaving.is_set():
+                return False
+            if not self._is_owed():
+                self._limit.at_end(self.counts)
+                return False
+            if self._wait_until_due():
+                return False
+        self.spark_query = None  # the next loop starts a new one
+        return True
+
+    def _is_owed(self) -> bool:
+        """Return whether a retry, a replay or planned rows must still be processed."""
+        waits = self._engine.next_due_ms is not None or bool(self._state.pending_replays())
+        return waits or self._is_behind()
+
+    def _is_behind(self) -> bool:
+        """Return whether planned rows must still be read and the waiting store has room."""
+        return self._available_now and self._rows is not None and self._rows.is_behind
+
+    def _wait_until_due(self) -> bool:
+        """Wait for the next retry or planned rows; return True if the query is to stop."""
+        while not self._leaving.is_set():
+            if self._is_behind():
+                # Pause if the last micro-batch had no records: a source may not answer.
+                took = not self.recent or self.recent[-1].records
+                return not took and self._leaving.wait(self._poll_s)
+            due = self._engine.next_due_ms
+            left = 0 if due is None else due - self._engine.clock()
+            if left <= 0 or self._state.pending_replays():
+                return False
+            # In steps, because the clock may differ from this machine's.
+            self._leaving.wait(min(left / 1000, self._poll_s))
+        return True
+
+    def _read_all_available(self) -> None:
+        """Wait until Spark has read the data that its sources have now."""
+        while not self.ended.is_set():
+            spark_query = self.spark_query
+            if spark_query is not None and not self._available_now:
+                with contextlib.suppress(PySparkException, Py4JError, OSError):
+                    spark_query.processAllAvailable()
+                    if is_active(spark_query):
+                        return
+            self.ended.wait(self._poll_s)  # the query ends or restarts
+
+    def _abandon(self) -> None:
+        spark_query = self.spark_query
+        if spark_query is not None:
+            with contextlib.suppress(Py4JError, OSError):  # the JVM is gone
+                spark_query.stop()
+
+    def _settle_end(self) -> None:
+        """Wait until Spark has recorded the end of the last micro-batch."""
+        if self.recent:
+            last = self.recent[-1]
+            commits = self._spark_checkpoint / "commits"
+            # If Spark is interrupted before it writes the checksum file, it logs a long warning.
+            # Some file systems have no checksum file.
+            noted = ((str(last.batch_id), _COMMIT_S), (f".{last.batch_id}.crc", _CHECKSUM_S))
+            for name, patience in noted:
+                until = time.monotonic() + patience
+                while not ((commits / name).exists() or self.ended.is_set()):
+                    if self._stopping.wait(0.01) or time.monotonic() > until:
+                        break
+
+
+class _SparkQuery(StreamingQuery):
+    """Spark's query, whose `stop` also stops the `Stream`, which would otherwise restart it."""
+
+    def __init__(self, query: StreamingQuery, leave: Callable[[], object]) -> None:
+        super().__init__(query._jsq)
+        self._leave = leave
+
+    def stop(self) -> None:
+        """Stop Spark's query and the stream that it belongs to."""
+        self._leave()
+        super().stop()
+
+
+def _united(topology: Topology) -> tuple[DataFrame | None, str | None]:
+    """Return the sources as one stream: one source unchanged, several as a struct column each.
+
+    Sources that tasks read themselves are left out.
+    """
+    spouts = [spout for spout in topology.spouts.values() if spout.kind is None]
+    if not spouts:
+        return None, None
+    if len(spouts) == 1:
+        return spouts[0].source, spouts[0].name
+    frames = []
+    for spout in spouts:
+        columns: Sequence[Column] = [
+            sql.struct("*").alias(other.name)
+            if other is spout
+            else sql.lit(None).cast(other.source.schema).alias(other.name)
+            for other in spouts
+        ]
+        frames.append(spout.source.select(*columns))
+    return reduce(DataFrame.union, frames), None

@@ -1,0 +1,306 @@
+"""Each key has its own rate, calls at once, pauses and breaker, and none takes another's part."""
+
+import asyncio
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_loop import SimCalls
+
+from ackcore.calls import RateLimit, Retry, Unavailable, used
+from ackcore.calls.call_queues import KEPT_KEYS
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
+
+
+def by_tenant(item):
+    return item[0]
+
+
+def settings(calls_per_s=None, concurrency=None, **others):
+    limit = RateLimit(per=by_tenant, calls_per_s=calls_per_s, concurrency=concurrency)
+    return CallSettings(limit=limit, **others)
+
+
+class Answering:
+    """A service that takes the same time for each call, and what it was called with, and when."""
+
+    def __init__(self, took_s=0.1, **given):
+        self.took_s = took_s
+        self.begun = defaultdict(list)  # by tenant
+        self.calls = SimCalls(self.call, settings(**given))
+
+    async def call(self, item):
+        self.begun[item[0]].append(self.calls.now_s)
+        await asyncio.sleep(self.took_s)
+        return item
+
+    def run(self, items):
+        with self.calls:
+            outcomes = list(self.calls.run(items))
+        assert [outcome.value for outcome in outcomes if not outcome.error] == [
+            item for item, outcome in zip(items, outcomes, strict=True) if not outcome.error
+        ]
+        return outcomes
+
+
+@given(
+    items=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 300)), max_size=60),
+    rate=st.sampled_from([None, 0.7, 5, 1000]),
+    concurrency=st.sampled_from([None, 1, 3]),
+    window=st.integers(1, 8),
+)
+def test_each_key_keeps_its_rate_and_its_calls_at_once(items, rate, concurrency, window):
+    """Whatever takes how long, is refused or fails: and each item has its own outcome."""
+    out, most, begun, refused = Counter(), Counter(), defaultdict(list), set()
+
+    async def call(item):
+        tenant, wait_ms = item
+        for key in (tenant, "all"):
+            out[key] += 1
+            most[key] = max(most[key], out[key])
+        begun[tenant].append(calls.now_s)
+        try:
+            await asyncio.sleep(wait_ms / 1000)
+            if wait_ms % 7 == 1 and item not in refused:
+                refused.add(item)
+                raise Retry(after_s=0.2)
+            if wait_ms % 5 == 1:
+                raise ValueError(item)
+            return item
+        finally:
+            out[tenant] -= 1
+            out["all"] -= 1
+
+    given = settings(rate, concurrency, max_concurrency=window, wait_in_task_s=3600)
+    with SimCalls(call, given) as calls:
+        outcomes = list(calls.run(items))
+    for item, outcome in zip(items, outcomes, strict=True):
+        assert outcome.value == item or outcome.error.args == (item,)
+    assert most["all"] <= window
+    for tenant, times in begun.items():
+        assert concurrency is None or most[tenant] <= concurrency
+        for place, at in enumerate(times if rate else ()):
+            assert place + 1 <= rate * at + 1e-3
+
+
+@pytest.mark.parametrize("slow_s", [0.1, 10])
+def test_a_key_with_few_items_waits_for_its_part_only(slow_s):
+    """Behind 20,000 items of another key, which has half of the window, also if it is slow."""
+    begun = {}
+
+    async def call(item):
+        begun[item] = calls.now_s
+        await asyncio.sleep(slow_s if item[0] == "many" else 0.1)
+
+    items = [("many", n) for n in range(20_000)] + [("few", n) for n in range(50)]
+    with SimCalls(call, settings(max_concurrency=10)) as calls:
+        outcomes = calls.run(items)
+        next(outcomes)
+        while ("few", 49) not in begun:
+            next(outcomes)
+        outcomes.close()
+    # The others' first calls fill the window before the items of this key are read.
+    assert begun["few", 49] <= slow_s + 50 / 5 * 0.1 + 0.1
+
+
+def test_equal_keys_have_equal_parts():
+    """Ten tenants, in blocks, with calls of different lengths: within a tenth of each other."""
+    done = Counter()
+
+    async def call(item):
+        await asyncio.sleep(0.05 + item[1] % 7 / 100)
+        done[item[0]] += 1
+
+    items = [(tenant, n) for tenant in range(10) for n in range(2_000)]
+    with SimCalls(call, settings(max_concurrency=25)) as calls:
+        outcomes = calls.run(items)
+        while sum(done.values()) < 5_000:
+            next(outcomes)
+        outcomes.close()
+    assert max(done.values()) <= 1.1 * 500
+    assert min(done.values()) >= 0.9 * 500
+
+
+def test_a_key_that_is_throttled_slows_down_alone():
+    """Its breaker opens and its items are given back; the others take as long as without it."""
+    took_s = []
+    for down in ("nobody", "a"):
+
+        async def call(item, down=down):
+            await asyncio.sleep(0.1)
+            if item[0] == down:
+                raise ConnectionError("down")
+
+        given = settings(concurrency=2, max_concurrency=64, wait_in_task_s=0.5)
+        with SimCalls(call, given) as calls:
+            items = [(tenant, n) for n in range(100) for tenant in "abcd"]
+            outcomes = list(calls.run(items))
+            took_s.append(calls.now_s)
+        failed = [
+            type(outcome.error)
+            for item, outcome in zip(items, outcomes, strict=True)
+            if item[0] == "a"
+        ]
+        others = [o for item, o in zip(items, outcomes, strict=True) if item[0] != "a"]
+        assert not any(outcome.error for outcome in others)
+    assert set(failed) == {ConnectionError, Unavailable}
+    assert failed.count(ConnectionError) <= 12
+    assert took_s[1] <= took_s[0] * 1.01
+
+
+class Throttling:
+    """A service that takes so many calls of each tenant a second, and refuses the others."""
+
+    def __init__(self, per_s):
+        self.per_s = per_s
+        self.tokens = {tenant: (max(1, rate / 10), 0.0) for tenant, rate in per_s.items()}
+        self.taken = Counter()
+        self.last_s = {}
+
+    async def call(self, item):
+        tenant = item[0]
+        rate, (tokens, since), now = self.per_s[tenant], self.tokens[tenant], self.calls.now_s
+        tokens = min(max(1, rate / 10), tokens + (now - since) * rate)
+        if taken := tokens >= 1:
+            tokens -= 1
+        self.tokens[tenant] = tokens, now
+        if not taken:
+            await asyncio.sleep(0.001)
+            raise Retry("429", after_s=1)
+        await asyncio.sleep(0.05)
+        self.taken[tenant] += 1
+        self.last_s[tenant] = self.calls.now_s
+
+
+def test_limits_that_only_the_service_knows_are_used():
+    """The tenants' items take little longer than each limit has them take; with one limit for all,
+    the refusals of each tenant pause all of them, and they take twice as long.
+    """
+    per_s = {"a": 4, "b": 20, "c": 200}
+    service = Throttling(per_s)
+    items = [(tenant, n) for n in range(60) for tenant in "abc" for _ in range(per_s[tenant] // 2)]
+    with SimCalls(service.call, settings(max_concurrency=64, wait_in_task_s=3600)) as service.calls:
+        outcomes = list(service.calls.run(items))
+    assert not any(outcome.error for outcome in outcomes)
+    for tenant, rate in per_s.items():
+        assert service.taken[tenant] == 30 * rate
+        assert service.last_s[tenant] <= 30 / 0.8, tenant
+
+
+def test_an_item_without_a_key_fails_alone():
+    service = Answering()
+    outcomes = service.run([("a", 0), ((), 1), ([], 2), 3, ("a", 4)])
+    assert [type(outcome.error) for outcome in outcomes] == [
+        type(None),
+        type(None),
+        TypeError,
+        TypeError,
+        type(None),
+    ]
+    assert "must be hashable, got list" in str(outcomes[2].error)
+    assert outcomes[2].attempts == 0
+
+
+def test_the_state_of_few_keys_without_items_is_kept():
+    service = Answering(0.0, calls_per_s=1000)
+    service.run([(n, 0) for n in range(3 * KEPT_KEYS)])
+    assert len(service.calls._workers.queues.all()) == KEPT_KEYS
+    assert all(len(times) == 1 for times in service.begun.values())
+
+
+def test_a_key_continues_in_the_next_run():
+    """Its bucket is not empty again, and not full."""
+    service = Answering(0.0, calls_per_s=2)
+    with service.calls:
+        list(service.calls.run([("a", 0), ("b", 0)]))
+        list(service.calls.run([("a", 1), ("b", 1), ("a", 2)]))
+    assert service.begun["a"] == pytest.approx([0.5, 1, 1.5], abs=0.01)
+    assert service.begun["b"] == pytest.approx([0.5, 1], abs=0.01)
+
+
+# -- tokens -----------------------------------------------------------------------------------
+
+
+@given(
+    items=st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 2_000), st.integers(0, 3_000)), max_size=40
+    ),
+    per_s=st.sampled_from([50, 1_000]),
+    window=st.integers(1, 6),
+    keyed=st.booleans(),
+)
+def test_no_call_begins_while_more_tokens_are_used_than_allowed(items, per_s, window, keyed):
+    """Whatever calls use, and also if they fail or are refused: the excess was in flight."""
+    ended = Counter()
+    refused = set()
+
+    async def call(item):
+        tenant, tokens, wait_ms = item
+        of = tenant if keyed else "all"
+        assert ended[of] <= per_s * calls.now_s + 1.001
+        await asyncio.sleep(wait_ms / 1000)
+        if tokens % 3 == 1 and item not in refused:
+            refused.add(item)
+            raise Retry(after_s=0.1)
+        used(tokens=tokens)
+        ended[of] += tokens
+        if tokens % 5 == 1:
+            raise ValueError(item)
+        return item
+
+    limit = RateLimit(per=by_tenant if keyed else None, tokens_per_min=60 * per_s)
+    given = CallSettings(limit=limit, max_concurrency=window, wait_in_task_s=3600)
+    with SimCalls(call, given) as calls:
+        outcomes = list(calls.run(items))
+    for item, outcome in zip(items, outcomes, strict=True):
+        assert outcome.value == item or outcome.error.args == (item,)
+    assert calls.counts.tokens == sum(tokens for _, tokens, _ in items)
+
+
+def test_the_tokens_of_a_minute_are_used_in_full():
+    """400 calls of 100 to 900 tokens, 1,000 a second: the first window's are the only excess."""
+
+    async def call(item):
+        await asyncio.sleep(0.5)
+        used(tokens=100 * (item % 9 + 1))
+
+    limit = RateLimit(tokens_per_min=60_000)
+    with SimCalls(call, CallSettings(limit=limit, max_concurrency=8)) as calls:
+        assert not any(outcome.error for outcome in calls.run(range(400)))
+    assert calls.counts.tokens / 1_000 == pytest.approx(calls.now_s, rel=0.03)
+
+
+def test_threads_and_started_coroutines_report_for_their_call():
+    def call(item):
+        used(tokens=item)
+        used(tokens=1)
+
+    limit = RateLimit(tokens_per_min=1e9)
+    with Calls(call, CallSettings(limit=limit, max_concurrency=4)) as calls:
+        assert not any(outcome.error for outcome in calls.run(range(100)))
+    assert calls.counts.tokens == sum(range(100)) + 100
+
+    async def start(item):
+        async def part():
+            used(tokens=item)
+
+        await asyncio.gather(part(), part())
+
+    with SimCalls(start, CallSettings(limit=limit)) as started:
+        assert not any(outcome.error for outcome in started.run(range(10)))
+    assert started.counts.tokens == 2 * sum(range(10))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "says"),
+    [
+        (-1, ValueError, "tokens must be at least 0 and finite, got -1"),
+        (float("nan"), ValueError, "tokens must be at least 0 and finite, got nan"),
+        ("3", TypeError, "tokens must be a number, got str '3'"),
+    ],
+)
+def test_what_is_no_number_of_tokens_is_refused(tokens, error, says):
+    with pytest.raises(error, match=says):
+        used(tokens=tokens)

@@ -1,0 +1,106 @@
+"""`DeltaSpout`: the rows that versions of a Delta table append, and refused versions."""
+
+from __future__ import annotations
+
+import datetime
+import json
+
+import pyarrow as pa
+import pytest
+from streams import Store
+
+pytest.importorskip("deltalake", reason="deltalake is not installed")
+
+import deltalake
+
+from ackcore.spark import DeltaSpout, SourceError, start
+from ackcore.spark.planned.file_reading import FileReader
+from ackcore.topology import TopologyBuilder
+
+DAY = datetime.date(2026, 1, 2)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return str(tmp_path / "table")
+
+
+def append(table, *ids, **more):
+    """Append a version with these ids, each tenth on a day of its own."""
+    days = pa.array([None if n % 10 == 9 else DAY for n in ids], pa.date32())
+    rows = pa.table({"id": pa.array(ids, pa.int64()), "day": days})
+    deltalake.write_deltalake(table, rows, **{"mode": "append", "partition_by": ["day"], **more})
+
+
+def read(spout, plan):
+    columns = {path: values for path, _, values in plan["files"]}
+    files = tuple(columns)
+    found = FileReader(spout._root, (files,), "parquet", spout.schema, columns)
+    rows = pa.Table.from_batches(found([pa.record_batch([pa.array([0])], ["id"])]), spout.schema)
+    return sorted((row["id"], row["day"]) for row in rows.to_pylist())
+
+
+def versions(spout, previous=None):
+    """The ids of each plan up to the first None."""
+    found = []
+    while (plan := spout.plan(previous)) is not None:
+        previous = json.loads(json.dumps(plan))
+        found.append([n for n, _ in read(spout, previous)])
+    return found
+
+
+def test_versions_are_read_in_their_order_each_once(table):
+    for n in range(3):
+        append(table, n, 10 * n + 9)
+    spout = DeltaSpout(table, max_files_per_batch=1)
+    assert versions(spout) == [[0, 9], [1, 19], [2, 29]]
+    plan = json.loads(json.dumps(DeltaSpout(table).plan(None)))
+    assert read(spout, plan) == [(0, DAY), (1, DAY), (2, DAY), (9, None), (19, None), (29, None)]
+    append(table, 3)
+    assert versions(spout, plan) == [[3]]
+    assert versions(DeltaSpout(table, starting_version=2, max_files_per_batch=1)) == [[2, 29], [3]]
+
+
+def test_a_compaction_changes_no_row(table):
+    append(table, 0)
+    append(table, 1)
+    deltalake.DeltaTable(table).optimize.compact()
+    append(table, 2)
+    assert versions(DeltaSpout(table, max_files_per_batch=1)) == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("change", "operation"),
+    [
+        (lambda table: deltalake.DeltaTable(table).delete("id = 0"), "DELETE"),
+        (lambda table: deltalake.DeltaTable(table).update({"id": "7"}), "UPDATE"),
+        (lambda table: append(table, 7, mode="overwrite"), "WRITE"),
+    ],
+)  # fmt: skip
+def test_a_version_that_changes_rows_is_refused_by_name_or_skipped(table, change, operation):
+    append(table, 0, 1)
+    change(table)
+    append(table, 2)
+    with pytest.raises(SourceError, match=rf"version 1 \({operation}\) deletes or updates rows"):
+        DeltaSpout(table).plan(None)
+    assert versions(DeltaSpout(table, skip_changes=True)) == [[0, 1, 2]]
+    assert versions(DeltaSpout(table, starting_version=2)) == [[2]]
+
+
+def test_a_table_that_is_not_there_is_named(table):
+    with pytest.raises(SourceError, match=r"DeltaSpout\('.*table'\) cannot be opened"):
+        DeltaSpout(table)
+
+
+def test_a_stream_reads_what_is_appended(spark, table, tmp_path, running):
+    append(table, 1, 9)
+    store = Store()
+    builder = TopologyBuilder()
+    builder.spout("orders", DeltaSpout(table), message_id="id")
+    builder.sink("orders", store)
+    on = start(builder.build(), spark, tmp_path / "cp", trigger={"availableNow": True})
+    assert on.await_termination(300)
+    append(table, 2, 3)
+    on = running(builder.build(), spark, tmp_path / "cp")
+    on.process_all_available()
+    assert (store.words, on.counts.acked) == ([1, 2, 3, 9], 4)

@@ -1,0 +1,297 @@
+"""`FileSpout`: which files a plan names, what it does with files that change, and what is read."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore.spark.planned.file_reading import FileReader, FileUnreadable, dealt
+from ackcore.spark.planned.file_spout import FileSpout
+from ackcore.spark.planned.planned_source import SourceError
+from ackcore.spark.planned.rate_spout import RateSpout
+
+ROWS = pa.schema([("id", pa.int64()), ("name", pa.string())])
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "in"
+    path.mkdir()
+    return path
+
+
+def put(folder, name, time_s, content=b"a\n"):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, ns=(time_s * SECOND, time_s * SECOND))
+    return path
+
+
+def names(plan):
+    return None if plan is None else [name for _, name, *_ in plan["files"]]
+
+
+def again(plan):
+    """The plan as it comes back from a checkpoint."""
+    return json.loads(json.dumps(plan))
+
+
+def read(spout, plan, tasks=1):
+    found = FileReader(
+        spout._root,
+        tuple(dealt([(name, size) for _, name, size, _ in plan["files"]], tasks)),
+        spout._format,
+        spout.schema,
+    )
+    numbers = pa.record_batch([pa.array(range(len(found.tasks)))], ["id"])
+    return pa.Table.from_batches(found([numbers]), spout.schema).to_pylist()
+
+
+def test_files_are_taken_in_the_order_of_time_and_name_each_once(folder):
+    spout = FileSpout(folder, "text", max_files_per_batch=2)
+    for name, time_s in (("c", 10), ("b", 20), ("a", 20), ("d", 5)):
+        put(folder, name, time_s)
+    first = again(spout.plan(None))
+    second = again(spout.plan(first))
+    assert (names(first), names(second)) == (["d", "c"], ["a", "b"])
+    assert spout.plan(second) is None
+    put(folder, "late", 15)
+    assert names(spout.plan(second)) == ["late"]
+
+
+def test_a_file_that_is_older_than_its_lateness_counts_as_read(folder):
+    spout = FileSpout(folder, "text", lateness_s=60)
+    put(folder, "a", 1000)
+    plan = again(spout.plan(None))
+    put(folder, "too late", 939)
+    put(folder, "in time", 940)
+    assert names(spout.plan(plan)) == ["in time"]
+
+
+@given(
+    data=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 90)), max_size=40),
+    most=st.one_of(st.none(), st.integers(1, 5)),
+    cuts=st.integers(1, 5),
+)
+def test_each_file_is_planned_once_and_the_list_stays_bounded(tmp_path_factory, data, most, cuts):
+    """Files come in the order of the list, at most 90 s late; of those in a minute is known."""
+    folder = tmp_path_factory.mktemp("in")
+    spout = FileSpout(folder, "text", max_files_per_batch=most, lateness_s=90)
+    plan, found, now = None, [], 1000
+    for n, (step, late) in enumerate(data):
+        now += step
+        put(folder, f"{n:02}", now - late)
+        if n % cuts == 0 or n == len(data) - 1:
+            while (more := spout.plan(plan)) is not None:
+                plan = again(more)
+                found += names(plan)
+                assert all(
+                    time >= plan["newest"] - 90 * SECOND for _, time in plan["seen"].values()
+                )
+    assert sorted(found) == [f"{n:02}" for n in range(len(data))]
+
+
+def test_hidden_and_other_files_are_left_alone(folder):
+    for name in (".a.json", "_tmp/b.json", "c.txt", "d.json", "day=1/e.json", ".x/f.json"):
+        put(folder, name, 10, b"{}\n")
+    assert names(FileSpout(folder, "json", ROWS, glob="*.json").plan(None)) == [
+        "d.json",
+        "day=1/e.json",
+    ]
+    assert names(FileSpout(folder, "json", ROWS, glob="day=*/*").plan(None)) == ["day=1/e.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: path.unlink(), "the file a disappeared after it was planned"),
+        (lambda path: path.write_bytes(b"a\nb\n"), "the file a grew from 2 to 4 bytes"),
+        (lambda path: path.write_bytes(b"z\n"), "the file a was replaced after it was planned"),
+    ],
+)
+def test_a_planned_file_that_changes_is_named(folder, change, words):
+    spout = FileSpout(folder, "text")
+    path = put(folder, "a", 10)
+    put(folder, "b", 10)
+    plan = again(spout.plan(None))
+    spout.check(plan)
+    change(path)
+    with pytest.raises(SourceError, match=words):
+        spout.check(plan)
+
+
+def test_a_file_that_changes_after_it_was_read_is_named(folder):
+    spout = FileSpout(folder, "text")
+    put(folder, "a", 10)
+    plan = again(spout.plan(None))
+    put(folder, "b", 11)
+    put(folder, "a", 12, b"a\nb\n")
+    with pytest.raises(SourceError, match=r"the file a was changed after it was read, .* 4 bytes"):
+        spout.plan(plan)
+
+
+def test_a_directory_that_is_not_there_may_come(tmp_path):
+    with pytest.raises(OSError, match="No such file"):
+        FileSpout(tmp_path / "nowhere", "text").plan(None)
+
+
+def gz(content):
+    return gzip.compress(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", b"one\ntwo\r\n\nlast"),
+        ("a.txt.gz", gz(b"one\ntwo\r\n\nlast")),
+        ("a.txt.bz2", bz2.compress(b"one\ntwo\r\n\nlast")),
+        ("a.txt.zst", pa.Codec("zstd").compress(b"one\ntwo\r\n\nlast", asbytes=True)),
+    ],
+)
+def test_lines_of_text_are_read_plain_and_compressed(folder, name, content):
+    spout = FileSpout(folder, "text")
+    put(folder, name, 10, content)
+    assert [row["value"] for row in read(spout, spout.plan(None))] == ["one", "two", "", "last"]
+
+
+def test_lines_that_cross_the_pieces_of_a_read_are_whole(folder, monkeypatch):
+    monkeypatch.setattr("ackcore.spark.planned.file_reading._BLOCK_BYTES", 3)
+    monkeypatch.setattr("ackcore.spark.planned.file_reading._ROWS", 2)
+    lines = ["", "a", "bcdefgh", "ij"] * 3
+    put(folder, "a", 10, "\n".join(lines).encode())
+    spout = FileSpout(folder, "text")
+    assert [row["value"] for row in read(spout, spout.plan(None))] == lines
+
+
+def test_a_line_that_is_not_utf8_keeps_its_bytes(folder):
+    put(folder, "a", 10, b"caf\xe9\n")
+    spout = FileSpout(folder, "text")
+    plan = spout.plan(None)
+    found = FileReader(spout._root, (("a",),), "text", spout.schema)
+    (batch,) = found([pa.record_batch([pa.array([0])], ["id"])])
+    assert batch.column(0).view(pa.binary()).to_pylist() == [b"caf\xe9"]
+    assert names(plan) == ["a"]
+
+
+TABLE = [{"id": 1, "name": "a"}, {"id": None, "name": ""}, {"id": 3, "name": None}]
+
+
+def test_rows_of_each_format_are_the_same(folder):
+    lines = "".join(json.dumps({**row, "more": [1]}) + "\n" for row in TABLE).encode()
+    put(folder, "a.json", 1, lines)
+    put(folder, "b.json.gz", 2, gz(b'{"name": "only"}\n'))
+    put(folder, "c.json", 3, b"")
+    spout = FileSpout(folder, "json", ROWS)
+    assert read(spout, spout.plan(None), 2) == [*TABLE, {"id": None, "name": "only"}]
+
+    put(folder, "t/a.csv", 1, b'more,name,id\n9,a,1\n9,"",\n9,,3\n')
+    spout = FileSpout(folder / "t", "csv", ROWS)
+    assert read(spout, spout.plan(None)) == TABLE
+
+    (folder / "p").mkdir()
+    table = pa.Table.from_pylist(TABLE, pa.schema([("name", pa.string()), ("id", pa.int32())]))
+    pq.write_table(table.append_column("more", [[1, 2, 3]]), folder / "p/a.parquet")
+    pq.write_table(pa.table({"name": ["only"]}), folder / "p/b.parquet")
+    spout = FileSpout(folder / "p", "parquet", ROWS)
+    assert read(spout, spout.plan(None)) == [*TABLE, {"id": None, "name": "only"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "format"),
+    [
+        ("a", b"{no json\n", "json"),
+        ("a", b'{"id": "x"}\n', "json"),
+        ("a", b"id,name\nx,y\n", "csv"),
+        ("a", b"PAR2", "parquet"),
+        ("a.gz", b"no gzip", "json"),
+        ("a.gz", gz(b'{"id": 1}\n' * 9999)[:-20], "json"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(folder, name, content, format):
+    put(folder, name, 1, content)
+    spout = FileSpout(folder, format, ROWS)
+    with pytest.raises(FileUnreadable, match=f"in/{name} cannot be read as {format}: "):
+        read(spout, spout.plan(None))
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=30), st.integers(1, 9))
+def test_files_are_dealt_out_whole_in_order_and_about_evenly(sizes, tasks):
+    files = [(str(n), size) for n, size in enumerate(sizes)]
+    found = list(dealt(files, tasks))
+    assert [name for some in found for name in some] == [name for name, _ in files]
+    assert all(found)
+    assert len(found) <= tasks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (("/in", "xml"), ValueError, "format must be one of text, json, csv, parquet, got 'xml'"),
+        (("/in", "json"), ValueError, "schema must be given for json"),
+        (("/in", "text", ROWS), ValueError, "schema must not be given for text"),
+        (("/in", "json", "id bigint"), TypeError, "schema must be a pyarrow.Schema, got str"),
+        (("ftp://in", "text"), ValueError, "path must be a path"),
+        (("hdfs://namenode:8020/in", "text"), ValueError, "files of HDFS are not read yet"),
+    ],
+)
+def test_arguments_are_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        FileSpout(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("glob", ""), ("max_files_per_batch", 0), ("lateness_s", -1)]
+)
+def test_settings_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be "):
+        FileSpout("/in", "text", **{name: value})
+
+
+def test_files_are_found_quickly_among_many(folder):
+    """Not a figure, which bench_topology.py has: ten thousand files, and a hundred are new."""
+    for n in range(10_000):
+        put(folder, f"{n:05}", 1000 + n // 100)
+    spout = FileSpout(folder, "text")
+    plan = again(spout.plan(None))
+    for n in random.sample(range(100_000), 100):
+        put(folder, f"new-{n}", 2000)
+    assert len(spout.plan(plan)["files"]) == 100
+
+
+def test_numbers_come_at_their_rate_and_end():
+    now = [100.0]
+    spout = RateSpout(25, per_s=10, max_rows_per_batch=20, clock=lambda: now[0])
+    assert spout.plan(None) is None
+    now[0] += 0.5
+    plan = again(spout.plan(None))
+    assert (plan["from"], plan["to"]) == (0, 5)
+    now[0] += 10
+    later = RateSpout(25, per_s=10, max_rows_per_batch=20, clock=lambda: now[0])
+    plan = again(later.plan(plan))
+    assert (plan["from"], plan["to"]) == (5, 25)
+    assert later.plan(plan) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "RateSpout must have rows or per_s"),
+        ({"rows": -1}, "rows must be"),
+        ({"per_s": 0}, "per_s must be"),
+        ({"rows": 1, "max_rows_per_batch": 0}, "max_rows_per_batch must be"),
+    ],
+)
+def test_what_is_no_rate_is_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        RateSpout(**settings)

@@ -1,0 +1,521 @@
+"""Sources whose rows a plan names: plans, restarts, reports, and the rules that end a query."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+from checkpoints import recorded
+from pyspark import cloudpickle
+from streams import Folder, Store, until
+
+from ackcore.spark import (
+    FileSpout,
+    PlannedSource,
+    QueryListener,
+    RateSpout,
+    RunFailed,
+    SourceError,
+    dead_letters,
+    loop,
+    replay,
+    run_batch,
+    start,
+)
+from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.engine import batch, runs
+from ackcore.spark.stores.objects import ObjectStore
+from ackcore.topology import BasicBolt, Reject, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Table(PlannedSource):
+    """A table with a growing key: some texts, at most ``most`` a micro-batch."""
+
+    schema = pa.schema([("id", pa.int64()), ("line", pa.string())])
+
+    def __init__(self, *texts, most=2):
+        self.texts = list(texts)
+        self.most = most
+        self.asked, self.reads, self.told = [], [], []
+
+    def plan(self, previous):
+        self.asked.append(previous)
+        first = 0 if previous is None else previous["to"]
+        last = min(len(self.texts), first + self.most)
+        return {"from": first, "to": last} if first < last else None
+
+    def read(self, spark, plan):
+        self.reads.append(plan)
+        rows = [(n, self.texts[n]) for n in range(plan["from"], plan["to"])]
+        return spark.createDataFrame(rows, "id bigint, line string")
+
+    def done(self, plan):
+        self.told.append(plan["to"])
+
+
+class Words(BasicBolt):
+    """Fails ``flaky`` at the first attempt, rejects ``bad``."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        if tuple["line"] == "bad":
+            raise Reject("a bad line")
+        if tuple["line"] == "flaky" and tuple.attempt == 0:
+            raise ValueError("not yet")
+        collector.emit((tuple["line"],))
+
+
+def topology(sink, /, settings=None, **sources):
+    builder = TopologyBuilder()
+    for name, source in sources.items():
+        builder.spout(name, source)
+        builder.bolt(f"words-{name}", Words()).shuffle(name)
+        builder.sink(f"words-{name}", sink, name=f"sink-{name}")
+    return builder.build(**{"backoff_s": 0.001, "parallelism": 2, **(settings or {})})
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return tmp_path / "checkpoint"
+
+
+def plans(checkpoint, spout="lines"):
+    """By micro-batch, the plans of which it reads rows."""
+    found = recorded(checkpoint)
+    return {
+        number: found.read(f"batches/{number}.plan")["offsets"][spout]["rows"]
+        for number in found.numbers("batches", ".plan")
+    }
+
+
+def available_now(it, spark, checkpoint, **options):
+    on = start(it, spark, checkpoint, trigger={"availableNow": True}, **options)
+    assert on.await_termination(300)
+    return on
+
+
+def test_a_stream_takes_what_comes_and_a_restart_goes_on(spark, checkpoint, store, running):
+    source = Table("a", "flaky", "b")
+    on = running(topology(store, lines=source), spark, checkpoint)
+    assert on.spark_query is None
+    on.process_all_available()
+    assert store.words == ["a", "b", "flaky"]
+    source.texts += ["bad", "c"]
+    on.process_all_available()
+    assert (on.counts.acked, on.counts.dead) == (4, 1)
+    on.stop()
+    assert (on.exception, source.told) == (None, [2, 3, 5])
+    again = Table(*source.texts, "d")
+    on = running(topology(store, lines=again), spark, checkpoint)
+    on.process_all_available()
+    assert again.asked[0] == {"from": 3, "to": 5}
+    # The last report is repeated: the driver may have died before it.
+    assert again.told == [5, 6]
+    assert store.words == ["a", "b", "c", "d", "flaky"]
+    assert not (checkpoint / "spark").exists()
+
+
+def test_available_now_ends_with_its_retries_dead_letters_and_replays(spark, checkpoint, store):
+    class Noted(QueryListener):
+        progress, ends = [], []
+
+        def on_progress(self, progress, counts):
+            self.progress.append((progress.batch_id, progress.records))
+
+        def on_end(self, error, counts):
+            self.ends.append((error, counts.acked))
+
+    source = Table("a", "flaky", "bad", "b", "c")
+    on = available_now(topology(store, lines=source), spark, checkpoint, listeners=[Noted()])
+    assert (on.counts.acked, on.counts.dead, on.counts.retried) == (4, 1, 1)
+    assert [records for _, records in Noted.progress][:3] == [2, 2, 1]
+    assert Noted.ends == [(None, 4)]
+    (letter,) = dead_letters(checkpoint, spark).collect()
+    assert (letter.error_type, letter.payload.line) == ("Reject", "bad")
+    assert replay(checkpoint, spark).records == {"lines": 1}
+    on = available_now(topology(store, lines=source), spark, checkpoint)
+    assert (on.counts.replayed, on.counts.waiting, on.counts.balanced) == (1, 0, True)
+
+
+def test_a_batch_takes_all_plans_at_once_and_no_more(spark, checkpoint, store):
+    source = Table("a", "b", "flaky", "c", "bad")
+    counts = run_batch(topology(store, lines=source), spark, checkpoint)
+    assert (counts.records, counts.acked, counts.dead) == (5, 4, 1)
+    assert source.told == [2, 4, 5]
+    source.texts.append("late")
+    assert run_batch(topology(store, lines=source), spark, checkpoint).records == 5
+
+
+def test_a_batch_of_a_source_without_end_is_an_error(spark, checkpoint, store):
+    class Endless(Table):
+        def plan(self, previous):
+            return (previous or 0) + 1
+
+    with pytest.raises(SourceError, match=r"'lines': its source returned 10000 plans and no None"):
+        run_batch(topology(store, lines=Endless()), spark, checkpoint)
+
+
+@pytest.mark.parametrize("step", ["planned", "ran", "checked", "decided", "acted", "marked"])
+def test_a_driver_that_died_is_continued_from_its_plan(
+    spark, checkpoint, store, running, monkeypatch, step
+):
+    def failpoint(name, n=None):
+        if name == step:
+            raise FailpointReached(name)
+
+    source = Table("a", "flaky", "b", most=3)
+    it = topology(store, {"max_runs": 1}, lines=source)
+    with monkeypatch.context() as patch:
+        for module in (batch, runs):
+            patch.setattr(module, "failpoint", failpoint)
+        with pytest.raises(Exception, match=step):
+            running(it, spark, checkpoint).await_termination(300)
+    assert plans(checkpoint)[0] == [{"from": 0, "to": 3}]
+    source.texts.append("late")
+    source.asked.clear()
+    on = running(it, spark, checkpoint)
+    on.process_all_available()
+    assert None not in source.asked, "it was asked again for rows that were planned"
+    assert store.words == ["a", "b", "flaky", "late"]
+    assert on.counts.records == 4
+
+
+def test_a_source_that_plans_the_same_rows_twice_ends_the_query(spark, checkpoint, store, running):
+    class Stuck(Table):
+        def plan(self, previous):
+            return {"from": 0, "to": 1}
+
+    on = running(topology(store, lines=Stuck("a")), spark, checkpoint)
+    with pytest.raises(
+        SourceError, match=r"^spout 'lines', micro-batch 1: plan\(\) returned a plan that an earl"
+    ):
+        on.await_termination(300)
+    assert store.words == ["a"]
+    assert set(plans(checkpoint)) == {0}
+
+
+def test_a_source_that_forgets_its_position_at_a_restart_ends_the_query(
+    spark, checkpoint, store, running
+):
+    class Forgetful(Table):
+        at = 0
+
+        def plan(self, previous):
+            found = super().plan({"to": self.at})
+            self.at = self.at if found is None else found["to"]
+            return found
+
+    texts = ["a", "b", "c", "d", "e", "f"]
+    available_now(topology(store, lines=Forgetful(*texts)), spark, checkpoint)
+    before = plans(checkpoint)
+    on = running(topology(store, lines=Forgetful(*texts)), spark, checkpoint)
+    with pytest.raises(SourceError, match=r"micro-batch 3: .* has read already, .*\"from\": 0"):
+        on.await_termination(300)
+    assert (plans(checkpoint), store.words) == (before, texts)
+
+
+class Odd(Table):
+    """A source with a mistake."""
+
+    def __init__(self, mistake):
+        super().__init__("a")
+        self.mistake = mistake
+
+    def plan(self, previous):
+        if self.mistake == "raises in plan":
+            raise KeyError("cursor")
+        return {1, 2} if self.mistake == "no JSON" else super().plan(previous)
+
+    def read(self, spark, plan):
+        if self.mistake == "raises in read":
+            raise KeyError("table")
+        if self.mistake == "no frame":
+            return [("a",)]
+        return spark.createDataFrame([("a", 1)], "line string, id bigint")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("raises in plan", r"plan\(\) of its source raised KeyError: 'cursor'"),
+        ("no JSON", r"plan\(\) must return a JSON value or None, got set"),
+        ("raises in read", r"read\(\) of its source raised KeyError: 'table'"),
+        ("no frame", r"read\(\) must return a DataFrame of the session .*, got builtins.list"),
+        ("columns", r"the source's schema, id bigint, line string; got line string, id bigint"),
+    ],
+)
+def test_a_mistake_in_a_source_ends_the_query(spark, checkpoint, store, running, mistake, words):
+    on = running(topology(store, lines=Odd(mistake)), spark, checkpoint)
+    with pytest.raises(SourceError, match=f"^spout 'lines', micro-batch 0: .*{words}"):
+        on.await_termination(300)
+    assert not store.rows
+
+
+def test_a_source_that_is_away_is_asked_again(spark, checkpoint, store, running, caplog):
+    class Away(Table):
+        down = True
+
+        def plan(self, previous):
+            if self.down:
+                raise ConnectionError("the table is away")
+            return super().plan(previous)
+
+    source = Away("a")
+    on = running(topology(store, lines=source), spark, checkpoint)
+    until(lambda: "is polled again: the table is away" in caplog.text, on)
+    source.down = False
+    until(lambda: on.counts.acked == 1, on)
+
+
+def test_a_read_that_fails_for_a_while_is_a_restart(spark, checkpoint, store, running, caplog):
+    class Away(Table):
+        failures = 2
+
+        def read(self, spark, plan):
+            self.failures -= 1
+            if self.failures >= 0:
+                raise ConnectionError("the table is away")
+            return super().read(spark, plan)
+
+    it = topology(store, {"restart_backoff_s": 0.001}, lines=Away("a"))
+    on = running(it, spark, checkpoint)
+    on.process_all_available()
+    assert (store.words, on.counts.acked) == (["a"], 1)
+    assert "the micro-batch failed; ackcore restarts it in 0.0 s, restart 2 of" in caplog.text
+
+
+def test_a_report_that_fails_ends_nothing(spark, checkpoint, store, running, caplog):
+    class Deaf(Table):
+        def done(self, plan):
+            raise OSError("cannot note it")
+
+    on = running(topology(store, lines=Deaf("a", "b", "c")), spark, checkpoint)
+    on.process_all_available()
+    assert on.counts.acked == 3
+    assert "done() of its source raised for the plan" in caplog.text
+
+
+def test_planned_spouts_beside_each_other_and_beside_a_stream_of_spark(
+    spark, checkpoint, tmp_path, running
+):
+    """Spark's query runs them where a source is a DataFrame."""
+    first, second, sinks = Table("a"), Table("b", "flaky"), {}
+    it = topology(lambda frame, n: sinks.setdefault(n, []), one=first, two=second)
+    on = available_now(it, spark, checkpoint)
+    assert (on.counts.acked, on.spark_query) == (3, None)
+    folder = Folder(spark, tmp_path / "in")
+    folder.add("from a file")
+    store = Store()
+    mixed = topology(store, lines=Table("a", "b", "c"), files=folder.stream)
+    on = running(mixed, spark, tmp_path / "mixed")
+    until(lambda: on.counts.acked == 4, on)
+    assert on.spark_query is not None
+
+
+def test_a_source_of_another_kind_does_not_continue(spark, checkpoint, store, tmp_path):
+    available_now(topology(store, lines=Table("a")), spark, checkpoint)
+    folder = Folder(spark, tmp_path / "in")
+    frame = folder.stream.selectExpr("1L AS id", "line")
+    with pytest.raises(CheckpointForeign, match="read a PlannedSource, and reads a DataFrame now"):
+        start(topology(store, lines=frame), spark, checkpoint, accept_changes=True)
+
+
+def test_a_schema_is_needed():
+    class Bare(PlannedSource):
+        def plan(self, previous):
+            return None
+
+        def read(self, spark, plan):
+            raise AssertionError
+
+    with pytest.raises(TypeError, match=r"schema of .*Bare.* must be a pyarrow.Schema with at"):
+        TopologyBuilder().spout("lines", Bare())
+
+
+class Held(BasicBolt):
+    """Says that it has come, and takes a minute."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def __init__(self, came):
+        self.came = came
+
+    def execute(self, tuple, collector):
+        self.came.touch()
+        time.sleep(60)
+
+
+def test_stop_in_the_middle_of_a_micro_batch_ends_its_tasks_and_counts_nothing(
+    spark, checkpoint, tmp_path, running
+):
+    builder = TopologyBuilder()
+    builder.spout("lines", Table("a"))
+    builder.bolt("held", Held(tmp_path / "came")).shuffle("lines")
+    builder.sink("held", print)
+    on = running(builder.build(), spark, checkpoint)
+    until((tmp_path / "came").exists, on)
+    began = time.monotonic()
+    on.stop()
+    assert time.monotonic() - began < 30
+    assert (on.is_active, on.exception, on.counts.batches) == (False, None, 0)
+    plan = recorded(checkpoint).read("batches/0.plan")
+    assert (plan["interrupted"], plan["crashes"]) == (True, 0)
+    tracker = spark.sparkContext.statusTracker()
+    deadline = time.monotonic() + 30
+    while tracker.getActiveStageIds() and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    assert not tracker.getActiveStageIds()
+
+
+def test_a_session_that_ends_ends_an_idle_query(spark, checkpoint, store, running, monkeypatch):
+    on = running(topology(store, lines=Table("a")), spark, checkpoint)
+    on.process_all_available()
+    monkeypatch.setattr(loop, "end_of", lambda session: "the SparkSession was stopped")
+    with pytest.raises(RunFailed, match="the SparkSession was stopped"):
+        on.await_termination(300)
+
+
+def test_a_plan_comes_back_from_the_checkpoint_as_it_was_given_to_read(
+    spark, checkpoint, store, running
+):
+    class Tuples(Table):
+        def plan(self, previous):
+            return ("from", 0) if previous is None else None
+
+        def read(self, spark, plan):
+            self.reads.append(plan)
+            return super().read(spark, {"from": 0, "to": 1})
+
+        def done(self, plan):
+            self.told.append(plan)
+
+    source = Tuples("a")
+    running(topology(store, lines=source), spark, checkpoint).process_all_available()
+    assert source.reads[0] == source.told[0] == json.loads(json.dumps(("from", 0)))
+
+
+class Values(BasicBolt):
+    """Fails each tenth at the first attempt, rejects 13."""
+
+    outputs = pa.schema([("word", pa.string())])
+
+    def execute(self, tuple, collector):
+        (value,) = tuple.values
+        if value == 13:
+            raise Reject("thirteen")
+        if int(value) % 10 == 0 and tuple.attempt == 0:
+            raise ValueError("not yet")
+        collector.emit((str(value),))
+
+
+def values_of(source, sink):
+    builder = TopologyBuilder()
+    builder.spout("values", source)
+    builder.bolt("values-too", Values()).shuffle("values")
+    builder.sink("values-too", sink)
+    return builder.build(backoff_s=0.001)
+
+
+def test_numbers_are_read_again_without_a_copy(spark, checkpoint, store):
+    source = RateSpout(50, max_rows_per_batch=20)
+    on = available_now(values_of(source, store), spark, checkpoint)
+    assert (on.counts.records, on.counts.acked, on.counts.dead) == (50, 49, 1)
+    assert store.words == sorted(str(n) for n in range(50) if n != 13)
+    assert [one.records for one in on.recent_progress][:3] == [20, 20, 10]
+    assert not [one for one in checkpoint.glob("ackcore/work/**/source/**") if one.is_file()]
+
+
+def test_files_are_read_each_once_also_after_a_restart(spark, checkpoint, store, tmp_path, running):
+    folder = tmp_path / "in"
+    folder.mkdir()
+
+    def write(name, first):
+        with gzip.open(folder / f".{name}", "wt") as file:
+            file.writelines(f"{n}\n" for n in range(first, first + 10))
+        (folder / f".{name}").rename(folder / name)
+
+    def spout():
+        return FileSpout(folder, "text", glob="*.gz", max_files_per_batch=2)
+
+    for n in range(3):
+        write(f"{n}.gz", 10 * n)
+    on = running(values_of(spout(), store), spark, checkpoint)
+    on.process_all_available()
+    assert on.counts.records == 30
+    on.stop()
+    write("3.gz", 30)
+    on = running(values_of(spout(), store), spark, checkpoint)
+    on.process_all_available()
+    assert store.words == sorted(map(str, range(40)))
+    assert (on.counts.acked, on.counts.dead) == (40, 0)
+
+
+@pytest.mark.parametrize("step", ["planned", "ran"])
+def test_a_file_that_changes_before_its_decision_ends_the_query(
+    spark, checkpoint, store, tmp_path, running, monkeypatch, step
+):
+    """Before its rows are read, and while they are."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a").write_text("1\n")
+
+    def failpoint(name, n=None):
+        if name == step:
+            (folder / "a").write_text("1\n2\n")
+
+    for module in (batch, runs):
+        monkeypatch.setattr(module, "failpoint", failpoint)
+    on = running(values_of(FileSpout(folder, "text"), store), spark, checkpoint)
+    with pytest.raises(SourceError, match="the file a grew from 2 to 4 bytes after it was planned"):
+        on.await_termination(300)
+    assert not store.rows
+    assert recorded(checkpoint).read("batches/0.decision") is None
+
+
+def test_files_of_a_bucket_are_read(spark, tasks_reach, bucket, checkpoint, store):
+    files = ObjectStore(f"{bucket}/in")
+    for n in range(3):
+        files.put(f"day={n}/part.txt", b"".join(b"%d\n" % (10 * n + m) for m in range(10)))
+    source = FileSpout(f"{bucket}/in", "text", max_files_per_batch=2)
+    on = available_now(values_of(source, store), spark, checkpoint)
+    assert (on.counts.records, on.counts.acked) == (30, 30)
+    plan = plans(checkpoint, "values")[1][0]
+    source.check(plan)
+    (name,) = [name for _, name, *_ in plan["files"]]
+    files.put(name, b"other\n")
+    with pytest.raises(SourceError, match=f"the file {name} was replaced"):
+        source.check(plan)
+    files.delete([name])
+    with pytest.raises(SourceError, match=f"the file {name} disappeared"):
+        source.check(plan)
+
+
+def test_kafka_and_other_planned_sources_run_in_one_loop(
+    spark, mock_kafka, checkpoint, store, running
+):
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    import test_kafka_spout as kafka  # noqa: PLC0415
+
+    cloudpickle.register_pickle_by_value(kafka)
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"x"])
+    source, kept = Table("a", "flaky"), kafka.Kept()
+    on = running(kafka.topology(kafka.source(mock_kafka, "t"), kept, source), spark, checkpoint)
+    on.process_all_available()
+    mock_kafka.produce("t", [b"flaky"])
+    source.texts.append("b")
+    on.process_all_available()
+    assert (on.counts.acked, on.spark_query) == (5, None)
+    texts = sorted(row[-1] for rows in kept.rows.values() for row in rows)
+    assert set(texts) <= {"x", "a", "b", "flaky"}
+    assert mock_kafka.committed("g", "t")[0] == 2
+    assert source.told == [2, 3]
