@@ -305,9 +305,8 @@ def _draw_any_cohorts(
         drawn.append((dests, cohorts.ids[which], edges))
         if chunk.closed:
             late.append((cohorts.ids[which], edges))
-    to, ids, edges = _folded(
-        *(np.concatenate(column) for column in zip(*drawn, strict=True)), np.bitwise_xor
-    )
+    to, of_blobs, edges = (np.concatenate(column) for column in zip(*drawn, strict=True))
+    to, ids, edges = _folded(to, of_blobs, edges, np.bitwise_xor)
     parts = _runs_by_row(found, order, counts, np.minimum)
     bounds = _bounds(to, len(counts))
     runs = [
