@@ -249,7 +249,7 @@ def outcome(world, done):
 NUMBERS = st.lists(st.integers(0, 10**6), max_size=14)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     topology=shapes(),
     values=st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS),
@@ -290,7 +290,7 @@ def test_both_ways_agree(
         assert found[0][name] == value, name
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     topology=shapes(),
     values=st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS),
@@ -350,7 +350,7 @@ def test_faults_between_tasks_leave_a_cohort_open(
     assert bool(result.unsettled or result.problems) == bool(done)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(topology=topologies(), values=st.lists(st.integers(0, 10**6), max_size=25))
 def test_a_whole_topology_run_is_the_same_either_way(topology, values):
     """Counts, progress, attempts, dead letters and the rows of sinks."""
