@@ -154,8 +154,14 @@ class DeltaSpout(PlannedSource):
             )
         }
 
+    def divided(self, plan: Any, tasks: int) -> Any:
+        """See `PlannedSource.divided`."""
+        return {**plan, "tasks": tasks}
+
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
         """See `PlannedSource.read`."""
         files = [(path, size) for path, size, _ in plan["files"]]
         constants = {path: values for path, _, values in plan["files"] if values}
-        return read_files(spark, self._root, files, "parquet", self.schema, constants)
+        return read_files(
+            spark, self._root, files, "parquet", self.schema, plan["tasks"], constants
+        )

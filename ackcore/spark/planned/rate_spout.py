@@ -73,6 +73,10 @@ class RateSpout(PlannedSource):
             last = min(last, self._rows)
         return {"from": first, "to": last, "began": began} if first < last else None
 
+    def divided(self, plan: Any, tasks: int) -> Any:
+        """See `PlannedSource.divided`."""
+        return {**plan, "tasks": tasks}
+
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
         """See `PlannedSource.read`."""
-        return spark.range(plan["from"], plan["to"]).toDF("value")
+        return spark.range(plan["from"], plan["to"], 1, plan["tasks"]).toDF("value")

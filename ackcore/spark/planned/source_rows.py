@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.session import is_connect
+from ackcore.spark.base.session import is_connect, task_slots
 from ackcore.spark.base.versions import Py4JError, from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
@@ -75,8 +75,9 @@ class _Taken:
 class _Spout:
     """One spout: its source, the plans of the last done micro-batch, and a plan made ahead."""
 
-    def __init__(self, name: str, source: PlannedSource, last: _Taken) -> None:
+    def __init__(self, name: str, source: PlannedSource, last: _Taken, spark: SparkSession) -> None:
         self.name = name
+        self._spark = spark
         self.source = source
         self.last = last
         #: The plan that `look` has made, its digest, and the plan before it.
@@ -112,6 +113,8 @@ class _Spout:
         previous = None if before.last is None else json.loads(json.dumps(before.last))
         try:
             plan = self.source.plan(previous)
+            if plan is not None:
+                plan = self.source.divided(plan, task_slots(self._spark))
         except _MAY_PASS:
             raise
         except Exception as error:
@@ -193,7 +196,7 @@ class SourceRows(PlannedRows):
         done = None if state.last_done is None else state.plan(state.last_done)
         self._number = 0 if done is None else done.number + 1
         self._spouts = [
-            _Spout(name, source, _Taken.of(None if done is None else done.offsets.get(name)))
+            _Spout(name, source, _Taken.of(None if done is None else done.offsets.get(name)), spark)
             for name, source in sources.items()
         ]
         #: By spout, an empty frame that carries the columns and the session.
