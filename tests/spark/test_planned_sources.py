@@ -276,6 +276,47 @@ def test_a_source_that_is_away_is_asked_again(spark, checkpoint, store, running,
     until(lambda: on.counts.acked == 1, on)
 
 
+def test_a_source_that_is_away_holds_back_no_other_spout_and_no_retry(
+    spark, checkpoint, store, running, caplog
+):
+    class Away(Table):
+        down = True
+
+        def plan(self, previous):
+            if self.down:
+                raise ConnectionError("the table is away")
+            return super().plan(previous)
+
+    source = Away("later")
+    it = topology(store, {"max_restarts": 0}, away=source, lines=Table("a", "flaky", "b", "c"))
+    on = running(it, spark, checkpoint)
+    until(lambda: on.counts.acked == 4, on)
+    assert "spout away: its source did not answer, and micro-batch 0 takes none" in caplog.text
+    source.down = False
+    until(lambda: on.counts.acked == 5, on)
+
+
+def test_a_source_and_a_listener_may_stop_the_query(spark, checkpoint, store):
+    class Ends(Table):
+        def plan(self, previous):
+            if previous is not None:
+                on.stop(finish=True)
+                on.stop()
+            return super().plan(previous)
+
+    ends = []
+
+    class Listening(QueryListener):
+        def on_end(self, error, counts):
+            on.stop()
+            ends.append(error)
+
+    it = topology(store, lines=Ends("a", most=1))
+    on = start(it, spark, checkpoint, listeners=[Listening()])
+    assert on.await_termination(300)
+    assert (on.exception, ends, store.words) == (None, [None], ["a"])
+
+
 def test_a_read_that_fails_for_a_while_is_a_restart(spark, checkpoint, store, running, caplog):
     class Away(Table):
         failures = 2

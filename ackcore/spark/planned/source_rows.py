@@ -215,11 +215,25 @@ class SourceRows(PlannedRows):
             before = _Taken.of(None if parent is None else parent.offsets.get(one.name))
             taken = before.carried()
             if not self._once:
-                taken = one.take(taken, number) or taken
+                taken = self._next(one, taken, number)
             elif parent is None:
                 taken = self._all(one, taken, number)
             found[one.name] = taken.body()
         return found
+
+    def _next(self, one: _Spout, taken: _Taken, number: int) -> _Taken:
+        """Return the plans with the next one; the same plans if there is none for now."""
+        try:
+            return one.take(taken, number) or taken
+        except (OSError, EOFError) as error:  # it must not hold back other spouts and retries
+            _log.warning(
+                "spout %s: its source did not answer, and micro-batch %d takes none of its rows: "
+                "%s",
+                one.name,
+                number,
+                one_line(error),
+            )
+            return taken
 
     def _all(self, one: _Spout, taken: _Taken, number: int) -> _Taken:
         """Return all plans of a source up to its first None."""
