@@ -64,6 +64,16 @@ def test_versions_are_read_in_their_order_each_once(table):
     assert versions(DeltaSpout(table, starting_version=2, max_files_per_batch=1)) == [[2, 29], [3]]
 
 
+def test_a_bounded_source_leaves_later_versions_out(table):
+    append(table, 0)
+    append(table, 1)
+    bounded = DeltaSpout(table, max_files_per_batch=1).bounded()
+    plan = bounded.plan(None)
+    append(table, 2)
+    assert versions(bounded, plan) == [[1]]
+    assert versions(DeltaSpout(table), plan) == [[1, 2]]
+
+
 def test_a_compaction_changes_no_row(table):
     append(table, 0)
     append(table, 1)

@@ -105,6 +105,25 @@ def test_each_file_is_planned_once_and_the_list_stays_bounded(tmp_path_factory, 
     assert sorted(found) == [f"{n:02}" for n in range(len(data))]
 
 
+def test_a_bounded_source_leaves_later_rows_out(folder):
+    put(folder, "a", 10)
+    put(folder, "b", 11)
+    spout = FileSpout(folder, "text", max_files_per_batch=1)
+    bounded = spout.bounded()
+    plan = again(bounded.plan(None))
+    put(folder, "c", 12)
+    plan = again(bounded.plan(plan))
+    assert (names(plan), bounded.plan(plan)) == (["b"], None)
+    assert names(spout.plan(plan)) == names(bounded.bounded().plan(plan)) == ["c"]
+    now = [100.0]
+    rate = RateSpout(per_s=10, clock=lambda: now[0])
+    assert rate.plan(None) is None
+    now[0] += 1
+    bounded = rate.bounded()
+    now[0] += 1
+    assert (bounded.plan(None)["to"], rate.plan(None)["to"]) == (10, 20)
+
+
 def test_hidden_and_other_files_are_left_alone(folder):
     for name in (".a.json", "_tmp/b.json", "c.txt", "d.json", "day=1/e.json", ".x/f.json"):
         put(folder, name, 10, b"{}\n")

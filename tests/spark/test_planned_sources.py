@@ -362,6 +362,22 @@ def test_planned_spouts_beside_each_other_and_beside_a_stream_of_spark(
     assert on.spark_query is not None
 
 
+def test_available_now_ends_although_files_keep_coming(spark, checkpoint, store, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "0").write_text("0\n")
+
+    class Busy(QueryListener):
+        def on_batch_start(self, number):
+            (folder / f"new-{number}").write_text("1\n")
+
+    it = values_of(FileSpout(folder, "text"), store)
+    on = available_now(it, spark, checkpoint, listeners=[Busy()])
+    assert (store.words, on.counts.batches) == (["0"], 1)
+    available_now(it, spark, checkpoint)
+    assert store.words == ["0", "1"]
+
+
 def test_a_source_of_another_kind_does_not_continue(spark, checkpoint, store, tmp_path):
     available_now(topology(store, lines=Table("a")), spark, checkpoint)
     folder = Folder(spark, tmp_path / "in")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Mapping
@@ -79,6 +80,9 @@ class DeltaSpout(PlannedSource):
             if max_files_per_batch is None
             else as_count(max_files_per_batch, "max_files_per_batch", 1)
         )
+        #: Whether later versions are left out, and the newest version at the first plan.
+        self._ends = False
+        self._last: int | None = None
         try:
             table = self._table
         except OSError as error:
@@ -136,6 +140,12 @@ class DeltaSpout(PlannedSource):
             )
         return table
 
+    def bounded(self) -> DeltaSpout:
+        """See `PlannedSource.bounded`."""
+        found = copy.copy(self)
+        found._ends, found._last = True, None
+        return found
+
     def plan(self, previous: Any) -> Any:
         """See `PlannedSource.plan`."""
         first = self._first if previous is None else previous["to"] + 1
@@ -146,6 +156,8 @@ class DeltaSpout(PlannedSource):
         if previous is not None:
             self._refuse_other_table(previous)
         last = self._table.version()
+        if self._ends:
+            last = self._last = last if self._last is None else min(last, self._last)
         if first > last:
             return None
         files: list[list[Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import os
 import re
@@ -111,17 +112,28 @@ class FileSpout(PlannedSource):
                 f"lateness_s must be a number of seconds from 0 on, got {lateness_s!r}"
             )
         self._lateness = round(lateness_s * 1_000_000_000)
+        #: Whether later files are left out, and the names at the first plan.
+        self._ends = False
+        self._first: set[str] | None = None
 
     def __repr__(self) -> str:
         return f"FileSpout({self._root!r}, {self._format!r})"
+
+    def bounded(self) -> FileSpout:
+        """See `PlannedSource.bounded`."""
+        found = copy.copy(self)
+        found._ends, found._first = True, None
+        return found
 
     def plan(self, previous: Any) -> Any:
         """See `PlannedSource.plan`."""
         newest, seen = (-1, {}) if previous is None else (previous["newest"], previous["seen"])
         oldest = newest - self._lateness
-        new = []
-        for one in self._listed():
-            if one.time < oldest:
+        new, listed = [], [*self._listed()]
+        if self._ends and self._first is None:
+            self._first = {one.name for one in listed}
+        for one in listed:
+            if one.time < oldest or (self._first is not None and one.name not in self._first):
                 continue
             known = seen.get(_digest(one.name))
             if known is None:

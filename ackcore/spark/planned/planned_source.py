@@ -61,6 +61,14 @@ class PlannedSource(ABC):
             other exception ends the query.
         """
 
+    def bounded(self) -> PlannedSource:
+        """Return the source for a query that ends, which takes the rows that exist at its start.
+
+        By default this object. If rows arrive faster than micro-batches end, `plan` never returns
+        None: such a source returns a copy whose `plan` leaves later rows to the next query.
+        """
+        return self
+
     def divided(self, plan: Any, tasks: int) -> Any:
         """Return a new plan as it is recorded; by default, unchanged.
 

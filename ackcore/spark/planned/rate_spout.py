@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -59,6 +60,12 @@ class RateSpout(PlannedSource):
 
     def __repr__(self) -> str:
         return f"RateSpout({self._rows}, per_s={self._per_s})"
+
+    def bounded(self) -> RateSpout:
+        """See `PlannedSource.bounded`."""
+        found, now = copy.copy(self), self._clock()
+        found._clock = lambda: now
+        return found
 
     def plan(self, previous: Any) -> Any:
         """See `PlannedSource.plan`."""

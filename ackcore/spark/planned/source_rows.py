@@ -179,6 +179,8 @@ class SourceRows(PlannedRows):
         The session of the query.
     state : State
         The open checkpoint. The last done micro-batch is reported to the sources again.
+    ends : bool
+        Whether the query ends when it has taken the rows that exist at its start.
     once : bool
         Whether the first micro-batch takes all plans up to the first None, and later ones nothing.
     """
@@ -189,9 +191,12 @@ class SourceRows(PlannedRows):
         spark: SparkSession,
         state: State,
         *,
+        ends: bool,
         once: bool,
     ) -> None:
         self._spark = spark
+        if ends:
+            sources = {name: source.bounded() for name, source in sources.items()}
         self._once = once
         done = None if state.last_done is None else state.plan(state.last_done)
         self._number = 0 if done is None else done.number + 1
