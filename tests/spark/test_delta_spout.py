@@ -64,6 +64,13 @@ def test_versions_are_read_in_their_order_each_once(table):
     assert versions(DeltaSpout(table, starting_version=2, max_files_per_batch=1)) == [[2, 29], [3]]
 
 
+def test_a_plan_has_a_bounded_number_of_versions(table, monkeypatch):
+    monkeypatch.setattr("ackcore.spark.planned.delta_spout._VERSIONS", 2)
+    for n in range(5):
+        append(table, n)
+    assert versions(DeltaSpout(table)) == [[0, 1], [2, 3], [4]]
+
+
 def test_a_bounded_source_leaves_later_versions_out(table):
     append(table, 0)
     append(table, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import datetime
 import gzip
 import http.client
 import json
@@ -103,6 +104,19 @@ def test_each_file_is_planned_once_and_the_list_stays_bounded(tmp_path_factory, 
                     time >= plan["newest"] - 90 * SECOND for _, time in plan["seen"].values()
                 )
     assert sorted(found) == [f"{n:02}" for n in range(len(data))]
+
+
+def test_a_longer_lateness_reads_no_file_again(folder):
+    for n in range(3):
+        put(folder, str(n), 1000 * n)
+    plan = again(FileSpout(folder, "text", lateness_s=60).plan(None))
+    assert FileSpout(folder, "text", lateness_s=3000).plan(plan) is None
+
+
+def test_only_files_are_read(folder):
+    os.mkfifo(folder / "pipe")
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    assert FileSpout(folder, "text").plan(None) is None
 
 
 def test_a_bounded_source_leaves_later_rows_out(folder):
@@ -306,11 +320,26 @@ def test_nulls_in_a_column_without_nulls_are_refused(folder):
         read(spout, spout.plan(None))
 
 
-def test_a_column_that_occurs_twice_is_refused(folder):
-    pq.write_table(pa.table([[1], [2]], names=["id", "id"]), folder / "a")
-    spout = FileSpout(folder, "parquet", ROWS)
-    with pytest.raises(FileUnreadable, match=r"in/a cannot be read as parquet: KeyError: .* 2 t"):
-        read(spout, spout.plan(None))
+def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
+    """A CSV file without a header has other names of columns, too."""
+    pq.write_table(pa.table([[1], [2]], names=["id", "id"]), folder / "twice.parquet")
+    pq.write_table(pa.table([[1]], names=["ID"]), folder / "none.parquet")
+    put(folder, "twice.csv", 10, b"id,name,id\n1,a,2\n")
+    put(folder, "none.csv", 10, b"1,a\n2,b\n")
+    for format in ("parquet", "csv"):
+        for kind, words in (("twice", "it has the column id 2 times"), ("none", "none of the col")):
+            spout = FileSpout(folder, format, ROWS, glob=f"{kind}.{format}")
+            with pytest.raises(FileUnreadable, match=f"{kind}.{format} cannot be .* {words}"):
+                read(spout, spout.plan(None))
+
+
+def test_times_of_every_year_are_read(folder):
+    """Spark writes times as INT96 by default."""
+    times = [datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (1, 2026, 9999)]
+    table = pa.table({"time": pa.array(times, pa.timestamp("us", "UTC"))})
+    pq.write_table(table, folder / "a", use_deprecated_int96_timestamps=True)
+    spout = FileSpout(folder, "parquet", table.schema)
+    assert [row["time"] for row in read(spout, spout.plan(None))] == times
 
 
 def test_a_plan_has_the_same_partitions_for_each_driver(spark, folder):

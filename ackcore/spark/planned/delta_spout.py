@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Operations that rewrite files and change no row.
 _REWRITES = ("OPTIMIZE", "REORG")
+#: The most versions in a plan: each one is opened, and a stop waits for the plan.
+_VERSIONS = 100
 
 
 class DeltaSpout(PlannedSource):
@@ -47,7 +49,7 @@ class DeltaSpout(PlannedSource):
         which names it. Compaction (OPTIMIZE) changes no row and is always skipped.
     max_files_per_batch : int, optional
         The number of files after which a micro-batch takes no further version. A version is never
-        divided.
+        divided. A micro-batch takes at most 100 versions.
 
     Raises
     ------
@@ -160,6 +162,7 @@ class DeltaSpout(PlannedSource):
             last = self._last = last if self._last is None else min(last, self._last)
         if first > last:
             return None
+        last = min(last, first + _VERSIONS - 1)
         files: list[list[Any]] = []
         taken = first - 1
         before = self._files(first - 1) if first else {}

@@ -60,7 +60,7 @@ class FileReader:
                     try:
                         for found in self._read(name):
                             yield self._fitted(found, self.constants.get(name, {}))
-                    except (pa.ArrowException, ValueError, KeyError, OSError) as error:
+                    except (pa.ArrowException, ValueError, OSError) as error:
                         said = str(error).partition("\n")[0]
                         raise FileUnreadable(
                             f"the file {self.root}/{shown(name)} cannot be read as {self.format}: "
@@ -72,10 +72,9 @@ class FileReader:
         if self.format == "parquet":
             import pyarrow.parquet as pq  # noqa: PLC0415 - loaded where it is needed
 
-            with pq.ParquetFile(source) as file:
-                there = [
-                    column for column in self.schema.names if column in file.schema_arrow.names
-                ]
+            # Spark writes times as INT96, which overflow as nanoseconds.
+            with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
+                there = self._columns_in(file.schema_arrow.names)
                 yield from file.iter_batches(_ROWS, columns=there)
             return
         codec = next((codec for end, codec in CODECS.items() if name.endswith(end)), None)
@@ -84,9 +83,10 @@ class FileReader:
             if self.format == "text":
                 yield from self._lines(stream)
                 return
-            stream = pa.BufferReader(stream.read())
-            if not stream.size():
+            content = pa.py_buffer(stream.read())
+            if not content.size:
                 return
+            stream = pa.BufferReader(content)
             if self.format == "json":
                 from pyarrow import json as formats  # noqa: PLC0415
 
@@ -101,9 +101,12 @@ class FileReader:
                 return
             from pyarrow import csv  # noqa: PLC0415
 
+            parse = csv.ParseOptions(newlines_in_values=True)
+            with csv.open_csv(stream, parse_options=parse) as header:
+                self._columns_in(header.schema.names)
             reader = csv.open_csv(
-                stream,
-                parse_options=csv.ParseOptions(newlines_in_values=True),
+                pa.BufferReader(content),
+                parse_options=parse,
                 convert_options=csv.ConvertOptions(
                     column_types=self.schema,
                     include_columns=self.schema.names,
@@ -114,6 +117,18 @@ class FileReader:
                 ),
             )
             yield from reader
+
+    def _columns_in(self, names: Sequence[str]) -> list[str]:
+        """Return the columns to read of those in a file; raise ValueError without any."""
+        found = [name for name in self.schema.names if name in names]
+        if not found:
+            raise ValueError(
+                f"it has none of the columns {', '.join(self.schema.names)}, but {', '.join(names)}"
+            )
+        for name in found:
+            if names.count(name) > 1:
+                raise ValueError(f"it has the column {name} {names.count(name)} times")
+        return found
 
     def _opened(self, name: str) -> Any:
         if not is_bucket(self.root):

@@ -127,8 +127,11 @@ class FileSpout(PlannedSource):
 
     def plan(self, previous: Any) -> Any:
         """See `PlannedSource.plan`."""
-        newest, seen = (-1, {}) if previous is None else (previous["newest"], previous["seen"])
-        oldest = newest - self._lateness
+        newest, oldest, seen = -1, -1, {}
+        if previous is not None:
+            newest, seen = previous["newest"], previous["seen"]
+            # The files before are not in `seen`, even if the lateness is longer now.
+            oldest = max(previous["oldest"], newest - self._lateness)
         new, listed = [], [*self._listed()]
         if self._ends and self._first is None:
             self._first = {one.name for one in listed}
@@ -149,14 +152,15 @@ class FileSpout(PlannedSource):
         taken = sorted(new)[: self._most]
         # A file of the future must not make all others count as read.
         newest = max(newest, min(taken[-1].time, time.time_ns()))
-        oldest = newest - self._lateness
+        oldest = max(oldest, newest - self._lateness)
         kept = {digest: about for digest, about in seen.items() if about[1] >= oldest}
         kept |= {
             _digest(one.name): [_digest(one.version), one.time]
             for one in taken
             if one.time >= oldest
         }
-        return {"files": [[*one] for one in taken], "newest": newest, "seen": kept}
+        files = [[*one] for one in taken]
+        return {"files": files, "newest": newest, "oldest": oldest, "seen": kept}
 
     def divided(self, plan: Any, tasks: int) -> Any:
         """See `PlannedSource.divided`."""
@@ -233,7 +237,7 @@ def _walked(root: str, below: str, above: frozenset[tuple[int, int]]) -> Iterato
             try:
                 if entry.is_dir():
                     yield from _walked(root, f"{below}{entry.name}/", above)
-                else:
+                elif entry.is_file():
                     yield _stated(f"{below}{entry.name}", entry.stat())
             except FileNotFoundError:
                 continue  # it was removed just now
