@@ -365,17 +365,17 @@ def test_planned_spouts_beside_each_other_and_beside_a_stream_of_spark(
 def test_available_now_ends_although_files_keep_coming(spark, checkpoint, store, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
-    (folder / "0").write_text("0\n")
+    (folder / "0").write_text("1\n")
 
     class Busy(QueryListener):
         def on_batch_start(self, number):
-            (folder / f"new-{number}").write_text("1\n")
+            (folder / f"new-{number}").write_text("2\n")
 
     it = values_of(FileSpout(folder, "text"), store)
     on = available_now(it, spark, checkpoint, listeners=[Busy()])
-    assert (store.words, on.counts.batches) == (["0"], 1)
+    assert (store.words, on.counts.batches) == (["1"], 1)
     available_now(it, spark, checkpoint)
-    assert store.words == ["0", "1"]
+    assert store.words == ["1", "2"]
 
 
 def test_a_source_of_another_kind_does_not_continue(spark, checkpoint, store, tmp_path):
@@ -384,6 +384,19 @@ def test_a_source_of_another_kind_does_not_continue(spark, checkpoint, store, tm
     frame = folder.stream.selectExpr("1L AS id", "line")
     with pytest.raises(CheckpointForeign, match="read a PlannedSource, and reads a DataFrame now"):
         start(topology(store, lines=frame), spark, checkpoint, accept_changes=True)
+
+
+def test_nulls_in_a_column_that_is_declared_without_nulls_are_kept(spark, checkpoint, store):
+    class Loose(Table):
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("line", pa.string())])
+
+        def read(self, spark, plan):
+            return spark.createDataFrame([(None, "bad"), (None, "flaky")], "id bigint, line string")
+
+    on = available_now(topology(store, lines=Loose("bad", "flaky")), spark, checkpoint)
+    assert (on.counts.acked, on.counts.dead) == (1, 1)
+    (letter,) = dead_letters(checkpoint, spark).collect()
+    assert (letter.payload.id, letter.payload.line) == (None, "bad")
 
 
 def test_a_schema_is_needed():
