@@ -6,14 +6,13 @@
 ``"native"`` or ``"python"``.
 """
 
-from ackcore._backend import AckerBackend, Ledger, OffsetTracker, backend, load_backend
+from ackcore._backend import AckerBackend, Ledger, OffsetTracker, backend
 from ackcore._records import (
     ACK,
     FAIL,
     RESET,
     Entries,
     LedgerFull,
-    OffsetState,
     Outcome,
     Outcomes,
     Settled,
@@ -22,7 +21,6 @@ from ackcore._records import (
 )
 from ackcore.acker import Acker
 from ackcore.ids import (
-    IdSource,
     edge_id,
     edge_ids,
     root_id,
@@ -40,10 +38,8 @@ __all__ = [
     "Acker",
     "AckerBackend",
     "Entries",
-    "IdSource",
     "Ledger",
     "LedgerFull",
-    "OffsetState",
     "OffsetTracker",
     "Outcome",
     "Outcomes",
@@ -53,7 +49,6 @@ __all__ = [
     "backend",
     "edge_id",
     "edge_ids",
-    "load_backend",
     "root_id",
     "root_ids",
     "spout_key",

@@ -142,7 +142,7 @@ def check_state(state: Any) -> OffsetState:
     """Return a state with its columns as arrays; raise if no tracker can have it."""
     if not isinstance(state, OffsetState):
         way_out = "; pass its state()" if hasattr(state, "from_state") else ""
-        raise TypeError(f"state must be ackcore.OffsetState, got {type(state).__name__}{way_out}")
+        raise TypeError(f"state must be an OffsetState, got {type(state).__name__}{way_out}")
     checked = OffsetState(
         as_offset(state.committable, "committable"),
         as_position(state.end, "end"),

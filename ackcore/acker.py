@@ -53,8 +53,9 @@ class Acker:
     Parameters
     ----------
     backend : str or callable, optional
-        The maker of ledgers: a name for `ackcore.load_backend`, or a callable with the arguments of
-        `ackcore.Ledger`. By default `ackcore.Ledger`.
+        The maker of ledgers: ``"native"``, ``"python"``, a name in the entry-point group
+        ``ackcore.backends``, or a callable with the arguments of `ackcore.Ledger`. By default
+        `ackcore.Ledger`.
     shards : int, default 1
         The number of ledgers among which roots are divided, as Storm divides them among acker
         tasks.
@@ -179,11 +180,6 @@ class Acker:
     def buckets(self) -> int:
         """The number of turns after which an entry expires."""
         return self._buckets
-
-    @property
-    def period_ms(self) -> int:
-        """The milliseconds between turns."""
-        return self._period_ms
 
     # Messages.  Columns, as in `ackcore.Ledger`.
 

@@ -43,12 +43,8 @@ from ackcore._rice import (
 )
 
 __all__ = [
-    "KAFKA_LIMIT",
-    "Commit",
-    "Restored",
     "decode_metadata",
     "encode_metadata",
-    "encode_state",
 ]
 
 _log = logging.getLogger(__name__)

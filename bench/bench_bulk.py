@@ -10,7 +10,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ackcore._records import ACKED
-from bench.streams import CALL, ledger_class
+from bench.streams import ledger_class
+from bench.workers import Worker
 
 Report = Callable[..., None]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -88,29 +89,16 @@ def bench_entries(per_root: Callable[..., Any], roots: np.ndarray) -> None:
     assert len(entries) == len(roots)
 
 
-def bench_memory(roots: np.ndarray, report_ratio: Report) -> None:
-    """Bytes of table for a pending root, without a clock. Not timed.
+def bench_memory(roots: np.ndarray, quick: bool, report_ratio: Report) -> None:
+    """Bytes of memory for a pending root, without a clock. Not timed.
 
-    *Sized up front*: capacity is what is pending. *After growth*: whenever the table has grown, no
-    root is added until everything has moved, which is the worst that can be. While it moves there
-    are two tables, the old one shrinking: that has a row of its own.
+    *Sized up front*: capacity is the number of pending roots. *After growth*, *while it moves*: a
+    ledger grows from nothing to ten million roots, and its process's memory is read after each
+    call: with one table, and with two.
     """
     n = len(roots)
     report_ratio("bytes a root, sized up front", [folded(roots).nbytes / n], 48, True, "B")
-    grown = ledger_class()()
-    tasks = np.zeros(CALL, np.int32)
-    one_table, two_tables = [], []
-    acks = roots[:CALL], np.full(CALL, 1 << 40), np.full(CALL, -1, np.int32)
-    for at in range(0, n, CALL):
-        columns = roots[at : at + CALL], roots[at : at + CALL]
-        grown.apply(*columns, tasks[: len(columns[0])])
-        if at < n // 10:
-            continue  # too small to be a matter of memory
-        while len(grown.tables) == 2:
-            two_tables.append(grown.nbytes / len(grown))
-            grown.apply(*acks)
-        one_table.append(grown.nbytes / len(grown))
-    assert len(grown) == n
-    report_ratio("bytes a root after growth, at worst", [max(one_table)], 96, True, "B")
-    if two_tables:
-        report_ratio("bytes a root while it moves, at worst", [max(two_tables)], unit="B")
+    with Worker("grow_memory", entries=1_200_000 if quick else 10_000_000) as worker:
+        worst = worker.turn()
+    for name, key in (("after growth", "one_table"), ("while it moves", "two_tables")):
+        report_ratio(f"bytes a root {name}, at worst", [worst[key]], 96, True, "B")

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pytest
 
 from ackcore._files.journal import Journal
-from ackcore.calls import CallSettings
+from ackcore.calls.call_settings import CallSettings
 from ackcore.dispatch import Http
 from ackcore.examples.quiet_spark import spark_session
 from ackcore.spark import run_batch, to_parquet

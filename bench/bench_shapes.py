@@ -13,7 +13,7 @@ from bench.streams import CALL, Stream, tree_stream
 from bench.workers import Worker
 
 SIZES = (1_000, 100_000, 1_000_000, 10_000_000)  # trees in flight
-BATCHES = {10: None, 100: 0.3, 1_000: 0.75, 10_000: None, 100_000: None}  # against 10,000
+BATCHES = {10: None, 100: 0.4, 1_000: 0.75, 10_000: None, 100_000: None}  # against 10,000
 ROWS = 200_000  # of a turn with one size of batch
 
 Report = Callable[..., None]

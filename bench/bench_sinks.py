@@ -104,8 +104,8 @@ def bench_to_postgres_against_a_bare_copy(dsn, accepted, rows, quick, interleave
     fresh = fresh_by(dsn, upsert)
     taken = interleaved(contestants, 1 if quick else 7, time.perf_counter, before=fresh)
     report(report_ratio, "to_postgres", taken, dsn, rows)
-    upsert.close()
-    append.close()
+    for sink in (upsert, append):
+        sink.release("out", "bench")
 
 
 def fresh_by(dsn, sink):

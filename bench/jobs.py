@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -122,6 +123,43 @@ def grow(entries: int) -> Callable[[], dict[str, float]]:
             "median_ms": by_cpu[len(by_cpu) // 2] * 1e3,
             "worst_at": CALL * spans.index(max(spans)),
         }
+
+    return turn
+
+
+def grow_memory(entries: int) -> Callable[[], dict[str, float]]:
+    """Memory of this process, in bytes per root, while a ledger grows from nothing.
+
+    After each growth, no root is added until all entries have moved, which is the worst case.
+    Tables of fewer than a million roots are not counted.
+    """
+    roots = np.random.default_rng(9).integers(-(2**63), 2**63, entries)
+    tasks = np.zeros(CALL, np.int32)
+    acks = roots[:CALL], np.full(CALL, 1 << 40), np.full(CALL, -1, np.int32)
+    ledger_class()().apply(*acks)  # what is done once in a process
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines)
+        return int(status["RssAnon"].split()[0]) << 10
+
+    def turn() -> dict[str, float]:
+        ledger = ledger_class()()
+        before = resident()
+        worst = {"one_table": 0.0, "two_tables": 0.0}
+        for at in range(0, entries, CALL):
+            columns = roots[at : at + CALL], roots[at : at + CALL]
+            ledger.apply(*columns, tasks[: len(columns[0])])
+            count = len(ledger)
+            while len(ledger.tables) == 2:
+                if count >= 1_000_000:
+                    a_root = (resident() - before) / count
+                    worst["two_tables"] = max(worst["two_tables"], a_root)
+                ledger.apply(*acks)
+            if count >= 1_000_000:
+                worst["one_table"] = max(worst["one_table"], (resident() - before) / count)
+        assert len(ledger) == entries
+        return worst
 
     return turn
 

@@ -17,7 +17,7 @@ from libc.stdint cimport (
     INT32_MAX, INT64_MAX, INT64_MIN, SIZE_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint64_t,
     uintptr_t,
 )
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from ids cimport (
     ATTEMPT_BITS, OFFSET_BITS, PARTITION_BITS, acker_of, biject, bijection_t, edge_key,
@@ -27,9 +27,12 @@ from kernel cimport (
     FULL, ROWS_BAD, ROWS_PLAIN, SLOTS,
     TASK_ACK, TASK_FAIL, TASK_RESET, batch_t, columns_t, kernel_at,
     kernel_t, ledger_t, live, lock_acquire_gil, lock_acquire_nogil, lock_destroy,
-    lock_init, lock_release, lock_t, outcomes_t, table_at, table_bytes, table_t, takeable,
+    lock_init, lock_release, lock_t, memory_of, outcomes_t, table_at, table_bytes, table_t,
+    takeable,
 )
 
+import _thread
+import atexit
 import contextlib
 import mmap
 import os

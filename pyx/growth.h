@@ -131,17 +131,21 @@ static void migrate_home(ledger_t *ledger, size_t index) {
     }
 }
 /* Return the memory of migrated buckets a piece at a time: to unmap a large table at once takes
- * tens of milliseconds.  Returned pages read as zeros, that is, as free slots; so there must be no
- * entry, and while the last bucket has overflow, its displaced entries may be in the first ones. */
+ * tens of milliseconds.  Returned pages read as zeros, that is, as free slots, so there must be no
+ * entry.  While the last bucket has overflow, its displaced entries are in the first buckets.  They
+ * fill them without a gap, so fewer than OVERFLOW_MAX of them are all in the first piece. */
 static void release_migrated(ledger_t *ledger) {
 #if defined(__linux__)
     enum { PIECE = 2 << 20 };
+    const uint8_t overflow = ledger->old.buckets[ledger->old.n_buckets - 1].overflow_count;
     const uintptr_t start = (uintptr_t)ledger->old.buckets;
-    const uintptr_t from = (start + ledger->released + PIECE - 1) / PIECE * PIECE;
+    uintptr_t from = (start + ledger->released_to + PIECE - 1) / PIECE * PIECE;
     const uintptr_t to = (uintptr_t)&ledger->old.buckets[ledger->migrated] / PIECE * PIECE;
-    if (to <= from || ledger->old.buckets[ledger->old.n_buckets - 1].overflow_count) return;
+    if (overflow && from < start + PIECE) from += PIECE;
+    if (to <= from || overflow == OVERFLOW_MAX) return;
     madvise((void *)from, to - from, MADV_DONTNEED); /* if this fails, it is freed with the rest */
-    ledger->released = to - start;
+    ledger->released += to - from;
+    ledger->released_to = to - start;
 #endif
 }
 static void ledger_migrate(ledger_t *ledger, size_t homes) {
@@ -159,7 +163,7 @@ static void start_migration(ledger_t *ledger, table_t table) {
     ledger_migrate(ledger, WHOLE);
     ledger->old = ledger->cur;
     ledger->cur = table;
-    ledger->migrated = ledger->released = 0;
+    ledger->migrated = ledger->released = ledger->released_to = ledger->populated = 0;
     ledger->limit = limit_of(table.n_buckets, ledger->min_buckets);
     ledger->sweep_at = ledger->take_at = 0;
 }
@@ -239,6 +243,42 @@ static void reseed_into(ledger_t *ledger, table_t table) {
                 migrate_entry(ledger, entry_at(&from, index, slot));
     retire(ledger, &from);
 }
+/* ---- pages ahead of a migration --------------------------------------------------------- */
+
+/* The bytes of a large table that grows whose pages to request now, 0 for none: those that the
+ * migration will write next, up to AHEAD or a sixteenth of the table, so that memory stays within
+ * that of the full table. */
+static size_t ledger_pages_ahead(ledger_t *ledger, char **from) {
+    enum { PAGE = 4096, LEAST_TABLE = 16 << 20, AHEAD = 16 << 20 };
+    const table_t *const cur = &ledger->cur, *const old = &ledger->old;
+    const size_t bytes = cur->n_buckets * sizeof(bucket_t);
+    const size_t ahead = bytes / 16 < AHEAD ? bytes / 16 : AHEAD;
+    if (old->n_buckets == 0 || old->n_buckets >= cur->n_buckets || bytes < LEAST_TABLE) return 0;
+    const size_t written = cur->n_buckets * ledger->migrated / old->n_buckets * sizeof(bucket_t);
+    const size_t start = ledger->populated > written ? ledger->populated : written;
+    const size_t end = written + ahead < bytes ? written + ahead : bytes;
+    if (start > written + ahead / 2 || start >= end) return 0;
+    ledger->populated = end;
+    const uintptr_t first = ((uintptr_t)cur->buckets + start) / PAGE * PAGE;
+    *from = (char *)first;
+    return ((uintptr_t)cur->buckets + end) / PAGE * PAGE - first;
+}
+/* Have the pages of a table in memory, without a change of their contents, a piece at a time, so
+ * that other threads wait for the address space no longer than for a piece.  Returns 0 if the
+ * system cannot do that (before Linux 5.14), or there is no memory. */
+static int populate_pages(char *from, size_t bytes) {
+#if defined(__linux__)
+    enum { PIECE = 2 << 20, POPULATE_WRITE = 23 };
+    for (size_t at = 0; at < bytes; at += PIECE)
+        if (madvise(from + at, bytes - at < PIECE ? bytes - at : PIECE, POPULATE_WRITE)) return 0;
+    return 1;
+#else
+    (void)from;
+    (void)bytes;
+    return 0;
+#endif
+}
+
 /* Called after rows and turns: sets `shrink_to` if the table was far too large for a long time. */
 static void consider_shrink(ledger_t *ledger) {
     if (ledger->work < 4 * ledger->limit || ledger->old.n_buckets) return;

@@ -25,7 +25,6 @@ cdef extern from "layout.h" nogil:
         size_t limit
         size_t min_buckets
         int turns
-        size_t released
         void *retired
         int64_t second_inits
         int64_t orphans
@@ -60,6 +59,7 @@ cdef extern from "layout.h" nogil:
     size_t table_bytes(size_t n, int timed) noexcept
     table_t table_at(void *memory, size_t n, int timed, void *owner) noexcept
     size_t live(const ledger_t *l) noexcept
+    size_t memory_of(const ledger_t *l, int timed) noexcept
     int64_t takeable(const ledger_t *l) noexcept
 
     ctypedef struct kernel_t:
@@ -76,6 +76,8 @@ cdef extern from "layout.h" nogil:
         void *(*next_retired)(ledger_t *l) noexcept nogil
         size_t (*buckets_for)(size_t entries) noexcept nogil
         size_t (*limit_of)(size_t n, size_t min_buckets) noexcept nogil
+        size_t (*pages_ahead)(ledger_t *l, char **start) noexcept nogil
+        int (*populate)(char *start, size_t n) noexcept nogil
         void (*rotate)(ledger_t *l) noexcept nogil
         size_t (*run_batch)(
             ledger_t *l, const batch_t *rows, size_t n, const outcomes_t *out, int decide

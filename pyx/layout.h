@@ -165,7 +165,8 @@ typedef struct {
     table_t cur;                    /* the table */
     table_t old;                    /* the one that migrates into it; n = 0: none */
     size_t migrated;                /* home buckets of `old` before this one are in `cur` */
-    size_t released;                /* bytes of `old` that were returned to the system already */
+    size_t released, released_to;   /* bytes of `old` returned to the system; offset of their end */
+    size_t populated;               /* bytes of `cur` whose pages were requested ahead */
     table_t reserves[MAX_RESERVES]; /* preallocated for growth, smallest first */
     size_t n_reserves;
     struct retired *retired; /* tables that the Ledger may free */
@@ -243,6 +244,14 @@ INLINE int64_t takeable(const ledger_t *ledger) {
 /* Dead entries that still have slots, and can no longer be taken. */
 INLINE int64_t sweepable(const ledger_t *ledger) { return ledger->dead - takeable(ledger); }
 INLINE size_t live(const ledger_t *ledger) { return ledger->used - (size_t)ledger->dead; }
+/* Bytes of the tables, without those that are only address space: what is behind the migrated
+ * buckets in `cur`, which is filled in the order of `old`, and what `old` has returned. */
+INLINE size_t memory_of(const ledger_t *ledger, int timed) {
+    const table_t *const cur = &ledger->cur, *const old = &ledger->old;
+    if (old->n_buckets == 0) return table_bytes(cur->n_buckets, timed);
+    return table_bytes(cur->n_buckets * ledger->migrated / old->n_buckets, timed) +
+           table_bytes(old->n_buckets, timed) - ledger->released;
+}
 
 /* ---- the kernel ---------------------------------------------------------------------------- */
 
@@ -258,6 +267,8 @@ typedef struct {
     void *(*next_retired)(ledger_t *);
     size_t (*buckets_for)(size_t entries);
     size_t (*limit_of)(size_t n, size_t min_buckets);
+    size_t (*pages_ahead)(ledger_t *, char **from);
+    int (*populate)(char *from, size_t bytes);
     void (*rotate)(ledger_t *);
     size_t (*run_batch)(ledger_t *, const batch_t *, size_t n, const outcomes_t *, int decide);
     size_t (*run_one)(ledger_t *, uint64_t key, uint64_t val, int32_t task, int64_t now,

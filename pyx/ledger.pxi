@@ -10,6 +10,34 @@ cdef str NO_ROOM = (
 )
 
 
+cdef bint can_populate = True
+#: The locks of the threads that run `_populate`, which release them at their end.
+cdef set populating = set()
+
+
+def _populate(memory, uintptr_t start, size_t n, running):
+    """Have pages of a table's memory ready. The reference to it prevents that it is unmapped."""
+    global can_populate
+    cdef bint done
+    with nogil:
+        done = kernel.populate(<char *>start, n)
+    if not done:
+        can_populate = False
+    populating.discard(running)
+    running.release()
+
+
+def _end_populating():
+    """Wait for these threads, which take milliseconds, so that none is cut off at the exit."""
+    for running in list(populating):
+        running.acquire(timeout=1)
+
+
+atexit.register(_end_populating)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=populating.clear)  # a child has none of the threads
+
+
 @cython.final
 cdef class Ledger:
     """Pending tuple trees, keyed by root id.
@@ -125,6 +153,28 @@ cdef class Ledger:
             kernel.install(&self.state, t)
             lock_release(&self.lock)
         self.free_retired()
+        return 0
+
+    cdef int request_pages(self) except -1:
+        """Start a thread that has the pages which a migration writes next in memory.
+
+        A page of 2 MB takes milliseconds where the host of a virtual machine has to provide it.
+        """
+        cdef char *start = NULL
+        cdef size_t n
+        lock_acquire_gil(&self.lock)
+        n = kernel.pages_ahead(&self.state, &start)
+        memory = <object>self.state.cur.owner
+        lock_release(&self.lock)
+        if n == 0 or not can_populate:
+            return 0
+        running = _thread.allocate_lock()
+        running.acquire()
+        populating.add(running)
+        try:
+            _thread.start_new_thread(_populate, (memory, <uintptr_t>start, n, running))
+        except RuntimeError:  # no thread: the pages are faulted in later
+            populating.discard(running)
         return 0
 
     cdef void free_retired(self) noexcept:
@@ -419,12 +469,13 @@ cdef class Ledger:
 
     @property
     def nbytes(self):
-        """The size of the table in bytes, or of both tables during a migration."""
+        """The memory of the table in bytes; during a migration, that of the parts in use of both.
+
+        With huge pages, up to 4 MB more may be resident.
+        """
         cdef size_t n
         lock_acquire_gil(&self.lock)
-        n = table_bytes(self.state.cur.n_buckets, self.timed)
-        if self.state.old.n_buckets:
-            n += table_bytes(self.state.old.n_buckets, self.timed) - self.state.released
+        n = memory_of(&self.state, self.timed)
         lock_release(&self.lock)
         return n
 

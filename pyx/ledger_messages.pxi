@@ -6,7 +6,7 @@ cdef size_t run_batch(
 ) except? 0x7fffffffffffffff:
     """Run n checked rows and return the number of their outcomes."""
     cdef size_t need, missing = 0, m = 0
-    cdef bint frugal = False
+    cdef bint untidy = False, migrates = False, frugal = False
     while True:
         with nogil:
             lock_acquire_nogil(&ledger.lock)
@@ -15,12 +15,48 @@ cdef size_t run_batch(
             )
             if need == 0:
                 m = kernel.run_batch(&ledger.state, batch, n, out, decide)
+                untidy = is_untidy(&ledger.state)
+                migrates = ledger.state.old.n_buckets != 0
             lock_release(&ledger.lock)
         if need == 0:
             break
         ledger.add_reserve(need, missing, &frugal)
-    ledger.tidy()
+    if untidy:
+        ledger.tidy()
+    if migrates:
+        ledger.request_pages()
     return m
+
+
+cdef inline bint is_untidy(const ledger_t *state) noexcept nogil:
+    return state.retired != NULL or kernel.desired_size(state) != 0
+
+
+# The maximum number of rows of a call whose outcomes are written to the stack and then copied: this
+# makes one array for each column, where a longer column and a view of it are two.
+cdef enum:
+    SHORT_CALL = 1024
+
+
+cdef cnp.ndarray copied(const void *items, size_t n, int typenum):
+    """Return a new column of n items."""
+    cdef cnp.ndarray column = new_column(n, typenum)
+    memcpy(cnp.PyArray_DATA(column), items, n * cnp.PyArray_ITEMSIZE(column))
+    return column
+
+
+cdef object outcomes_of(object root_ids, object tasks, object kinds, object elapsed_ms):
+    """Return `Outcomes` without a call of its ``__init__``, which is Python."""
+    outcomes = new_outcomes(Outcomes)
+    outcomes.root_ids = root_ids
+    outcomes.tasks = tasks
+    outcomes.kinds = kinds
+    outcomes.elapsed_ms = elapsed_ms
+    return outcomes
+
+
+cdef object Outcomes = _records.Outcomes
+cdef object new_outcomes = object.__new__
 
 
 cdef object apply_columns(
@@ -31,6 +67,10 @@ cdef object apply_columns(
     cdef batch_t batch
     cdef outcomes_t out
     cdef size_t m
+    cdef int64_t short_roots[SHORT_CALL]
+    cdef int32_t short_tasks[SHORT_CALL]
+    cdef uint8_t short_kinds[SHORT_CALL]
+    cdef int64_t short_elapsed[SHORT_CALL]
     cdef cnp.ndarray root_ids, out_tasks, kinds, elapsed = None
     memset(&batch, 0, sizeof(batch))
     batch.now = ledger.now()  # first, because it is user code
@@ -40,6 +80,17 @@ cdef object apply_columns(
     if tasks is not None:
         batch.tasks = tasks_of(tasks)
     batch.kind = kind
+    if n <= SHORT_CALL:
+        out.root_ids = short_roots
+        out.tasks = short_tasks
+        out.kinds = short_kinds
+        out.elapsed = short_elapsed if ledger.timed else NULL
+        m = run_batch(ledger, &batch, n, &out, True)
+        return outcomes_of(
+            copied(short_roots, m, cnp.NPY_INT64), copied(short_tasks, m, cnp.NPY_INT32),
+            copied(short_kinds, m, cnp.NPY_UINT8),
+            copied(short_elapsed, m, cnp.NPY_INT64) if ledger.timed else None,
+        )
     root_ids = new_column(n, cnp.NPY_INT64)
     out_tasks = new_column(n, cnp.NPY_INT32)
     kinds = new_column(n, cnp.NPY_UINT8)
@@ -51,7 +102,7 @@ cdef object apply_columns(
         elapsed = new_column(n, cnp.NPY_INT64)
         out.elapsed = <int64_t *>cnp.PyArray_DATA(elapsed)
     m = run_batch(ledger, &batch, n, &out, True)
-    return _records.Outcomes(
+    return outcomes_of(
         shortened(root_ids, m), shortened(out_tasks, m), shortened(kinds, m),
         shortened(elapsed, m),
     )
@@ -75,7 +126,7 @@ cdef object apply_one(Ledger ledger, uint64_t root, uint64_t val, int32_t task):
         need = kernel.reserve_needed(&ledger.state, 1, ledger.most, &root, &missing, frugal)
         if need == 0:
             m = kernel.run_one(&ledger.state, root, val, task, now, &out)
-            untidy = ledger.state.retired != NULL or kernel.desired_size(&ledger.state) != 0
+            untidy = is_untidy(&ledger.state)
         lock_release(&ledger.lock)
         if need == 0:
             break

@@ -37,6 +37,20 @@ os.environ["JAVA_TOOL_OPTIONS"] = " ".join(
 ).strip()
 
 
+#: Spark's classes for the JVMs that tests start: they then start in about half of the CPU time.
+#: `make test` writes the file. A JVM ignores the file of another Java or Spark.
+CLASSES = Path(sys.prefix, "spark-classes.jsa")
+if CLASSES.exists():
+    os.environ["SPARK_SUBMIT_OPTS"] = " ".join(
+        [
+            os.environ.get("SPARK_SUBMIT_OPTS", ""),
+            f"-XX:SharedArchiveFile={CLASSES}",
+            "-Xlog:cds=off",
+            "-Xlog:cds+dynamic=off",
+        ]
+    ).strip()
+
+
 def load_backend(name):
     """Return a backend's module, or skip; in CI a broken build must not pass."""
     try:
@@ -387,13 +401,13 @@ def postgres(postgres_server):
     return postgres_server.new_database()
 
 
-def _s3_server_of(module_name, class_name):
+def _server_of(module_name, class_name, required="ACKCORE_REQUIRE_S3"):
     """Yield a server where it can be had, and skip the test, or fail, where it cannot."""
     module = importlib.import_module(module_name)
     try:
         server = getattr(module, class_name)()
     except module.Unavailable as error:
-        if os.environ.get("ACKCORE_REQUIRE_S3"):
+        if os.environ.get(required):
             raise
         pytest.skip(str(error))
     yield server
@@ -403,7 +417,7 @@ def _s3_server_of(module_name, class_name):
 @pytest.fixture(scope="session")
 def s3_server():
     """A real S3 server, which all tests of a process share: take `s3`."""
-    yield from _s3_server_of("s3_server", "S3Server")
+    yield from _server_of("s3_server", "S3Server")
 
 
 def _proxy_before(server, monkeypatch):
@@ -425,7 +439,7 @@ def s3(s3_server, monkeypatch):
 @pytest.fixture(scope="session")
 def s3_proxy():
     """A second S3 server, of other make."""
-    yield from _s3_server_of("s3_proxy", "S3Proxy")
+    yield from _server_of("s3_proxy", "S3Proxy")
 
 
 @pytest.fixture
@@ -443,7 +457,7 @@ def second_bucket(s3_proxy, second_s3):
 @pytest.fixture(scope="session")
 def azurite():
     """A server of Azure's blob store."""
-    yield from _s3_server_of("azurite", "Azurite")
+    yield from _server_of("azurite", "Azurite")
 
 
 @pytest.fixture
@@ -458,6 +472,24 @@ def azure_container(azurite, monkeypatch):
 def bucket(s3_server, s3):
     """The URL of a place in a bucket of this test's own."""
     return f"s3://{s3_server.new_bucket()}/some/place"
+
+
+@pytest.fixture(scope="session")
+def hdfs():
+    """A real HDFS, which all tests of a process share."""
+    yield from _server_of("mini_hdfs", "MiniHdfs", "ACKCORE_REQUIRE_HDFS")
+
+
+@pytest.fixture
+def own_hdfs():
+    """A real HDFS that a test may kill."""
+    yield from _server_of("mini_hdfs", "MiniHdfs", "ACKCORE_REQUIRE_HDFS")
+
+
+@pytest.fixture
+def hdfs_place(hdfs):
+    """The URL of a place in HDFS that is this test's own."""
+    return hdfs.new_place()
 
 
 LIVE_SPARK = pytest.StashKey()

@@ -181,7 +181,7 @@ def test_backend_by_default_and_by_name():
     assert len(Acker()) == len(Acker("python")) == 0
     acker = Acker("python", shards=2)
     assert repr(acker) == "Acker(shards=2, buckets=3, period_s=30.0, pending=0)"
-    assert (acker.shards, acker.buckets, acker.period_ms) == (2, 3, T)
+    assert (acker.shards, acker.buckets, acker._period_ms) == (2, 3, T)
 
 
 # Callbacks.

@@ -113,7 +113,7 @@ def test_without_on_expired_it_is_counted(make_acker):
 @pytest.mark.parametrize("arguments", [{}, {"timeout_s": 1}, {"buckets": 5, "period_s": 15}])
 def test_acker_that_waits_longer_than_the_spout_is_made(make_acker, arguments):
     acker = make_acker(**arguments)
-    assert (acker.buckets - 1) * acker.period_ms >= 2000 * arguments.get("timeout_s", 30)
+    assert (acker.buckets - 1) * acker._period_ms >= 2000 * arguments.get("timeout_s", 30)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_acker_that_forgets_before_the_spout_is_refused(make_acker, arguments, w
 
 
 def test_periods_are_whole_milliseconds(make_acker):
-    assert make_acker(timeout_s=2.007).period_ms == 2007
-    assert make_acker(timeout_s=0.0001).period_ms == 1
-    assert make_acker(timeout_s=1, period_s=1.0001).period_ms == 1001
-    assert make_acker(timeout_s=1, buckets=4, period_s=2 / 3).period_ms == 667
+    assert make_acker(timeout_s=2.007)._period_ms == 2007
+    assert make_acker(timeout_s=0.0001)._period_ms == 1
+    assert make_acker(timeout_s=1, period_s=1.0001)._period_ms == 1001
+    assert make_acker(timeout_s=1, buckets=4, period_s=2 / 3)._period_ms == 667
 
 
 # Threads.

@@ -11,6 +11,7 @@ import pytest
 
 import ackcore
 from ackcore import _backend, _reference, _shuffle
+from ackcore._backend import load_backend
 
 #: Runs first in the child: stands for an extension that was not built, or was built wrong.
 NOT_BUILT = "import sys; sys.modules['ackcore._native'] = None\n"
@@ -39,7 +40,7 @@ with warnings.catch_warnings(record=True) as caught:
         found = {
             "backend": ackcore.backend,
             "modules": [ackcore.Ledger.__module__, ackcore.root_ids.__module__,
-                        ackcore.IdSource.__module__],
+                        ackcore.ids.IdSource.__module__],
         }
 found["warnings"] = [[warning.category.__name__, str(warning.message)] for warning in caught]
 print(json.dumps(found))
@@ -153,19 +154,19 @@ def registered(monkeypatch):
 
 
 def test_our_backends_go_by_name(native, reference):
-    assert ackcore.load_backend("native") is native.Ledger
-    assert ackcore.load_backend("python") is reference.Ledger
+    assert load_backend("native") is native.Ledger
+    assert load_backend("python") is reference.Ledger
 
 
 def test_ours_cannot_be_taken_over(registered, native):
     registered.add("native", "ackcore._reference:Ledger")
-    assert ackcore.load_backend("native") is native.Ledger
+    assert load_backend("native") is native.Ledger
 
 
 def test_installed_backend_is_found_by_name(registered):
     registered.add("theirs", "ackcore._reference:Ledger")
     registered.add("theirs", "ackcore._reference:Ledger")  # one package, twice on the path
-    assert ackcore.load_backend("theirs") is ackcore.load_backend("python")
+    assert load_backend("theirs") is load_backend("python")
 
 
 def test_unknown_name_lists_the_known(registered):
@@ -174,14 +175,14 @@ def test_unknown_name_lists_the_known(registered):
         ValueError,
         match="no backend has the name 'rust'; the known names are native, python, theirs",
     ):
-        ackcore.load_backend("rust")
+        load_backend("rust")
 
 
 def test_name_registered_by_two_is_refused(registered):
     registered.add("theirs", "ackcore._reference:Ledger")
     registered.add("theirs", "elsewhere:Ledger")
     with pytest.raises(ValueError, match=r"several packages .* ackcore._reference:Ledger, elsew"):
-        ackcore.load_backend("theirs")
+        load_backend("theirs")
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_name_registered_by_two_is_refused(registered):
 def test_backend_that_cannot_be_loaded_gives_the_cause(registered, value, cause):
     registered.add("theirs", value)
     with pytest.raises(ImportError, match="backend 'theirs' cannot be loaded") as refused:
-        ackcore.load_backend("theirs")
+        load_backend("theirs")
     assert cause in str(refused.value)
     assert refused.value.__cause__ is not None
 
@@ -202,7 +203,7 @@ def test_backend_that_cannot_be_loaded_gives_the_cause(registered, value, cause)
 def test_backend_that_is_no_factory_is_refused(registered):
     registered.add("theirs", "ackcore._reference:__all__")
     with pytest.raises(TypeError, match="must be a callable that makes ledgers"):
-        ackcore.load_backend("theirs")
+        load_backend("theirs")
 
 
 # What a backend is.
@@ -210,7 +211,7 @@ def test_backend_that_is_no_factory_is_refused(registered):
 
 @pytest.mark.parametrize("name", ["native", "python"])
 def test_ledgers_of_ours_are_backends(native, name):
-    ledger = ackcore.load_backend(name)()
+    ledger = load_backend(name)()
     assert isinstance(ledger, ackcore.AckerBackend)
     assert _backend.missing_from(ledger) == []
 
@@ -224,7 +225,7 @@ def test_what_lacks_a_method_is_no_backend():
 
 def test_the_backend_is_named():
     assert ackcore.backend in ("native", "python")
-    assert ackcore.Ledger is ackcore.load_backend(ackcore.backend)
+    assert ackcore.Ledger is load_backend(ackcore.backend)
 
 
 def test_a_shuffle_takes_its_functions_from_the_backend_that_runs():

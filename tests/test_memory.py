@@ -1,8 +1,12 @@
 """Memory follows what is pending, not what has passed; the native ledger alone has tables."""
 
+import ctypes
 import mmap
 import os
 import pickle
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -107,6 +111,135 @@ def test_memory_an_entry(native):
     roots = np.arange(100_000)
     ledger.ack_many(roots, roots + 1)
     assert ledger.nbytes / len(ledger) < BYTES_AN_ENTRY
+
+
+#: The checks after each call of such a build read all pages.
+unless_checked = pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitized build reads all pages"
+)
+
+
+def resident(ledger):
+    """The bytes of a ledger's tables that are in memory."""
+    total, libc = 0, ctypes.CDLL(None)
+    for table in ledger.tables:
+        start = table.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+        length = table.ctypes.data + table.nbytes - start
+        pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+        assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), pages) == 0
+        total += sum(page & 1 for page in pages) * mmap.PAGESIZE
+    return total
+
+
+@unless_checked
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_table_that_migrates_takes_a_new_page_for_an_old_one(native, wrapped):
+    """Also where entries of the old table's last bucket were displaced into its first one."""
+    roots = np.arange(300_000)
+    if wrapped:
+        last = []  # roots whose home is the last bucket under this seed
+        for start in (2**40, 2**41, 2**42):
+            ledger = native.Ledger(capacity=200_000, seed=1)
+            ledger.ack_many(roots[:200_000] + start, roots[:200_000] + 1)
+            last.extend(ledger.tables[0]["keys"][-1].astype(np.int64))
+        roots[: len(last)] = last
+    ledger = native.Ledger(capacity=200_000, seed=1)
+    at = 0
+    while ledger.stats.growths == 0:
+        ledger.ack_many(roots[at : at + 1_000], np.ones(1_000, np.int64))
+        at += 1_000
+    assert (ledger.tables[1]["overflow_count"][-1] > 0) == wrapped
+    lag = 4 << 20  # a huge page of each table
+    while len(ledger.tables) == 2:
+        ledger.ack_many(roots[:1_000], np.full(1_000, 2))
+        assert ledger.nbytes <= 96 * len(ledger) + lag
+        assert resident(ledger) <= ledger.nbytes + lag
+
+
+def can_populate():
+    """Return whether the system can have pages in memory before they are written."""
+    try:
+        with mmap.mmap(-1, 1 << 16) as memory:
+            memory.madvise(23)  # MADV_POPULATE_WRITE
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+@unless_checked
+@pytest.mark.skipif(not can_populate(), reason="needs Linux 5.14 or later")
+def test_a_thread_requests_the_pages_of_a_growing_table(native, monkeypatch):
+    """The caller has hardly any page faults, and memory stays within that of the full table."""
+    resource = pytest.importorskip("resource")
+    roots = np.random.default_rng(3).integers(-(2**63), 2**63, 600_000)
+    threads = []
+
+    def at_once(function, arguments):
+        thread = threading.Thread(target=function, args=arguments)
+        thread.start()
+        thread.join()
+        threads.append(thread)
+
+    def not_now(function, arguments):
+        raise RuntimeError("can't start new thread")
+
+    faults, outcomes = {}, {}
+    for start_new_thread in (not_now, at_once):
+        monkeypatch.setattr("_thread.start_new_thread", start_new_thread)
+        ledger = native.Ledger(capacity=500_000, seed=1)
+        ledger.ack_many(roots[:500_000], roots[:500_000])
+        faults_before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        for at in range(500_000, 600_000, 1_000):
+            ledger.ack_many(roots[at : at + 1_000], roots[at : at + 1_000])
+        lag = (4 << 20) + ledger.tables[0].nbytes // 16
+        while len(ledger.tables) == 2:
+            ledger.ack_many(roots[:1_000], np.full(1_000, 2))
+            assert resident(ledger) <= ledger.nbytes + lag
+        used = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - faults_before
+        faults[start_new_thread] = used
+        outcomes[start_new_thread] = np.sort(ledger.entries().root_ids).tolist()
+    assert 3 < len(threads) < 40
+    assert faults[at_once] < 0.4 * faults[not_now]
+    assert outcomes[at_once] == outcomes[not_now]
+
+
+GROW_FORK_AND_END = """
+import os
+import numpy as np
+from ackcore import _native
+
+roots = np.random.default_rng(3).integers(-(2**63), 2**63, 900_000)
+ledger = _native.Ledger()
+at = 0
+
+def grow(until):
+    global at
+    for at in range(at, until, 8192):
+        ledger.ack_many(roots[at : at + 8192], roots[at : at + 8192])
+    at += 8192
+
+grow(500_000)
+while len(ledger.tables) == 1:  # until another migration is under way
+    grow(at + 8192)
+child = os.fork()
+grow(850_000)
+assert len(ledger) == at
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""  # and ends in the middle of a migration, or soon after one
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_process_that_requests_pages_can_fork_and_end(native):
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", GROW_FORK_AND_END],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_a_table_whose_load_fell_shrinks(native):

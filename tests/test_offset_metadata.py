@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore import OffsetState, OffsetTracker, _rice, offsets
+from ackcore import OffsetTracker, _rice, offsets
+from ackcore._records import OffsetState
 from ackcore._reference.offset_tracker import OffsetTracker as Twin
 from ackcore.offsets import (
     KAFKA_LIMIT,

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from offset_oracle import STEPS, Machine
 
-from ackcore import OffsetState
-from ackcore._records import OffsetStats
+from ackcore._records import OffsetState, OffsetStats
 
 NONE = np.empty(0, np.int64)
 HUGE = 10**9

@@ -135,9 +135,12 @@ def rebatched(
     sliced = False
     for batch in batches:
         whole = bytes_before(batch, len(batch))
-        if len(batch) and n + len(batch) < rows and size + whole <= most_bytes:
+        if len(batch) and n + len(batch) <= rows and size + whole <= most_bytes:
             waiting.append(batch)
             n, size = n + len(batch), size + whole
+            if n == rows:
+                yield _together(waiting, sliced)
+                waiting, n, size, sliced = [], 0, 0, False
             continue
         start, ends = 0, _row_ends(batch)
         while start < len(batch):

@@ -5,15 +5,6 @@ time-outs, short waits and a breaker. It yields the outcomes in the order of the
 raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retried.
 """
 
-from ackcore.calls.call_settings import CallSettings
-from ackcore.calls.calls import Calls
-from ackcore.calls.outcomes import CallOutcome, Reject, Retry, Unavailable
+from ackcore.calls.outcomes import Reject, Retry, Unavailable
 
-__all__ = [
-    "CallOutcome",
-    "CallSettings",
-    "Calls",
-    "Reject",
-    "Retry",
-    "Unavailable",
-]
+__all__ = ["Reject", "Retry", "Unavailable"]

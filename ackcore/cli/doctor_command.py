@@ -83,9 +83,13 @@ def _findings(place: str, master: str) -> Iterator[Finding]:
     yield spark
     yield _package("confluent_kafka", (2, 16), "pip install 'ackcore[kafka]'", needed=False)
     if spark.ok and import_module("ackcore.spark.stores.opening").is_bucket(place):
-        obstore = _package("obstore", (0, 12), "pip install 'ackcore[stores]'")
-        yield obstore
-        if obstore.ok:
+        client = (
+            _package("hdfs_native", (0, 14), "pip install 'ackcore[hdfs]'")
+            if place.startswith("hdfs:")
+            else _package("obstore", (0, 12), "pip install 'ackcore[stores]'")
+        )
+        yield client
+        if client.ok:
             yield from _bucket(place)
     elif spark.ok:
         try:
@@ -219,11 +223,18 @@ def _bucket(url: str) -> Iterator[Finding]:
         for what, ok, found in trying.tried(url):
             yield Finding(what, ok, found, "" if ok else _BUCKET_WAY_OUT)
     except Exception as error:
+        what = "bucket"
         mend = (
             "set credentials in the environment of the driver and the workers, and the address of "
             "a server other than the provider's (AWS_ENDPOINT_URL, AWS_REGION)"
         )
-        yield Finding("bucket", False, plain(str(error)), mend)
+        if url.startswith("hdfs:"):
+            what = "HDFS"
+            mend = (
+                "name the NameNode's host and port, or a nameservice of HADOOP_CONF_DIR, and a "
+                "directory that HADOOP_USER_NAME or the Kerberos principal may write to"
+            )
+        yield Finding(what, False, plain(str(error)), mend)
 
 
 _BUCKET_WAY_OUT = (

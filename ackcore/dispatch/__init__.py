@@ -7,22 +7,18 @@ committed position of a source.
 """
 
 from ackcore.calls import Reject, Retry, Unavailable
-from ackcore.dispatch.checkpoint import Checkpoint, CheckpointError
+from ackcore.dispatch.checkpoint import CheckpointError
 from ackcore.dispatch.dispatch_consumers import Function, Target
-from ackcore.dispatch.dispatcher import DispatchCounts, Dispatcher, RecordDead
-from ackcore.dispatch.http import Http, HttpError
-from ackcore.dispatch.processes import Process, ProcessDied
+from ackcore.dispatch.dispatcher import Dispatcher, RecordDead
+from ackcore.dispatch.http import Http
+from ackcore.dispatch.processes import Process
 
 __all__ = [
-    "Checkpoint",
     "CheckpointError",
-    "DispatchCounts",
     "Dispatcher",
     "Function",
     "Http",
-    "HttpError",
     "Process",
-    "ProcessDied",
     "RecordDead",
     "Reject",
     "Retry",

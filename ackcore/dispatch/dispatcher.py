@@ -27,9 +27,9 @@ from ackcore.calls.call_limits import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint, Prefix
 from ackcore.dispatch.dispatch_consumers import Target, as_target
 from ackcore.dispatch.dispatch_records import Reader, Record, Source, Trees
-from ackcore.flow import Batch, FlowController, Lease, Limit
+from ackcore.flow import Batch, FlowController, Limit
 from ackcore.flow.choosers import Chooser
-from ackcore.flow.consumers import ConsumerState, Fate
+from ackcore.flow.consumers import ConsumerState, Fate, Lease
 from ackcore.flow.numbers import nanoseconds, positive
 from ackcore.flow.windows import Windows
 from ackcore.retry import backoff_ms as backoff_of
@@ -285,11 +285,6 @@ class Dispatcher:
         return DispatchCounts(
             self._start, self._prefix.committed, **self._counts, consumers=self._flow.state()
         )
-
-    @property
-    def targets(self) -> Mapping[Hashable, Target]:
-        """The consumers, by name."""
-        return self._targets
 
     # Sending.
 

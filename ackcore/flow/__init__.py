@@ -7,7 +7,6 @@ keeps failed items until they are sent again. No I/O; time comes only from the g
 """
 
 from ackcore.flow.choosers import ByKey
-from ackcore.flow.consumers import Lease
 from ackcore.flow.controller import FlowController
 from ackcore.flow.flow_batches import Batch
 from ackcore.flow.limits import DelayTarget, Fixed, Limit, RttThreshold
@@ -18,7 +17,6 @@ __all__ = [
     "DelayTarget",
     "Fixed",
     "FlowController",
-    "Lease",
     "Limit",
     "RttThreshold",
 ]

@@ -18,49 +18,21 @@ except ModuleNotFoundError as error:
 
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.dead_limit import TooManyDead
-from ackcore.kafka.cluster import (
-    ClusterFailed,
-    UnknownTopics,
-)
-from ackcore.kafka.consumer.consumer import Consumer, ConsumerStats
-from ackcore.kafka.consumer.consumer_records import (
-    ConsumerCounts,
-    Failure,
-    KafkaRecord,
-    PartitionStats,
-)
-from ackcore.kafka.consumer.letter_replay import SentBack, replay_letters
-from ackcore.kafka.kafka_errors import (
-    ConsumerError,
-    OffsetsLost,
-    OffsetsOutOfRange,
-    ReadFailed,
-    ReadTimedOut,
-)
-from ackcore.kafka.producing import DeliveryError
+from ackcore.kafka.consumer.consumer import Consumer
+from ackcore.kafka.consumer.consumer_records import KafkaRecord
+from ackcore.kafka.consumer.letter_replay import replay_letters
+from ackcore.kafka.kafka_errors import ConsumerError
 from ackcore.kafka.spout import KafkaGroup, KafkaSpout
 
 __all__ = [
-    "ClusterFailed",
     "Consumer",
-    "ConsumerCounts",
     "ConsumerError",
-    "ConsumerStats",
-    "DeliveryError",
-    "Failure",
     "KafkaGroup",
     "KafkaRecord",
     "KafkaSpout",
-    "OffsetsLost",
-    "OffsetsOutOfRange",
-    "PartitionStats",
-    "ReadFailed",
-    "ReadTimedOut",
     "Reject",
     "Retry",
-    "SentBack",
     "TooManyDead",
     "Unavailable",
-    "UnknownTopics",
     "replay_letters",
 ]

@@ -115,7 +115,7 @@ class MessageColumns(NamedTuple):
         Text that is not UTF-8 is sent unchanged in a key or a value, and escaped elsewhere.
         """
         n, schema = len(batch), batch.schema
-        keys = [None] * n if self.key is None else _as_it_is(batch.column(self.key))
+        keys = [None] * n if self.key is None else _unchanged(batch.column(self.key))
         fields = self._in_json(schema)
         if self.value is None and not fields:
             values: Any = ["{}"] * n  # a struct array without fields has no length
@@ -126,7 +126,7 @@ class MessageColumns(NamedTuple):
             values = _texts(rows)
         else:
             values = batch.column(self.value)
-            values = _texts(values) if fields else _as_it_is(values)
+            values = _texts(values) if fields else _unchanged(values)
         if self.headers is None:
             return ((key, value, []) for key, value in zip(keys, values, strict=True))
         read = _headers_of(schema.field(self.headers).type)
@@ -140,7 +140,7 @@ def _texts(column: pa.Array) -> list[str | None]:
     return [None if value is None else encode(value) for value in shown_values(column)]
 
 
-def _as_it_is(column: pa.Array) -> list[bytes | str | None]:
+def _unchanged(column: pa.Array) -> list[bytes | str | None]:
     if is_text(column.type) and len(invalid_text(column)):
         whole = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         column = whole.cast(pa.large_binary())

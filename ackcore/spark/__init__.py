@@ -51,24 +51,13 @@ if TYPE_CHECKING:
     from ackcore.calls import Reject, Retry, Unavailable
     from ackcore.dead_limit import TooManyDead
     from ackcore.spark import functions
-    from ackcore.spark.base.errors import (
-        CheckpointCorrupt,
-        CheckpointForeign,
-        CheckpointInUse,
-        CheckpointNewer,
-        CheckpointReadOnly,
-        StateError,
-    )
+    from ackcore.spark.base.errors import CheckpointInUse, StateError
     from ackcore.spark.base.interrupts import RunCancelled
-    from ackcore.spark.base.traces import RecordTrace
-    from ackcore.spark.base.workers import WorkerPythonError
     from ackcore.spark.dead_letters.reading import dead_letters
     from ackcore.spark.dead_letters.replay import replay
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
     from ackcore.spark.engine.insist import RunFailed, SinkError
-    from ackcore.spark.engine.progress import Counts, Progress
     from ackcore.spark.guards import attempt, guard
-    from ackcore.spark.inspect.pending import PendingTree
     from ackcore.spark.listeners import QueryListener
     from ackcore.spark.planned.delta_spout import DeltaSpout
     from ackcore.spark.planned.file_spout import FileSpout
@@ -84,29 +73,20 @@ if TYPE_CHECKING:
     from ackcore.spark.sinks.kafka import to_kafka
     from ackcore.spark.sinks.parquet import to_parquet
     from ackcore.spark.sinks.postgres import to_postgres
-    from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, TooManyRefused
+    from ackcore.spark.sinks.rejects import SinkRejects
     from ackcore.spark.sinks.sink import Sink, TransactionalSink, Written
     from ackcore.spark.sinks.sink_batch import SinkBatch
     from ackcore.spark.sinks.unavailable import SinkUnavailable
 
 __all__ = [
-    "CheckpointCorrupt",
-    "CheckpointForeign",
     "CheckpointInUse",
-    "CheckpointNewer",
-    "CheckpointReadOnly",
-    "Counts",
     "DeadLetterTopic",
     "DeltaSpout",
     "FileSpout",
-    "InvalidRejects",
-    "PendingTree",
     "PlannedSource",
-    "Progress",
     "Query",
     "QueryListener",
     "RateSpout",
-    "RecordTrace",
     "Reject",
     "Retry",
     "RunCancelled",
@@ -119,10 +99,8 @@ __all__ = [
     "SourceError",
     "StateError",
     "TooManyDead",
-    "TooManyRefused",
     "TransactionalSink",
     "Unavailable",
-    "WorkerPythonError",
     "Written",
     "attempt",
     "combine",
@@ -146,23 +124,14 @@ __all__ = [
 #: The module of each public name.  Names are loaded at first use: tools that only read a
 #: checkpoint import modules below this package, without pyspark, which takes over a second.
 _MODULES = {
-    "Counts": ".engine.progress",
-    "CheckpointCorrupt": ".base.errors",
-    "CheckpointForeign": ".base.errors",
     "CheckpointInUse": ".base.errors",
-    "CheckpointNewer": ".base.errors",
-    "CheckpointReadOnly": ".base.errors",
     "DeadLetterTopic": ".dead_letters.topic",
     "DeltaSpout": ".planned.delta_spout",
     "FileSpout": ".planned.file_spout",
-    "InvalidRejects": ".sinks.rejects",
-    "PendingTree": ".inspect.pending",
     "PlannedSource": ".planned.planned_source",
-    "Progress": ".engine.progress",
     "Query": ".query",
     "QueryListener": ".listeners",
     "RateSpout": ".planned.rate_spout",
-    "RecordTrace": ".base.traces",
     "Reject": "ackcore.calls",
     "Retry": "ackcore.calls",
     "RunCancelled": ".base.interrupts",
@@ -175,11 +144,9 @@ _MODULES = {
     "SourceError": ".planned.planned_source",
     "StateError": ".base.errors",
     "TooManyDead": "ackcore.dead_limit",
-    "TooManyRefused": ".sinks.rejects",
     "TransactionalSink": ".sinks.sink",
     "Unavailable": "ackcore.calls",
     "Written": ".sinks.sink",
-    "WorkerPythonError": ".base.workers",
     "attempt": ".guards",
     "combine": ".settle.dataframes",
     "dead_letters": ".dead_letters.reading",

@@ -189,6 +189,6 @@ def _spark_checkpoint_of(checkpoint: str, given: str | os.PathLike[str] | None) 
     if not is_bucket(checkpoint):
         return Path(checkpoint, "spark")
     raise ValueError(
-        f"spark_checkpoint must be given if the checkpoint is in a bucket ({checkpoint!r}): a "
+        f"spark_checkpoint must be given if the checkpoint is a URL ({checkpoint!r}): a "
         "directory for Spark's offset log, which the driver writes and the next driver reads"
     )

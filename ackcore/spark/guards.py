@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from ackcore import _columns
-from ackcore.calls import CallSettings
+from ackcore.calls.call_settings import CallSettings
 from ackcore.flow import DelayTarget, Limit
 from ackcore.spark.base.arrow_batches import plainly_named
 from ackcore.spark.base.errors import one_line

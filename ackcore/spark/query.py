@@ -67,8 +67,8 @@ def start(
         A classic session, or one of Spark Connect if no source is a DataFrame.
     checkpoint : path
         A directory for this query alone, on a file system that driver and executors share, or the
-        URL of a place in a bucket (``s3://bucket/place``).  If you start the query again with the
-        same checkpoint, it continues, also after a crash.
+        URL of a place in a bucket (``s3://bucket/place``) or in HDFS (``hdfs://host:8020/place``).
+        If you start the query again with the same checkpoint, it continues, also after a crash.
     trigger : str or mapping, optional
         A trigger in Spark's form: ``"1 second"`` or ``{"processingTime": "1 second"}`` for the
         interval of micro-batches, ``{"availableNow": True}`` to read the present data and end when
@@ -163,9 +163,10 @@ def run_batch(
         A classic session or one of Spark Connect.
     checkpoint : path
         A directory for this run alone, on a file system that driver and executors share, or the URL
-        of a place in a bucket (``s3://bucket/place``).  After a crash, a call with the same
-        checkpoint continues.  After the end it only warns and returns the counts, since all records
-        are decided: each run of a nightly job needs a new checkpoint.
+        of a place in a bucket (``s3://bucket/place``) or in HDFS (``hdfs://host:8020/place``).
+        After a crash, a call with the same checkpoint continues.  After the end it only warns and
+        returns the counts, since all records are decided: each run of a nightly job needs a new
+        checkpoint.
     max_dead : int, optional
         The maximum number of records that are dead at the end.  A record that succeeded in a replay
         is no longer dead.

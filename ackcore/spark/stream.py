@@ -18,6 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ackcore.dead_limit import TooManyDead
 from ackcore.retry import capped_doubling, whole_ms
 from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.interrupts import RunCancelled
+from ackcore.spark.base.session import is_connect
 from ackcore.spark.deployment import Deployment
 from ackcore.spark.engine.causes import StreamLimit
 from ackcore.spark.engine.insist import RunFailed, Stopped
@@ -166,6 +168,8 @@ class Stream(ABC):
         """Wait for the restart after a temporary error; return False if the stream must end too."""
         if self._leaving.is_set():
             return False
+        if is_connect(self._spark) and isinstance(error, RunCancelled):
+            return False  # it says more than the client, which has closed the lost session
         end = end_of(self._spark)
         if end is not None:
             self.error = RunFailed(end)

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ackcore.testing.backends import check_backend
-from ackcore.testing.results import DeadLetter, Kill, Source, TopologyRun
+from ackcore.testing.results import Kill, Source, TopologyRun
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ackcore.topology import Topology
 
-__all__ = ["DeadLetter", "Source", "TopologyRun", "check_backend", "run"]
+__all__ = ["Source", "check_backend", "run"]
 
 
 def run(

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore._arrow.shown import shown_rows
-from ackcore.calls import Calls
+from ackcore.calls.calls import Calls
 from ackcore.testing.results import Kill, Row
 from ackcore.topology.call_executor import CallExecutor
 from ackcore.topology.executors import Executor, executor_for

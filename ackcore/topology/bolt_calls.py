@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from ackcore._arrow import offsets_of
 from ackcore._columns import as_count
-from ackcore.calls import CallSettings
-from ackcore.calls.call_settings import MAX_THREADS
+from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.flow.numbers import positive
 from ackcore.topology._words import near_miss
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Component

@@ -12,7 +12,8 @@ from contextlib import closing
 
 import pyarrow as pa
 
-from ackcore.calls import Calls, CallSettings
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 from ackcore.topology.bolt_calls import cleaned_up, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker

@@ -13,8 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
-from ackcore.calls import CallOutcome, Calls, CallSettings, Retry
-from ackcore.calls.call_settings import MAX_THREADS
+from ackcore.calls import Retry
+from ackcore.calls.call_settings import MAX_THREADS, CallSettings
+from ackcore.calls.calls import Calls
+from ackcore.calls.outcomes import CallOutcome
 from ackcore.calls.threads import CallThreads, is_async
 from ackcore.topology.bolt_functions import AnswerRows, Function, columns_of
 from ackcore.topology.components import (

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from ackcore._files.journal import MOST_BYTES, JournalAnswers
 from ackcore._files.journal_format import KEY_BYTES
-from ackcore.calls import CallSettings
+from ackcore.calls.call_settings import CallSettings
 from ackcore.topology.bolt_calls import joined
 from ackcore.topology.call_executor import CallExecutor, CallInput
 from ackcore.topology.components import AsyncBolt, BasicBolt, Context

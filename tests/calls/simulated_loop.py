@@ -2,7 +2,7 @@
 
 import selectors
 
-from ackcore.calls import Calls
+from ackcore.calls.calls import Calls
 
 S, MS = 1_000_000_000, 1_000_000
 

@@ -6,8 +6,10 @@ import pytest
 from round_robin import RoundRobin
 from simulated_loop import S, SimCalls
 
-from ackcore.calls import Calls, CallSettings, Reject, Retry, Unavailable
+from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.call_limits import BreakerState
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 from ackcore.flow import ByKey, DelayTarget
 
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN

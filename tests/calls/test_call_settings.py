@@ -5,7 +5,8 @@ import pickle
 
 import pytest
 
-from ackcore.calls import Calls, CallSettings
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 from ackcore.flow import Fixed, RttThreshold
 from ackcore.flow.choosers import Idlest
 

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_loop import SimCalls
 
-from ackcore.calls import Calls, CallSettings, Reject, Retry
+from ackcore.calls import Reject, Retry
+from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.calls import Calls
 from ackcore.flow import RttThreshold
 
 

@@ -6,7 +6,8 @@ import pytest
 from round_robin import RoundRobin
 from simulated_loop import SimCalls
 
-from ackcore.calls import CallSettings, Retry
+from ackcore.calls import Retry
+from ackcore.calls.call_settings import CallSettings
 
 
 class Service:

@@ -85,15 +85,19 @@ def test_what_is_not_there_is_told(ackcore, bucket):
         assert "head.json" in said
 
 
-def test_a_bucket_that_is_not_there_is_named(ackcore, bucket, azure_container):
-    for place, name in (
-        ("s3://no-such-bucket/some/place", "s3://no-such-bucket"),
-        ("az://no-such-container/some/place", "az://no-such-container"),
-    ):
-        for words in (["status"], ["dead", "list"]):
-            said = ackcore(*words, place, code=3).stderr
-            assert f"there is no bucket {name}: create it, or correct the URL {place}" in said
-            assert "head.json" not in said
+@pytest.mark.parametrize(
+    ("server", "name"),
+    [
+        ("bucket", "s3://no-such-bucket"),
+        pytest.param("azure_container", "az://no-such-container", marks=pytest.mark.faults),
+    ],
+)
+def test_a_bucket_that_is_not_there_is_named(ackcore, request, server, name):
+    request.getfixturevalue(server)
+    for words in (["status"], ["dead", "list"]):
+        said = ackcore(*words, f"{name}/some/place", code=3).stderr
+        assert f"there is no bucket {name}: create it, or correct the URL {name}/some" in said
+        assert "head.json" not in said
 
 
 def test_what_may_not_be_read_is_told_without_a_secret(ackcore, url, s3, monkeypatch):
@@ -136,6 +140,21 @@ def test_the_doctor_tries_what_a_bucket_promises(ackcore, lines, bucket):
     assert " ms; a micro-batch takes" in found["round trip"]["found"]
     assert "file system" not in found
     assert open_store(bucket, "path").list() == []
+
+
+def test_the_doctor_tries_what_hdfs_promises(ackcore, lines, hdfs_place):
+    told = lines(ackcore("doctor", hdfs_place, "--master", "none", "--json"))
+    found = {each["what"]: each["ok"] for each in told}
+    assert found["hdfs-native"]
+    assert found["one of many at once"]
+    assert "obstore" not in found
+
+
+def test_the_doctor_names_a_wrong_host(ackcore, lines):
+    told = lines(ackcore("doctor", "hdfs://nowhere/a", "--master", "none", "--json", code=1))
+    (bad,) = [each for each in told if each["ok"] is False]
+    assert "'nowhere' must be the NameNode's host and port" in bad["found"]
+    assert "HADOOP_CONF_DIR" in bad["mend"]
 
 
 def test_the_doctor_finds_a_server_without_conditions(ackcore, lines, bucket, monkeypatch):

@@ -95,8 +95,8 @@ def test_errors_are_one_line(ackcore, tmp_path):
     done = ackcore("status", tmp_path, code=3)
     assert done.stderr.startswith("ackcore: checkpoint must be the directory passed to start()")
     assert done.stderr.count("\n") == 1
-    done = ackcore("status", "hdfs://host/x", code=2)
-    assert "hdfs" in done.stderr
+    done = ackcore("status", "viewfs://host/x", code=2)
+    assert "viewfs" in done.stderr
     done = ackcore("status", "s3://user:word@bucket/x", code=2)
     assert "without user, password" in done.stderr
     assert "word@" not in done.stderr

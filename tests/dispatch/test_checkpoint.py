@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ackcore.dispatch import Checkpoint, CheckpointError
-from ackcore.dispatch.checkpoint import Prefix
+from ackcore.dispatch import CheckpointError
+from ackcore.dispatch.checkpoint import Checkpoint, Prefix
 
 
 @given(st.integers(0, 5), st.lists(st.integers(0, 30), max_size=60))

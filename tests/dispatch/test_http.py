@@ -7,7 +7,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from ackcore.dispatch import Dispatcher, Http, HttpError, Reject, Unavailable
+from ackcore.dispatch import Dispatcher, Http, Reject, Unavailable
+from ackcore.dispatch.http import HttpError
 from ackcore.flow import Fixed
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

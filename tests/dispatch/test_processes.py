@@ -8,7 +8,8 @@ import pytest
 from in_processes import effects, raise_or_return, raise_own, write, write_or_die, write_or_hang
 
 from ackcore.calls import Reject, Unavailable
-from ackcore.dispatch import Dispatcher, Process, ProcessDied
+from ackcore.dispatch import Dispatcher, Process
+from ackcore.dispatch.processes import ProcessDied
 
 
 def fork(function, *args):

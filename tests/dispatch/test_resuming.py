@@ -11,7 +11,8 @@ import pytest
 from in_processes import effects
 from scripted import failing, one
 
-from ackcore.dispatch import Checkpoint, CheckpointError, Dispatcher, RecordDead
+from ackcore.dispatch import CheckpointError, Dispatcher, RecordDead
+from ackcore.dispatch.checkpoint import Checkpoint
 from ackcore.flow import Fixed
 
 

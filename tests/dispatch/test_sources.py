@@ -7,7 +7,8 @@ import time
 import pytest
 from scripted import Clock, one
 
-from ackcore.dispatch import Checkpoint, Dispatcher, Reject
+from ackcore.dispatch import Dispatcher, Reject
+from ackcore.dispatch.checkpoint import Checkpoint
 from ackcore.flow import Fixed
 
 

@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from s3_server import environment, objects_of
 
+from ackcore.spark.stores.opening import open_store
+
 #: By place, the fixture of the proxy that its bucket is behind.
 PROXIES = {"bucket": "s3", "s3proxy": "second_s3"}
 
@@ -141,3 +143,14 @@ class Bucket:
 
     def lose_lock(self) -> None:
         """There is none: whoever comes takes over."""
+
+
+class Hdfs(Bucket):
+    """A place in HDFS, but for Spark's own log, which is in a directory."""
+
+    def __init__(self, url: str, directory: Path):
+        super().__init__(url, "", {}, directory)
+        self._store = open_store(url, "path")
+
+    def _objects(self) -> dict[str, bytes]:
+        return {entry.key: self._store.get(entry.key).data for entry in self._store.list()}

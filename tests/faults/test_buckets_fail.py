@@ -37,8 +37,9 @@ def is_head(request):
 
 
 @MODES
-def test_a_driver_that_is_killed_at_every_step(bucket_job, mode):
-    it = bucket_job(mode)
+@pytest.mark.parametrize("place", ["bucket", "hdfs"])
+def test_a_driver_that_is_killed_at_every_step(bucket_job, mode, place):
+    it = bucket_job(mode, place)
     # A stream dies in its second micro-batch, too: what waits is of the first one then.
     steps = STEPS if mode == "batch" else [*STEPS, *(f"{step}:1" for step in STEPS)]
     for step in steps:
@@ -46,6 +47,28 @@ def test_a_driver_that_is_killed_at_every_step(bucket_job, mode):
         assert ended.killed or (step.endswith(":1") and ended.error is None), (step, ended.said)
         it.check(finished=False)
     assert it.run().error is None
+    it.check(dead=dead, alive=alive)
+
+
+def test_the_name_node_restarts_all_the_time(bucket_job, own_hdfs):
+    """It is killed and started again while a stream runs, and answers for a while in between."""
+    it, over = bucket_job("stream", "own_hdfs"), threading.Event()
+
+    def restarts():
+        while not over.wait(5):
+            own_hdfs.restart("NameNode")
+            own_hdfs.wait_until_it_answers()
+            times.append(1)
+
+    times, restarting = [], threading.Thread(target=restarts)
+    restarting.start()
+    try:
+        ended = it.run()
+    finally:
+        over.set()
+        restarting.join()
+    assert ended.error is None
+    assert len(times) >= 1
     it.check(dead=dead, alive=alive)
 
 

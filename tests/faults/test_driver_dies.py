@@ -69,6 +69,7 @@ def test_a_driver_that_fails_at_every_step(spark, job, failing_at, message_id, e
     it.check(dead=dead, alive=alive)
 
 
+@pytest.mark.faults
 def test_a_killed_driver_goes_on(job):
     it = job(fault_job.lines(50), message_id="id", rules=RULES)
     assert it.run(failpoints="decided:1").killed

@@ -19,7 +19,8 @@ pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed"
 from servers import wait_until
 
 from ackcore.kafka import KafkaSpout
-from ackcore.spark import Counts, run_batch, start, to_parquet
+from ackcore.spark import run_batch, start, to_parquet
+from ackcore.spark.engine.progress import Counts
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

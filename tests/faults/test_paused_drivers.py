@@ -27,7 +27,7 @@ def alive(key):
 
 
 #: Where checkpoint and sink are.
-PLACE = pytest.mark.parametrize("place", ["disk", "bucket"])
+PLACE = pytest.mark.parametrize("place", ["disk", "bucket", "hdfs"])
 
 
 def stopped_job(job, mode, place="disk"):

@@ -185,7 +185,7 @@ def test_a_store_that_fails_at_every_third_request(place, driver, proxy, how):
 
 
 @pytest.mark.parametrize("place", ["bucket", slow("s3proxy")], indirect=True)
-@pytest.mark.parametrize("every", [slow(1), 29])
+@pytest.mark.parametrize("every", [slow(1), 59])
 def test_taken_over_from_before_any_request_it_changes_nothing(place, proxy, tmp_path, every):
     """Between the last look and the request, too, which goes through when another is done."""
 

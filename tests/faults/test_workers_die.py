@@ -94,11 +94,19 @@ def lost(spark, job, monkeypatch):
     return lost
 
 
-@pytest.mark.parametrize("inline", [decide.INLINE_BYTES, 0], ids=["inline", "in files"])
 @pytest.mark.parametrize(
-    ("otherwise", "checks"),
-    [(False, True), (True, True), (True, False)],
-    ids=["alike", "otherwise", "otherwise, and Spark does not mind"],
+    ("otherwise", "checks", "inline"),
+    [
+        pytest.param(False, True, decide.INLINE_BYTES, id="alike"),
+        pytest.param(True, True, 0, id="otherwise, in files"),
+        pytest.param(True, False, decide.INLINE_BYTES, id="otherwise, and Spark does not mind"),
+        *(
+            pytest.param(*each, marks=pytest.mark.faults, id=f"more {n}")
+            for n, each in enumerate(
+                [(False, True, 0), (True, True, decide.INLINE_BYTES), (True, False, 0)]
+            )
+        ),
+    ],
 )
 def test_shuffle_files_are_lost(request, lost, otherwise, checks, inline):
     """Stages run again: if they answer alike, that will do; else the micro-batch is run again."""

@@ -191,10 +191,21 @@ class Broker(KafkaServer):
             "log4j.appender.stderr.layout=org.apache.log4j.PatternLayout\n"
             "log4j.appender.stderr.layout.ConversionPattern=%d %p %m (%c)%n\n"
         )
+        # The files that a JVM wrote for the first broker of all serve each one: they name no port.
+        data, formatted = self._directory / "data", self._jars / "formatted"
+        if formatted.exists():
+            shutil.copytree(formatted, data)
+            return
         arguments = ["format", "-t", "AAAAAAAAAAAAAAAAAAAAAQ", "-c", str(settings)]
         command = [*self._command("kafka.tools.StorageTool"), *arguments]
         ended = subprocess.run(command, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stdout + ended.stderr
+        copy = Path(f"{formatted}.{os.getpid()}")
+        shutil.copytree(data, copy)
+        try:
+            copy.rename(formatted)
+        except OSError:  # another process was first
+            shutil.rmtree(copy)
 
     def _command(self, program: str) -> list[str]:
         configuration = f"-Dlog4j.configuration=file:{self._directory / 'log4j.properties'}"

@@ -18,9 +18,16 @@ from confluent_kafka import Consumer, Producer
 from servers import TIMEOUT_S, wait_until
 
 from ackcore import OffsetTracker
-from ackcore.kafka import ClusterFailed, UnknownTopics
 from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.cluster import Cluster, Committed, Partition, TopicPartition, Watermarks
+from ackcore.kafka.cluster import (
+    Cluster,
+    ClusterFailed,
+    Committed,
+    Partition,
+    TopicPartition,
+    UnknownTopics,
+    Watermarks,
+)
 from ackcore.offsets import KAFKA_LIMIT, decode_metadata, encode_metadata
 
 

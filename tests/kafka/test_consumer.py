@@ -27,8 +27,10 @@ from consumer_counts import (
 from servers import wait_until
 
 from ackcore.dispatch import Dispatcher, RecordDead, Reject
-from ackcore.kafka import Consumer, ConsumerError, Failure, OffsetsOutOfRange
+from ackcore.kafka import Consumer, ConsumerError
 from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.consumer.consumer_records import Failure
+from ackcore.kafka.kafka_errors import OffsetsOutOfRange
 
 #: The group waits for a member that it does not hear of for no longer than so: nor for the one that
 #: a member was before it was fenced.

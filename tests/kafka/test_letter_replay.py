@@ -14,9 +14,9 @@ from consumer_counts import Counts, consuming, take
 from servers import wait_until
 
 from ackcore.dispatch import Reject
-from ackcore.kafka import ClusterFailed, replay_letters
+from ackcore.kafka import replay_letters
 from ackcore.kafka.client_settings import ClientSettings
-from ackcore.kafka.cluster import Cluster, PartitionAnswers, PartitionFailure
+from ackcore.kafka.cluster import Cluster, ClusterFailed, PartitionAnswers, PartitionFailure
 from ackcore.kafka.consumer.consumer_letters import headers_of
 from ackcore.kafka.consumer.consumer_records import Failure, KafkaRecord
 from ackcore.kafka.consumer.held_partition import DyingRecord

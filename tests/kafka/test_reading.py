@@ -17,8 +17,9 @@ from mock_broker import library_path
 from servers import wait_until
 
 from ackcore import backend
-from ackcore.kafka import OffsetsLost, ReadFailed, ReadTimedOut, range_reader, ranges
+from ackcore.kafka import range_reader, ranges
 from ackcore.kafka.client_settings import ClientSettings
+from ackcore.kafka.kafka_errors import OffsetsLost, ReadFailed, ReadTimedOut
 from ackcore.kafka.range_reader import RangeReader
 from ackcore.kafka.ranges import RECORD_SCHEMA, OffsetRange, RecordBuffers
 

@@ -16,8 +16,9 @@ from confluent_kafka.admin import NewPartitions
 from consumer_counts import Counts, by_hand, consuming, partitions_of, take
 from servers import raise_errors, wait_until
 
-from ackcore.kafka import Consumer, ConsumerError, OffsetsOutOfRange
+from ackcore.kafka import Consumer, ConsumerError
 from ackcore.kafka.commit_metadata import CommitOrigin
+from ackcore.kafka.kafka_errors import OffsetsOutOfRange
 from ackcore.kafka.start_positions import time_ms
 from ackcore.offsets import decode_metadata
 

@@ -63,3 +63,9 @@ def accepted(files, batch_id=0, nonacked=(11,), **changes):
     about = {"spark": None, "sink": "count", "deployment": "abc", "checkpoint": "/cp"}
     rows = {"files": tuple(files), "nonacked": np.array(nonacked, np.int64)}
     return SinkBatch(batch_id=batch_id, **{**about, **rows, **changes})
+
+
+def release_all(sink):
+    """Close all connections of a sink."""
+    for deployment, name in list(sink._live._open):
+        sink.release(name, deployment)

@@ -67,10 +67,11 @@ def checkpoint(tmp_path):
     return tmp_path / "checkpoint"
 
 
-@pytest.fixture(params=["disk", "bucket"])
+@pytest.fixture(params=["disk", "bucket", pytest.param("hdfs", marks=pytest.mark.faults)])
 def place(request):
-    """The same on a disk, and in a bucket."""
-    return request.getfixturevalue("checkpoint" if request.param == "disk" else "bucket")
+    """The same on a disk, in a bucket, and in HDFS."""
+    fixtures = {"disk": "checkpoint", "bucket": "bucket", "hdfs": "hdfs_place"}
+    return request.getfixturevalue(fixtures[request.param])
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 
+from accepted_rows import release_all
+
 from ackcore.spark import to_kafka
 from ackcore.spark.sinks import kafka
 
@@ -20,7 +22,7 @@ def kafka_sinks():
         def sink(server, topic, **arguments):
             options = {**QUICK, **arguments.pop("options", {})}
             one = to_kafka(topic, server.bootstrap_servers, options=options, **arguments)
-            made.callback(one.close)
+            made.callback(release_all, one)
             return one
 
         yield sink

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import pytest
-from accepted_rows import WORDS, accepted
+from accepted_rows import WORDS, accepted, release_all
 
 from ackcore.examples.mongo_sink import MongoSink
 from ackcore.spark import SinkUnavailable, to_delta, to_iceberg, to_jdbc, to_parquet, to_postgres
@@ -26,8 +26,10 @@ class Target:
     has_keys = True
     #: An n that the table refuses, row by row.
     too_large = None
-    #: The error of a driver whose commit meets that of another one, and of a table that is away.
-    conflict, away = None, SinkUnavailable
+    #: The class and message of the error of a driver whose commit meets that of another one.
+    conflict = None
+    #: The class of the error if the table is away.
+    away = SinkUnavailable
     spark = None
 
     def sink(self, keys=None, name="count", schema=WORDS):
@@ -47,7 +49,7 @@ class Target:
 class Delta(Target):
     """A Delta table."""
 
-    conflict = "CommitFailedError"
+    conflict = ("CommitFailedError", "[Cc]oncurrent transaction")
 
     def __init__(self, request, path):
         self._lake = pytest.importorskip("deltalake")
@@ -87,7 +89,7 @@ class Delta(Target):
 class Iceberg(Target):
     """A table of a catalog in SQLite."""
 
-    conflict = "CommitFailedException"
+    conflict = ("CommitFailedException", "was created concurrently")
 
     def __init__(self, request, path):
         pytest.importorskip("pyiceberg")
@@ -131,13 +133,14 @@ class Postgres(Target):
     """A table of a real PostgreSQL."""
 
     too_large = 100
-    conflict = "SinkUnavailable"  # the new driver ends the connection of the old one
+    # The new driver ends the connection of the old one.
+    conflict = ("SinkUnavailable", "sink 'zähle', table words at .*terminating connection")
 
     def __init__(self, request, path):
         self._psycopg = pytest.importorskip("psycopg")
         self.dsn = request.getfixturevalue("postgres")
         self._made = []
-        request.addfinalizer(lambda: [one.close() for one in self._made])
+        request.addfinalizer(lambda: [release_all(one) for one in self._made])
 
     def _execute(self, statement):
         with closing(self._psycopg.connect(self.dsn, autocommit=True)) as connection:
@@ -262,7 +265,7 @@ class Mongo(Target):
     """The sink of the example, on a `FakeMongo`: no package registry has a mongod."""
 
     has_keys = False
-    conflict, away = "RuntimeError", ConnectionError
+    away = ConnectionError
 
     def __init__(self, request, path):
         self.server = FakeMongo()

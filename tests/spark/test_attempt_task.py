@@ -8,7 +8,8 @@ import datetime
 import pyarrow as pa
 import pytest
 
-from ackcore.calls import CallSettings, Reject, Retry
+from ackcore.calls import Reject, Retry
+from ackcore.calls.call_settings import CallSettings
 from ackcore.spark.tasks import attempts as task
 from ackcore.spark.tasks.attempts import ERROR, Attempts
 from ackcore.topology.bolt_functions import kind_of

@@ -97,8 +97,8 @@ def left_in(checkpoint):
 
 @pytest.mark.parametrize(
     "places",
-    ["bucket", pytest.param("azure_container", marks=pytest.mark.faults)],
-    ids=["s3", "azure"],
+    ["bucket", "hdfs_place", pytest.param("azure_container", marks=pytest.mark.faults)],
+    ids=["s3", "hdfs", "azure"],
     indirect=True,
 )
 def test_a_word_count_runs_whole_in_a_bucket(spark, places, tmp_path, caplog):
@@ -229,7 +229,7 @@ def test_where_spark_keeps_its_part_is_to_be_given(spark, bucket, tmp_path):
         start(stream, spark, bucket, spark_checkpoint="s3a://bucket/spark")
     # And whoever has the checkpoint is not fenced by one that is refused for this.
     local = {"spark_checkpoint": tmp_path / "spark", "dead_letters": tmp_path / "dead"}
-    with pytest.raises(ValueError, match="dead_letters must be in a bucket if the checkpoint is"):
+    with pytest.raises(ValueError, match="dead_letters must be a URL if the checkpoint is one"):
         start(stream, spark, bucket, **local)
     assert open_store(bucket, "path").list() == []
 

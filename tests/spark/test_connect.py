@@ -23,7 +23,6 @@ from ackcore.spark import (
     CheckpointInUse,
     RunCancelled,
     RunFailed,
-    WorkerPythonError,
     dead_letters,
     guard,
     replay,
@@ -36,6 +35,7 @@ from ackcore.spark import (
 from ackcore.spark.base import session, workers
 from ackcore.spark.base.session import session_lost, task_slots
 from ackcore.spark.base.sources import has_fixed_order, has_fixed_rows
+from ackcore.spark.base.workers import WorkerPythonError
 from ackcore.spark.settle.dataframes import estimated_bytes
 from ackcore.topology import BasicBolt, Reject, TopologyBuilder
 

@@ -241,7 +241,7 @@ def test_two_checkpoints_do_not_share_a_store(store, checkpoint, tmp_path):
 def test_a_store_that_is_a_uri_is_refused(checkpoint):
     OPEN(checkpoint).close()
     with pytest.raises(ValueError, match="dead_letters must be a path on a local or shared"):
-        DeadLetters.open(checkpoint, 1, "hdfs://host/dead")
+        DeadLetters.open(checkpoint, 1, "viewfs://host/dead")
 
 
 def test_a_store_that_is_down_is_told_and_leaves_nothing_half(store, monkeypatch):

@@ -19,7 +19,8 @@ from one_sink import word_count
 from test_delta_sink import started
 
 from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark import CheckpointForeign, run_batch, to_delta
+from ackcore.spark import run_batch, to_delta
+from ackcore.spark.base.errors import CheckpointForeign
 
 POM = Path(__file__).parent / "delta-pom.xml"
 #: Artifact and version for each Spark.

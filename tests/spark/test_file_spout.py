@@ -370,6 +370,7 @@ def test_files_are_dealt_out_whole_in_order_and_about_evenly(sizes, tasks):
         (("/in", "text", ROWS), ValueError, "schema must not be given for text"),
         (("/in", "json", "id bigint"), TypeError, "schema must be a pyarrow.Schema, got str"),
         (("ftp://in", "text"), ValueError, "path must be a path"),
+        (("hdfs://namenode:8020/in", "text"), ValueError, "files of HDFS are not read yet"),
     ],
 )
 def test_arguments_are_refused(arguments, error, words):

@@ -104,8 +104,9 @@ def disk():
     return FullDisk()
 
 
-def test_wherever_it_is_full_no_record_is_lost_or_blamed(tmp_path, monkeypatch, disk):
-    """At each place in the code that writes, for a moment or until there is room."""
+@pytest.mark.parametrize("every_nth", [3, pytest.param(1, marks=pytest.mark.faults)])
+def test_wherever_it_is_full_no_record_is_lost_or_blamed(tmp_path, monkeypatch, disk, every_nth):
+    """At every n-th place in the code that writes, for a moment or until there is room."""
     monkeypatch.setattr(os, "fsync", disk.fsync)
     monkeypatch.setattr(compaction, "_FEWEST", 2)
     monkeypatch.setattr(waiting, "_FAN", 2)
@@ -116,7 +117,8 @@ def test_wherever_it_is_full_no_record_is_lost_or_blamed(tmp_path, monkeypatch, 
     undisturbed.check(counts)
     assert len(undisturbed.letters()) == 2  # of three
     seen, told = set(), []
-    for n, left in enumerate(sorted(first for first, _ in disk.places.values())):
+    places = sorted(first for first, _ in disk.places.values())
+    for n, left in enumerate(places[::every_nth]):
         disk.lasts = bool(n % 2)
         story = story_of(tmp_path / str(left))
         disk.arm(left)

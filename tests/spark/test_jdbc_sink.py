@@ -17,19 +17,13 @@ from pyspark import cloudpickle
 from sink_targets import DERBY, Database, derby_database
 from small_disk import SmallDisk
 
-from ackcore.spark import (
-    SinkRejects,
-    SinkUnavailable,
-    TooManyRefused,
-    dead_letters,
-    guard,
-    to_jdbc,
-)
+from ackcore.spark import SinkRejects, SinkUnavailable, dead_letters, guard, to_jdbc
 from ackcore.spark.base import failpoints
 from ackcore.spark.base.errors import CheckpointInUse
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.sinks import jdbc_transaction
 from ackcore.spark.sinks.jdbc_connection import JdbcConnection, JdbcError, Server
+from ackcore.spark.sinks.rejects import TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -21,7 +21,7 @@ from servers import wait_until
 from streams import until
 from test_kafka_spout import Kept, source, topology
 
-from ackcore import OffsetState
+from ackcore._records import OffsetState
 from ackcore.kafka.client_settings import ClientSettings
 from ackcore.kafka.cluster import Cluster
 from ackcore.offsets import decode_metadata

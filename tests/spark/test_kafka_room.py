@@ -50,7 +50,11 @@ def asking(kafka, away, kept, spout, **settings):
     return builder.build(max_waiting=20, parallelism=2, **settings)
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_records": 60}], ids=["adaptive", "fixed"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, pytest.param({"max_records": 60}, marks=pytest.mark.faults)],
+    ids=["adaptive", "fixed"],
+)
 def test_a_service_that_goes_down_while_nothing_waits_costs_no_record(
     spark, mock_kafka, tmp_path, checkpoint, running, settings
 ):

@@ -142,7 +142,7 @@ def test_many_rows_are_sent_by_tasks(spark, mock_kafka, sink, files, monkeypatch
     out = sink(mock_kafka, topic, key="word")
     out.write(accepted(files, spark=spark))
     assert words(mock_kafka, topic) == Counter("acde")
-    assert not out._live  # the driver has sent nothing
+    assert not out._live._open  # the driver has sent nothing
     mock_kafka.fail_requests(mock_broker.PRODUCE, 29)
     with pytest.raises(SinkUnavailable, match=rf"topic '{topic}' did not take .*authorization"):
         out.write(accepted(files, spark=spark))
@@ -209,7 +209,7 @@ def test_each_row_is_there_once_wherever_the_driver_fails(
         out = sink(kafka_broker, topic, key="word", transactional=True)
         with pytest.raises((FailpointReached, SinkError), match=f"failpoint {step}"):
             run_batch(word_count(spark, out), spark, checkpoint)
-        assert not out._live  # what it had is closed
+        assert not out._live._open  # what it had is closed
     monkeypatch.setattr(failpoints, "_POINTS", {})
     out = sink(kafka_broker, topic, key="word", transactional=True)
     run_batch(word_count(spark, out), spark, checkpoint, max_dead_ratio=None)
@@ -364,11 +364,11 @@ def test_a_young_micro_batch_of_which_nothing_is_known_was_not_sent(kafka_broker
 def test_what_is_connected_does_not_travel(mock_kafka, sink, files):
     out = sink(mock_kafka, mock_kafka.new_topic())
     out.write(accepted(files))
-    assert out._live
+    assert out._live._open
     copy = pickle.loads(cloudpickle.dumps(out))
-    assert not copy._live
+    assert not copy._live._open
     copy.write(accepted(files))
-    copy.close()
+    copy.release("count", "abc")
 
 
 def test_two_queries_with_one_sink_have_a_producer_each(mock_kafka, sink, files, monkeypatch):
@@ -429,7 +429,7 @@ def test_a_query_that_has_ended_lets_its_sinks_go(spark, mock_kafka, sink, check
     query = start(builder.build(), spark, checkpoint, trigger={"availableNow": True})
     query.await_termination()
     assert words(mock_kafka, topic) == Counter({"a": 2, "b": 1})
-    assert not out._live
+    assert not out._live._open
 
 
 # -- text that is not UTF-8 -----------------------------------------------------------------------

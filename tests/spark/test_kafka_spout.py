@@ -22,7 +22,8 @@ from confluent_kafka import Producer
 
 from ackcore.kafka import KafkaSpout
 from ackcore.offsets import decode_metadata
-from ackcore.spark import CheckpointForeign, RunFailed, dead_letters, replay, run_batch, start
+from ackcore.spark import RunFailed, dead_letters, replay, run_batch, start
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch, decide, reread, runs
 from ackcore.spark.kafka import offset_reading

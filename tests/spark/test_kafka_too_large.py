@@ -56,7 +56,7 @@ def test_a_message_that_is_too_large_for_the_client_is_refused(mock_kafka, sink,
     assert list(found) == [(0, 2), (1, 1)]
     assert all("too large" in why and "raise max.message.bytes" in why for why in found.values())
     assert words(mock_kafka, topic) == Counter("ad")
-    assert not out._live  # whoever comes next begins with a producer that met no error
+    assert not out._live._open  # whoever comes next begins with a producer that met no error
 
 
 def test_messages_of_a_request_that_is_too_large_are_sent_one_by_one(mock_kafka, sink, files):

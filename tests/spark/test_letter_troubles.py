@@ -365,7 +365,7 @@ def test_no_credential_is_told(bucket, s3, monkeypatch):
 
 
 def test_a_store_on_a_disk_does_not_go_with_a_checkpoint_in_a_bucket(bucket, tmp_path):
-    with pytest.raises(ValueError, match="dead_letters must be in a bucket if the checkpoint is"):
+    with pytest.raises(ValueError, match="dead_letters must be a URL if the checkpoint is one"):
         Home(bucket, str(tmp_path / "letters")).driver()
 
 

@@ -15,7 +15,6 @@ from pyspark import cloudpickle
 from streams import Folder, Store, until
 
 from ackcore.spark import (
-    CheckpointForeign,
     FileSpout,
     PlannedSource,
     QueryListener,
@@ -28,6 +27,7 @@ from ackcore.spark import (
     run_batch,
     start,
 )
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.failpoints import FailpointReached
 from ackcore.spark.engine import batch, runs
 from ackcore.spark.stores.objects import ObjectStore

@@ -18,7 +18,7 @@ pytest.importorskip("psycopg")
 
 import postgres_server
 import psycopg
-from accepted_rows import WORDS, accepted, row_file, two_files
+from accepted_rows import WORDS, accepted, release_all, row_file, two_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_disk import SmallDisk
@@ -62,7 +62,7 @@ def sink():
 
     yield sink
     for one in made:
-        one.close()
+        release_all(one)
 
 
 # -- what is refused at the start ------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_upserts_are_those_of_a_dict(postgres, sink, tmp_path, monkeypatch, batc
         must = {(0, place) for place, row in taken if row[1] >= 100}
         assert (set() if told is None else set(refused(told))) <= must
         assert words(postgres) == expected
-    one.close()
+    release_all(one)
 
 
 def test_a_column_of_the_table_alone_refuses_no_row(postgres, sink, files):
@@ -417,7 +417,7 @@ def test_a_disk_that_is_full_refuses_no_row(own_postgres_server, sink, tmp_path,
         for _ in range(2):
             assert one.write(accepted([file])) is None
         assert len(words(dsn)) == 40_001
-        one.close()
+        release_all(one)
     finally:
         own_postgres_server.kill()
         disk.remove()

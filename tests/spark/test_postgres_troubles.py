@@ -19,13 +19,14 @@ pytest.importorskip("psycopg")
 
 import psycopg
 import test_postgres_sink
-from accepted_rows import WORDS, accepted, row_file
+from accepted_rows import WORDS, accepted, release_all, row_file
 from one_sink import word_count
 from test_postgres_sink import TABLE, execute, refused, words
 
-from ackcore.spark import SinkError, SinkUnavailable, TooManyRefused, run_batch, to_postgres
+from ackcore.spark import SinkError, SinkUnavailable, run_batch, to_postgres
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.sinks.postgres_rows import PostgresRows
+from ackcore.spark.sinks.rejects import TooManyRefused
 from ackcore.spark.sinks.sink import Sink, check_sink
 
 cloudpickle.register_pickle_by_value(test_postgres_sink)
@@ -380,12 +381,12 @@ def test_what_is_taken_away_while_a_query_runs_is_named(postgres, sink, files, s
         one = sink(postgres.replace("user=ackcore", "user=writer"))
         one.write(accepted(files))
         execute(postgres, statement)
-        one.close()
+        release_all(one)
         with pytest.raises(SinkUnavailable, match=rf"sink 'count', table words at host=.*{says}"):
             one.write(accepted(files, 1))
         assert execute(postgres, "SELECT count(*) FROM words") == [(4,)]
     finally:
-        one.close()
+        release_all(one)
         execute(postgres, "DROP OWNED BY writer", "DROP ROLE writer")
 
 
@@ -460,7 +461,7 @@ def test_a_connection_that_is_lost_at_any_message_writes_each_row_once(
     try:
         one.claim("count", "abc", "/cp")
         for heard in (False, True):
-            one.close()  # whether a connection is sound is asked before it is used
+            release_all(one)  # whether a connection is sound is asked before it is used
             cutting.at = 0
             while True:
                 cutting.at, cutting.messages, cutting.heard = cutting.at + 1, 0, heard
@@ -482,7 +483,7 @@ def test_a_connection_that_is_lost_at_any_message_writes_each_row_once(
             number += 1
         assert lost_answers or keys
     finally:
-        one.close()
+        release_all(one)
         cutting.close()
         shutil.rmtree(directory)
 

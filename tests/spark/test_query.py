@@ -271,7 +271,7 @@ def test_what_cannot_run_is_refused_by_name(spark, tmp_path, store, folder):
     with pytest.raises(TypeError, match="topology must be a Topology, got str"):
         run_batch("topology", spark, tmp_path / "cp")
     with pytest.raises(ValueError, match="checkpoint must be a path on a local or shared"):
-        run_batch(bounded, spark, "hdfs://cluster/cp")
+        run_batch(bounded, spark, "viewfs://cluster/cp")
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     connect.is_stopped = False
     with pytest.raises(TypeError, match="Spark Connect"):

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 from worlds import Killed, KilledInCall, Source, Upper, World, fails, killed
 
-from ackcore.spark import InvalidRejects, SinkRejects, TooManyRefused, to_kafka, to_parquet
+from ackcore.spark import SinkRejects, to_kafka, to_parquet
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, REASON
 from ackcore.spark.engine import act, batch, insist, runs
 from ackcore.spark.engine.insist import SinkError
+from ackcore.spark.sinks.rejects import InvalidRejects, TooManyRefused
 from ackcore.spark.sinks.sink import check_sink
 from ackcore.spark.sinks.sink_batch import read_sink_file, read_with_places
 from ackcore.topology import TopologyBuilder

@@ -302,7 +302,7 @@ def test_a_table_without_its_columns_is_refused(checkpoint, table, words):
         state.write_decision(decision(0))
 
 
-@pytest.mark.parametrize("uri", ["hdfs://host/a", "dbfs:/a", "wasb://b/c"])
+@pytest.mark.parametrize("uri", ["viewfs://host/a", "dbfs:/a", "wasb://b/c"])
 def test_a_store_that_cannot_rename_is_refused(uri):
     with pytest.raises(ValueError, match="checkpoint must be a path on a local or shared file sys"):
         OPEN(uri)

@@ -38,10 +38,20 @@ SECOND = pytest.param("second_bucket", id="s3proxy", marks=pytest.mark.faults)
 AZURE = pytest.param("azure_container", id="azure", marks=pytest.mark.faults)
 
 
-@pytest.fixture(params=["local", pytest.param("bucket", id="s3"), SECOND, AZURE])
+@pytest.fixture(
+    params=[
+        "local",
+        pytest.param("bucket", id="s3"),
+        pytest.param("hdfs_place", id="hdfs"),
+        SECOND,
+        AZURE,
+    ]
+)
 def store(request, tmp_path):
     if request.param == "local":
         return open_store(tmp_path / "below" / "root", "path")
+    if request.param == "hdfs_place":
+        return open_store(request.getfixturevalue("hdfs_place"), "path")
     return ObjectStore(request.getfixturevalue(request.param), SOON)
 
 
@@ -425,7 +435,8 @@ def test_a_bucket_that_is_not_there_is_said_to_be_missing(proxy):
 
 
 def test_large_objects_go_and_come_in_parts(objects, proxy, tmp_path, monkeypatch):
-    monkeypatch.setattr("ackcore.spark.stores.objects._PIECE_BYTES", 5 << 20)
+    for module in ("objects", "buffers"):
+        monkeypatch.setattr(f"ackcore.spark.stores.{module}.PIECE_BYTES", 5 << 20)
     content = b"0123456789abcdef" * (20 << 16)
     path = tmp_path / "large"
     path.write_bytes(content)
@@ -619,7 +630,7 @@ def test_what_is_no_bucket_is_a_path(tmp_path):
     assert not is_bucket(str(tmp_path))
     assert not is_bucket(tmp_path)
     assert open_store(f"file://{tmp_path}", "path").url == str(tmp_path)
-    with pytest.raises(ValueError, match="hdfs"):
-        open_store("hdfs://host/path", "path")
+    with pytest.raises(ValueError, match="viewfs"):
+        open_store("viewfs://host/path", "path")
     with pytest.raises(ValueError, match="must be a path, or begin with one of s3://"):
-        store_url("hdfs://host/path", "path")
+        store_url("viewfs://host/path", "path")

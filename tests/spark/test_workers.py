@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import ackcore
-from ackcore.spark import (
-    WorkerPythonError,
-    combine,
-    run_batch,
-    settle,
-    settle_parquet,
-)
+from ackcore.spark import combine, run_batch, settle, settle_parquet
 from ackcore.spark.base import workers
-from ackcore.spark.base.workers import WorkerReport, check_workers, judge, use_drivers_python
+from ackcore.spark.base.workers import (
+    WorkerPythonError,
+    WorkerReport,
+    check_workers,
+    judge,
+    use_drivers_python,
+)
 from ackcore.topology import BasicBolt, TopologyBuilder
 
 HERE = WorkerReport("/here/python", "3.11.2", ackcore.__version__, None)

@@ -13,7 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from ackcore.calls import CallSettings, Reject, Retry
+from ackcore.calls import Reject, Retry
+from ackcore.calls.call_settings import CallSettings
 from ackcore.topology import Tuple
 from ackcore.topology.bolt_functions import AnswerRows, Kind, columns_of, kind_of
 from ackcore.topology.executors import executor_for

@@ -34,6 +34,7 @@ from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.opening import open_store
+from ackcore.spark.stores.run_files import remove_abandoned
 
 _log = logging.getLogger("ackcore")
 
@@ -193,6 +194,8 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
                 if isinstance(store, LocalStore):
                     for name in (HEAD, "records", "state"):
                         remove_temporaries(store.root / name)
+                else:
+                    remove_abandoned(store)
                 tables = TableCache(store, records.epoch)
                 requests = Requests(partial(letters_url, records, url), records)
                 runs = RunPlaces(store, records.check_owner)

@@ -107,7 +107,7 @@ class DeadLetters:
         Raises
         ------
         ValueError
-            If the checkpoint is in a bucket, and the store is not.
+            If the checkpoint is a URL, and the store is not.
         CheckpointForeign
             If the store has letters of another checkpoint, which would be overwritten, or this
             checkpoint has letters elsewhere, which readers would not find.
@@ -233,11 +233,11 @@ def check_letters_url(url: str, checkpoint: str) -> None:
     Raises
     ------
     ValueError
-        If the checkpoint is in a bucket, and the store is not.
+        If the checkpoint is a URL, and the store is not.
     """
     if is_bucket(checkpoint) and not is_bucket(url):
         raise ValueError(
-            f"dead_letters must be in a bucket if the checkpoint is ({checkpoint}), got {url!r}: "
+            f"dead_letters must be a URL if the checkpoint is one ({checkpoint}), got {url!r}: "
             "every reader of the checkpoint must reach its dead letters"
         )
 

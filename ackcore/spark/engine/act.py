@@ -82,7 +82,7 @@ def ask_sinks(
         ]
         if not files:
             continue
-        accepted = SinkBatch(
+        batch = SinkBatch(
             spark=spark,  # type: ignore[arg-type] # None if no sink needs one
             sink=sink.name,
             deployment=f"{state.deployment_key:016x}",
@@ -95,7 +95,7 @@ def ask_sinks(
             nonacked=nonacked["root_id"].to_numpy(),
             age_ms=age_ms,
         )
-        asked = _Asked(sink, accepted, SinkCalls(spark, number, pause), topology.settings)
+        asked = _Asked(sink, batch, SinkCalls(spark, number, pause), topology.settings)
         said = [one for one in known if one.sink == sink.name]
         while not any(one.written for one in said):
             refusal = asked.without(said)
@@ -130,10 +130,10 @@ class _Asked:
     """The calls of one sink for a micro-batch, until it takes the rows or refuses some."""
 
     def __init__(
-        self, sink: SinkSpec, accepted: SinkBatch, calls: SinkCalls, settings: Settings
+        self, sink: SinkSpec, batch: SinkBatch, calls: SinkCalls, settings: Settings
     ) -> None:
         self._sink = sink
-        self._accepted = accepted
+        self._batch = batch
         self._calls = calls
         self._settings = settings
         self._what = f"sink {sink.name!r}"
@@ -141,39 +141,39 @@ class _Asked:
 
     def without(self, said: Sequence[Refusal]) -> Refusal | None:
         """Write the rows that the sink has not refused; return its new refusal, or None."""
-        accepted = without_refused(self._accepted, said)
+        batch = without_refused(self._batch, said)
 
         def bisect(error: BaseException) -> Refusal | None:
             if not blames_a_row(self._sink, error):
                 return None
-            found = isolate(self._sink, accepted, error, self._probe)
-            return None if found is None else self._refusal(found, accepted, written=False)
+            found = isolate(self._sink, batch, error, self._probe)
+            return None if found is None else self._refusal(found, batch, written=False)
 
         return self._calls.insist(
             self._what,
-            lambda: self._write(accepted),
+            lambda: self._write(batch),
             self._settings,
             bisect if self._sink.isolate else None,
             _way_out(self._sink),
             fenced=self._writer.checks_fence,
         )
 
-    def _write(self, accepted: SinkBatch) -> Refusal | None:
+    def _write(self, batch: SinkBatch) -> Refusal | None:
         try:
-            rejects = self._writer.write(accepted)
+            rejects = self._writer.write(batch)
         except SinkRejects as raised:
-            refusal = self._refusal(raised, accepted, written=False)
+            refusal = self._refusal(raised, batch, written=False)
             if not len(refusal.rows):
                 raise InvalidRejects("the raised SinkRejects name no rows") from raised
             return refusal
         except Exception as error:
-            _refuse_damaged(accepted, error)
+            _refuse_damaged(batch, error)
             raise
-        failpoint("in-sink", accepted.batch_id)
-        return self._refusal(rejects, accepted, written=True) if rejects else None
+        failpoint("in-sink", batch.batch_id)
+        return self._refusal(rejects, batch, written=True) if rejects else None
 
-    def _refusal(self, rejects: SinkRejects, accepted: SinkBatch, written: bool) -> Refusal:
-        return Refusal(self._sink.name, written, refused_rows(rejects, accepted))
+    def _refusal(self, rejects: SinkRejects, batch: SinkBatch, written: bool) -> Refusal:
+        return Refusal(self._sink.name, written, refused_rows(rejects, batch))
 
     def _probe(self, part: SinkBatch) -> BaseException | None:
         try:
@@ -220,12 +220,12 @@ def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
         )
 
 
-def _refuse_damaged(accepted: SinkBatch, error: Exception) -> None:
+def _refuse_damaged(batch: SinkBatch, error: Exception) -> None:
     """Raise `CheckpointCorrupt` if a failed sink's files differ from what the run wrote."""
     damage = damage_in(error)
     if damage is None:
         try:  # the writer's error may not show the damage
-            accepted.verify()
+            batch.verify()
         except RowFileDamaged as found:
             damage = found
     if damage is not None:
@@ -240,22 +240,21 @@ _HOPELESS = 64
 _TRIED_AGAIN = 2
 
 
-def without_refused(accepted: SinkBatch, refusals: Sequence[Refusal]) -> SinkBatch:
+def without_refused(batch: SinkBatch, refusals: Sequence[Refusal]) -> SinkBatch:
     """Return a micro-batch's rows for a sink, without those that it has refused."""
     if not refusals:
-        return accepted
+        return batch
     rows = pa.concat_tables([one.rows for one in refusals])
     files, places = rows["file"].to_numpy(), rows["place"].to_numpy()
     return replace(
-        accepted,
+        batch,
         files=tuple(
-            file._replace(refused=np.sort(places[files == i]))
-            for i, file in enumerate(accepted.files)
+            file._replace(refused=np.sort(places[files == i])) for i, file in enumerate(batch.files)
         ),
     )
 
 
-def refused_rows(rejects: SinkRejects, accepted: SinkBatch) -> pa.Table:
+def refused_rows(rejects: SinkRejects, batch: SinkBatch) -> pa.Table:
     """Find the rows that a sink refuses among those that it was given.
 
     Returns
@@ -268,8 +267,8 @@ def refused_rows(rejects: SinkRejects, accepted: SinkBatch) -> pa.Table:
     InvalidRejects
         If the sink names rows that it was not given: they would be neither written nor dead.
     """
-    found, at = _by_places(rejects, accepted) if rejects.places else _by_values(rejects, accepted)
-    texts = pa.array([_reason(accepted.sink, one) for one in rejects.reasons], pa.string())
+    found, at = _by_places(rejects, batch) if rejects.places else _by_values(rejects, batch)
+    texts = pa.array([_reason(batch.sink, one) for one in rejects.reasons], pa.string())
     reasons = texts.take(pa.array(rejects.reason_of[at]))
     return found.append_column(REFUSED.field("reason"), reasons)
 
@@ -279,18 +278,18 @@ def _reason(sink: str, said: str | BaseException) -> str:
     return (reason if isinstance(said, BaseException) else reason._replace(type="Refused")).encode()
 
 
-def _by_places(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int64s]:
+def _by_places(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s]:
     """Return the refused rows, and for each its index in ``rejects``."""
     assert rejects.places is not None
     files, places = rejects.places
     found, reasons = [_NONE], [np.empty(0, np.int64)]
-    lost = int(((files < 0) | (files >= len(accepted.files))).sum())
-    for i, file in enumerate(accepted.files):
+    lost = int(((files < 0) | (files >= len(batch.files))).sum())
+    for i, file in enumerate(batch.files):
         mine = np.flatnonzero(files == i)
         wanted, first = np.unique(places[mine], return_index=True)
-        for batch, there in read_with_roots(file, accepted.nonacked) if len(mine) else ():
+        for part, there in read_with_roots(file, batch.nonacked) if len(mine) else ():
             here = np.isin(there, wanted)
-            found.append(_rows(i, there[here], batch.filter(pa.array(here))))
+            found.append(_rows(i, there[here], part.filter(pa.array(here))))
             reasons.append(mine[first[np.isin(wanted, there)]])
             lost -= int(here.sum())
         lost += len(wanted)
@@ -302,9 +301,9 @@ def _by_places(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int
     return pa.concat_tables(found), np.concatenate(reasons)
 
 
-def _by_values(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int64s]:
+def _by_values(rejects: SinkRejects, batch: SinkBatch) -> tuple[pa.Table, Int64s]:
     assert rejects.values is not None
-    names, schema = rejects.values.column_names, accepted.schema()
+    names, schema = rejects.values.column_names, batch.schema()
     if not names or len(set(names)) != len(names) or not set(names) <= set(schema.names):
         raise InvalidRejects(
             "they must name rows by columns of the sink's stream, "
@@ -314,13 +313,13 @@ def _by_values(rejects: SinkRejects, accepted: SinkBatch) -> tuple[pa.Table, Int
     wanted, first = np.unique(_hashes(values.combine_chunks(), names), return_index=True)
     found, reasons = [_NONE], [np.empty(0, np.int64)]
     missing = np.ones(len(wanted), np.bool_)
-    for i, file in enumerate(accepted.files) if len(wanted) else ():
-        for batch, there in read_with_roots(file, accepted.nonacked):
-            hashes = _hashes(batch, names)
+    for i, file in enumerate(batch.files) if len(wanted) else ():
+        for part, there in read_with_roots(file, batch.nonacked):
+            hashes = _hashes(part, names)
             place = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
             here = wanted[place] == hashes
             missing[place[here]] = False
-            found.append(_rows(i, there[here], batch.filter(pa.array(here))))
+            found.append(_rows(i, there[here], part.filter(pa.array(here))))
             reasons.append(first[place[here]])
     if missing.any():
         first_one = shown_rows(values.slice(int(first[missing].min()), 1))[0]
@@ -401,7 +400,7 @@ def blames_a_row(sink: SinkSpec, error: BaseException) -> bool:
 
 
 def isolate(
-    sink: SinkSpec, accepted: SinkBatch, error: BaseException, probe: Probe
+    sink: SinkSpec, batch: SinkBatch, error: BaseException, probe: Probe
 ) -> SinkRejects | None:
     """Bisect a batch for which a sink raises, down to the single rows for which it raises.
 
@@ -409,7 +408,7 @@ def isolate(
     ----------
     sink : SinkSpec
         The sink, with the errors that a row may cause.
-    accepted : SinkBatch
+    batch : SinkBatch
         The batch.
     error : BaseException
         The error that the sink raised for the whole batch.
@@ -426,14 +425,14 @@ def isolate(
     TooManyRefused
         If more rows fail than the sink's `max_refused`.
     """
-    files, places = _all_places(accepted)
+    files, places = _all_places(batch)
     found: list[int] = []
     first: BaseException | None = None  # the error of the first found row
     failed_in_a_row = 0
     witness: tuple[int, int] | None = None  # the shortest part that the sink took
 
     def is_up() -> bool:
-        return witness is None or probe(_part(accepted, files, places, *witness)) is None
+        return witness is None or probe(_part(batch, files, places, *witness)) is None
 
     parts = [(0, len(files), error)]  # parts that fail, with their errors
     while parts:
@@ -445,7 +444,7 @@ def isolate(
             middle = (low + high) // 2
             bad = []
             for half in ((low, middle), (middle, high)):
-                said = probe(_part(accepted, files, places, *half))
+                said = probe(_part(batch, files, places, *half))
                 if said is None:
                     failed_in_a_row = 0
                     if witness is None or half[1] - half[0] < witness[1] - witness[0]:
@@ -464,7 +463,7 @@ def isolate(
                 return None
             raise too_many_refused(
                 f"sink {sink.name!r}",
-                accepted.batch_id,
+                batch.batch_id,
                 sink.max_refused,
                 first or error,
                 "The next attempt replaces the rows that are written now",
@@ -482,7 +481,7 @@ def isolate(
         for i, row in enumerate(rows):
             if i % _HOPELESS == 0 and not is_up():
                 return None
-            said = probe(_part(accepted, files, places, row, row + 1))
+            said = probe(_part(batch, files, places, row, row + 1))
             if said is None:
                 continue
             if not blames_a_row(sink, said):
@@ -495,17 +494,17 @@ def isolate(
     return SinkRejects.at(files[rows], places[rows], errors)
 
 
-def _all_places(accepted: SinkBatch) -> tuple[Int32s, Int64s]:
+def _all_places(batch: SinkBatch) -> tuple[Int32s, Int64s]:
     """Return the file and the place of each row that counts, without values: 12 bytes per row."""
     files, places = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-    for i, file in enumerate(accepted.files):
-        for _, there in read_with_roots(file, accepted.nonacked):
+    for i, file in enumerate(batch.files):
+        for _, there in read_with_roots(file, batch.nonacked):
             files.append(np.full(len(there), i, np.int32))
             places.append(there)
     return np.concatenate(files), np.concatenate(places)
 
 
-def _part(accepted: SinkBatch, files: Int32s, places: Int64s, low: int, high: int) -> SinkBatch:
+def _part(batch: SinkBatch, files: Int32s, places: Int64s, low: int, high: int) -> SinkBatch:
     """Return the rows from number ``low`` to ``high`` of all, as one range of places per file.
 
     The ranges take few bytes for any number of rows.  They are part of every call of
@@ -516,5 +515,5 @@ def _part(accepted: SinkBatch, files: Int32s, places: Int64s, low: int, high: in
         # Rows of a file are consecutive, and their places increase.
         first, last = np.searchsorted(files, [i, i + 1])
         start, stop = places[max(low, first)], places[min(high, last) - 1] + 1
-        kept.append(accepted.files[i]._replace(within=(int(start), int(stop))))
-    return replace(accepted, files=tuple(kept))
+        kept.append(batch.files[i]._replace(within=(int(start), int(stop))))
+    return replace(batch, files=tuple(kept))

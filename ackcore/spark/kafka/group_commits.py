@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore import OffsetState
-from ackcore._records import Int32s, Int64s
+from ackcore._records import Int32s, Int64s, OffsetState
 from ackcore.kafka.cluster import Cluster, Committed, PartitionAnswers
 from ackcore.kafka.commit_metadata import CommitOrigin, MetadataForm
 from ackcore.offsets import Commit, decode_metadata

@@ -86,6 +86,11 @@ class FileSpout(PlannedSource):
         lateness_s: float = 3600.0,
     ) -> None:
         self._root = place_of(path, "path")
+        if self._root.startswith("hdfs:"):
+            raise ValueError(
+                f"path must be a directory or a place in a bucket, got {self._root!r}: files of "
+                "HDFS are not read yet; use spark.readStream, or a PlannedSource of your own"
+            )
         if format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
         self._format = format

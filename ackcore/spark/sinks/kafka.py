@@ -249,10 +249,6 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
         """Close the connections of a sink. The next micro-batch connects again."""
         self._live.release(sink, deployment)
 
-    def close(self) -> None:
-        """Close all connections."""
-        self._live.close()
-
     def _connected(self, batch: SinkBatch, connect: Callable[[], Any]) -> Any:
         """Return a sink's open connection, or open one; a sink writes one micro-batch at a time."""
         sink, deployment = batch.sink, batch.deployment

@@ -44,16 +44,17 @@ def to_parquet(
     shows a column ``batch_id``. On a file system the sink renames a complete directory into place,
     and keeps it when the same rows are written again.
 
-    A bucket has no renames. Each file appears whole, but a reader may see only some files of a
-    micro-batch meanwhile. The same rows always get the same file names. Where other rows replace
-    them, files without rows stay under the old names.
+    A bucket has no renames, and HDFS is written like a bucket. Each file appears whole, but a
+    reader may see only some files of a micro-batch meanwhile. The same rows always get the same
+    file names. Where other rows replace them, files without rows stay under the old names.
 
     Parameters
     ----------
     path : path or URL
         The directory, on a file system that driver and executors share, or a place in a bucket:
-        ``s3://``, ``abfss://``, ``gs://`` (never tested). Buckets need ``ackcore[stores]``, and
-        credentials in the environment of driver and workers.
+        ``s3://``, ``abfss://``, ``gs://`` (never tested), or in HDFS: ``hdfs://``. Buckets need
+        ``ackcore[stores]``, HDFS needs ``ackcore[hdfs]``, and both need credentials in the
+        environment of driver and workers.
     compression : {"snappy", "zstd", "lz4", "gzip", "brotli", "none"}, default "snappy"
         The codec of the files.
 

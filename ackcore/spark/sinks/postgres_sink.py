@@ -241,10 +241,6 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         """Close the connection of a sink. The next micro-batch connects again."""
         self._live.release(sink, deployment)
 
-    def close(self) -> None:
-        """Close all connections."""
-        self._live.close()
-
     def _named(self, sink: str) -> contextlib.AbstractContextManager[None]:
         return named(sink, self._target.table, self._where)
 

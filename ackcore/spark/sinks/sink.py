@@ -168,7 +168,8 @@ class TransactionalSink(Sink, Generic[T]):
     2. If the store has the micro-batch with the same content, nothing is written. If it has this
        number with other content, or a later number, the checkpoint was restored from a backup or
        another query wrote them: `CheckpointForeign`.
-    3. A check that this driver still owns the checkpoint: `CheckpointInUse`.
+    3. A check that this driver still owns the checkpoint: `CheckpointInUse`. ackcore also checks
+       before it calls `write`, because `begin` may end the session of another driver.
     4. `write_rows`, `record` and `commit`.
 
     Two drivers must not both commit the same micro-batch. So `read_number` locks the number until
@@ -264,10 +265,6 @@ class Connections(Generic[C]):
     def __reduce__(self) -> tuple[type[Connections[C]], tuple[()]]:
         return type(self), ()
 
-    def __len__(self) -> int:
-        """Return the number of open connections."""
-        return len(self._open)
-
     def get(self, sink: str, deployment: str) -> C | None:
         """Return a sink's open connection, or None."""
         with self._lock:
@@ -285,11 +282,6 @@ class Connections(Generic[C]):
             found = self._open.pop((deployment, sink), None)
         if found is not None:
             found.close()
-
-    def close(self) -> None:
-        """Close all connections."""
-        for deployment, sink in list(self._open):
-            self.release(sink, deployment)
 
 
 class FunctionSink(Sink):

@@ -4,11 +4,8 @@ An object is a file.  The store writes it under a temporary name, syncs it, link
 its own name, and syncs the directory.  Within `ackcore.spark.base.atomic.fenced` it checks the
 fence before it gives the file its name.
 
-An object that is written by `LocalStore.replace` is a directory with a file for each version,
-``index.json/000000000012.version``.  A version gets its name by link(2), which only one writer can
-do, and the highest number counts.  No lock is taken: a file system may give a lock to another host
-while this host is paused.  A writer that slept may link the number of a version that has been
-removed.  It then finds a higher number and is refused; its file is removed with other old versions.
+An object that is written by `LocalStore.replace` has numbered versions (see
+`ackcore.spark.stores.numbered`), which get their names by link(2).
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -42,18 +38,16 @@ from ackcore.spark.stores.interface import (
     checked_key,
     version_if_equal,
 )
+from ackcore.spark.stores.numbered import VERSION, NumberedVersions, version_name
 
 #: Attempts of a put: a delete may remove its new directory before the file is in it.
 _TRIES = 10
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-_VERSION = re.compile(r"(\d{12})\.version")
 #: Age in seconds from which an unfinished file has no live writer.
 _ABANDONED_S = 3600
-#: Versions that are kept, the newest included: the last one proves that the new one follows it.
-_KEPT = 2
 
 
-class LocalStore:
+class LocalStore(NumberedVersions):
     """The store of a directory, which the first put creates.
 
     Parameters
@@ -75,6 +69,10 @@ class LocalStore:
     def path(self, key: str) -> Path:
         """Return the path of an object."""
         return self.root / checked_key(key)
+
+    def place(self, key: str) -> str:
+        """Return the path of an object as a string."""
+        return str(self.path(key))
 
     def get(self, key: str) -> Stored | None:
         """See `Store.get`."""
@@ -125,27 +123,19 @@ class LocalStore:
         """See `Store.put`."""
         return self._put(self.path(key), data, if_absent)
 
-    def replace(self, key: str, data: bytes, version: str | None) -> str:
-        """See `Store.replace`."""
-        path, found = self.path(key), self.get(key)
-        if (None if found is None else found.version) != version:
-            return version_if_equal(path, found, data)
-        number = 1 if version is None else int(version) + 1
-        new = _version_file(path, number)
-        try:
-            _in_directory(new, lambda: write_file(new, lambda file: file.write(data), once=True))
-        except FileExistsError:
-            return version_if_equal(path, self.get(key), data)
+    def _numbers(self, key: str) -> list[int]:
+        path = self.path(key)
+        with _reading(path):
+            return _versions(path)
+
+    def _add(self, key: str, number: int, data: bytes) -> None:
+        new = _version_file(self.path(key), number)
+        _in_directory(new, lambda: write_file(new, lambda file: file.write(data), once=True))
+
+    def _remove(self, key: str, number: int) -> None:
+        path = self.path(key)
         with writing(path):
-            there = _versions(path)
-            if there[-1:] != [number]:
-                return version_if_equal(path, self.get(key), data)
-            if version is not None and number - 1 not in there:  # the object was deleted
-                new.unlink(missing_ok=True)
-                return version_if_equal(path, None, data)
-            for old in there[:-_KEPT]:
-                _version_file(path, old).unlink(missing_ok=True)
-        return str(number)
+            _version_file(path, number).unlink(missing_ok=True)
 
     def _put(self, path: Path, data: bytes, if_absent: bool) -> str:
         def fill(file: BinaryIO) -> object:
@@ -212,7 +202,7 @@ class LocalStore:
         for directory, _, names in os.walk(below, onerror=_raise_unless_absent):
             for name in sorted(names):
                 path = Path(directory, name)
-                of = path.parent if _VERSION.fullmatch(name) else path
+                of = path.parent if VERSION.fullmatch(name) else path
                 key = of.relative_to(self.root).as_posix()
                 with contextlib.suppress(ValueError, *_ABSENT):
                     found[checked_key(key)] = path.stat().st_size
@@ -241,7 +231,7 @@ def _version(data: bytes) -> str:
 
 
 def _version_file(path: Path, number: int) -> Path:
-    return path / f"{number:012}.version"
+    return path / version_name(number)
 
 
 def _versions(path: Path) -> list[int]:
@@ -250,7 +240,7 @@ def _versions(path: Path) -> list[int]:
         names = os.listdir(path)
     except _ABSENT:
         return []
-    return sorted(int(found[1]) for found in map(_VERSION.fullmatch, names) if found)
+    return sorted(int(found[1]) for found in map(VERSION.fullmatch, names) if found)
 
 
 @contextlib.contextmanager

@@ -15,15 +15,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from ackcore.spark.base.errors import CheckpointReadOnly, StateError
+from ackcore.spark.stores.buffers import PIECE_BYTES, aligned, mapped
 from ackcore.spark.stores.interface import (
     StoreConflict,
     Stored,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 #: Attempts of a put with a condition, in addition to obstore's own retries.
 _TRIES = 3
-#: Larger objects are read in pieces of this size into a mapped file.
-_PIECE_BYTES = 32 << 20
 #: Least bytes of a part of an upload.
 _PART_BYTES = 8 << 20
 #: Largest file that is put in one conditional request: a multipart upload takes no condition.
@@ -48,8 +47,6 @@ _CONDITIONAL_BYTES = 64 << 20
 _MOST_PARTS = 9000
 #: obstore's most retries, and their time limit.
 _RETRY: obstore.store.RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(seconds=90)}
-#: Alignment of columns in bytes.
-_ALIGNMENT = 64
 #: Keys in a page of a list, and in a request to delete.
 _PAGE = 1000
 
@@ -129,19 +126,11 @@ class ObjectStore:
             with self._asking(key):
                 found = obstore.get(self._store, key)
                 size = found.meta["size"]
-                if size <= _PIECE_BYTES:
-                    return _aligned(found.bytes())
+                if size <= PIECE_BYTES:
+                    return aligned(found.bytes())
         except FileNotFoundError:
             return None
-        with tempfile.TemporaryFile() as file:
-            for start in range(0, size, _PIECE_BYTES):
-                piece = self.read_range(key, start, _PIECE_BYTES)
-                if piece is None:
-                    return None
-                file.write(piece)
-            file.flush()
-            with pa.memory_map(f"/proc/self/fd/{file.fileno()}") as source:
-                return source.read_buffer()
+        return mapped(partial(self.read_range, key), size)
 
     def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
         """See `Store.read_range`."""
@@ -345,17 +334,6 @@ class ObjectStore:
 
     def _doctor(self) -> str:
         return f"To find the cause: ackcore doctor {self.url}"
-
-
-def _aligned(data: Any) -> pa.Buffer:
-    """Return bytes at an aligned address for Arrow columns: an answer may start at any address."""
-    buffer = pa.py_buffer(data)
-    if buffer.address % _ALIGNMENT == 0:
-        return buffer
-    # Arrow's own allocations are aligned.
-    copy = pa.allocate_buffer(buffer.size)
-    memoryview(copy).cast("B")[:] = memoryview(buffer).cast("B")
-    return copy
 
 
 def _version(of: Any) -> str:

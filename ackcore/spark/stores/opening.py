@@ -1,4 +1,7 @@
-"""The store of a user's path or URL."""
+"""The store of a user's path or URL.
+
+HDFS counts as a bucket: its checkpoints have the same objects as those in buckets.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import re
 from pathlib import Path
 
 from ackcore.spark.base.paths import local_path
+from ackcore.spark.stores.hdfs import HdfsStore
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore
 
-#: Schemes of buckets, and their names in obstore; ``s3a`` is Hadoop's name.
+#: Schemes of buckets, and their names in obstore; ``s3a`` is Hadoop's name. HDFS has its own store.
 _BUCKETS = {
     "s3": "s3",
     "s3a": "s3",
@@ -19,16 +23,18 @@ _BUCKETS = {
     "az": "az",
     "abfs": "abfss",
     "abfss": "abfss",
+    "hdfs": "hdfs",
 }
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 #: Mistyped URLs of buckets; `pathlib.Path` removes a slash from correct ones.
-_NEARLY = re.compile(r"(s3a?|gs|az|abfss?)(?::/?|//)")
+_NEARLY = re.compile(r"(s3a?|gs|az|abfss?|hdfs)(?::/?|//)")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]{1,5})?")
 _AZURE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*@[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
 def is_bucket(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is the URL of a bucket, and not a path of a file system."""
+    """Return whether a path is the URL of a bucket or of HDFS, and not a path of a file system."""
     text = os.fspath(path)
     found = _URL.match(text) if isinstance(text, str) else None
     return found is not None and found[1].lower() in _BUCKETS
@@ -50,11 +56,14 @@ def store_url(url: str, argument: str) -> str:
         raise ValueError(f"{argument} must be a path, or begin with one of {schemes}")
     scheme = _BUCKETS[found[1].lower()]
     host, _, path = found[2].partition("/")
-    pattern = _AZURE if scheme == "abfss" else _HOST
-    bucket = "container@account.dfs.core.windows.net" if scheme == "abfss" else "bucket"
-    form = f"{scheme}://{bucket}"
+    pattern = {"abfss": _AZURE, "hdfs": _NAME_NODE}.get(scheme, _HOST)
+    what, example = {
+        "abfss": ("bucket", "container@account.dfs.core.windows.net"),
+        "hdfs": ("NameNode or nameservice", "namenode:8020"),
+    }.get(scheme, ("bucket", "bucket"))
+    form = f"{scheme}://{example}"
     if not host:
-        raise ValueError(f"{argument} must name a bucket, and a place in it, as {form}/path")
+        raise ValueError(f"{argument} must name a {what}, and a place in it, as {form}/path")
     if "?" in url or "#" in url or pattern.fullmatch(host) is None:
         raise ValueError(
             f"{argument} must be {form}/path without user, password, '?' or '#': credentials are "
@@ -63,7 +72,7 @@ def store_url(url: str, argument: str) -> str:
     parts = [part for part in path.split("/") if part]
     if not parts or any(part in (".", "..") or "\0" in part for part in parts):
         raise ValueError(
-            f"{argument} must name a place in the bucket, as {scheme}://{host}/path, and without "
+            f"{argument} must name a place in the {what}, as {scheme}://{host}/path, and without "
             f"'.' and '..', got {url!r}"
         )
     return f"{scheme}://{host}/{'/'.join(parts)}"
@@ -82,6 +91,11 @@ def place_of(path: str | os.PathLike[str], argument: str) -> str:
     return str(_local(path, argument))
 
 
+def store_at(url: str) -> ObjectStore | HdfsStore:
+    """Return the store at a URL from `store_url`, or at the root of a bucket or of HDFS."""
+    return HdfsStore(url) if url.startswith("hdfs:") else ObjectStore(url)
+
+
 def open_store(path: str | os.PathLike[str], argument: str) -> Store:
     """Return the store of a path or of a bucket's URL. This sends no request yet.
 
@@ -91,7 +105,7 @@ def open_store(path: str | os.PathLike[str], argument: str) -> Store:
         If ``path`` is neither a path nor the URL of a bucket.
     """
     if isinstance(path, str) and is_bucket(path):
-        return ObjectStore(store_url(path, argument))
+        return store_at(store_url(path, argument))
     return LocalStore(_local(path, argument))
 
 

@@ -40,16 +40,17 @@ from ackcore.spark.base.errors import (
     corrupt,
 )
 from ackcore.spark.base.paths import Place
+from ackcore.spark.stores.hdfs import HdfsStore
 from ackcore.spark.stores.interface import Store, StoreConflict
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.objects import ObjectStore
-from ackcore.spark.stores.opening import is_bucket
+from ackcore.spark.stores.opening import is_bucket, store_at
 
 
 @lru_cache(maxsize=64)
 def _bucket(root: str) -> Store:
     """Return the store of a whole bucket: one client for all requests of this process."""
-    return ObjectStore(root)
+    return store_at(root)
 
 
 def object_at(url: Place) -> tuple[Store, str]:
@@ -258,7 +259,8 @@ def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) ->
     """Make an object from a task's file in the same file system or bucket; return its size in
     bytes.
 
-    On a file system this is a link. In a bucket the server copies the object itself.
+    On a file system this is a link. In a bucket the server copies the object itself, in HDFS this
+    process does.
     With ``named=False`` the name on a file system is durable only once its directory is synced.
 
     Raises
@@ -269,7 +271,7 @@ def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) ->
     if isinstance(store, LocalStore):
         return store.link(Path(place), key, named=named)
     bucket, source = object_at(place)
-    assert isinstance(bucket, ObjectStore), f"{os.fspath(place)} is not in a bucket"
+    assert isinstance(bucket, ObjectStore | HdfsStore), f"{os.fspath(place)} is not in a bucket"
     _, below = object_at(store.url)
     size = bucket.copy(source, f"{below}/{key}")
     if size is None:
@@ -294,7 +296,7 @@ def made_for(store: Store) -> Iterator[Path]:
 
 def remove_abandoned(store: Store) -> None:
     """Remove unfinished files of dead writers. A bucket has no such files."""
-    if isinstance(store, LocalStore):
+    if isinstance(store, LocalStore | HdfsStore):
         store.remove_abandoned()
 
 

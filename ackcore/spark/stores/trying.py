@@ -1,5 +1,5 @@
-"""Checks that a bucket keeps the promises of `Store`, with one test object that is deleted at the
-end.
+"""Checks that a bucket keeps the promises of `Store`, with two test objects that are deleted at
+the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def tried(url: str) -> Iterator[tuple[str, bool, str]]:
             _read(store, key) == b"1",
             f"{store.url}: a written object is read back",
         )
-        yield "put if absent", *_refused(lambda: store.put(key, b"2", if_absent=True))
+        store.put(f"{key}.once", b"1", if_absent=True)
+        once = _refused(lambda: store.put(f"{key}.once", b"2", if_absent=True))
+        yield "put if absent", *once
         after = store.replace(key, b"3", version)
         stale = _refused(lambda: store.replace(key, b"4", version))
         if stale[0] and (after == version or _read(store, key) != b"3"):
@@ -61,7 +63,7 @@ def tried(url: str) -> Iterator[tuple[str, bool, str]]:
         each_ms = (time.monotonic() - began) * 1000 / _TIMES
         yield "round trip", True, f"{each_ms:.0f} ms; a micro-batch takes about ten"
     finally:
-        store.delete([key])
+        store.delete([key, f"{key}.once"])
 
 
 def _raced(store: Store, key: str, version: str) -> tuple[bool, str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ackcore.calls import CallSettings
+from ackcore.calls.call_settings import CallSettings
 from ackcore.spark.base.arrow_batches import Batches, as_spark_types
 from ackcore.topology.bolt_calls import JOIN_BYTES, cleaned_up
 from ackcore.topology.bolt_functions import Function, Kind

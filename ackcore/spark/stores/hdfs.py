@@ -1,0 +1,463 @@
+"""A store in HDFS, through hdfs-native, which needs no JVM.
+
+The NameNode renames a file atomically, and refuses to replace another one if asked to.  So an
+object is first written to a file with a random name beside it, synced to the disks of the
+DataNodes and closed, and then renamed.  No other process ever opens such a file, so the lease of a
+dead writer blocks nobody.  An object that is written by ``replace`` has numbered versions (see
+`ackcore.spark.stores.numbered`), which get their names by a rename that replaces nothing.
+
+A rename may succeed although its answer is lost, for instance if the NameNode restarts.  Its
+repetition then finds no file under the random name, or one at the target.  In both cases the store
+reads the object and compares it with the bytes of the put.
+
+Requests are repeated for 90 seconds while the NameNode does not answer, is in safe mode, or has no
+DataNode for a block.  In each process the client takes addresses, user and credentials from the
+same places as Hadoop's own tools: ``HADOOP_CONF_DIR``, ``HADOOP_USER_NAME``, a Kerberos ticket
+cache, or the delegation tokens that YARN gives to a container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from posixpath import basename, dirname
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import pyarrow as pa
+
+from ackcore.spark.base.atomic import is_temporary
+from ackcore.spark.base.errors import CheckpointReadOnly, StateError
+from ackcore.spark.stores.buffers import PIECE_BYTES, aligned, mapped
+from ackcore.spark.stores.interface import (
+    StoreConflict,
+    Stored,
+    StoredObject,
+    StoreUnavailable,
+    checked_key,
+    version_if_equal,
+)
+from ackcore.spark.stores.numbered import VERSION, NumberedVersions, version_name
+
+if TYPE_CHECKING:
+    import hdfs_native
+
+Answer = TypeVar("Answer")
+
+#: Time in seconds for which a request is repeated.
+_RETRY_S = 90.0
+#: First and longest pause in seconds between two attempts.
+_PAUSES_S = 0.1, 5.0
+#: Settings of the client. It tries each NameNode of a nameservice; the store does the rest.
+_CLIENT = {
+    "dfs.client.failover.max.attempts": "4",
+    "dfs.client.failover.sleep.base.millis": "100",
+    "dfs.client.failover.sleep.max.millis": "1000",
+}
+#: Largest file that is compared with an existing object.
+_COMPARED_BYTES = 64 << 20
+#: Age in seconds from which an unfinished file has no live writer.
+_ABANDONED_S = 3600
+#: Concurrent requests of a delete.
+_AT_ONCE = 16
+#: Attempts of a list: a directory may be deleted while it is listed.
+_LISTS = 10
+
+#: Java's exceptions in answers of the NameNode: class, and the first line of the message.
+_RPC = re.compile(r'RPCError\("(?:[\w$]+\.)*([\w$]+)", "(.*?)(?:\\n|"\)$)', re.DOTALL)
+#: A part of a path is a file, not a directory: there is no object below it.
+_NOT_A_DIRECTORY = re.compile(r"\(is not a directory\)|ParentNotDirectory")
+_IS_A_DIRECTORY = re.compile("Path is not a file|PathIsNotEmptyDirectory")
+_DENIED = re.compile("AccessControlException|AuthorizationException")
+#: Answers that a repetition does not change.
+_FINAL = re.compile(
+    "InvalidPath|InvalidToken|Quota|PathComponentTooLong|MaxDirectoryItems|must both be|"
+    "SASLError|GSSAPIError|HadoopIllegalArgument|SnapshotAccessControl|ParentNotDirectory|"
+    "[Uu]nsupported"
+)
+_WRONG_HOST = re.compile("failed to lookup address|No NameNode hosts")
+_LONGEST = 200
+
+
+class HdfsStore(NumberedVersions):
+    """The store at a URL of HDFS.
+
+    Parameters
+    ----------
+    url : str
+        A URL from `ackcore.spark.stores.opening.store_url`.
+    retry_s : float, default 90.0
+        The time in seconds for which a request is repeated.
+    """
+
+    def __init__(self, url: str, retry_s: float = _RETRY_S) -> None:
+        self.url = url
+        self._retry_s = retry_s
+        scheme, _, rest = url.partition("://")
+        host, slash, path = rest.partition("/")
+        self._cluster, self._root = f"{scheme}://{host}", slash + path
+        #: The client of this process, and before it those of processes that this one forked from.
+        self._clients: list[tuple[int, hdfs_native.Client]] = []
+
+    def __repr__(self) -> str:
+        return f"HdfsStore({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HdfsStore, (self.url, self._retry_s)
+
+    @property
+    def _client(self) -> hdfs_native.Client:
+        """The client of this process: a client's threads do not survive a fork."""
+        if not self._clients or self._clients[-1][0] != os.getpid():
+            try:
+                from hdfs_native import Client  # noqa: PLC0415 - an extra
+            except ImportError:
+                raise ImportError(
+                    f"{self.url} needs hdfs-native, which is not installed: "
+                    "pip install 'ackcore[hdfs]', for the driver and the workers"
+                ) from None
+            # Former clients are kept: they would wait for threads that a fork has not copied.
+            self._clients.append((os.getpid(), Client(self._cluster, dict(_CLIENT))))
+        return self._clients[-1][1]
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{checked_key(key)}"
+
+    def place(self, key: str) -> str:
+        """Return the URL of an object."""
+        return f"{self.url}/{key}" if key else self.url
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def get(self, key: str) -> Stored | None:
+        """See `Store.get`."""
+        path = self._path(key)
+
+        def read() -> Stored | None:
+            try:
+                data = self._bytes(path)
+            except IsADirectoryError:
+                numbers = self._numbers(key)
+                if not numbers:
+                    return None
+                data = self._bytes(_version_path(path, numbers[-1]))
+                return Stored(data, str(numbers[-1]))
+            return Stored(data, _version(data))
+
+        while True:
+            try:
+                return self._ask(key, "read", read)
+            except FileNotFoundError:
+                # Another writer may remove this version once a newer one exists.
+                if not self._numbers(key):
+                    return None
+
+    def _bytes(self, path: str) -> bytes:
+        with _as_python():
+            reader = self._client.read(path)
+            return reader.read_range(0, len(reader))
+
+    def read(self, key: str) -> pa.Buffer | None:
+        """See `Store.read`. Objects of more than 32 MiB are mapped from an unnamed file."""
+        path = self._path(key)
+
+        def read() -> tuple[int, bytes]:
+            with _as_python():
+                reader = self._client.read(path)
+                size = len(reader)
+                return size, b"" if size > PIECE_BYTES else reader.read_range(0, size)
+
+        try:
+            size, data = self._ask(key, "read", read)
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+        return aligned(data) if size <= PIECE_BYTES else mapped(partial(self.read_range, key), size)
+
+    def read_range(self, key: str, start: int, length: int) -> pa.Buffer | None:
+        """See `Store.read_range`."""
+        path = self._path(key)
+
+        def read() -> bytes:
+            with _as_python():
+                reader = self._client.read(path)
+                # hdfs-native panics at a range that ends after the file.
+                return reader.read_range(start, max(0, min(length, len(reader) - start)))
+
+        try:
+            return pa.py_buffer(self._ask(key, "read", read))
+        except (FileNotFoundError, IsADirectoryError):
+            return None
+
+    def _files(self, prefix: str) -> list[tuple[str, int, int]]:
+        """Return key, size, and time of change in ms of each file below a prefix, sorted."""
+        below = self._path(prefix) if prefix else self._root
+
+        def listed() -> list[tuple[str, int, int]]:
+            with _as_python():
+                return sorted(
+                    (each.path[len(self._root) + 1 :], each.length, each.modification_time)
+                    for each in self._client.list_status(below or "/", True)
+                    if not each.isdir and each.path != below
+                )
+
+        def is_there() -> bool:
+            try:
+                with _as_python():
+                    self._client.get_file_info(below or "/")
+            except FileNotFoundError:
+                return False
+            return True
+
+        for tried in range(_LISTS):
+            try:
+                return self._ask(prefix, "listed", listed)
+            except FileNotFoundError:
+                if not self._ask(prefix, "listed", is_there):
+                    return []
+                if tried == _LISTS - 1:
+                    raise StoreUnavailable(
+                        f"{self.place(prefix)} could not be listed: directories in it are deleted "
+                        "all the time"
+                    ) from None
+        raise AssertionError("unreachable")
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
+        """See `Store.put`."""
+        try:
+            self._write(key, self._path(key), lambda: [data], not if_absent)
+        except FileExistsError:
+            return version_if_equal(self.place(key), self.get(key), data)
+        return _version(data)
+
+    def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
+        """See `Store.put_file`. The condition holds for a file of any size."""
+
+        def pieces() -> Iterator[bytes]:
+            with open(path, "rb") as file:
+                while piece := file.read(PIECE_BYTES):
+                    yield piece
+
+        try:
+            self._write(key, self._path(key), pieces, not if_absent)
+        except FileExistsError:
+            if path.stat().st_size > _COMPARED_BYTES:
+                raise StoreConflict(
+                    f"{self.place(key)} was not written: another writer has written it"
+                ) from None
+            version_if_equal(self.place(key), self.get(key), path.read_bytes())
+        path.unlink()
+
+    def copy(self, source: str, key: str) -> int | None:
+        """Copy an object through this process; return its size, or None if it does not exist.
+
+        The object at ``key`` is replaced.
+        """
+        data = self.read(source)
+        if data is None:
+            return None
+
+        def pieces() -> Iterator[pa.Buffer]:
+            return (data[at : at + PIECE_BYTES] for at in range(0, data.size, PIECE_BYTES))
+
+        self._write(key, self._path(key), pieces, True)
+        return int(data.size)
+
+    def _write(
+        self, key: str, path: str, pieces: Callable[[], Iterable[Any]], overwrite: bool
+    ) -> None:
+        """Write a file, and rename it to ``path``.
+
+        Raises
+        ------
+        FileExistsError
+            If there is another file, or perhaps this one, by an earlier rename without an answer.
+        """
+        from hdfs_native import WriteOptions  # noqa: PLC0415 - an extra
+
+        temporary = ""
+
+        def write() -> None:
+            nonlocal temporary
+            self._drop(temporary)
+            temporary = f"{dirname(path)}/.{basename(path)}.{secrets.token_hex(8)}.tmp"
+            # To overwrite makes no difference but to a repetition within the client.
+            options = WriteOptions(overwrite=True, create_parent=True)
+            try:
+                file = self._client.create(temporary, options)
+                for piece in pieces():
+                    file.write(piece)
+                file.hsync()
+                file.close()
+            except (FileNotFoundError, FileExistsError) as error:
+                raise RuntimeError(str(error)) from None  # of this file, not of the target
+
+        def rename() -> None:
+            with _as_python():
+                self._client.rename(temporary, path, overwrite)
+
+        try:
+            self._ask(key, "written", write)
+            self._ask(key, "written", rename)
+        except FileNotFoundError as error:  # the file has another name, or was removed after hours
+            raise FileExistsError(str(error)) from None
+        except BaseException:
+            self._drop(temporary)
+            raise
+
+    def _drop(self, temporary: str) -> None:
+        """Delete an unfinished file, if that is possible."""
+        if temporary:
+            with contextlib.suppress(Exception):
+                self._client.delete(temporary)
+
+    def _numbers(self, key: str) -> list[int]:
+        path = self._path(key)
+
+        def listed() -> list[int]:
+            with _as_python():
+                names = [basename(each.path) for each in self._client.list_status(path)]
+            return sorted(int(found[1]) for found in map(VERSION.fullmatch, names) if found)
+
+        try:
+            return self._ask(key, "read", listed)
+        except FileNotFoundError:
+            return []
+
+    def _add(self, key: str, number: int, data: bytes) -> None:
+        self._write(key, _version_path(self._path(key), number), lambda: [data], False)
+
+    def _remove(self, key: str, number: int) -> None:
+        self._delete(key, _version_path(self._path(key), number))
+
+    def _delete(self, key: str, path: str) -> None:
+        def delete() -> None:
+            with _as_python():
+                self._client.delete(path)
+
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(key, "deleted", delete)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """See `Store.delete`. Directories that become empty are deleted too."""
+        paths = {key: self._path(key) for key in keys}
+        with ThreadPoolExecutor(_AT_ONCE) as beside:
+            list(beside.map(self._delete_object, paths, paths.values()))
+        left = {dirname(path) for path in paths.values()}
+        for path in sorted(left, key=len, reverse=True):
+            above = path
+            while above not in ("", self._root) and self._is_removed(above):
+                above = dirname(above)
+
+    def _delete_object(self, key: str, path: str) -> None:
+        try:
+            self._delete(key, path)
+        except IsADirectoryError:  # of versions, or no object
+            for number in self._numbers(key):
+                self._remove(key, number)
+            self._is_removed(path)
+
+    def _is_removed(self, directory: str) -> bool:
+        """Delete a directory if it is empty, and return whether it is gone."""
+        try:
+            self._client.delete(directory)
+        except Exception:
+            return False  # it is not empty, or the next delete removes it
+        return True
+
+    def remove_abandoned(self) -> None:
+        """Delete temporary files that have not changed for an hour: their writers died."""
+        before_ms = (time.time() - _ABANDONED_S) * 1000
+        for key, _, changed_ms in self._files(""):
+            if is_temporary(basename(key)) and changed_ms < before_ms:
+                self._delete(key, f"{self._root}/{key}")
+
+    def list(self, prefix: str = "") -> list[StoredObject]:
+        """See `Store.list`."""
+        found: dict[str, int] = {}
+        for path, size, _ in self._files(prefix):
+            key = dirname(path) if VERSION.fullmatch(basename(path)) else path
+            with contextlib.suppress(ValueError):
+                found[checked_key(key)] = size
+        return [StoredObject(key, found[key]) for key in sorted(found)]
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def _ask(self, key: str, how: str, request: Callable[[], Answer]) -> Answer:
+        """Return the answer to a request, which is repeated while a repetition may help.
+
+        FileNotFoundError, FileExistsError and IsADirectoryError pass through.
+        """
+        until, pause_s = time.monotonic() + self._retry_s, _PAUSES_S[0]
+        while True:
+            try:
+                return request()
+            except (FileNotFoundError, FileExistsError, IsADirectoryError, StateError):
+                raise
+            except (OSError, RuntimeError, ValueError) as error:
+                wrong = _DENIED.search(str(error)) or _FINAL.search(str(error))
+                late = time.monotonic() + pause_s > until
+                if wrong or late or _WRONG_HOST.search(str(error)):
+                    self._fail(key, how, error)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSES_S[1])
+
+    def _fail(self, key: str, how: str, error: Exception) -> NoReturn:
+        """Raise an error that names the object, and the first line of the answer."""
+        text, what = str(error), f"{self.place(key)} could not be {how}: {told(error)}"
+        if _DENIED.search(text):
+            kind = CheckpointReadOnly if how in ("written", "deleted") else StateError
+            raise kind(
+                f"{what}. Give the user of driver and workers (HADOOP_USER_NAME, or the Kerberos "
+                "principal) read and write access to this place"
+            ) from None
+        if _FINAL.search(text):
+            raise StateError(f"{what}. Remove the cause, then start again") from None
+        host = self._cluster.partition("://")[2]
+        if _WRONG_HOST.search(text):
+            raise StoreUnavailable(
+                f"{what}. {host!r} must be the NameNode's host and port, or a nameservice whose "
+                "hdfs-site.xml is in HADOOP_CONF_DIR of driver and workers"
+            ) from None
+        raise StoreUnavailable(
+            f"{what}. All that was recorded before is kept. Check that the NameNode at {host} is "
+            "up and not in safe mode, and that its DataNodes have space; then start again"
+        ) from None
+
+
+def _version(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _version_path(path: str, number: int) -> str:
+    return f"{path}/{version_name(number)}"
+
+
+@contextlib.contextmanager
+def _as_python() -> Iterator[None]:
+    """Raise errors about files and directories as Python does."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        text = str(error)
+        if _IS_A_DIRECTORY.search(text):
+            raise IsADirectoryError(text) from None
+        if _NOT_A_DIRECTORY.search(text):
+            raise FileNotFoundError(text) from None
+        raise
+
+
+def told(error: BaseException) -> str:
+    """Return the message of an error as one short line, without Java's stack trace."""
+    text = str(error)
+    found = _RPC.search(text)
+    line = f"{found[1]}: {found[2]}" if found else text.strip().partition("\n")[0]
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
