@@ -478,7 +478,7 @@ class Query:
     def stop(self, finish: bool = False) -> None:
         """Stop the query and wait for its end. The next start continues unfinished work.
 
-        If a sink calls it, it returns at once, since the sink is part of the query.
+        If a sink, a source or a listener calls it, it returns at once: they are part of the query.
 
         Parameters
         ----------

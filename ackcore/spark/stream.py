@@ -249,7 +249,7 @@ class Stream(ABC):
         """End the stream; see `Query.stop`."""
         self._leave(finish)
         with self._changed:
-            if self._at_work is threading.current_thread():
+            if threading.current_thread() in (self._at_work, self._thread):
                 threading.Thread(target=self.stop, args=(finish,), daemon=True).start()
                 return
         if finish:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import tracemalloc
 from unittest import mock
 
 import numpy as np
@@ -14,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from one_run import LINES, TEXTS, Pass, Split, by_word, lines
 from test_stages import SEEDS, VALUES, Hold, Simulation, words
-from worlds import fails
+from worlds import World, fails
 
-from ackcore import ACK, FAIL
+from ackcore import ACK, FAIL, testing
 from ackcore.retry import Policy
+from ackcore.spark.engine.insist import RunFailed
 from ackcore.spark.settle.wire import CohortEvents
 from ackcore.spark.tasks import bolt_stage, settle_stage
 from ackcore.spark.tasks.cohorts import Cohorts, settle_cohorts
@@ -200,6 +202,33 @@ def test_no_root_is_acked_if_a_ledger_row_is_lost_or_comes_twice(simulate, seed,
     assert done.unsettled or done.problems
 
 
+class Twice(Branch):
+    """Emits all rows, and then all rows again."""
+
+    def process(self, batch, out):
+        columns = [pa.concat_arrays([column] * 2) for column in batch.columns]
+        out.emit(columns, parents=np.tile(np.arange(len(batch)), 2))
+
+
+def test_a_root_that_a_task_fails_twice_is_named_with_two_edges(simulate):
+    """So the cohort is open if both rows that name the root are lost."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    builder.bolt("one", Twice(1, 0)).shuffle("spout")
+    builder.bolt("two", Branch(2, 1)).global_("one")
+    simulation = simulate(builder.build())
+    sent = simulation.first(list(range(6)))
+    whole = simulation.rest(sent, np.random.default_rng(1))
+    assert (len(whole.failed), whole.problems, whole.unsettled) == (6, (), 0)
+
+    def without_names(parts):
+        some = [CohortEvents(*(column[part.tasks != FAIL] for column in part)) for part in parts]
+        return settle_cohorts(some)
+
+    with mock.patch.object(settle_stage, "settle_cohorts", without_names):
+        assert simulation.rest(sent, np.random.default_rng(1)).unsettled == 2
+
+
 @given(topology=topologies(), values=VALUES, seed=SEEDS)
 def test_no_root_is_acked_whose_rows_a_stage_drops(simulate, topology, values, seed):
     """The roots that by-root settling leaves open are in cohorts that are not settled."""
@@ -317,6 +346,24 @@ def test_both_ways_of_drawing_edges_agree(sending, closed):
     assert results[0] == results[1]
 
 
+def test_edges_of_a_few_rows_take_memory_for_these_rows_alone():
+    """Not for each pair of one of 1,000 tasks and one of 30,000 cohorts."""
+    dests, ids = 1000, np.arange(30_000)
+    chunks = Chunks()
+    cohorts = Cohorts(ids, ids)
+    chunk = chunks.add(len(ids), lambda: (ids, ids), ACK, None, cohorts)
+    rows = AnchoredRows(pa.record_batch({"n": range(100)}), Owners(ids[::300]), None, chunk)
+    order, counts = np.arange(100), np.bincount(np.arange(100) * 9 + 100, minlength=dests)
+    tracemalloc.start()
+    try:
+        sides, _ = draw_cohort_edges(KEY, WAY, rows, order, counts, chunks)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(len(side.edges) for side in sides) == 100
+    assert peak < 10_000_000
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 70_000), st.integers(0, 70_000)), max_size=20),
     st.integers(-(2**63), 2**63 - 1),
@@ -362,6 +409,58 @@ def test_a_run_with_a_cohort_that_is_not_settled_is_followed_by_one_by_root(worl
     assert "2 groups of records were not acked as a whole" in caplog.text
     world.process(1, ["c"])
     assert modes[2:] == [False, True]  # each micro-batch begins by cohort
+
+
+def test_a_cohort_that_is_not_settled_costs_no_run_and_hides_no_other_problem(tmp_path, caplog):
+    """With one run for a micro-batch each restart would settle by cohort again."""
+    world = World(tmp_path, {"max_runs": 1})
+    run = world.run
+
+    def unsettled(topology, layout, inputs, plan):
+        found = (
+            {} if plan.by_root else {"unsettled": 2, "problems": ("partition 0 lacks trailers",)}
+        )
+        return dataclasses.replace(run(topology, layout, inputs, plan), **found)
+
+    world.run = unsettled
+    progress, counts = world.process(0, ["a"])
+    assert (progress.runs, counts.acked) == (2, 1)
+    assert "partition 0 lacks trailers" in caplog.text
+    world.run = lambda *of: dataclasses.replace(run(*of), unsettled=2)
+    with pytest.raises(RunFailed, match="was run 2 times"):
+        world.process(1, ["b"])
+
+
+def test_records_whose_rows_a_stage_always_loses_die_and_all_others_are_acked(caplog):
+    """Each micro-batch with lost rows is run twice, by cohort and by root, as one attempt."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS))
+    builder.bolt("one", Branch(1, 0)).shuffle("spout")
+    builder.bolt("two", Branch(2, 0)).fields("spout", "value")
+    values = list(range(12))
+    topology = builder.build(chunk_rows=4, max_attempts=2, max_runs=1)
+    take_in, modes = bolt_stage.BoltStage._take_in, set()
+
+    def lossy(stage, task, sub, blobs, received):
+        schema = stage.spec.tuple_schema(sub)
+        batches = [pa.ipc.read_record_batch(one.blob, schema) for one in blobs]
+        if any(7 in batch["value"].to_pylist() for batch in batches):
+            modes.add((stage.spec.number, stage.spec.by_root))
+        else:
+            take_in(stage, task, sub, blobs, received)
+
+    rows = pa.table({"record": values, "value": values}, ROWS)
+    with mock.patch.object(bolt_stage.BoltStage, "_take_in", lossy):
+        ran = testing.run(topology, {"spout": rows})
+    account = ran.counts.spouts["spout"]
+    assert (account.acked, account.dead, account.waiting) == (11, 1, 0)
+    (dead,) = ran.dead
+    assert "OPEN" in str(dead)
+    assert max(ran.attempts["spout"]) == 2
+    assert all((number, not by_root) in modes for number, by_root in modes)
+    assert [progress.runs for progress in ran.progress if progress.runs > 1] == [2] * (
+        len(modes) // 2
+    )
 
 
 def several(spark):

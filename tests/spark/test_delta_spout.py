@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import json
+import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -61,6 +64,23 @@ def test_versions_are_read_in_their_order_each_once(table):
     assert versions(DeltaSpout(table, starting_version=2, max_files_per_batch=1)) == [[2, 29], [3]]
 
 
+def test_a_plan_has_a_bounded_number_of_versions(table, monkeypatch):
+    monkeypatch.setattr("ackcore.spark.planned.delta_spout._VERSIONS", 2)
+    for n in range(5):
+        append(table, n)
+    assert versions(DeltaSpout(table)) == [[0, 1], [2, 3], [4]]
+
+
+def test_a_bounded_source_leaves_later_versions_out(table):
+    append(table, 0)
+    append(table, 1)
+    bounded = DeltaSpout(table, max_files_per_batch=1).bounded()
+    plan = bounded.plan(None)
+    append(table, 2)
+    assert versions(bounded, plan) == [[1]]
+    assert versions(DeltaSpout(table), plan) == [[1, 2]]
+
+
 def test_a_compaction_changes_no_row(table):
     append(table, 0)
     append(table, 1)
@@ -85,6 +105,97 @@ def test_a_version_that_changes_rows_is_refused_by_name_or_skipped(table, change
         DeltaSpout(table).plan(None)
     assert versions(DeltaSpout(table, skip_changes=True)) == [[0, 1, 2]]
     assert versions(DeltaSpout(table, starting_version=2)) == [[2]]
+
+
+def commit(table, version, *actions):
+    """Write a version's file of the log, as another writer of Delta does."""
+    head = {"commitInfo": {"timestamp": 1, "operation": "DELETE", "operationParameters": {}}}
+    lines = "\n".join(json.dumps(one) for one in (head, *actions))
+    (Path(table) / f"_delta_log/{version:020}.json").write_text(lines)
+
+
+def test_a_deletion_vector_is_a_deletion(table):
+    """The file stays in the table, with a bitmap of the rows that are deleted."""
+    append(table, 0, 1, configuration={"delta.enableDeletionVectors": "true"})
+    append(table, 2)
+    spout = DeltaSpout(table)
+    plan = json.loads(json.dumps(spout.plan(None)))
+    path, size, values = plan["files"][0]
+    file = {"path": path, "size": size, "partitionValues": values, "dataChange": True}
+    bitmap = {
+        "storageType": "i",
+        "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
+        "sizeInBytes": 40,
+        "cardinality": 1,
+    }
+    added = {**file, "modificationTime": 1, "deletionVector": bitmap}
+    commit(table, 2, {"remove": {**file, "deletionTimestamp": 1}}, {"add": added})
+    append(table, 3)
+    with pytest.raises(SourceError, match=r"version 2 \(DELETE\) deletes or updates rows"):
+        spout.plan(plan)
+    assert versions(DeltaSpout(table, skip_changes=True)) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_another_table_at_the_same_place_is_refused(table, more):
+    for n in range(3):
+        append(table, n)
+    spout = DeltaSpout(table)
+    plan = json.loads(json.dumps(spout.plan(None)))
+    assert spout.plan(plan) is None
+    shutil.rmtree(table)
+    for n in range(1 + more):
+        append(table, n)
+    for one in (spout, DeltaSpout(table)):
+        with pytest.raises(SourceError, match="is another table than the one that was read up to"):
+            one.plan(plan)
+
+
+def test_column_mapping_is_refused(table):
+    mapping = {"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "col-1"}
+    field = {"name": "id", "type": "long", "nullable": True, "metadata": mapping}
+    schema = {"type": "struct", "fields": [field]}
+    about = {
+        "id": "t",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps(schema),
+        "partitionColumns": [],
+        "configuration": {
+            "delta.columnMapping.mode": "name",
+            "delta.columnMapping.maxColumnId": "1",
+        },
+    }
+    protocol = {"minReaderVersion": 2, "minWriterVersion": 5}
+    (Path(table) / "_delta_log").mkdir(parents=True)
+    commit(table, 0, {"protocol": protocol}, {"metaData": about})
+    with pytest.raises(SourceError, match="has column mapping"):
+        DeltaSpout(table)
+
+
+def test_partitions_of_each_type(tmp_path):
+    time = datetime.datetime(2026, 1, 2, 3, 4, 5, 678901)
+    values = {
+        pa.string(): "a b%c/d:é=",
+        pa.date32(): DAY,
+        pa.timestamp("us", "UTC"): time.replace(tzinfo=datetime.UTC),
+        pa.timestamp("us"): time,
+        pa.float64(): 0.1,
+        pa.decimal128(10, 2): decimal.Decimal("1.50"),
+        pa.bool_(): True,
+        pa.int32(): -7,
+    }
+    for n, (kind, value) in enumerate(values.items()):
+        place = str(tmp_path / str(n))
+        rows = pa.table({"id": [1, 2], "day": pa.array([value, None], kind)})
+        deltalake.write_deltalake(place, rows, partition_by=["day"])
+        spout = DeltaSpout(place)
+        plan = json.loads(json.dumps(spout.plan(None)))
+        assert read(spout, plan) == [(1, value), (2, None)]
+    place = str(tmp_path / "binary")
+    rows = pa.table({"id": [1], "day": pa.array([b"\xff"])})
+    deltalake.write_deltalake(place, rows, partition_by=["day"])
+    with pytest.raises(SourceError, match="its partition column day is binary"):
+        DeltaSpout(place)
 
 
 def test_a_table_that_is_not_there_is_named(table):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bz2
+import datetime
 import gzip
+import http.client
 import json
 import os
 import random
@@ -13,11 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from s3_server import SLOW_DOWN
 
 from ackcore.spark.planned.file_reading import FileReader, FileUnreadable, dealt
 from ackcore.spark.planned.file_spout import FileSpout
 from ackcore.spark.planned.planned_source import SourceError
 from ackcore.spark.planned.rate_spout import RateSpout
+from ackcore.spark.stores.objects import ObjectStore
 
 ROWS = pa.schema([("id", pa.int64()), ("name", pa.string())])
 SECOND = 1_000_000_000
@@ -102,6 +106,38 @@ def test_each_file_is_planned_once_and_the_list_stays_bounded(tmp_path_factory, 
     assert sorted(found) == [f"{n:02}" for n in range(len(data))]
 
 
+def test_a_longer_lateness_reads_no_file_again(folder):
+    for n in range(3):
+        put(folder, str(n), 1000 * n)
+    plan = again(FileSpout(folder, "text", lateness_s=60).plan(None))
+    assert FileSpout(folder, "text", lateness_s=3000).plan(plan) is None
+
+
+def test_only_files_are_read(folder):
+    os.mkfifo(folder / "pipe")
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    assert FileSpout(folder, "text").plan(None) is None
+
+
+def test_a_bounded_source_leaves_later_rows_out(folder):
+    put(folder, "a", 10)
+    put(folder, "b", 11)
+    spout = FileSpout(folder, "text", max_files_per_batch=1)
+    bounded = spout.bounded()
+    plan = again(bounded.plan(None))
+    put(folder, "c", 12)
+    plan = again(bounded.plan(plan))
+    assert (names(plan), bounded.plan(plan)) == (["b"], None)
+    assert names(spout.plan(plan)) == names(bounded.bounded().plan(plan)) == ["c"]
+    now = [100.0]
+    rate = RateSpout(per_s=10, clock=lambda: now[0])
+    assert rate.plan(None) is None
+    now[0] += 1
+    bounded = rate.bounded()
+    now[0] += 1
+    assert (bounded.plan(None)["to"], rate.plan(None)["to"]) == (10, 20)
+
+
 def test_hidden_and_other_files_are_left_alone(folder):
     for name in (".a.json", "_tmp/b.json", "c.txt", "d.json", "day=1/e.json", ".x/f.json"):
         put(folder, name, 10, b"{}\n")
@@ -139,6 +175,35 @@ def test_a_file_that_changes_after_it_was_read_is_named(folder):
     put(folder, "a", 12, b"a\nb\n")
     with pytest.raises(SourceError, match=r"the file a was changed after it was read, .* 4 bytes"):
         spout.plan(plan)
+
+
+def test_a_file_of_the_future_hides_no_other(folder):
+    spout = FileSpout(folder, "text", lateness_s=60)
+    put(folder, "a", 4_000_000_000)
+    plan = again(spout.plan(None))
+    (folder / "b").write_bytes(b"b\n")
+    assert (names(plan), names(spout.plan(plan))) == (["a"], ["b"])
+
+
+def test_links_to_directories_above_are_left_alone(folder):
+    put(folder, "x/a", 10)
+    for name in ("x/up", "x/again"):
+        (folder / name).symlink_to(folder, target_is_directory=True)
+    (folder / "y").symlink_to(folder / "x", target_is_directory=True)
+    assert names(FileSpout(folder, "text").plan(None)) == ["x/a", "y/a"]
+
+
+def test_any_name_is_read(folder):
+    odd = [os.fsdecode(name) for name in (b"caf\xe9", b"a\nb", b"a%20b", b"day=1")]
+    for name in odd:
+        put(folder, name, 10)
+    spout = FileSpout(folder, "text")
+    plan = again(spout.plan(None))
+    spout.check(plan)
+    assert len(read(spout, plan)) == len(odd)
+    (folder / odd[0]).unlink()
+    with pytest.raises(SourceError, match=r"the file caf\\udce9 disappeared"):
+        spout.check(plan)
 
 
 def test_a_directory_that_is_not_there_may_come(tmp_path):
@@ -184,6 +249,28 @@ def test_a_line_that_is_not_utf8_keeps_its_bytes(folder):
     assert names(plan) == ["a"]
 
 
+def test_a_line_of_text_is_bounded(folder, monkeypatch):
+    monkeypatch.setattr("ackcore.spark.planned.file_reading._BLOCK_BYTES", 3)
+    monkeypatch.setattr("ackcore.spark.planned.file_reading._LINE_BYTES", 9)
+    spout = FileSpout(folder, "text")
+    put(folder, "a", 10, b"x" * 9 + b"\n")
+    assert len(read(spout, spout.plan(None))) == 1
+    put(folder, "a", 10, b"x" * 20 + b"\n")
+    with pytest.raises(FileUnreadable, match=r"in/a cannot be read as text: .* more than 9 bytes"):
+        read(spout, spout.plan(None))
+
+
+def test_texts_of_csv_are_kept(folder):
+    """Texts that Arrow takes for nulls by default, and lines within quotes of several blocks."""
+    texts = ["NA", "null", "nan", "N/A", *("q\n7,q" * (n % 7) for n in range(60_000))]
+    rows = [{"id": n, "name": text} for n, text in enumerate(texts)]
+    lines = "".join(f'{row["id"]},"{row["name"]}"\n' for row in rows[4:])
+    start = "id,name\n" + "".join(f"{n},{text}\n" for n, text in enumerate(texts[:4]))
+    put(folder, "a", 10, (start + lines).encode())
+    spout = FileSpout(folder, "csv", ROWS)
+    assert read(spout, spout.plan(None)) == rows
+
+
 TABLE = [{"id": 1, "name": "a"}, {"id": None, "name": ""}, {"id": 3, "name": None}]
 
 
@@ -223,6 +310,47 @@ def test_a_file_that_cannot_be_read_is_named(folder, name, content, format):
     spout = FileSpout(folder, format, ROWS)
     with pytest.raises(FileUnreadable, match=f"in/{name} cannot be read as {format}: "):
         read(spout, spout.plan(None))
+
+
+def test_nulls_in_a_column_without_nulls_are_refused(folder):
+    needed = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    pq.write_table(pa.table({"id": pa.array([1, None], pa.int64())}), folder / "a")
+    spout = FileSpout(folder, "parquet", needed)
+    with pytest.raises(FileUnreadable, match=r"in/a cannot be read as parquet: .* id has nulls"):
+        read(spout, spout.plan(None))
+
+
+def test_columns_that_occur_twice_or_not_at_all_are_refused(folder):
+    """A CSV file without a header has other names of columns, too."""
+    pq.write_table(pa.table([[1], [2]], names=["id", "id"]), folder / "twice.parquet")
+    pq.write_table(pa.table([[1]], names=["ID"]), folder / "none.parquet")
+    put(folder, "twice.csv", 10, b"id,name,id\n1,a,2\n")
+    put(folder, "none.csv", 10, b"1,a\n2,b\n")
+    for format in ("parquet", "csv"):
+        for kind, words in (("twice", "it has the column id 2 times"), ("none", "none of the col")):
+            spout = FileSpout(folder, format, ROWS, glob=f"{kind}.{format}")
+            with pytest.raises(FileUnreadable, match=f"{kind}.{format} cannot be .* {words}"):
+                read(spout, spout.plan(None))
+
+
+def test_times_of_every_year_are_read(folder):
+    """Spark writes times as INT96 by default."""
+    times = [datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (1, 2026, 9999)]
+    table = pa.table({"time": pa.array(times, pa.timestamp("us", "UTC"))})
+    pq.write_table(table, folder / "a", use_deprecated_int96_timestamps=True)
+    spout = FileSpout(folder, "parquet", table.schema)
+    assert [row["time"] for row in read(spout, spout.plan(None))] == times
+
+
+def test_a_plan_has_the_same_partitions_for_each_driver(spark, folder):
+    """The places of records are those in partitions, also for a driver with other cores."""
+    for n in range(7):
+        put(folder, str(n), 10, b"%d\n" % n)
+    for source in (FileSpout(folder, "text"), RateSpout(7)):
+        plan = again(source.divided(source.plan(None), 3))
+        frame = source.read(spark, plan)
+        parts = frame.selectExpr("spark_partition_id() AS part").distinct().count()
+        assert (parts, frame.count()) == (3, 7)
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=30), st.integers(1, 9))
@@ -295,3 +423,27 @@ def test_numbers_come_at_their_rate_and_end():
 def test_what_is_no_rate_is_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         RateSpout(**settings)
+
+
+def test_a_bucket_that_is_missing_or_away_is_an_error(bucket, s3, monkeypatch):
+    """An error that may pass, as a stream waits for a source that is away."""
+    monkeypatch.setattr("ackcore.spark.stores.objects._RETRY", {"max_retries": 0})
+    with pytest.raises(ConnectionError, match="NoSuchBucket"):
+        FileSpout(bucket.replace("s3://", "s3://not-"), "text").plan(None)
+    assert FileSpout(bucket, "text").plan(None) is None
+    s3.fail(SLOW_DOWN, "GET")
+    with pytest.raises(ConnectionError, match="could not be read"):
+        FileSpout(bucket, "text").plan(None)
+
+
+def test_objects_that_stand_for_directories_are_no_files(bucket, s3, s3_server):
+    host = http.client.HTTPConnection("127.0.0.1", s3_server.port)
+    host.request("PUT", f"/{bucket.removeprefix('s3://')}/day=1/", b"")
+    assert host.getresponse().status == 200
+    files = ObjectStore(bucket)
+    files.put("day=1/a b%20c=é.txt", b"a\n")
+    spout = FileSpout(bucket, "text")
+    plan = again(spout.plan(None))
+    spout.check(plan)
+    assert names(plan) == ["day=1/a b%20c=é.txt"]
+    assert read(spout, plan) == [{"value": "a"}]

@@ -89,7 +89,9 @@ def test_many_files_become_few_and_no_letter_moves(home, monkeypatch):
             (20, 20, 0),
             (21, 21, 0),
         ]
-        with pytest.raises(CheckpointCorrupt, match="micro-batches after 7, but the driver"):
+        with pytest.raises(
+            CheckpointCorrupt, match="micro-batch 15, but the checkpoint is only at"
+        ):
             write(letters, 7, 8)
 
 

@@ -276,6 +276,47 @@ def test_a_source_that_is_away_is_asked_again(spark, checkpoint, store, running,
     until(lambda: on.counts.acked == 1, on)
 
 
+def test_a_source_that_is_away_holds_back_no_other_spout_and_no_retry(
+    spark, checkpoint, store, running, caplog
+):
+    class Away(Table):
+        down = True
+
+        def plan(self, previous):
+            if self.down:
+                raise ConnectionError("the table is away")
+            return super().plan(previous)
+
+    source = Away("later")
+    it = topology(store, {"max_restarts": 0}, away=source, lines=Table("a", "flaky", "b", "c"))
+    on = running(it, spark, checkpoint)
+    until(lambda: on.counts.acked == 4, on)
+    assert "spout away: its source did not answer, and micro-batch 0 takes none" in caplog.text
+    source.down = False
+    until(lambda: on.counts.acked == 5, on)
+
+
+def test_a_source_and_a_listener_may_stop_the_query(spark, checkpoint, store):
+    class Ends(Table):
+        def plan(self, previous):
+            if previous is not None:
+                on.stop(finish=True)
+                on.stop()
+            return super().plan(previous)
+
+    ends = []
+
+    class Listening(QueryListener):
+        def on_end(self, error, counts):
+            on.stop()
+            ends.append(error)
+
+    it = topology(store, lines=Ends("a", most=1))
+    on = start(it, spark, checkpoint, listeners=[Listening()])
+    assert on.await_termination(300)
+    assert (on.exception, ends, store.words) == (None, [None], ["a"])
+
+
 def test_a_read_that_fails_for_a_while_is_a_restart(spark, checkpoint, store, running, caplog):
     class Away(Table):
         failures = 2
@@ -321,12 +362,41 @@ def test_planned_spouts_beside_each_other_and_beside_a_stream_of_spark(
     assert on.spark_query is not None
 
 
+def test_available_now_ends_although_files_keep_coming(spark, checkpoint, store, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "0").write_text("1\n")
+
+    class Busy(QueryListener):
+        def on_batch_start(self, number):
+            (folder / f"new-{number}").write_text("2\n")
+
+    it = values_of(FileSpout(folder, "text"), store)
+    on = available_now(it, spark, checkpoint, listeners=[Busy()])
+    assert (store.words, on.counts.batches) == (["1"], 1)
+    available_now(it, spark, checkpoint)
+    assert store.words == ["1", "2"]
+
+
 def test_a_source_of_another_kind_does_not_continue(spark, checkpoint, store, tmp_path):
     available_now(topology(store, lines=Table("a")), spark, checkpoint)
     folder = Folder(spark, tmp_path / "in")
     frame = folder.stream.selectExpr("1L AS id", "line")
     with pytest.raises(CheckpointForeign, match="read a PlannedSource, and reads a DataFrame now"):
         start(topology(store, lines=frame), spark, checkpoint, accept_changes=True)
+
+
+def test_nulls_in_a_column_that_is_declared_without_nulls_are_kept(spark, checkpoint, store):
+    class Loose(Table):
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("line", pa.string())])
+
+        def read(self, spark, plan):
+            return spark.createDataFrame([(None, "bad"), (None, "flaky")], "id bigint, line string")
+
+    on = available_now(topology(store, lines=Loose("bad", "flaky")), spark, checkpoint)
+    assert (on.counts.acked, on.counts.dead) == (1, 1)
+    (letter,) = dead_letters(checkpoint, spark).collect()
+    assert (letter.payload.id, letter.payload.line) == (None, "bad")
 
 
 def test_a_schema_is_needed():

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from ackcore._arrow import nullable_within
 from ackcore.spark.base.schemas import ORDER
 from ackcore.spark.base.session import is_connect
 from ackcore.spark.base.versions import MAP_IN_ARROW_NODE, to_arrow_schema
@@ -19,15 +20,24 @@ from ackcore.topology.parts import Spout
 def source_schema(spout: Spout) -> pa.Schema:
     """Return the schema of a spout's source, which waiting and dead records keep."""
     schema = spout.source.schema
-    return schema if isinstance(schema, pa.Schema) else to_arrow_schema(schema)
+    return _all_nullable(schema) if isinstance(schema, pa.Schema) else to_arrow_schema(schema)
 
 
 def emitted_schema(spout: Spout) -> pa.Schema:
     """Return the schema of the tuples that a spout emits."""
     if spout.kind is None:
         return source_schema(spout)
-    schema: pa.Schema = spout.source.emits
-    return schema
+    return _all_nullable(spout.source.emits)
+
+
+def _all_nullable(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with nullable columns: a source may declare none, and return nulls.
+
+    A dead letter with such a null could never be written.
+    """
+    return pa.schema(
+        [one.with_type(nullable_within(one.type)).with_nullable(True) for one in schema]
+    )
 
 
 def kept_schemas(schemas: Mapping[str, pa.Schema], topology: Any) -> dict[str, pa.Schema]:

@@ -118,13 +118,14 @@ def count_problems(
 def check_agreement(ran: RunResult, retries: Retries) -> None:
     """Raise `Disagreement` unless a run's results agree and all due records ran.
 
-    Raises `Unsettled` if only the roots of some cohorts could not be settled together.
+    Raises `Unsettled` if the roots of some cohorts could not be settled together.
     """
     if ran.unsettled:
-        raise Unsettled(
+        text = (
             f"{ran.unsettled} groups of records were not acked as a whole, so the next run settles "
             "each record by itself"
         )
+        raise Unsettled("; ".join([text, *ran.problems]))
     if ran.problems:
         raise Disagreement("; ".join(ran.problems))
     for spout, table in retries.due.items():

@@ -155,7 +155,10 @@ class Runs:
                 if wrong is not None and wrong == before:
                     raise given_up(plan, runs, error) from error
                 known = isolation_progress(plan)
-                by_root |= isinstance(error, Unsettled)
+                if isinstance(error, Unsettled) and not by_root:
+                    by_root = True
+                    _log.warning("micro-batch %d is run again: %s", plan.number, error)
+                    continue  # the next run settles otherwise, so this one was not in vain
                 if isinstance(error, Disagreement) or damage is not None:
                     said = damage or error
                     _log.warning("micro-batch %d is run again: %s", plan.number, said)

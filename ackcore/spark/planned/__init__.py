@@ -42,7 +42,7 @@ def planned_rows(
     if others:
         try:
             with fenced(state.check_owner):
-                found.append(SourceRows(others, spark, state, once=once))
+                found.append(SourceRows(others, spark, state, ends=ends, once=once))
         except BaseException:
             if kafka is not None:
                 kafka.close()

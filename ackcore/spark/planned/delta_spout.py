@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 from collections.abc import Mapping
 from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote
 
@@ -12,16 +16,18 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._columns import as_count
-from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.errors import StateError, one_line
 from ackcore.spark.planned.file_reading import read_files
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
-from ackcore.spark.stores.opening import place_of
+from ackcore.spark.stores.opening import is_bucket, open_store, place_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 #: Operations that rewrite files and change no row.
 _REWRITES = ("OPTIMIZE", "REORG")
+#: The most versions in a plan: each one is opened, and a stop waits for the plan.
+_VERSIONS = 100
 
 
 class DeltaSpout(PlannedSource):
@@ -43,7 +49,7 @@ class DeltaSpout(PlannedSource):
         which names it. Compaction (OPTIMIZE) changes no row and is always skipped.
     max_files_per_batch : int, optional
         The number of files after which a micro-batch takes no further version. A version is never
-        divided.
+        divided. A micro-batch takes at most 100 versions.
 
     Raises
     ------
@@ -52,7 +58,7 @@ class DeltaSpout(PlannedSource):
     ImportError
         If deltalake is not installed.
     SourceError
-        If the table cannot be opened.
+        If the table cannot be opened, has column mapping, or is partitioned by a binary column.
     """
 
     source_kind: ClassVar[str] = "delta"
@@ -76,13 +82,39 @@ class DeltaSpout(PlannedSource):
             if max_files_per_batch is None
             else as_count(max_files_per_batch, "max_files_per_batch", 1)
         )
-        self.schema = pa.schema(self._table.schema().to_arrow())
+        #: Whether later versions are left out, and the newest version at the first plan.
+        self._ends = False
+        self._last: int | None = None
+        try:
+            table = self._table
+        except OSError as error:
+            raise SourceError(str(error)) from error
+        self.schema = pa.schema(table.schema().to_arrow())
+        for name in table.metadata().partition_columns:
+            if pa.types.is_binary(self.schema.field(name).type):
+                raise SourceError(
+                    f"{self!r}: its partition column {name} is binary, which is not supported; "
+                    "read the table with Spark, as a streaming DataFrame"
+                )
 
     def __repr__(self) -> str:
         return f"DeltaSpout({self._root!r})"
 
     @cached_property
     def _table(self) -> DeltaTable:
+        """The table at its newest version; `plan` updates it."""
+        return self._opened()
+
+    def _opened(self, version: int | None = None) -> DeltaTable:
+        """Return the table at a version; by default, at the newest one.
+
+        Raises
+        ------
+        OSError
+            If the store does not answer.
+        SourceError
+            If the version does not exist, or the table has features that are not supported.
+        """
         try:
             import deltalake  # noqa: PLC0415 - an extra
         except ModuleNotFoundError as error:
@@ -90,9 +122,31 @@ class DeltaSpout(PlannedSource):
                 "DeltaSpout needs deltalake, which is not installed: pip install 'ackcore[delta]'"
             ) from error
         try:
-            return deltalake.DeltaTable(self._root)
+            table = deltalake.DeltaTable(self._root, version=version)
+            about = table.metadata()
+        except OSError as error:
+            raise OSError(f"{self!r} cannot be opened: {one_line(error)}") from error
         except Exception as error:  # deltalake has many
-            raise SourceError(f"{self!r} cannot be opened: {one_line(error)}") from error
+            at = "" if version is None else f" at version {version}"
+            hint = (
+                ""
+                if version is None
+                else ". If the table's log was cleaned up, begin a new checkpoint with a later "
+                "starting_version"
+            )
+            raise SourceError(f"{self!r} cannot be opened{at}: {one_line(error)}{hint}") from error
+        if about.configuration.get("delta.columnMapping.mode", "none") != "none":
+            raise SourceError(
+                f"{self!r} has column mapping (delta.columnMapping.mode), so its files have other "
+                "names of columns; read it with Spark, as a streaming DataFrame"
+            )
+        return table
+
+    def bounded(self) -> DeltaSpout:
+        """See `PlannedSource.bounded`."""
+        found = copy.copy(self)
+        found._ends, found._last = True, None
+        return found
 
     def plan(self, previous: Any) -> Any:
         """See `PlannedSource.plan`."""
@@ -101,16 +155,21 @@ class DeltaSpout(PlannedSource):
             self._table.update_incremental()
         except Exception as error:
             raise OSError(f"{self!r} cannot be read: {one_line(error)}") from error
+        if previous is not None:
+            self._refuse_other_table(previous)
         last = self._table.version()
+        if self._ends:
+            last = self._last = last if self._last is None else min(last, self._last)
         if first > last:
             return None
+        last = min(last, first + _VERSIONS - 1)
         files: list[list[Any]] = []
         taken = first - 1
         before = self._files(first - 1) if first else {}
         while taken < last and (self._most is None or len(files) < self._most):
             taken += 1
             now = self._files(taken)
-            if before.keys() <= now.keys():
+            if before.keys() <= now.keys() and not self._has_deletion_vectors(taken):
                 files += [[path, *now[path]] for path in sorted(now.keys() - before.keys())]
             elif not self._is_left_out(taken):
                 raise SourceError(
@@ -120,7 +179,46 @@ class DeltaSpout(PlannedSource):
                     f"checkpoint with starting_version={taken + 1}"
                 )
             before = now
-        return {"from": first, "to": taken, "files": files}
+        return {"from": first, "to": taken, "files": files, "commit": _digest(self._commit(taken))}
+
+    def _refuse_other_table(self, previous: Any) -> None:
+        """Raise `SourceError` if the table was created anew since the last plan."""
+        commit = self._commit(previous["to"])
+        if commit is None:  # the log was cleaned up, or is another one
+            self._table = self._opened()
+            same = self._table.version() >= previous["to"]
+        else:
+            same = previous["commit"] in (None, _digest(commit))
+        if not same:
+            raise SourceError(
+                f"{self!r} is another table than the one that was read up to version "
+                f"{previous['to']}: it was deleted and created again. Begin a new checkpoint"
+            )
+
+    def _has_deletion_vectors(self, version: int) -> bool:
+        """Return whether a version deletes rows of files that stay in the table."""
+        if "deletionVectors" not in (self._table.protocol().reader_features or ()):
+            return False
+        commit = self._commit(version)
+        if commit is None:
+            raise SourceError(
+                f"{self!r}: the log of version {version} was cleaned up; begin a new checkpoint "
+                "with a later starting_version"
+            )
+        added = (json.loads(line).get("add") for line in commit.splitlines() if line.strip())
+        return any(one and one.get("deletionVector") for one in added)
+
+    def _commit(self, version: int) -> bytes | None:
+        """Return a version's file in the log, or None if it does not exist."""
+        name = f"_delta_log/{version:020}.json"
+        if not is_bucket(self._root):
+            path = Path(self._root, name)
+            return path.read_bytes() if path.exists() else None
+        try:
+            found = open_store(self._root, "path").read(name)
+        except StateError as error:
+            raise OSError(str(error)) from None
+        return None if found is None else found.to_pybytes()
 
     def _is_left_out(self, version: int) -> bool:
         return self._skips or self._operation(version).startswith(_REWRITES)
@@ -133,16 +231,7 @@ class DeltaSpout(PlannedSource):
 
     def _files(self, version: int) -> Mapping[str, tuple[int, dict[str, str | None]]]:
         """Return the files of a version by path, with sizes and the texts of partition values."""
-        import deltalake  # noqa: PLC0415 - an extra
-
-        try:
-            table = deltalake.DeltaTable(self._root, version=version)
-            adds = pa.table(table.get_add_actions(flatten=True))
-        except Exception as error:
-            raise SourceError(
-                f"{self!r}: version {version} cannot be read any more: {one_line(error)}. If the "
-                "table's log was cleaned up, begin a new checkpoint with a later starting_version"
-            ) from error
+        adds = pa.table(self._opened(version).get_add_actions(flatten=True))
         keys = [name for name in adds.column_names if name.startswith("partition.")]
         values = [adds[name].cast(pa.string()).to_pylist() for name in keys]
         names = [name.removeprefix("partition.") for name in keys]
@@ -154,8 +243,18 @@ class DeltaSpout(PlannedSource):
             )
         }
 
+    def divided(self, plan: Any, tasks: int) -> Any:
+        """See `PlannedSource.divided`."""
+        return {**plan, "tasks": tasks}
+
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
         """See `PlannedSource.read`."""
         files = [(path, size) for path, size, _ in plan["files"]]
         constants = {path: values for path, _, values in plan["files"] if values}
-        return read_files(spark, self._root, files, "parquet", self.schema, constants)
+        return read_files(
+            spark, self._root, files, "parquet", self.schema, plan["tasks"], constants
+        )
+
+
+def _digest(commit: bytes | None) -> str | None:
+    return None if commit is None else blake2b(commit, digest_size=8).hexdigest()

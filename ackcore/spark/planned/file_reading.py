@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore.spark.base.arrow_batches import Batches
-from ackcore.spark.base.session import task_slots
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
 from ackcore.spark.stores.opening import is_bucket, open_store
 
@@ -20,6 +20,8 @@ FORMATS = ("text", "json", "csv", "parquet")
 CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
 #: The most rows of a batch, and the bytes that are read at once; a line of JSON may be as long.
 _ROWS, _BLOCK_BYTES = 10_000, 1 << 24
+#: The longest line of text in bytes; a task holds a line in memory several times.
+_LINE_BYTES = 1 << 28
 
 
 class FileUnreadable(ValueError):
@@ -61,7 +63,7 @@ class FileReader:
                     except (pa.ArrowException, ValueError, OSError) as error:
                         said = str(error).partition("\n")[0]
                         raise FileUnreadable(
-                            f"the file {self.root}/{name} cannot be read as {self.format}: "
+                            f"the file {self.root}/{shown(name)} cannot be read as {self.format}: "
                             f"{type(error).__name__}: {said}"
                         ) from None
 
@@ -70,10 +72,9 @@ class FileReader:
         if self.format == "parquet":
             import pyarrow.parquet as pq  # noqa: PLC0415 - loaded where it is needed
 
-            with pq.ParquetFile(source) as file:
-                there = [
-                    column for column in self.schema.names if column in file.schema_arrow.names
-                ]
+            # Spark writes times as INT96, which overflow as nanoseconds.
+            with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
+                there = self._columns_in(file.schema_arrow.names)
                 yield from file.iter_batches(_ROWS, columns=there)
             return
         codec = next((codec for end, codec in CODECS.items() if name.endswith(end)), None)
@@ -82,9 +83,10 @@ class FileReader:
             if self.format == "text":
                 yield from self._lines(stream)
                 return
-            stream = pa.BufferReader(stream.read())
-            if not stream.size():
+            content = pa.py_buffer(stream.read())
+            if not content.size:
                 return
+            stream = pa.BufferReader(content)
             if self.format == "json":
                 from pyarrow import json as formats  # noqa: PLC0415
 
@@ -99,21 +101,38 @@ class FileReader:
                 return
             from pyarrow import csv  # noqa: PLC0415
 
+            parse = csv.ParseOptions(newlines_in_values=True)
+            with csv.open_csv(stream, parse_options=parse) as header:
+                self._columns_in(header.schema.names)
             reader = csv.open_csv(
-                stream,
+                pa.BufferReader(content),
+                parse_options=parse,
                 convert_options=csv.ConvertOptions(
                     column_types=self.schema,
                     include_columns=self.schema.names,
                     include_missing_columns=True,
+                    null_values=[""],  # not Arrow's list, with NA and null
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
                 ),
             )
             yield from reader
 
+    def _columns_in(self, names: Sequence[str]) -> list[str]:
+        """Return the columns to read of those in a file; raise ValueError without any."""
+        found = [name for name in self.schema.names if name in names]
+        if not found:
+            raise ValueError(
+                f"it has none of the columns {', '.join(self.schema.names)}, but {', '.join(names)}"
+            )
+        for name in found:
+            if names.count(name) > 1:
+                raise ValueError(f"it has the column {name} {names.count(name)} times")
+        return found
+
     def _opened(self, name: str) -> Any:
         if not is_bucket(self.root):
-            return pa.OSFile(f"{self.root}/{name}")
+            return pa.OSFile(os.fsencode(f"{self.root}/{name}"))
         found = open_store(self.root, "path").read(name)
         if found is None:
             raise FileNotFoundError(f"the file {self.root}/{name} does not exist")
@@ -124,6 +143,8 @@ class FileReader:
         while piece := stream.read(_BLOCK_BYTES):
             *lines, rest = (rest + piece).split(b"\n")
             yield from self._of_lines(lines)
+            if len(rest) > _LINE_BYTES:
+                raise ValueError(f"it has a line of more than {_LINE_BYTES} bytes")
         if rest:
             yield from self._of_lines([rest])
 
@@ -144,7 +165,15 @@ class FileReader:
             )
             for one in self.schema
         ]
+        for one, column in zip(self.schema, columns, strict=True):
+            if column.null_count and not one.nullable:
+                raise ValueError(f"column {one.name} has nulls, and its schema allows none")
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def shown(name: str) -> str:
+    """Return a file's name for messages; bytes that are not UTF-8 are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def read_files(
@@ -153,13 +182,17 @@ def read_files(
     files: Sequence[tuple[str, int]],
     format: str,
     schema: pa.Schema,
+    tasks: int,
     constants: Mapping[str, Mapping[str, str | None]] | None = None,
 ) -> DataFrame:
-    """Return a DataFrame of the rows of files, given by path and size; see `FileReader`."""
+    """Return a DataFrame of the rows of files, given by path and size; see `FileReader`.
+
+    At most ``tasks`` tasks read them.  The same number gives the same partitions.
+    """
     columns = from_arrow_schema(schema)
-    tasks = tuple(dealt(files, task_slots(spark)))
-    read = FileReader(root, tasks, format, to_arrow_schema(columns), constants or {})
-    return spark.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, columns)
+    parts = tuple(dealt(files, tasks))
+    read = FileReader(root, parts, format, to_arrow_schema(columns), constants or {})
+    return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(read, columns)
 
 
 def dealt(files: Sequence[tuple[str, int]], tasks: int) -> Iterator[tuple[str, ...]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
@@ -13,7 +15,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from ackcore._columns import as_count
-from ackcore.spark.planned.file_reading import FORMATS, read_files
+from ackcore.spark.base.errors import StateError
+from ackcore.spark.planned.file_reading import FORMATS, read_files, shown
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
 from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import is_bucket, place_of
@@ -60,8 +63,8 @@ class FileSpout(PlannedSource):
         The maximum number of files in a micro-batch.
     lateness_s : float, default 3600
         A file whose modification time is older than that of the newest planned file by more than
-        this is not read. Longer than the longest upload, as some stores date a file from the
-        beginning of its upload.
+        this is not read. A time in the future counts as the driver's time. Longer than the longest
+        upload, as some stores date a file from the beginning of its upload.
 
     Raises
     ------
@@ -114,39 +117,59 @@ class FileSpout(PlannedSource):
                 f"lateness_s must be a number of seconds from 0 on, got {lateness_s!r}"
             )
         self._lateness = round(lateness_s * 1_000_000_000)
+        #: Whether later files are left out, and the names at the first plan.
+        self._ends = False
+        self._first: set[str] | None = None
 
     def __repr__(self) -> str:
         return f"FileSpout({self._root!r}, {self._format!r})"
 
+    def bounded(self) -> FileSpout:
+        """See `PlannedSource.bounded`."""
+        found = copy.copy(self)
+        found._ends, found._first = True, None
+        return found
+
     def plan(self, previous: Any) -> Any:
         """See `PlannedSource.plan`."""
-        newest, seen = (-1, {}) if previous is None else (previous["newest"], previous["seen"])
-        oldest = newest - self._lateness
-        new = []
-        for one in self._listed():
-            if one.time < oldest:
+        newest, oldest, seen = -1, -1, {}
+        if previous is not None:
+            newest, seen = previous["newest"], previous["seen"]
+            # The files before are not in `seen`, even if the lateness is longer now.
+            oldest = max(previous["oldest"], newest - self._lateness)
+        new, listed = [], [*self._listed()]
+        if self._ends and self._first is None:
+            self._first = {one.name for one in listed}
+        for one in listed:
+            if one.time < oldest or (self._first is not None and one.name not in self._first):
                 continue
             known = seen.get(_digest(one.name))
             if known is None:
                 new.append(one)
             elif known[0] != _digest(one.version):
                 raise SourceError(
-                    f"{self!r}: the file {one.name} was changed after it was read, so its rows "
-                    f"would be lost or read twice; it has {one.size} bytes now. Restore it, or "
-                    "give the new content another name, and start again"
+                    f"{self!r}: the file {shown(one.name)} was changed after it was read, so "
+                    f"its rows would be lost or read twice; it has {one.size} bytes now. Restore "
+                    "it, or give the new content another name, and start again"
                 )
         if not new:
             return None
         taken = sorted(new)[: self._most]
-        newest = max(newest, taken[-1].time)
-        oldest = newest - self._lateness
+        # A file of the future must not make all others count as read.
+        newest = max(newest, min(taken[-1].time, time.time_ns()))
+        oldest = max(oldest, newest - self._lateness)
         kept = {digest: about for digest, about in seen.items() if about[1] >= oldest}
         kept |= {
             _digest(one.name): [_digest(one.version), one.time]
             for one in taken
             if one.time >= oldest
         }
-        return {"files": [[*one] for one in taken], "newest": newest, "seen": kept}
+        files = [[*one] for one in taken]
+        return {"files": files, "newest": newest, "oldest": oldest, "seen": kept}
+
+    def divided(self, plan: Any, tasks: int) -> Any:
+        """See `PlannedSource.divided`."""
+        return {**plan, "tasks": tasks}
 
     def check(self, plan: Any) -> None:
         """Raise `SourceError` if a planned file is no longer the same."""
@@ -162,22 +185,23 @@ class FileSpout(PlannedSource):
             elif now.size > one.size:
                 what = f"grew from {one.size} to {now.size} bytes"
             raise SourceError(
-                f"{self!r}: the file {one.name} {what} after it was planned and before its rows "
-                "were decided. Restore the file, and start again on the same checkpoint; write "
-                "files under a name that begins with a dot, and rename them when they are complete"
+                f"{self!r}: the file {shown(one.name)} {what} after it was planned and before "
+                "its rows were decided. Restore the file, and start again on the same checkpoint; "
+                "write files under a name that begins with a dot, and rename them when they are "
+                "complete"
             )
 
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
         """See `PlannedSource.read`."""
         files = [(one.name, one.size) for one in (_File(*each) for each in plan["files"])]
-        return read_files(spark, self._root, files, self._format, self.schema)
+        return read_files(spark, self._root, files, self._format, self.schema, plan["tasks"])
 
     def _listed(self) -> Iterator[_File]:
         """Yield the files that match."""
         if is_bucket(self._root):
             found: Iterable[_File] = self._objects()
         else:
-            found = _walked(self._root, "")
+            found = _walked(self._root, "", frozenset())
         for one in found:
             *directories, name = one.name.split("/")
             if name[0] in "._" or any(part[0] in "._" for part in directories):
@@ -186,8 +210,12 @@ class FileSpout(PlannedSource):
                 yield one
 
     def _objects(self) -> Iterator[_File]:
-        for key, size, version, time in ObjectStore(self._root).list_versions():
-            yield _File(time, key, size, version)
+        try:
+            for key, size, version, time_ns in ObjectStore(self._root).list_versions():
+                if size:  # an empty object has no rows, or stands for a directory
+                    yield _File(time_ns, key, size, version)
+        except StateError as error:  # may pass
+            raise ConnectionError(str(error)) from None
 
     def _now(self, planned: Iterable[_File]) -> Iterator[_File]:
         """Yield the present state of files."""
@@ -201,16 +229,20 @@ class FileSpout(PlannedSource):
                 continue
 
 
-def _walked(root: str, below: str) -> Iterator[_File]:
-    """Yield the files of a directory and its subdirectories."""
+def _walked(root: str, below: str, above: frozenset[tuple[int, int]]) -> Iterator[_File]:
+    """Yield the files of a directory and its subdirectories, without links to those ``above``."""
+    here = os.stat(f"{root}/{below}")
+    if (here.st_dev, here.st_ino) in above:
+        return
+    above |= {(here.st_dev, here.st_ino)}
     with os.scandir(f"{root}/{below}") as entries:
         for entry in entries:
             if entry.name[0] in "._":
                 continue
             try:
                 if entry.is_dir():
-                    yield from _walked(root, f"{below}{entry.name}/")
-                else:
+                    yield from _walked(root, f"{below}{entry.name}/", above)
+                elif entry.is_file():
                     yield _stated(f"{below}{entry.name}", entry.stat())
             except FileNotFoundError:
                 continue  # it was removed just now

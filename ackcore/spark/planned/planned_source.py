@@ -26,8 +26,9 @@ class PlannedSource(ABC):
     schema : pyarrow.Schema
         The columns of the rows.
     repeatable : bool, default False
-        Whether every `read` of a plan returns the same rows in the same order. Otherwise each run
-        keeps a copy of the rows that it read.
+        Whether every `read` of a plan returns the same rows in the same order and the same
+        partitions, also for a driver with another number of cores; see `divided`. Otherwise each
+        run keeps a copy of the rows that it read.
     """
 
     #: The kind of the source in checkpoints: a checkpoint accepts no source of another kind.
@@ -59,6 +60,23 @@ class PlannedSource(ABC):
             If the source cannot be reached at present. A stream calls the method again later. Any
             other exception ends the query.
         """
+
+    def bounded(self) -> PlannedSource:
+        """Return the source for a query that ends, which takes the rows that exist at its start.
+
+        By default this object. If rows arrive faster than micro-batches end, `plan` never returns
+        None: such a source returns a copy whose `plan` leaves later rows to the next query.
+        """
+        return self
+
+    def divided(self, plan: Any, tasks: int) -> Any:
+        """Return a new plan as it is recorded; by default, unchanged.
+
+        ``tasks`` is the number of tasks that the session runs at once. A repeatable source that
+        divides its rows by this number adds it to the plan, because a later driver may have
+        another number.
+        """
+        return plan
 
     @abstractmethod
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:

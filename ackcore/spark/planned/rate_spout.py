@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -60,6 +61,12 @@ class RateSpout(PlannedSource):
     def __repr__(self) -> str:
         return f"RateSpout({self._rows}, per_s={self._per_s})"
 
+    def bounded(self) -> RateSpout:
+        """See `PlannedSource.bounded`."""
+        found, now = copy.copy(self), self._clock()
+        found._clock = lambda: now
+        return found
+
     def plan(self, previous: Any) -> Any:
         """See `PlannedSource.plan`."""
         first, now = 0, self._clock()
@@ -73,6 +80,10 @@ class RateSpout(PlannedSource):
             last = min(last, self._rows)
         return {"from": first, "to": last, "began": began} if first < last else None
 
+    def divided(self, plan: Any, tasks: int) -> Any:
+        """See `PlannedSource.divided`."""
+        return {**plan, "tasks": tasks}
+
     def read(self, spark: SparkSession, plan: Any) -> DataFrame:
         """See `PlannedSource.read`."""
-        return spark.range(plan["from"], plan["to"]).toDF("value")
+        return spark.range(plan["from"], plan["to"], 1, plan["tasks"]).toDF("value")

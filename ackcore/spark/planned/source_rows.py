@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.errors import one_line
-from ackcore.spark.base.session import is_connect
+from ackcore.spark.base.session import is_connect, task_slots
 from ackcore.spark.base.versions import Py4JError, from_arrow_schema
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan
 from ackcore.spark.checkpoint.state import State
@@ -75,8 +75,9 @@ class _Taken:
 class _Spout:
     """One spout: its source, the plans of the last done micro-batch, and a plan made ahead."""
 
-    def __init__(self, name: str, source: PlannedSource, last: _Taken) -> None:
+    def __init__(self, name: str, source: PlannedSource, last: _Taken, spark: SparkSession) -> None:
         self.name = name
+        self._spark = spark
         self.source = source
         self.last = last
         #: The plan that `look` has made, its digest, and the plan before it.
@@ -112,6 +113,8 @@ class _Spout:
         previous = None if before.last is None else json.loads(json.dumps(before.last))
         try:
             plan = self.source.plan(previous)
+            if plan is not None:
+                plan = self.source.divided(plan, task_slots(self._spark))
         except _MAY_PASS:
             raise
         except Exception as error:
@@ -176,6 +179,8 @@ class SourceRows(PlannedRows):
         The session of the query.
     state : State
         The open checkpoint. The last done micro-batch is reported to the sources again.
+    ends : bool
+        Whether the query ends when it has taken the rows that exist at its start.
     once : bool
         Whether the first micro-batch takes all plans up to the first None, and later ones nothing.
     """
@@ -186,14 +191,17 @@ class SourceRows(PlannedRows):
         spark: SparkSession,
         state: State,
         *,
+        ends: bool,
         once: bool,
     ) -> None:
         self._spark = spark
+        if ends:
+            sources = {name: source.bounded() for name, source in sources.items()}
         self._once = once
         done = None if state.last_done is None else state.plan(state.last_done)
         self._number = 0 if done is None else done.number + 1
         self._spouts = [
-            _Spout(name, source, _Taken.of(None if done is None else done.offsets.get(name)))
+            _Spout(name, source, _Taken.of(None if done is None else done.offsets.get(name)), spark)
             for name, source in sources.items()
         ]
         #: By spout, an empty frame that carries the columns and the session.
@@ -212,11 +220,25 @@ class SourceRows(PlannedRows):
             before = _Taken.of(None if parent is None else parent.offsets.get(one.name))
             taken = before.carried()
             if not self._once:
-                taken = one.take(taken, number) or taken
+                taken = self._next(one, taken, number)
             elif parent is None:
                 taken = self._all(one, taken, number)
             found[one.name] = taken.body()
         return found
+
+    def _next(self, one: _Spout, taken: _Taken, number: int) -> _Taken:
+        """Return the plans with the next one; the same plans if there is none for now."""
+        try:
+            return one.take(taken, number) or taken
+        except (OSError, EOFError) as error:  # it must not hold back other spouts and retries
+            _log.warning(
+                "spout %s: its source did not answer, and micro-batch %d takes none of its rows: "
+                "%s",
+                one.name,
+                number,
+                one_line(error),
+            )
+            return taken
 
     def _all(self, one: _Spout, taken: _Taken, number: int) -> _Taken:
         """Return all plans of a source up to its first None."""

@@ -250,10 +250,13 @@ class ObjectStore:
         return sorted(found)
 
     def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
-        """Yield key, size, version and time (nanoseconds since 1970) of each object."""
+        """Yield key, size, version and time (nanoseconds since 1970) of each object.
+
+        Raises `StateError` if the bucket does not exist.
+        """
         import obstore  # noqa: PLC0415 - an extra
 
-        with self._asking("", "listed"), contextlib.suppress(FileNotFoundError):
+        with self._asking(""):
             for page in obstore.list(self._store, None, chunk_size=_PAGE):
                 for each in page:
                     time_us = round(each["last_modified"].timestamp() * 1_000_000)

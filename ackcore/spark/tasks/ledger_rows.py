@@ -121,6 +121,8 @@ class LedgerRows:
         cohorts = chunk.cohorts
         if cohorts is not None:
             which = cohorts.indexes(vals)
+            # Several groups may have one root and one cohort, and each fails with its own poison.
+            ordinals = ordinals * chunk.groups + failed.groups[of]
             poison = edge_ids(self._spec.key, roots, way, cohorts.vals[which], ordinals)
             if chunk.closed:
                 self.ack(vals, poison)

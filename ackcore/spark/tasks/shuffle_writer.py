@@ -24,7 +24,6 @@ from ackcore.spark.tasks.exchange_format import (
     PlacedRuns,
     RootRuns,
     untracked,
-    xor_by,
 )
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.spec import TaskSpec
@@ -268,8 +267,8 @@ def draw_cohort_edges(
         edges = _cohort_edges(key, way, chunk, *blobs, len(counts))
         found = []
         places = cohorts.places
-        for dest, (a, b) in enumerate(itertools.pairwise(ends.tolist())):
-            here = blobs[0] == dest
+        bounds = _bounds(blobs[0], len(counts))
+        for (a, b), here in zip(itertools.pairwise(ends.tolist()), bounds, strict=True):
             runs: RootRuns | PlacedRuns
             if places is None:
                 some = groups[a:b]
@@ -307,10 +306,11 @@ def _draw_any_cohorts(
         if chunk.closed:
             late.append((cohorts.ids[which], edges))
     to, of_blobs, edges = (np.concatenate(column) for column in zip(*drawn, strict=True))
+    to, ids, edges = _folded(to, of_blobs, edges, np.bitwise_xor)
     parts = _runs_by_row(found, order, counts, np.minimum)
+    bounds = _bounds(to, len(counts))
     runs = [
-        CohortRuns(*xor_by(of_blobs[to == dest], edges[to == dest]), part)
-        for dest, part in enumerate(parts)
+        CohortRuns(ids[here], edges[here], part) for here, part in zip(bounds, parts, strict=True)
     ]
     if not late:
         return runs, None
@@ -334,8 +334,32 @@ def _cohort_edges(
 
 def _distinct(dests: Int64s, which: Int64s, n: int) -> tuple[Int64s, Int64s]:
     """Return each pair of a destination and a number below n once, by destination."""
-    pairs = np.flatnonzero(np.bincount(dests * n + which))
+    pairs = dests * n + which
+    if len(pairs) and int(pairs.max()) < 8 * len(pairs):
+        pairs = np.flatnonzero(np.bincount(pairs))
+    else:  # a table of counts would be larger than the rows
+        pairs = np.unique(pairs)
     return np.divmod(pairs, n) if len(pairs) else (pairs, pairs)
+
+
+def _bounds(dests: Int64s, all_dests: int) -> list[slice]:
+    """Return the places of each destination in a sorted column of destinations."""
+    ends = np.searchsorted(dests, np.arange(all_dests + 1)).tolist()
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+def _folded(
+    first: Int64s, second: Int64s, vals: Int64s, fold: np.ufunc
+) -> tuple[Int64s, Int64s, Int64s]:
+    """Return each pair of two numbers once, sorted, with all of its vals folded into one."""
+    by = np.lexsort((second, first))
+    first, second, vals = first[by], second[by], vals[by]
+    new = np.ones(len(by), np.bool_)
+    new[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    firsts = np.flatnonzero(new)
+    if len(firsts):
+        vals = fold.reduceat(vals, firsts)
+    return first[firsts], second[firsts], vals
 
 
 def _cut_runs(owners: Int64s, order: Int64s, counts: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -366,14 +390,8 @@ def _runs_by_row(
     rows = place[np.concatenate([row for row, _, _ in found])] if found else empty
     roots = np.concatenate([root for _, root, _ in found]) if found else empty
     edges = np.concatenate([edge for _, _, edge in found]) if found else empty
-    by = np.lexsort((roots, rows))
-    rows, roots, edges = rows[by], roots[by], edges[by]
-    new = np.ones(len(rows), np.bool_)
-    new[1:] = (rows[1:] != rows[:-1]) | (roots[1:] != roots[:-1])
-    firsts = np.flatnonzero(new)
-    vals = fold.reduceat(edges, firsts) if len(firsts) else empty
-    roots = roots[firsts]
-    offsets = offsets_of(np.bincount(rows[firsts], minlength=len(order))).astype(np.int32)
+    rows, roots, vals = _folded(rows, roots, edges, fold)
+    offsets = offsets_of(np.bincount(rows, minlength=len(order))).astype(np.int32)
     runs, start = [], 0
     for count in counts.tolist():
         bounds = offsets[start : start + count + 1]
