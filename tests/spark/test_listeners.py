@@ -11,7 +11,7 @@ import pytest
 from streams import LINE, word_count
 
 from ackcore import testing
-from ackcore.spark import QueryListener, TooManyDead, run_batch, start, stream
+from ackcore.spark import QueryListener, TooManyDead, run_batch, spark_stream, start
 from ackcore.spark.base.errors import CheckpointCorrupt
 from ackcore.spark.base.schemas import MESSAGE_ID, REASON, TRACKING
 from ackcore.spark.checkpoint.dead_records import Dead
@@ -252,7 +252,7 @@ def test_a_query_that_spark_does_not_start_has_an_end(spark, tmp_path, folder, m
     def refuse(directory):
         raise PermissionError(directory)
 
-    monkeypatch.setattr(stream, "forget_beats", refuse)
+    monkeypatch.setattr(spark_stream, "forget_beats", refuse)
     with pytest.raises(PermissionError):
         start(
             word_count(folder.stream, lambda frame, number: None),

@@ -108,7 +108,7 @@ def test_a_number_that_is_written_with_other_rows_is_refused(target, files, keys
             f"has micro-batch 4 of sink 'count', and the checkpoint /cp is at micro-batch {number}"
         )
         if number == 4:
-            says += " with other rows: it is older"
+            says += " with other rows: the checkpoint is older"
         with pytest.raises(CheckpointForeign, match=says) as told:
             made.write(target.batch(some, number, nonacked=nonacked))
         assert repr(made) in str(told.value)
