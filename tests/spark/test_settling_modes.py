@@ -227,7 +227,7 @@ class World(Simulation):
 
 
 def outcome(world, done):
-    """What both ways of settling must have in common."""
+    """Return the results that both ways of settling must have in common."""
     judged = sorted(np.concatenate([[], *done.judged.roots()]).astype(int).tolist())
     failed = sorted(zip(*map(pa.ChunkedArray.to_pylist, done.failed.columns), strict=True))
     traces = sorted(
