@@ -360,10 +360,12 @@ def test_markers_of_transactions_behind_the_last_record_are_passed(mock_kafka, t
 @pytest.mark.parametrize("protocol", ["cooperative", "eager"])
 def test_late_answers_of_partitions_that_went_are_counted_and_change_nothing(counts, protocol):
     """The mock takes no commit while a group rebalances; test_consumer_groups.py has a drain."""
+    # A member that is late would leave the group, and keep nothing.
+    calm = {"session.timeout.ms": 3000}
     counts.produce(80)
-    with consuming(counts, protocol=protocol, drain_s=0, options=SHORT) as one:
+    with consuming(counts, protocol=protocol, drain_s=0, options=calm) as one:
         mine = take(one, 80)
-        with consuming(counts, protocol=protocol, options=SHORT) as other:
+        with consuming(counts, protocol=protocol, options=calm) as other:
             wait_until(
                 lambda: (
                     len(partitions_of(one) | partitions_of(other)) == 4 and partitions_of(other)
