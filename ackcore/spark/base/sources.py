@@ -20,21 +20,23 @@ from ackcore.topology.parts import Spout
 def source_schema(spout: Spout) -> pa.Schema:
     """Return the schema of a spout's source, which waiting and dead records keep."""
     schema = spout.source.schema
-    return _all_nullable(schema) if isinstance(schema, pa.Schema) else to_arrow_schema(schema)
+    return _kept(spout, schema) if isinstance(schema, pa.Schema) else to_arrow_schema(schema)
 
 
 def emitted_schema(spout: Spout) -> pa.Schema:
     """Return the schema of the tuples that a spout emits."""
     if spout.kind is None:
         return source_schema(spout)
-    return _all_nullable(spout.source.emits)
+    return _kept(spout, spout.source.emits)
 
 
-def _all_nullable(schema: pa.Schema) -> pa.Schema:
+def _kept(spout: Spout, schema: pa.Schema) -> pa.Schema:
     """Return a schema with nullable columns: a source may declare none, and return nulls.
 
-    A dead letter with such a null could never be written.
+    A dead letter with such a null could never be written. Kafka's columns are ackcore's own.
     """
+    if spout.kind == "kafka":
+        return schema
     return pa.schema(
         [one.with_type(nullable_within(one.type)).with_nullable(True) for one in schema]
     )
