@@ -27,7 +27,7 @@ from ackcore._columns import as_count
 from ackcore.spark.base.letter_columns import as_letters
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import MESSAGE_ID
-from ackcore.spark.base.sources import kept_schemas, source_schema
+from ackcore.spark.base.sources import emitted_schema, kept_schemas, source_schema
 from ackcore.spark.base.workers import refuse_unpicklable
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.action import Jobs, read_results
@@ -259,8 +259,7 @@ class LocalRuns:
     def _emitted(self, spout: Spout) -> pa.Schema:
         if spout.kind is None:
             return self._rows[spout.name].schema
-        schema: pa.Schema = spout.source.emits
-        return schema
+        return emitted_schema(spout)
 
     def _take_dead(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         for spout, table in dead.items():

@@ -22,7 +22,7 @@ from ackcore import testing
 from ackcore._arrow.shown import text_of
 from ackcore.kafka import KafkaSpout
 from ackcore.retry import backoff_ms
-from ackcore.spark import RunFailed, dead_letters, run_batch, to_parquet
+from ackcore.spark import FileSpout, RunFailed, dead_letters, run_batch, to_parquet
 from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Reject, Retry, TopologyBuilder
 from ackcore.topology.stage_layout import Layout
 
@@ -508,3 +508,13 @@ def test_text_that_is_not_utf8_is_shown_escaped():
     assert ran.outputs == {"words": [{"word": "plain"}, {"word": "caf\\xe9"}]}
     assert ran.tables["words"]["word"].cast(pa.binary()).to_pylist() == [b"plain", b"caf\xe9"]
     assert [letter.payload for letter in ran.dead] == [{"line": "ca\\xe9"}]
+
+
+def test_rows_of_a_planned_source_whose_columns_are_not_null_reach_a_sink(tmp_path):
+    """Rows are kept with nullable columns, so the sink's table has them, too."""
+    schema = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+    builder = TopologyBuilder()
+    builder.spout("numbers", FileSpout(tmp_path, "json", schema))
+    builder.sink("numbers", lambda frame, number: None)
+    ran = testing.run(builder.build(), {"numbers": [(1,), (2,)]})
+    assert ran.outputs == {"numbers": [{"a": 1}, {"a": 2}]}
