@@ -260,15 +260,18 @@ def test_a_mistake_in_a_source_ends_the_query(spark, checkpoint, store, running,
     assert not store.rows
 
 
+class Away(Table):
+    """A table that cannot be reached while ``down``."""
+
+    down = True
+
+    def plan(self, previous):
+        if self.down:
+            raise ConnectionError("the table is away")
+        return super().plan(previous)
+
+
 def test_a_source_that_is_away_is_asked_again(spark, checkpoint, store, running, caplog):
-    class Away(Table):
-        down = True
-
-        def plan(self, previous):
-            if self.down:
-                raise ConnectionError("the table is away")
-            return super().plan(previous)
-
     source = Away("a")
     on = running(topology(store, lines=source), spark, checkpoint)
     until(lambda: "is polled again: the table is away" in caplog.text, on)
@@ -279,14 +282,6 @@ def test_a_source_that_is_away_is_asked_again(spark, checkpoint, store, running,
 def test_a_source_that_is_away_holds_back_no_other_spout_and_no_retry(
     spark, checkpoint, store, running, caplog
 ):
-    class Away(Table):
-        down = True
-
-        def plan(self, previous):
-            if self.down:
-                raise ConnectionError("the table is away")
-            return super().plan(previous)
-
     source = Away("later")
     it = topology(store, {"max_restarts": 0}, away=source, lines=Table("a", "flaky", "b", "c"))
     on = running(it, spark, checkpoint)

@@ -237,12 +237,7 @@ def _draw_any(
         of, at = chunk.entries_of(local)
         found.append((of_row[places][of], chunk.roots[at], drawn[of]))
     runs = _runs_by_row(found, order, counts)
-    if not late:
-        return runs, None
-    return runs, (
-        np.concatenate([roots for roots, _ in late]),
-        np.concatenate([vals for _, vals in late]),
-    )
+    return runs, _joined(late)
 
 
 def draw_cohort_edges(
@@ -312,12 +307,14 @@ def _draw_any_cohorts(
     runs = [
         CohortRuns(ids[here], edges[here], part) for here, part in zip(bounds, parts, strict=True)
     ]
+    return runs, _joined(late)
+
+
+def _joined(late: list[tuple[Int64s, Int64s]]) -> tuple[Int64s, Int64s] | None:
+    """Return the ids and the edges to ack late, of all chunks; None if there are none."""
     if not late:
-        return runs, None
-    return runs, (
-        np.concatenate([ids for ids, _ in late]),
-        np.concatenate([vals for _, vals in late]),
-    )
+        return None
+    return np.concatenate([ids for ids, _ in late]), np.concatenate([vals for _, vals in late])
 
 
 def _cohort_edges(
