@@ -313,7 +313,7 @@ def test_a_source_and_a_listener_may_stop_the_query(spark, checkpoint, store):
 
 
 def test_a_read_that_fails_for_a_while_is_a_restart(spark, checkpoint, store, running, caplog):
-    class Away(Table):
+    class Unread(Table):
         failures = 2
 
         def read(self, spark, plan):
@@ -322,7 +322,7 @@ def test_a_read_that_fails_for_a_while_is_a_restart(spark, checkpoint, store, ru
                 raise ConnectionError("the table is away")
             return super().read(spark, plan)
 
-    it = topology(store, {"restart_backoff_s": 0.001}, lines=Away("a"))
+    it = topology(store, {"restart_backoff_s": 0.001}, lines=Unread("a"))
     on = running(it, spark, checkpoint)
     on.process_all_available()
     assert (store.words, on.counts.acked) == (["a"], 1)
