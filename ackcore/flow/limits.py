@@ -294,6 +294,25 @@ class DelayTarget:
         self._sum_ns = self._square_ns = 0.0
         self._least_ns = math.inf
 
+    def _add(self, rtt_ns: int, in_flight: int, now: int) -> None:
+        """Add a round trip to the block."""
+        self._acks = acks = self._acks + 1
+        self._sum_ns += rtt_ns
+        self._square_ns += rtt_ns * rtt_ns
+        if rtt_ns < self._least_ns:
+            self._least_ns = rtt_ns
+        if in_flight > self._most_out:
+            self._most_out = in_flight
+        sent = now - rtt_ns
+        if sent < self._sent_ns:
+            self._overtaken += 1
+        else:
+            self._sent_ns = sent
+        ramp = self._ramp
+        enough = max(4, ramp) if ramp else 8 if self.limit <= 2 else max(32, self.limit)
+        if acks >= enough:
+            self._end(now)
+
     def _end(self, now: int) -> None:
         """End a block of round trips: look for a queue, and for round trips that differ without."""
         acks = self._acks
@@ -376,24 +395,12 @@ class DelayTarget:
                     self._risen_ns += (rtt_ns - base) * self._alpha
                 self.base_rtt_ns = base = self._shortest_ns + self._risen_ns + self._spread_ns
                 self._probe_ns = now + self._STALE_NS + self._PROBE_RTTS * base
-        self._acks += 1
-        self._sum_ns += rtt_ns
-        self._square_ns += rtt_ns * rtt_ns
-        if rtt_ns < self._least_ns:
-            self._least_ns = rtt_ns
-        if in_flight > self._most_out:
-            self._most_out = in_flight
-        sent = now - rtt_ns
-        if sent < self._sent_ns:
-            self._overtaken += 1
-        else:
-            self._sent_ns = sent
-        ramp = self._ramp
-        enough = (ramp if ramp > 4 else 4) if ramp else 8 if self.limit <= 2 else 32
-        if self._acks >= enough and (ramp or self._acks >= self.limit):
-            self._end(now)
+        if in_flight <= 2 or self._known:
+            self._add(rtt_ns, in_flight, now)
             base = self.base_rtt_ns
             mean = self._mean_ns
+        elif self._acks:
+            self._begin(now)
         if self._noise_ns > target:
             target = self._noise_ns
         mean += (interval - mean) * weight
