@@ -178,10 +178,10 @@ class DelayTarget:
     ``base_rtt`` is the shortest round trip, until one tuple overtakes another: a consumer with a
     single queue answers in order. If round trips differ without a queue by more than the target,
     the window shrinks to 2, and there a tuple is overtaken sooner or later. Then ``base_rtt`` is
-    the mean round trip with at most 2 tuples outstanding, the target is at least 3/4 of their
-    standard deviation, and the window doubles until the mean round trip exceeds both. A larger
-    mean is not taken over while all tuples are late, that is, while the tuples of other producers
-    are queued.
+    the mean round trip with at most 2 tuples outstanding, and the target is at least a quarter of
+    it and 3/4 of their standard deviation. The window doubles until the mean round trip is longer
+    by half. A larger mean is not taken over while all tuples are late, that is, while the tuples of
+    other producers are queued.
 
     A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times in
     total; each ack removes one such factor.
@@ -309,7 +309,7 @@ class DelayTarget:
         else:
             self._sent_ns = sent
         ramp = self._ramp
-        enough = max(4, ramp) if ramp else 8 if self.limit <= 2 else max(32, self.limit)
+        enough = max(8, ramp) if ramp else 8 if self.limit <= 2 else max(32, self.limit)
         if acks >= enough:
             self._end(now)
 
@@ -326,7 +326,7 @@ class DelayTarget:
             self._probe_ns = max(self._probe_ns, now + self._STALE_NS)
         if self._ramp:
             self._mean_ns = (now - self._began_ns) / acks
-            allowed = max(target, noise * max(1.0, 4 / acks**0.5))
+            allowed = max(target, noise * max(1.0, 4 / acks**0.5), base / 2)
             if mean <= base + allowed and self._ramp < self._max_limit:
                 self._ramp *= 2
             else:
@@ -401,8 +401,8 @@ class DelayTarget:
             mean = self._mean_ns
         elif self._acks:
             self._begin(now)
-        if self._noise_ns > target:
-            target = self._noise_ns
+        if self._known:
+            target = max(target, self._noise_ns, base / 4)
         mean += (interval - mean) * weight
         if mean < 1.0:
             mean = 1.0
