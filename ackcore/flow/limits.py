@@ -395,7 +395,7 @@ class DelayTarget:
                     self._risen_ns += (rtt_ns - base) * self._alpha
                 self.base_rtt_ns = base = self._shortest_ns + self._risen_ns + self._spread_ns
                 self._probe_ns = now + self._STALE_NS + self._PROBE_RTTS * base
-        if in_flight <= 2 or self._known:
+        if self._known or in_flight <= 2 >= self.limit:
             self._add(rtt_ns, in_flight, now)
             base = self.base_rtt_ns
             mean = self._mean_ns
