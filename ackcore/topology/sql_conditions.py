@@ -43,6 +43,9 @@ _SPARK_TYPES = {
 }
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_MOMENT = re.compile(
+    rf"{_DATE.pattern}[ T]\d{{2}}:\d{{2}}:\d{{2}}(\.\d{{1,6}})?(Z|[+-]\d{{2}}:\d{{2}})"
+)
 #: The largest integer up to which 32-bit floats have all integers, and the digits of decimals.
 _EXACT_FLOAT, _DIGITS = 1 << 24, 38
 #: The number of numbers that are faster to compare one by one than to hash.
@@ -389,7 +392,7 @@ class _Compiler:
             return self._comparison(tree, name)
         if name in _ARITHMETIC or name == "Div":
             return self._arithmetic(tree, name)
-        method = getattr(self, f"_{name.lower()}", None)
+        method = getattr(self, f"_from_{name.lower()}", None)
         if method is None:
             raise self._refused(tree)
         found: Node = method(tree)
@@ -412,10 +415,10 @@ class _Compiler:
 
     # -- leaves -----------------------------------------------------------------------------------
 
-    def _paren(self, tree: Any) -> Node:
+    def _from_paren(self, tree: Any) -> Node:
         return self.node(tree.this)
 
-    def _column(self, tree: Any) -> Node:
+    def _from_column(self, tree: Any) -> Node:
         name = tree.name
         if tree.args.get("table") or type(tree.this).__name__ != "Identifier":
             raise UnsupportedSql(
@@ -432,10 +435,10 @@ class _Compiler:
             )
         return ColumnNode(self._types[found[0]], found[0])
 
-    def _boolean(self, tree: Any) -> Node:
+    def _from_boolean(self, tree: Any) -> Node:
         return _constant(bool(tree.this), _BOOL)
 
-    def _literal(self, tree: Any) -> Node:
+    def _from_literal(self, tree: Any) -> Node:
         text = tree.this
         if tree.args.get("is_string"):
             return _constant(text, pa.string())
@@ -458,14 +461,14 @@ class _Compiler:
             return _constant(float(text), _DOUBLE)
         raise self._refused(tree)
 
-    def _neg(self, tree: Any) -> Node:
+    def _from_neg(self, tree: Any) -> Node:
         inner = tree.this
         if type(inner).__name__ == "Literal" and not inner.args.get("is_string"):
             return self._number(tree, f"-{inner.this}")
         node = self.node(inner)
         return _call(self._of_numbers(tree, node), "negate_checked", node)
 
-    def _cast(self, tree: Any) -> Node:
+    def _from_cast(self, tree: Any) -> Node:
         """Return a literal with a type, such as ``DATE '2020-01-01'`` or ``1L``."""
         inner, to = tree.this, tree.args["to"].sql("spark").upper()
         if type(inner).__name__ == "Literal":
@@ -481,7 +484,7 @@ class _Compiler:
                 return _constant(float(text), _DOUBLE)
         raise self._refused(tree)
 
-    _trycast = _cast
+    _from_trycast = _from_cast
 
     def _date(self, tree: Any, text: str) -> Node:
         try:
@@ -493,15 +496,14 @@ class _Compiler:
 
     def _moment(self, tree: Any, text: str) -> Node:
         try:
-            value = datetime.fromisoformat(text)
+            if _MOMENT.fullmatch(text):
+                return _constant(datetime.fromisoformat(text), _SPARK_TYPES["timestamp"])
         except ValueError:
-            value = datetime.min
-        if value.tzinfo is None:
-            raise UnsupportedSql(
-                f"{tree.sql('spark')} must be a time with a time zone, such as "
-                "TIMESTAMP '2026-01-31 12:00:00Z'"
-            )
-        return _constant(value, _SPARK_TYPES["timestamp"])
+            pass
+        raise UnsupportedSql(
+            f"{tree.sql('spark')} must be a time with a time zone, such as "
+            "TIMESTAMP '2026-01-31 12:00:00Z'"
+        )
 
     # -- logic ------------------------------------------------------------------------------------
 
@@ -511,13 +513,13 @@ class _Compiler:
             raise UnsupportedSql(f"{tree.sql('spark')} must be a condition, got {found.type}")
         return found
 
-    def _and(self, tree: Any) -> Node:
+    def _from_and(self, tree: Any) -> Node:
         return _and(self._condition(tree.this), self._condition(tree.expression))
 
-    def _or(self, tree: Any) -> Node:
+    def _from_or(self, tree: Any) -> Node:
         return _or(self._condition(tree.this), self._condition(tree.expression))
 
-    def _not(self, tree: Any) -> Node:
+    def _from_not(self, tree: Any) -> Node:
         return _not(self._condition(tree.this))
 
     def _operand(self, tree: Any) -> Node:
@@ -525,7 +527,7 @@ class _Compiler:
             raise UnsupportedSql(f"put {tree.sql('spark')} into parentheses")
         return self.node(tree)
 
-    def _is(self, tree: Any) -> Node:
+    def _from_is(self, tree: Any) -> Node:
         node, what = self._operand(tree.this), type(tree.expression).__name__
         if what == "Null":
             return _call(_BOOL, "is_null", node)
@@ -534,7 +536,7 @@ class _Compiler:
         value = node if tree.expression.this else _not(node)
         return _call(_BOOL, "coalesce", value, _constant(False, _BOOL))
 
-    def _anonymous(self, tree: Any) -> Node:
+    def _from_anonymous(self, tree: Any) -> Node:
         name, arguments = str(tree.this).lower(), tree.expressions
         if name not in ("isnull", "isnotnull") or len(arguments) != 1:
             raise self._refused(tree)
@@ -554,12 +556,12 @@ class _Compiler:
             raise UnsupportedSql(f"{tree.sql('spark')} compares two literals")
         return ComparisonNode(_BOOL, how, *self._alike(tree, left, right))
 
-    def _between(self, tree: Any) -> Node:
+    def _from_between(self, tree: Any) -> Node:
         node = self._operand(tree.this)
         low, high = self._operand(tree.args["low"]), self._operand(tree.args["high"])
         return _and(self._compared(tree, ">=", node, low), self._compared(tree, "<=", node, high))
 
-    def _in(self, tree: Any) -> Node:
+    def _from_in(self, tree: Any) -> Node:
         node = self._operand(tree.this)
         items = [self.node(each) for each in tree.expressions]
         if not items or not all(isinstance(each, LiteralNode) for each in items):
@@ -574,7 +576,7 @@ class _Compiler:
         literals = pa.array([one.value for _, one in pairs if isinstance(one, LiteralNode)])
         return InNode(_BOOL, node, literals.cast(node.type))
 
-    def _like(self, tree: Any) -> Node:
+    def _from_like(self, tree: Any) -> Node:
         node, pattern = self._operand(tree.this), tree.expression
         if node.type != pa.string() or not pattern.args.get("is_string"):
             raise self._refused(tree)
@@ -619,20 +621,22 @@ class _Compiler:
         right = self._as(tree, right, pa.decimal128(p2, s2))
         return ArithmeticNode(pa.decimal128(digits, scale), _ARITHMETIC[name], (left, right))
 
-    def _abs(self, tree: Any) -> Node:
+    def _from_abs(self, tree: Any) -> Node:
         node = self.node(tree.this)
         return _call(self._of_numbers(tree, node), "abs_checked", node)
 
-    def _isnan(self, tree: Any) -> Node:
+    def _from_isnan(self, tree: Any) -> Node:
         node = self.node(tree.this)
         if node.type not in (_FLOAT, _DOUBLE):
             raise self._mismatch(tree, node)
         return _call(_BOOL, "coalesce", _call(_BOOL, "is_nan", node), _constant(False, _BOOL))
 
-    def _length(self, tree: Any) -> Node:
+    def _from_length(self, tree: Any) -> Node:
         return _call(pa.int32(), "utf8_length", self._text(tree))
 
-    def _trim(self, tree: Any) -> Node:
+    def _from_trim(self, tree: Any) -> Node:
+        if tree.args.get("expression"):
+            raise self._refused(tree)
         return _call(pa.string(), "utf8_trim", self._text(tree), options=("TrimOptions", " "))
 
     def _text(self, tree: Any) -> Node:
@@ -641,7 +645,7 @@ class _Compiler:
             raise self._mismatch(tree, node)
         return node
 
-    def _coalesce(self, tree: Any) -> Node:
+    def _from_coalesce(self, tree: Any) -> Node:
         nodes = [self.node(each) for each in (tree.this, *tree.expressions)]
         kinds = {each.type for each in nodes}
         if kinds <= set(_INTEGERS):

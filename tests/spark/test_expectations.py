@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
+from ackcore import testing
+from ackcore.metrics.readings import READINGS, MetricsSnapshot
+from ackcore.spark import QueryListener, RunFailed, dead_letters, run_batch
+from ackcore.spark.engine.insist import ExpectationFailed
+from ackcore.spark.engine.progress import Progress
+from ackcore.topology import BatchBolt, TopologyBuilder, TopologyError
 from ackcore.topology.expectations import checks_of, expect
 from ackcore.topology.sql_conditions import UnsupportedSql, condition, spark_types
 
@@ -176,3 +183,188 @@ def _write(directory, rows):
 
 def _columns(frame):
     return list(zip(*map(tuple, frame.collect()), strict=True))
+
+
+# ------------------------------------------------------------------------------------ consequences
+
+ORDERS = pa.schema([("id", pa.int64()), ("amount", pa.int64()), ("currency", pa.string())])
+
+
+class Split(BatchBolt):
+    """Emits each order, and the large ones also to another stream."""
+
+    outputs: ClassVar = {"default": ORDERS, "large": ORDERS}
+
+    def process(self, batch, out):
+        out.emit(batch, parents=range(len(batch)))
+        large = np.flatnonzero(np.nan_to_num(batch["amount"].to_numpy(zero_copy_only=False)) > 50)
+        out.emit(batch.take(pa.array(large)), parents=large, stream="large")
+
+
+def not_seventh(batch):
+    return batch["id"].to_numpy() % 7 != 0
+
+
+def orders(source, expected, *of_bolt, **spout):
+    builder = TopologyBuilder()
+    builder.spout("orders", source, expect=expected, **spout)
+    builder.bolt("split", Split(), expect=of_bolt).fields("orders", "id")
+    builder.sink("split", lambda frame, number: None)
+    builder.sink("split", lambda frame, number: None, stream="large")
+    return builder.build()
+
+
+@pytest.mark.parametrize("kills", [{}, {"split": [3, 40, 41]}])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_each_tuple_has_the_consequence_of_its_expectation_and_is_counted_once(seed, kills):
+    rng = random.Random(seed)
+    rows = [
+        (n, rng.choice([None, *range(-9, 99)]), rng.choice(["EUR", "USD", "X", None]))
+        for n in range(120)
+    ]
+    topology = orders(
+        testing.Source(ORDERS),
+        [
+            expect("amount >= 0", on_fail="drop"),
+            expect("currency IN ('EUR', 'USD')", "100 / (amount - 20) < 50"),
+        ],
+        expect(not_seventh),
+        expect("amount <= 90", on_fail="drop", stream="large"),
+        expect("id <> -1", on_fail="fail", stream="large"),
+    )
+    ran = testing.run(topology, {"orders": rows}, tasks=3, kills=kills)
+    assert ran.kills == len(kills.get("split", ()))
+
+    known = [currency in ("EUR", "USD", None) for _, _, currency in rows]
+    # 100 / 0 raises; 100 / (22 - 20) is 50, and 100 / (21 - 20) is more.
+    small = [amount not in (20, 21, 22) for _, amount, _ in rows]
+    negative = [amount is not None and amount < 0 for _, amount, _ in rows]
+    passed = [
+        row
+        for row, *fine, minus in zip(rows, known, small, negative, strict=True)
+        if all(fine) and not minus
+    ]
+    large = [(n, amount) for n, amount, _ in passed if (amount or 0) > 50]
+    good = [row for row in passed if row[0] % 7]
+    written = [tuple(row.values()) for row in ran.outputs["split"]]
+    assert sorted(written) == sorted(good)
+    written = sorted(row["id"] for row in ran.outputs["split.large"])
+    assert written == [n for n, amount in large if n % 7 and amount <= 90]
+    bad = {n for (n, *_), *fine in zip(rows, known, small, strict=True) if not all(fine)}
+    bad |= {row[0] for row in passed if row[0] % 7 == 0}
+    assert {letter.payload["id"] for letter in ran.dead} == bad
+    assert {letter.error_type for letter in ran.dead} == {"ExpectationFailed"}
+    assert {letter.attempts for letter in ran.dead} == {1}
+    ran.check(dead=len(bad))
+
+    def counts(met):
+        return {"passed": sum(met), "failed": len(met) - sum(met)}
+
+    (progress,) = ran.progress
+    assert progress.expectations == {
+        "orders": {
+            "amount >= 0": counts([not one for one in negative]),
+            "currency IN ('EUR', 'USD')": counts(known),
+            "100 / (amount - 20) < 50": counts(small),
+        },
+        "split": {"not_seventh": counts([row[0] % 7 != 0 for row in passed])},
+        "split.large": {
+            "amount <= 90": counts([amount <= 90 for _, amount in large]),
+            "id <> -1": counts([True for _ in large]),
+        },
+    }
+    unmet = sum(one["failed"] for _, _, one in progress.expected())
+    assert str(progress).endswith(f", {unmet} unmet expectations")
+    assert Progress.from_json(progress.to_json()) == progress
+
+
+def test_a_reason_names_the_expectation_and_the_values():
+    topology = orders(
+        testing.Source(ORDERS),
+        expect("amount > 0 AND 1 / amount < 1", "length(currency) = 3"),
+        expect(lambda batch: [True]),
+    )
+    rows = [(1, -5, "EUR"), (2, 0, "EUR"), (3, 5, "x" * 5000), (4, 5, "EUR"), (5, 6, "EUR")]
+    ran = testing.run(topology, {"orders": rows}, tasks=1)
+    first, second, third, *others = sorted(ran.dead, key=lambda one: one.payload["id"])
+    condition = "expectation amount > 0 AND 1 / amount < 1 is not met: amount="
+    assert first.error_message == f"{condition}-5"
+    assert second.error_message == f"{condition}0"
+    assert third.error_message == (
+        f"expectation length(currency) = 3 is not met: currency='{'x' * 98}…"
+    )
+    for letter in others:
+        if "must return" in letter.error_message:
+            assert letter.component == "split"
+            assert "<lambda> must return a boolean for each of the " in letter.error_message
+
+
+def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems():
+    with pytest.raises(TopologyError) as raised:
+        orders(
+            testing.Source(ORDERS),
+            expect("amout > 0", "amount", "amount > '1'", "rand() > amount", "amount > 0; id > 1"),
+            expect("id > 0", stream="late"),
+            expect("id > 0", "id  >  0"),
+        )
+    problems = "\n".join(raised.value.problems)
+    for text in (
+        "expect of spout 'orders' has 'amout > 0': there is no column 'amout'; did you mean "
+        "'amount'?",
+        "has 'amount': it must be a condition (BOOLEAN), got int64",
+        "has \"amount > '1'\": amount > '1' combines int64 and string, which ackcore does not",
+        "has 'rand() > amount': RAND() has a Rand, which is not supported; use a function",
+        "has 'amount > 0; id > 1': it must be one SQL expression",
+        "bolt 'split' expects conditions of stream 'late', which it does not have",
+        "expect of bolt 'split' has id > 0 twice",
+    ):
+        assert text in problems, text
+    assert len(raised.value.problems) == 7
+    with pytest.raises(TopologyError, match="untracked records have none"):
+        orders(testing.Source(ORDERS), expect("id > 0"), tracked=False)
+
+
+class Seen(QueryListener):
+    """Keeps the reports and the metrics."""
+
+    def __init__(self):
+        self.metrics, self.reports = MetricsSnapshot(), []
+
+    def on_progress(self, progress, counts):
+        self.reports.append(progress)
+        self.metrics.take(progress, counts)
+
+
+def test_on_spark_a_failed_expectation_ends_the_query_before_anything_is_written(spark, tmp_path):
+    columns = ["id", "id % 10 - 1 AS amount", "'EUR' AS currency"]
+    frame = spark.range(0, 1000, 1, numPartitions=3).selectExpr(*columns)
+    written = []
+
+    def run(seen, *expected):
+        builder = TopologyBuilder()
+        builder.spout("orders", frame, expect=expected)
+        builder.bolt("split", Split(), expect=expect(not_seventh)).fields("orders", "amount")
+        builder.sink("split", lambda rows, number: written.append(rows.count()))
+        return run_batch(builder.build(), spark, str(tmp_path / "checkpoint"), listeners=[seen])
+
+    with pytest.raises(RunFailed, match=r"expectation amount >= 0 is not met: amount=-1 \(emitted"):
+        run(Seen(), expect("amount >= 0", on_fail="fail"))
+    assert written == []
+    seen = Seen()
+    counts = run(seen, expect("amount >= 0"), expect("amount < 8", on_fail="drop"))
+    sevenths = [n for n in range(1000) if n % 7 == 0 and 0 <= n % 10 - 1 < 8]
+    assert (counts.dead, counts.acked) == (100 + len(sevenths), 900 - len(sevenths))
+    assert written == [800 - len(sevenths)]
+    (report,) = seen.reports
+    assert report.runs == 1
+    assert report.expectations["orders"] == {
+        "amount >= 0": {"passed": 900, "failed": 100},
+        "amount < 8": {"passed": 900, "failed": 100},
+    }
+    (reading,) = [one for one in READINGS if one.name == "ackcore.expectation.checks"]
+    values = {tuple(labels.values()): value for labels, value in reading.values(seen.metrics)}
+    assert values["split", "not_seventh", "failed"] == len(sevenths)
+    letters = dead_letters(str(tmp_path / "checkpoint"), spark).filter("component = 'orders'")
+    (reason,) = letters.select("error_message").distinct().collect()
+    assert reason[0] == "expectation amount >= 0 is not met: amount=-1"
+    assert issubclass(ExpectationFailed, RunFailed)
