@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from ackcore import testing
 from ackcore.metrics.readings import READINGS, MetricsSnapshot
-from ackcore.spark import QueryListener, RunFailed, dead_letters, run_batch
+from ackcore.spark import QueryListener, RateSpout, RunFailed, dead_letters, run_batch, start
 from ackcore.spark.engine.insist import ExpectationFailed
 from ackcore.spark.engine.progress import Progress
 from ackcore.topology import BatchBolt, TopologyBuilder, TopologyError
@@ -157,8 +157,8 @@ def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
     plain = [check for check, raised in zip(checks, errors, strict=True) if not raised]
     for ansi in ("true", "false"):
         conf("spark.sql.ansi.enabled", ansi)
-        for start in range(0, len(plain), 40):
-            some = plain[start : start + 40]
+        for first in range(0, len(plain), 40):
+            some = plain[first : first + 40]
             found = frame.selectExpr(*(f"{one.name} AS c{n}" for n, one in enumerate(some)))
             for check, values in zip(some, _columns(found), strict=True):
                 assert check.by.of(batch, False).to_pylist() == list(values), check.name
@@ -205,19 +205,20 @@ def not_seventh(batch):
     return batch["id"].to_numpy() % 7 != 0
 
 
-def orders(source, expected, *of_bolt, **spout):
+def orders(source, expected, *of_bolt, fields=("id",), **spout):
     builder = TopologyBuilder()
     builder.spout("orders", source, expect=expected, **spout)
-    builder.bolt("split", Split(), expect=of_bolt).fields("orders", "id")
+    split = builder.bolt("split", Split(), expect=of_bolt)
+    split.fields("orders", *fields) if fields else split.local_or_shuffle("orders")
     builder.sink("split", lambda frame, number: None)
     builder.sink("split", lambda frame, number: None, stream="large")
     return builder.build()
 
 
 @pytest.mark.parametrize("kills", [{}, {"split": [3, 40, 41]}])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_each_tuple_has_the_consequence_of_its_expectation_and_is_counted_once(seed, kills):
-    rng = random.Random(seed)
+@pytest.mark.parametrize("fields", [("id",), ()], ids=["shuffled", "one stage"])
+def test_each_tuple_has_the_consequence_of_its_expectation_and_is_counted_once(fields, kills):
+    rng = random.Random(1)
     rows = [
         (n, rng.choice([None, *range(-9, 99)]), rng.choice(["EUR", "USD", "X", None]))
         for n in range(120)
@@ -231,6 +232,7 @@ def test_each_tuple_has_the_consequence_of_its_expectation_and_is_counted_once(s
         expect(not_seventh),
         expect("amount <= 90", on_fail="drop", stream="large"),
         expect("id <> -1", on_fail="fail", stream="large"),
+        fields=fields,
     )
     ran = testing.run(topology, {"orders": rows}, tasks=3, kills=kills)
     assert ran.kills == len(kills.get("split", ()))
@@ -368,3 +370,24 @@ def test_on_spark_a_failed_expectation_ends_the_query_before_anything_is_written
     (reason,) = letters.select("error_message").distinct().collect()
     assert reason[0] == "expectation amount >= 0 is not met: amount=-1"
     assert issubclass(ExpectationFailed, RunFailed)
+
+
+def test_a_stream_ends_with_the_expectation_and_continues_after_its_correction(spark, tmp_path):
+    written = []
+
+    def run(on_fail):
+        builder = TopologyBuilder()
+        source = RateSpout(50, max_rows_per_batch=20)
+        builder.spout("rate", source, expect=expect("value <> 30", on_fail=on_fail))
+        builder.sink("rate", lambda rows, number: written.append(rows.count()))
+        query = start(
+            builder.build(), spark, tmp_path / "checkpoint", trigger={"availableNow": True}
+        )
+        query.await_termination(60)
+        return query
+
+    with pytest.raises(ExpectationFailed, match=r"micro-batch 1: .* not met: value=30 .* 'rate'"):
+        run("fail")
+    assert written == [20]
+    assert run("drop").counts.acked == 50
+    assert written == [20, 19, 10]
