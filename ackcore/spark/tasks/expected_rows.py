@@ -53,9 +53,9 @@ class ExpectedRows:
         dead: dict[int, Reason] = {}
         dropped: list[Int64s] = []
         counts = self.counts[source if stream == DEFAULT_STREAM else f"{source}.{stream}"]
-        for check in checks:
-            with self._time_limit.on(source):
-                places, errors = check.failed(rows.batch)
+        with self._time_limit.on(source):
+            failed = [check.failed(rows.batch) for check in checks]
+        for check, (places, errors) in zip(checks, failed, strict=True):
             count = counts.setdefault(check.name, {"passed": 0, "failed": 0})
             count["passed"] += n - len(places)
             count["failed"] += len(places)
