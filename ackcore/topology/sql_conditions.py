@@ -112,7 +112,10 @@ class Node:
 
     def columns(self) -> Iterator[str]:
         """Yield the names of the columns."""
-        return iter(())
+        for value in vars(self).values():
+            for each in value if isinstance(value, tuple) else (value,):
+                if isinstance(each, Node):
+                    yield from each.columns()
 
 
 @dataclass(frozen=True)
@@ -158,11 +161,6 @@ class CallNode(Node):
         options = None if self.options is None else getattr(pc, self.options[0])(self.options[1])
         return pc.call_function(self.function, values, options)
 
-    def columns(self) -> Iterator[str]:
-        """Yield the columns of the arguments."""
-        for each in self.arguments:
-            yield from each.columns()
-
 
 @dataclass(frozen=True)
 class CastNode(Node):
@@ -173,10 +171,6 @@ class CastNode(Node):
     def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return the converted values."""
         return pc.cast(self.node.of(batch, alone), self.type, safe=False)
-
-    def columns(self) -> Iterator[str]:
-        """Yield the columns of the numbers."""
-        return self.node.columns()
 
 
 @dataclass(frozen=True)
@@ -233,11 +227,6 @@ class ComparisonNode(Node):
         found = pc.or_kleene(pc.less(left, right), smaller)
         return found if how in ("<", ">") else pc.invert(found)
 
-    def columns(self) -> Iterator[str]:
-        """Yield the columns of both operands."""
-        yield from self.left.columns()
-        yield from self.right.columns()
-
 
 @dataclass(frozen=True)
 class InNode(Node):
@@ -251,10 +240,6 @@ class InNode(Node):
         values = self.node.of(batch, alone)
         found = pc.is_in(values, value_set=self.literals)
         return pc.if_else(values.is_valid(), found, None) if values.null_count else found
-
-    def columns(self) -> Iterator[str]:
-        """Yield the columns of the values."""
-        return self.node.columns()
 
 
 @dataclass(frozen=True)
@@ -564,7 +549,8 @@ class _Compiler:
     def _from_in(self, tree: Any) -> Node:
         node = self._operand(tree.this)
         items = [self.node(each) for each in tree.expressions]
-        if not items or not all(isinstance(each, LiteralNode) for each in items):
+        literal = all(isinstance(each, LiteralNode) for each in items)
+        if not items or not literal or next(node.columns(), None) is None:
             raise self._refused(tree)
         # Arrow's is_in distinguishes 0.0 and -0.0.
         few = len(items) <= (1 if node.type == pa.string() else _FEW)
