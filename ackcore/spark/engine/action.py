@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -196,8 +196,23 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         raised=dict(raised),
         breaker_trips=sum(report["breaker_trips"] for report in reports),
         emitted={name: dict(streams) for name, streams in emitted.items()},
+        expectations=_added(report["expectations"] for report in reports),
+        unexpected=min(filter(None, (report["unexpected"] for report in reports)), default=None),
         traces=_traces([report["trace"] for report in reports if "trace" in report]),
     )
+
+
+def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the sums of the tasks' counts of expectations."""
+    found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for of_task in counts:
+        for component, expectations in of_task.items():
+            for name, outcomes in expectations.items():
+                found[component][name].update(outcomes)
+    return {
+        component: {name: dict(outcomes) for name, outcomes in expectations.items()}
+        for component, expectations in found.items()
+    }
 
 
 def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:

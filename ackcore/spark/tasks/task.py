@@ -163,6 +163,8 @@ class Task:
         # Breaker trips depend on outages, though the answers come from a journal: not in `alike`.
         report["breaker_trips"] = self._bolts.breaker_trips
         report["emitted"] = self._bolts.emitted
+        report["expectations"] = self._bolts.expected.counts
+        report["unexpected"] = self._bolts.expected.fatal
         report["kept"] = self.kept
         if self.tracer is not None:
             report["trace"] = self.tracer.to_json()
