@@ -91,6 +91,7 @@ class FileSpout(PlannedSource):
                 f"path must be a directory or a place in a bucket, got {self._root!r}: files of "
                 "HDFS are not read yet; use spark.readStream, or a PlannedSource of your own"
             )
+        self._bucket = ObjectStore(self._root) if is_bucket(self._root) else None
         if format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
         self._format = format
@@ -198,8 +199,8 @@ class FileSpout(PlannedSource):
 
     def _listed(self) -> Iterator[_File]:
         """Yield the files that match."""
-        if is_bucket(self._root):
-            found: Iterable[_File] = self._objects()
+        if self._bucket is not None:
+            found: Iterable[_File] = self._objects(self._bucket)
         else:
             found = _walked(self._root, "", frozenset())
         for one in found:
@@ -209,9 +210,9 @@ class FileSpout(PlannedSource):
             if self._matches(one.name if self._by_path else name):
                 yield one
 
-    def _objects(self) -> Iterator[_File]:
+    def _objects(self, bucket: ObjectStore) -> Iterator[_File]:
         try:
-            for key, size, version, time_ns in ObjectStore(self._root).list_versions():
+            for key, size, version, time_ns in bucket.list_versions():
                 if size:  # an empty object has no rows, or stands for a directory
                     yield _File(time_ns, key, size, version)
         except StateError as error:  # may pass
@@ -219,8 +220,8 @@ class FileSpout(PlannedSource):
 
     def _now(self, planned: Iterable[_File]) -> Iterator[_File]:
         """Yield the present state of files."""
-        if is_bucket(self._root):
-            yield from self._objects()
+        if self._bucket is not None:
+            yield from self._objects(self._bucket)
             return
         for one in planned:
             try:
