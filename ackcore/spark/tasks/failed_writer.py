@@ -273,25 +273,24 @@ class FailedWriter:
 class FailedInRun:
     """A judge of one task's failed records, used while the task still holds them.
 
-    Without a settle stage a failure is final for the run, and the task has its reason.  The task
+    A failure is final for the run, and without a settle stage the task has its reason.  The task
     judges the failed records of a chunk once all rows of the chunk were processed.  Records that
-    fail later are read again.
+    fail later are read again.  With a settle stage the driver drops the judgements of a run if one
+    of its judged records has several reasons.
 
     Parameters
     ----------
-    directory, partition : str, int
-        The run's directory, and the task's partition.
+    directory, name : str
+        The run's directory, and the end of the names of this judge's files.
     rules : Rules
         The settings and times that decide whether a record waits.
     number : int
         The number of the micro-batch.
     """
 
-    def __init__(self, directory: str, partition: int, rules: Rules, number: int) -> None:
+    def __init__(self, directory: str, name: str, rules: Rules, number: int) -> None:
         self._number = number
-        self._writer = FailedWriter(
-            rules, os.path.join(directory, "failed"), number, f"-{partition}"
-        )
+        self._writer = FailedWriter(rules, os.path.join(directory, "failed"), number, f"-{name}")
         self._roots: list[Int64s] = []
         self._others: list[Int64s] = []
         #: Tables of reasons whose roots are all judged.
