@@ -488,7 +488,7 @@ def bench_failing_task(quick, rounds, new_path, report_ratio, fate):
     taken = []
     for _ in range(rounds + 1):
         start = time.process_time()
-        writer = FailedInRun(str(new_path()), 0, rules, 0)
+        writer = FailedInRun(str(new_path()), "0", rules, 0)
         for some in given:
             roots = source.roots(0, some.first, size)
             reasons = pa.table([roots, np.zeros(size, np.int64), said], schema=REASON_SCHEMA)
