@@ -51,9 +51,7 @@ class TableFold:
         self._number = number
         self._now_ms = now_ms
 
-    def folded(
-        self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s
-    ) -> TableState:
+    def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
         """Return the table after the micro-batch; its segments are written durably.
 
         Parameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_segments import TableReader, TableSegment
 from ackcore.tables.table_shape import TableShape
-from ackcore.topology.parts import TableSpec
+from ackcore.topology.parts import Parts
 
 
 class TableSnapshot(NamedTuple):
@@ -22,17 +22,20 @@ class TableSnapshot(NamedTuple):
 
     Attributes
     ----------
-    files : SegmentFiles
-        The files of the checkpoint's tables.
     shape : TableShape
         The table.
-    state : TableState
-        The recorded entry of the table.
+    segments : tuple of SegmentInfo
+        The segments with the rows, the newest first.
+    horizon_ms : int
+        The time in milliseconds since 1970 until which rows with a ttl have expired.
+    files : SegmentFiles
+        The files of the checkpoint's tables.
     """
 
-    files: SegmentFiles
     shape: TableShape
-    state: TableState
+    segments: tuple[SegmentInfo, ...]
+    horizon_ms: int
+    files: SegmentFiles
 
     def reader(self) -> TableReader:
         """Open the table: map its segments on a disk, or fetch them from a bucket.
@@ -42,37 +45,31 @@ class TableSnapshot(NamedTuple):
         CheckpointCorrupt
             If a segment is missing or damaged.
         """
-        segments = opened_segments(self.files, self.shape, self.state.segments)
-        return TableReader(self.shape, segments, self.state.horizon_ms)
-
-    def changed(self) -> TableReader:
-        """Open the rows that the micro-batch changed, like `reader`."""
-        segments = opened_segments(self.files, self.shape, self.state.changed)
-        return TableReader(self.shape, segments, self.state.horizon_ms)
+        segments = opened_segments(self.files, self.shape, self.segments)
+        return TableReader(self.shape, segments, self.horizon_ms)
 
 
-def snapshot_of(
-    state: State, tables: Mapping[str, TableSpec], number: int | None
-) -> dict[str, TableSnapshot]:
+def snapshot_of(state: State, topology: Parts, number: int | None) -> dict[str, TableSnapshot]:
     """Return the tables after a micro-batch, by name.
 
     Parameters
     ----------
     state : State
         The open checkpoint.
-    tables : mapping from str to TableSpec
-        The tables of the topology.
+    topology : Topology
+        The topology with the tables.
     number : int or None
-        The last micro-batch that is done, or the one after it; None for empty tables.
+        The last micro-batch that is done, or the one after it.  Without a record of a table, the
+        table is empty.
     """
     recorded = state.tables.of(number) or {}
+    empty = TableState({}, 0)
+    found = {name: recorded.get(name, empty) for name in topology.tables}
     return {
         name: TableSnapshot(
-            state.segments,
-            table.shape,
-            recorded.get(name, TableState(table.shape.structure(), 0)),
+            topology.tables[name].shape, table.segments, table.horizon_ms, state.segments
         )
-        for name, table in tables.items()
+        for name, table in found.items()
     }
 
 
