@@ -235,3 +235,13 @@ def test_merges_keep_few_deltas_and_rewrite_each_row_rarely():
         assert all(info.rows <= 1.01 * table_segments.RANGE_ROWS for info in base)
     assert sum(info.rows for info in infos) == pytest.approx(rows * batches, rel=0.01)
     assert written < 12 * rows * batches
+
+
+@given(
+    hashes=st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 40), max_size=80),
+    repeated=st.integers(1, 3),
+)
+def test_rows_are_in_the_stable_order_of_their_hashes(hashes, repeated):
+    column = np.array(hashes * repeated, np.uint64)
+    expected = sorted(range(len(column)), key=lambda row: column[row])
+    assert key_groups._ascending(column).tolist() == expected
