@@ -106,7 +106,8 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
     for name, (source, stream) in structure.get("sinks", {}).items():
         found.append(_Edge(source, stream, f"sink {name}", "", False))
     for name, table in structure.get("tables", {}).items():
-        found.append(_Edge(*table["from"], f"table {name}", "", False))
+        source, stream = table["from"]
+        found.append(_Edge(source, stream, f"table {name}", "", False))
     return found
 
 

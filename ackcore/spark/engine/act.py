@@ -255,11 +255,9 @@ def _way_out(sink: SinkSpec) -> str:
 
 def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
     """Raise `CheckpointForeign` if accepted rows belong to a stream whose sink was removed."""
-    readers = (*topology.sinks.values(), *topology.tables.values())
-    taken = {(reader.component, reader.stream) for reader in readers}
     left = Counter[str]()
     for file in decision.files:
-        if (file.component, file.stream) not in taken:
+        if (file.component, file.stream) not in topology.written:
             stream = "" if file.stream == DEFAULT_STREAM else f", stream {file.stream!r}"
             left[f"{file.component!r}{stream}"] += file.rows
     for name, rows in (+left).items():
