@@ -299,7 +299,7 @@ def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[
     readers = [_reader(sub) for sub in layout.out(component, stream)]
     readers += [_sink(sink) for sink in _sinks(parts, component, stream)]
     readers += [
-        f"──▶ table {table.name}: {', '.join(table.shape.key)}"
+        f"──▶ table {table.name}: {', '.join(table.shape.key_names)}"
         for table in parts.tables.values()
         if (table.component, table.stream) == (component, stream)
     ]
