@@ -191,7 +191,6 @@ def test_a_driver_that_dies_in_a_bucket_as_on_a_disk(tmp_path, request, world, s
     place = tmp_path if world == "disk" else request.getfixturevalue("bucket")
     it = TableWorld(place)
     lines = ["a1.o", "b1.1", "a2.R", "b2.f"]
-    it.fed = list(lines)
     it.take(0, lines[:2])
     with dying_at(step, 1):
         it.process(1, lines[2:])
