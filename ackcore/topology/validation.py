@@ -21,6 +21,7 @@ from ackcore._arrow import nullable_within
 from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.outcomes import CallCounts
+from ackcore.tables.table_shape import TableShape
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.components import (
@@ -34,6 +35,7 @@ from ackcore.topology.components import (
 from ackcore.topology.failure_reasons import contradictions, exception_classes
 from ackcore.topology.parts import BoltSpec, Fields, Input, PartialKey, SinkSpec, Spout
 from ackcore.topology.settings import MAX_PARALLELISM
+from ackcore.topology.table_views import CHANGES, UPSERTS, change_streams
 
 #: The prefix of ackcore's own columns.
 RESERVED = "_ackcore_"
@@ -460,6 +462,46 @@ def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
         yield (
             f"limit of bolt {bolt.name!r} has the key {limit.per!r}, which {words} does not have; "
             f"{near_miss(limit.per, found.fields, 'fields')}"
+        )
+
+
+def _uses(bolt: BoltSpec, tables: Sequence[str]) -> Iterator[str]:
+    """Yield the errors in the tables that a bolt declares to use."""
+    uses: Any = bolt.component.uses
+    if not isinstance(uses, list | tuple) or not all(isinstance(name, str) for name in uses):
+        yield (
+            f"uses of bolt {bolt.name!r} must be a list of names of tables, got "
+            f"{type(uses).__name__} {uses!r:.200}; write uses = ['totals']"
+        )
+        return
+    for name in dict.fromkeys(uses):
+        if name not in tables:
+            hint = near_miss(name, tables, "tables")
+            yield (
+                f"bolt {bolt.name!r} uses table {name!r}, which is not declared; {hint}"
+                + ("" if tables else f", declare one with .table({name!r}, from_=...)")
+            )
+
+
+def _changes(sink: SinkSpec, shapes: Mapping[str, TableShape]) -> Iterator[str]:
+    """Yield the errors of a sink that reads the changed rows of a table."""
+    table = sink.component.removesuffix(CHANGES)
+    streams = change_streams(shapes[table])
+    if sink.stream not in streams:
+        yield (
+            f"sink {sink.name!r} reads stream {sink.stream!r} of the changes of table {table!r}, "
+            f"which does not exist; {near_miss(sink.stream, list(streams), 'streams')}"
+        )
+        return
+    yield from _field_names(
+        f"the stream {sink.stream!r} of the changes of table {table!r}",
+        streams[sink.stream].names,
+        f"rename a value of the table, or read stream {UPSERTS!r}, which has no former values",
+    )
+    if sink.isolate:
+        yield (
+            f"isolate of sink {sink.name!r} makes the records of refused rows dead letters, and "
+            f"the changed rows of table {table!r} belong to no single record; remove isolate"
         )
 
 
