@@ -1,0 +1,166 @@
+"""The fold of rows into states by key, and the merge of states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore.tables.key_groups import KeyGroups, UInt64s, group_rows, hashes_of, plain
+from ackcore.tables.table_shape import EXPIRES, HASH, TableShape, one_chunk
+
+#: The maximum rows and bytes of input that are folded at once.
+_BLOCK_ROWS, _BLOCK_BYTES = 1_000_000, 256 << 20
+
+
+def fold_rows(
+    shape: TableShape, batches: Iterable[pa.RecordBatch | pa.Table], now_ms: int
+) -> pa.Table:
+    """Return the states of the keys of some rows.
+
+    Parameters
+    ----------
+    shape : TableShape
+        The table.
+    batches : iterable of pyarrow.RecordBatch or pyarrow.Table
+        The rows; columns that the table does not read are ignored.
+    now_ms : int
+        The time of the micro-batch in milliseconds since 1970; the ttl counts from it.
+
+    Returns
+    -------
+    pyarrow.Table
+        One row per key with ``shape.stored_schema``, ascending by hash.
+    """
+    partials = [_folded(shape, block, now_ms) for block in _blocks(shape, batches)]
+    return _combined(shape, partials)
+
+
+def merge_states(shape: TableShape, older: pa.Table, newer: pa.Table) -> pa.Table:
+    """Return the states of rows of which some were folded earlier and some later.
+
+    Parameters
+    ----------
+    shape : TableShape
+        The table.
+    older, newer : pyarrow.Table
+        Stored rows, ascending by hash; at most one row per key in each.
+
+    Returns
+    -------
+    pyarrow.Table
+        One row per key, ascending by hash.
+    """
+    return _combined(shape, [older, newer])
+
+
+def finished(shape: TableShape, stored: pa.Table) -> pa.Table:
+    """Return the rows that users see: the key and the value of each aggregate.
+
+    A row without states, as a look-up returns it for a missing key, has null values.
+    """
+    columns = [stored.column(name) for name in shape.key_names]
+    for name, aggregate in shape.aggregates.items():
+        states = [one_chunk(stored.column(field.name)) for field in shape.states(name)]
+        columns.append(aggregate.finish(states))
+    return pa.Table.from_arrays(columns, schema=shape.row_schema)
+
+
+def newest_rows(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the newest row of each key, ascending by hash.
+
+    Parameters
+    ----------
+    shape : TableShape
+        The table.
+    tables : sequence of pyarrow.Table
+        Stored rows, each ascending by hash with at most one row per key; the newest first.
+    """
+    tables = [table for table in tables if table.num_rows]
+    if len(tables) == 1:
+        return tables[0]
+    rows = pa.concat_tables([shape.stored_schema.empty_table(), *tables])
+    return rows.take(pa.array(_grouped(shape, rows).firsts))
+
+
+def live_rows(shape: TableShape, stored: pa.Table, horizon_ms: int | None) -> pa.Table:
+    """Leave out the rows that have expired at a time."""
+    if shape.ttl_s is None or horizon_ms is None:
+        return stored
+    return stored.filter(pc.greater(stored.column(EXPIRES), horizon_ms))
+
+
+def _blocks(
+    shape: TableShape, batches: Iterable[pa.RecordBatch | pa.Table]
+) -> Iterator[list[pa.Array]]:
+    """Yield the read columns of some rows at a time, in plain types."""
+    parts: list[pa.Table] = []
+    rows = nbytes = 0
+    for batch in batches:
+        part = batch.select(shape.input_columns)
+        for start in range(0, part.num_rows, _BLOCK_ROWS):
+            piece = part.slice(start, _BLOCK_ROWS)
+            if parts and (
+                rows + piece.num_rows > _BLOCK_ROWS or nbytes + piece.nbytes > _BLOCK_BYTES
+            ):
+                yield _columns(shape, parts)
+                parts, rows, nbytes = [], 0, 0
+            parts.append(pa.table(piece) if isinstance(piece, pa.RecordBatch) else piece)
+            rows, nbytes = rows + piece.num_rows, nbytes + piece.nbytes
+    if parts:
+        yield _columns(shape, parts)
+
+
+def _columns(shape: TableShape, parts: list[pa.Table]) -> list[pa.Array]:
+    columns = []
+    for name, kind in shape.inputs.items():
+        chunks = [plain(chunk) for part in parts for chunk in part.column(name).chunks]
+        for chunk in chunks:
+            if chunk.type != kind:
+                raise TypeError(
+                    f"table {shape.name!r}: column {name!r} must be {kind}, got {chunk.type}"
+                )
+        columns.append(one_chunk(pa.chunked_array(chunks, kind)))
+    return columns
+
+
+def _folded(shape: TableShape, columns: list[pa.Array], now_ms: int) -> pa.Table:
+    """Return the states of a block of rows."""
+    named = dict(zip(shape.inputs, columns, strict=True))
+    keys = [named[name] for name in shape.key_names]
+    hashes = hashes_of(keys, len(keys[0]))
+    groups = group_rows(hashes, keys)
+    firsts = pa.array(groups.firsts)
+    arrays = [pa.array(hashes[groups.firsts]), *(key.take(firsts) for key in keys)]
+    for aggregate in shape.aggregates.values():
+        arrays += aggregate.partial([named[name] for name in aggregate.columns], groups)
+    if shape.ttl_s is not None:
+        arrays.append(pa.array(np.full(len(groups), now_ms + round(shape.ttl_s * 1000))))
+    return pa.Table.from_arrays(arrays, schema=shape.stored_schema)
+
+
+def _grouped(shape: TableShape, stored: pa.Table) -> KeyGroups:
+    hashes: UInt64s = one_chunk(stored.column(HASH)).to_numpy()
+    return group_rows(hashes, [one_chunk(stored.column(name)) for name in shape.key_names])
+
+
+def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
+    """Merge stored rows; earlier tables were folded earlier."""
+    tables = [table for table in tables if table.num_rows]
+    if len(tables) == 1:
+        return tables[0]
+    if not tables:
+        return shape.stored_schema.empty_table()
+    rows = pa.concat_tables(tables).combine_chunks()
+    groups = _grouped(shape, rows)
+    firsts = pa.array(groups.firsts)
+    arrays = [one_chunk(rows.column(name)).take(firsts) for name in (HASH, *shape.key_names)]
+    for name, aggregate in shape.aggregates.items():
+        states = [one_chunk(rows.column(field.name)) for field in shape.states(name)]
+        arrays += aggregate.combine(states, groups)
+    if shape.ttl_s is not None:
+        expires = one_chunk(rows.column(EXPIRES)).to_numpy()[groups.order]
+        arrays.append(pa.array(np.maximum.reduceat(expires, groups.starts[:-1])))
+    return pa.Table.from_arrays(arrays, schema=shape.stored_schema)

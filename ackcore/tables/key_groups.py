@@ -1,0 +1,239 @@
+"""Rows grouped by key: the order by hash of the key, and the rows that have equal keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._arrow import hash_columns
+from ackcore._arrow.record_batches import valid_rows
+from ackcore._records import Int64s
+
+Bools = npt.NDArray[np.bool_]
+UInt64s = npt.NDArray[np.uint64]
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which a table holds values of a type: without encodings and views."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+        return plain_type(kind.value_type)
+    if types.is_string_view(kind):
+        return pa.string()
+    if types.is_binary_view(kind):
+        return pa.binary()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+    if types.is_large_list(kind) or types.is_large_list_view(kind):
+        return pa.large_list(_plain_field(kind.value_field))
+    if types.is_list(kind) or types.is_list_view(kind):
+        return pa.list_(_plain_field(kind.value_field))
+    return kind
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(plain_type(field.type))
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """Return a column in its plain type."""
+    if isinstance(column, pa.ExtensionArray):
+        return plain(column.storage)
+    if pa.types.is_dictionary(column.type):
+        return plain(column.dictionary_decode())
+    if pa.types.is_run_end_encoded(column.type):
+        return plain(pc.run_end_decode(column))
+    kind = plain_type(column.type)
+    return column if kind == column.type else column.cast(kind)
+
+
+def hashes_of(keys: Sequence[pa.Array], n: int) -> UInt64s:
+    """Return the hash of the key of each row."""
+    return hash_columns(keys, n).view(np.uint64)
+
+
+@dataclass(frozen=True)
+class KeyGroups:
+    """The rows of each distinct key.
+
+    Attributes
+    ----------
+    order : numpy.ndarray of int64
+        The row numbers: all rows of the first key, then of the second.  Keys ascend by their hash;
+        the rows of a key are in their original order.
+    starts : numpy.ndarray of int64, shape (keys + 1,)
+        The position in ``order`` of the first row of each key, and the number of rows.
+    """
+
+    order: Int64s
+    starts: Int64s
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def firsts(self) -> Int64s:
+        """The first row of each key."""
+        return self.order[self.starts[:-1]]
+
+    @property
+    def sizes(self) -> Int64s:
+        """The number of rows of each key."""
+        return np.diff(self.starts)
+
+    def among(self, wanted: Bools | None) -> tuple[Int64s, Int64s, Bools | None]:
+        """Leave out rows, and the keys that then have none.
+
+        Parameters
+        ----------
+        wanted : numpy.ndarray of bool, or None
+            The rows that stay; all of them if None.
+
+        Returns
+        -------
+        tuple
+            The remaining rows in the order of keys, the start of each remaining key, and which
+            keys remain, or None for all of them.
+        """
+        if wanted is None or wanted.all():
+            return self.order, self.starts[:-1], None
+        stays = wanted[self.order]
+        before = np.concatenate([[0], np.cumsum(stays)])
+        starts = before[self.starts]
+        remains = starts[1:] > starts[:-1]
+        return self.order[stays], starts[:-1][remains], remains
+
+
+def group_rows(hashes: UInt64s, keys: Sequence[pa.Array]) -> KeyGroups:
+    """Group rows by key; keys of equal hash are compared."""
+    n = len(hashes)
+    order = np.argsort(hashes, kind="stable")
+    ordered = hashes[order]
+    is_start = np.ones(n, np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_start[1:])
+    starts = np.flatnonzero(is_start)
+    if len(starts) < n and _separate(order, starts, is_start, keys):
+        starts = np.flatnonzero(is_start)
+    return KeyGroups(order, np.append(starts, n))
+
+
+def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.Array]) -> bool:
+    """Separate the different keys of each hash; change ``order`` and ``is_start`` in place."""
+    n = len(order)
+    leaders = np.repeat(starts, np.diff(np.append(starts, n)))
+    places = np.flatnonzero(leaders != np.arange(n))
+    other = places[~rows_equal(keys, order[places], keys, order[leaders[places]])]
+    if not len(other):
+        return False
+    # The number of the key within its hash: rows that equal the leader have 0.
+    hash_of = leaders
+    rank = np.zeros(n, np.int64)
+    number = 0
+    while len(other):
+        number += 1
+        first_of = np.unique(hash_of[other], return_index=True)
+        leader = other[first_of[1]][np.searchsorted(first_of[0], hash_of[other])]
+        same = rows_equal(keys, order[other], keys, order[leader])
+        rank[other[same]] = number
+        other = other[~same]
+    again = np.lexsort((rank, hash_of))
+    order[:] = order[again]
+    ranks = rank[again]
+    is_start[1:] |= ranks[1:] != ranks[:-1]
+    return True
+
+
+def rows_equal(
+    left: Sequence[pa.Array], left_rows: Int64s, right: Sequence[pa.Array], right_rows: Int64s
+) -> Bools:
+    """Return whether keys are equal, pair by pair.
+
+    Nulls are equal, and floats are compared as in `ackcore._arrow.hash_columns`: -0.0 equals 0.0,
+    and all NaNs are equal.
+
+    Parameters
+    ----------
+    left, right : sequence of pyarrow.Array
+        The columns of the keys, of equal plain types.
+    left_rows, right_rows : numpy.ndarray of int64
+        The rows to compare.
+    """
+    equal = np.ones(len(left_rows), np.bool_)
+    for one, other in zip(left, right, strict=True):
+        equal &= values_equal(one.take(pa.array(left_rows)), other.take(pa.array(right_rows)))
+    return equal
+
+
+def values_equal(left: pa.Array, right: pa.Array) -> Bools:
+    """Return whether the values of two columns of the same plain type are equal, row by row."""
+    kind, n = left.type, len(left)
+    if pa.types.is_null(kind) or n == 0:
+        return np.ones(n, np.bool_)
+    if pa.types.is_struct(kind):
+        equal = np.ones(n, np.bool_)
+        for field in range(kind.num_fields):
+            equal &= values_equal(left.field(field), right.field(field))
+    elif pa.types.is_nested(kind):
+        equal = _lists_equal(left, right)
+    elif pa.types.is_floating(kind):
+        one, other = _numbers(left), _numbers(right)
+        equal = (one == other) | (np.isnan(one) & np.isnan(other))
+    elif pa.types.is_interval(kind):
+        one, other = _numbers(left), _numbers(right)
+        equal = np.asarray(one == other)
+    else:
+        same = pc.equal(left, right).fill_null(True)
+        equal = same.to_numpy(zero_copy_only=False)
+    left_valid, right_valid = valid_rows(left), valid_rows(right)
+    if left_valid is None and right_valid is None:
+        return equal
+    one_valid = np.ones(n, np.bool_) if left_valid is None else left_valid != 0
+    other_valid = np.ones(n, np.bool_) if right_valid is None else right_valid != 0
+    compared: Bools = np.where(one_valid & other_valid, equal, one_valid == other_valid)
+    return compared
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[Any]:
+    """Return the fixed-width values of a column, arbitrary where they are null."""
+    width = column.type.bit_width // 8
+    dtype = f"f{width}" if pa.types.is_floating(column.type) else f"V{width}"
+    return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * width)
+
+
+def _lists_equal(left: pa.Array, right: pa.Array) -> Bools:
+    """Compare lists by their lengths and items; arbitrary where one is null."""
+    (one_starts, one_sizes), (other_starts, other_sizes) = _list_places(left), _list_places(right)
+    equal = one_sizes == other_sizes
+    sizes = np.where(equal, one_sizes, 0)
+    ends = np.cumsum(sizes)
+    in_row = np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
+    items = values_equal(
+        left.values.take(pa.array(np.repeat(one_starts, sizes) + in_row)),
+        right.values.take(pa.array(np.repeat(other_starts, sizes) + in_row)),
+    )
+    wrong = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[~items], minlength=len(sizes))
+    same: Bools = equal & (wrong == 0)
+    return same
+
+
+def _list_places(column: pa.Array) -> tuple[Int64s, Int64s]:
+    """Return the start of each list among the values, and its length; a null has none."""
+    n = len(column)
+    if pa.types.is_fixed_size_list(column.type):
+        starts = (np.arange(n) + column.offset) * column.type.list_size
+        sizes = np.full(n, column.type.list_size, np.int64)
+    else:
+        offsets = column.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+        starts, sizes = offsets[:-1], np.diff(offsets)
+    valid = valid_rows(column)
+    return starts, sizes if valid is None else np.where(valid != 0, sizes, 0)

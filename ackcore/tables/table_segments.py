@@ -1,0 +1,284 @@
+"""Segments of a table: stored rows as Arrow files, and look-ups and scans over several of them.
+
+A segment has the rows of a range of hashes, ascending by hash.  Instead of the hash of 64 bits it
+stores the 32 bits that are needed within the range; keys are compared where these are equal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.tables.folding import live_rows, newest_rows
+from ackcore.tables.key_groups import UInt64s, hashes_of, rows_equal
+from ackcore.tables.segment_columns import Note, packed, unpacked
+from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
+
+#: The maximum rows of all segments that a scan reads at once, and of a segment of the base.
+RANGE_ROWS = 500_000
+_NOTES = b"ackcore.segment"
+
+
+def write_segment(shape: TableShape, stored: pa.Table, lo: int = 0, hi: int = HASH_END) -> bytes:
+    """Return the bytes of a segment.
+
+    Parameters
+    ----------
+    shape : TableShape
+        The table.
+    stored : pyarrow.Table
+        Rows with ``shape.stored_schema``, ascending by hash, one per key.
+    lo, hi : int, default all hashes
+        The range of hashes that the segment covers: from ``lo`` to below ``hi``.
+    """
+    hashes: UInt64s = one_chunk(stored.column(HASH)).to_numpy()
+    shift = max(0, (hi - lo - 1).bit_length() - 32)
+    columns = [pa.array(_short(hashes, lo, shift))]
+    notes: dict[str, Note] = {}
+    names = stored.schema.names[1:]
+    for name in names:
+        column, notes[name] = packed(one_chunk(stored.column(name)))
+        columns.append(column)
+    about = {"lo": lo, "hi": hi, "shift": shift, "columns": notes}
+    schema = pa.schema(
+        [pa.field(name, column.type) for name, column in zip((HASH, *names), columns, strict=True)],
+        metadata={_NOTES: json.dumps(about).encode()},
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
+
+
+def _short(hashes: UInt64s, lo: int, shift: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """Return the bits of hashes that a segment stores."""
+    return ((hashes - np.uint64(lo)) >> np.uint64(shift)).astype(np.uint32)
+
+
+@dataclass(frozen=True)
+class TableSegment:
+    """An open segment.
+
+    Attributes
+    ----------
+    shape : TableShape
+        The table; a state that the segment does not have is null.
+    batch : pyarrow.RecordBatch
+        The stored columns, which share the memory of the buffer.
+    lo, hi : int
+        The range of hashes that the segment covers: from ``lo`` to below ``hi``.
+    """
+
+    shape: TableShape
+    batch: pa.RecordBatch
+    lo: int
+    hi: int
+    _shift: int
+    _notes: dict[str, Note]
+
+    @classmethod
+    def open(cls, buffer: pa.Buffer | bytes, shape: TableShape) -> TableSegment:
+        """Return the segment in a buffer, such as a memory-mapped file; nothing is copied."""
+        reader = pa.ipc.open_file(pa.BufferReader(buffer))
+        about = json.loads(reader.schema.metadata[_NOTES])
+        batch = reader.get_batch(0)
+        return cls(shape, batch, about["lo"], about["hi"], about["shift"], about["columns"])
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return int(self.batch.num_rows)
+
+    def lookup(self, hashes: UInt64s, keys: Sequence[pa.Array]) -> Int64s:
+        """Return the row of each key; -1 for a key that the segment does not have.
+
+        Parameters
+        ----------
+        hashes : numpy.ndarray of uint64
+            The hashes of the keys, all in the segment's range.
+        keys : sequence of pyarrow.Array
+            The columns of the keys, in plain types.  Look-ups are fastest if they ascend by hash.
+        """
+        stored = self._short_hashes
+        wanted = _short(hashes, self.lo, self._shift)
+        found = np.full(len(hashes), -1, np.int64)
+        places = np.searchsorted(stored, wanted).astype(np.int64)
+        left = np.arange(len(hashes))
+        while len(left):
+            at = places[left]
+            within = at < len(stored)
+            left, at = left[within], at[within]
+            same = stored[at] == wanted[left]
+            left, at = left[same], at[same]
+            if not len(left):
+                break
+            mine = [self._column(field.name, at) for field in self.shape.key]
+            equal = rows_equal(keys, left, mine, np.arange(len(at)))
+            found[left[equal]] = at[equal]
+            left = left[~equal]
+            places[left] += 1
+        return found
+
+    def take(self, rows: Int64s) -> pa.Table:
+        """Return rows by their numbers, with ``shape.stored_schema``."""
+        names = self.shape.stored_schema.names[1:]
+        return self._table([self._column(name, rows) for name in names])
+
+    def rows_between(self, lo: int, hi: int) -> pa.Table:
+        """Return the rows of a range of hashes, ascending by hash."""
+        start, stop = self.places(lo, hi)
+        names = self.shape.stored_schema.names[1:]
+        table = self._table([self._column(name, slice(start, stop)) for name in names])
+        # The stored bits do not decide at the ends of the range.
+        hashes: UInt64s = one_chunk(table.column(HASH)).to_numpy()
+        first = int(np.searchsorted(hashes, np.uint64(lo)))
+        end = len(hashes) if hi >= HASH_END else int(np.searchsorted(hashes, np.uint64(hi)))
+        return table.slice(first, end - first)
+
+    def places(self, lo: int, hi: int) -> tuple[int, int]:
+        """Return the first row, and the row after the last, that may be in a range of hashes."""
+        stored = self._short_hashes
+        start = 0
+        if lo > self.lo:
+            start = int(np.searchsorted(stored, min(lo - self.lo, 2**64 - 1) >> self._shift))
+        stop = len(stored)
+        if hi < self.hi:
+            last = max(hi - 1 - self.lo, -1) >> self._shift
+            stop = int(np.searchsorted(stored, last, "right")) if last >= 0 else 0
+        return start, max(start, stop)
+
+    @property
+    def _short_hashes(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+        return self.batch.column(0).to_numpy()  # type: ignore[no-any-return]
+
+    def _column(self, name: str, rows: Int64s | slice) -> pa.Array:
+        kind = self.shape.stored_schema.field(name).type
+        place = self.batch.schema.get_field_index(name)
+        if place < 0:
+            n = len(rows) if isinstance(rows, np.ndarray) else rows.stop - rows.start
+            return pa.nulls(n, kind)
+        column = self.batch.column(place)
+        if isinstance(rows, slice):
+            column = column.slice(rows.start, rows.stop - rows.start)
+        else:
+            column = column.take(pa.array(rows))
+        return unpacked(column, self._notes[name], kind)
+
+    def _table(self, columns: list[pa.Array]) -> pa.Table:
+        """Return columns with the hash of the key."""
+        keys = columns[: len(self.shape.key)]
+        hashes = pa.array(hashes_of(keys, len(keys[0])))
+        return pa.Table.from_arrays([hashes, *columns], schema=self.shape.stored_schema)
+
+
+class TableReader:
+    """The rows of a table in all its segments.
+
+    Parameters
+    ----------
+    shape : TableShape
+        The table.
+    segments : sequence of TableSegment
+        The newest first; a row replaces that of the same key in older segments.
+    horizon_ms : int
+        The time in milliseconds since 1970 at which rows with a ttl may have expired.
+    """
+
+    def __init__(
+        self, shape: TableShape, segments: Sequence[TableSegment], horizon_ms: int
+    ) -> None:
+        self.shape = shape
+        self.segments = tuple(segments)
+        self.horizon_ms = horizon_ms
+
+    def lookup(self, keys: pa.RecordBatch | pa.Table) -> pa.Table:
+        """Return the stored row of each key.
+
+        Parameters
+        ----------
+        keys : pyarrow.RecordBatch or pyarrow.Table
+            The columns of the key; other columns are ignored.
+
+        Returns
+        -------
+        pyarrow.Table
+            ``shape.stored_schema``, row *i* for key *i*.  Without a row in the table, all its
+            columns are null, also the hash.
+        """
+        arrays = self.shape.key_arrays(keys)
+        n = len(arrays[0])
+        hashes = hashes_of(arrays, n)
+        order = np.argsort(hashes)
+        hashes = hashes[order]
+        arrays = [column.take(pa.array(order)) for column in arrays]
+        # The row of each key among the rows that are found, or -1.
+        places = np.full(n, -1, np.int64)
+        found = [self.shape.stored_schema.empty_table()]
+        total = 0
+        missing = np.ones(n, np.bool_)
+        for segment in self.segments:
+            start = int(np.searchsorted(hashes, np.uint64(segment.lo)))
+            stop = n
+            if segment.hi < HASH_END:
+                stop = int(np.searchsorted(hashes, np.uint64(segment.hi)))
+            wanted = np.flatnonzero(missing[start:stop]) + start
+            if not len(wanted) or not segment.rows:
+                continue
+            sought = arrays
+            if len(wanted) < n:
+                sought = [column.take(pa.array(wanted)) for column in arrays]
+            rows = segment.lookup(hashes[wanted], sought)
+            hit = rows >= 0
+            places[order[wanted[hit]]] = total + np.arange(int(hit.sum()))
+            missing[wanted[hit]] = False
+            found.append(segment.take(rows[hit]))
+            total += found[-1].num_rows
+        stored = pa.concat_tables(found)
+        if self.shape.ttl_s is not None and total:
+            expires = one_chunk(stored.column(EXPIRES)).to_numpy()
+            places[expires[places] <= self.horizon_ms] = -1
+        return stored.take(pa.array(places, mask=places < 0))
+
+    def scan(self, lo: int = 0, hi: int = HASH_END) -> Iterator[pa.Table]:
+        """Yield the rows of a range of hashes, ascending by hash, in tables of bounded size."""
+        yield from merged_rows(self.shape, self.segments, lo, hi, self.horizon_ms)
+
+
+def merged_rows(
+    shape: TableShape,
+    segments: Sequence[TableSegment],
+    lo: int,
+    hi: int,
+    horizon_ms: int | None,
+) -> Iterator[pa.Table]:
+    """Yield the newest rows of a range of hashes, ascending by hash, in tables of bounded size.
+
+    Parameters
+    ----------
+    shape : TableShape
+        The table.
+    segments : sequence of TableSegment
+        The newest first.
+    lo, hi : int
+        The range of hashes: from ``lo`` to below ``hi``.
+    horizon_ms : int or None
+        The time at which rows with a ttl may have expired.  None keeps expired rows, which hide
+        older rows of their keys.
+    """
+    places = [segment.places(lo, hi) for segment in segments]
+    total = sum(stop - start for start, stop in places)
+    # Hashes are uniform: equal parts of the range have about the same number of rows.
+    parts = max(1, -(-total // RANGE_ROWS))
+    cuts = [lo + (hi - lo) * part // parts for part in range(parts + 1)]
+    for start, stop in itertools.pairwise(cuts):
+        tables = [segment.rows_between(start, stop) for segment in segments]
+        rows = live_rows(shape, newest_rows(shape, tables), horizon_ms)
+        if rows.num_rows:
+            yield rows

@@ -1,0 +1,239 @@
+"""The shape of a table: its key, its aggregates, and the columns that are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore._arrow import hash_columns, short_repr
+from ackcore.tables.aggregates import Aggregate
+from ackcore.tables.key_groups import plain, plain_type
+
+#: The column with the hash of the key.
+HASH = "_hash"
+#: The column with the time at which a row ends to exist, in milliseconds since 1970.
+EXPIRES = "_expires_ms"
+_STATE = "_state."
+#: The end of the range of all hashes.
+HASH_END = 2**64
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """The columns of a table, and how they are computed.
+
+    Attributes
+    ----------
+    name : str
+        The name of the table.
+    key : tuple of pyarrow.Field
+        The columns of the key, in their plain types: without dictionaries and views.
+    aggregates : mapping of str to Aggregate
+        The aggregates by the names of their columns.
+    ttl_s : float or None
+        The seconds after the last change of a row at which it ends to exist.
+    inputs : mapping of str to pyarrow.DataType
+        The plain types of the columns that the key and the aggregates read.
+    """
+
+    name: str
+    key: tuple[pa.Field, ...]
+    aggregates: Mapping[str, Aggregate]
+    ttl_s: float | None
+    inputs: Mapping[str, pa.DataType]
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        input_schema: pa.Schema,
+        key: str | Sequence[str],
+        value: Mapping[Any, Any],
+        ttl_s: float | None = None,
+    ) -> TableShape:
+        """Return the shape of a table that is folded from rows of a schema.
+
+        Parameters
+        ----------
+        name : str
+            The name of the table.
+        input_schema : pyarrow.Schema
+            The columns of the rows.
+        key : str or sequence of str
+            The columns of the key.
+        value : mapping of str to Aggregate
+            The aggregates by the names of their columns.
+        ttl_s : float, optional
+            The seconds, above 0, after the last change of a row at which it ends to exist.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is wrong; the text names it.
+        """
+        where = f"table {name!r}:"
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        if not keys or not all(isinstance(one, str) for one in keys) or len(set(keys)) < len(keys):
+            raise ValueError(
+                f"{where} key must be one or more different columns, got {short_repr(key)}"
+            )
+        if not isinstance(value, Mapping) or not value:
+            raise TypeError(
+                f"{where} value must be a mapping of one or more names to aggregates, such as "
+                f'{{"orders": count()}}, got {short_repr(value)}'
+            )
+        if ttl_s is not None and (
+            isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0
+        ):
+            raise ValueError(f"{where} ttl_s must be seconds above 0, got {short_repr(ttl_s)}")
+        for one, aggregate in value.items():
+            if not isinstance(one, str):
+                raise TypeError(f"{where} value must have names as keys, got {short_repr(one)}")
+            if not isinstance(aggregate, Aggregate):
+                way_out = "; pass an instance" if isinstance(aggregate, type) else ""
+                raise TypeError(
+                    f"{where} value[{one!r}] must be an aggregate, such as count() or "
+                    f"sum_of(column), got {short_repr(aggregate)}{way_out}"
+                )
+            if one in keys:
+                raise ValueError(
+                    f"{where} value must have other names than key, got {one!r} in both; rename it"
+                )
+        for one in (*keys, *value):
+            if one in (HASH, EXPIRES) or one.startswith(_STATE):
+                raise ValueError(f"{where} the column name {one!r} is reserved; rename it")
+        inputs: dict[str, pa.DataType] = {}
+        reads = [("key", one) for one in keys]
+        reads += [(f"value[{one!r}]", c) for one, agg in value.items() for c in agg.columns]
+        for argument, column in reads:
+            found = input_schema.get_all_field_indices(column)
+            if len(found) != 1:
+                has = ", ".join(input_schema.names) or "none"
+                raise ValueError(
+                    f"{where} {argument} must be of the columns of the stream ({has}), "
+                    f"got {column!r}"
+                )
+            kind = input_schema.field(found[0]).type
+            try:
+                inputs[column] = plain_type(kind)
+                plain(pa.nulls(0, kind))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise TypeError(
+                    f"{where} {argument} must have a type that can be stored, got {column!r} of "
+                    f"{kind} ({error}); cast it"
+                ) from error
+        for one in keys:
+            try:
+                hash_columns([pa.nulls(0, inputs[one])], 0)
+            except TypeError as error:
+                raise TypeError(
+                    f"{where} key must be columns that can be hashed, got {one!r} of "
+                    f"{input_schema.field(one).type} ({error})"
+                ) from None
+        for one, aggregate in value.items():
+            try:
+                aggregate.state_types([inputs[column] for column in aggregate.columns])
+            except TypeError as error:
+                got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
+                raise TypeError(f"{where} value[{one!r}] must be {error}, got {got}") from None
+        fields = tuple(pa.field(one, inputs[one]) for one in keys)
+        return cls(name, fields, dict(value), ttl_s, inputs)
+
+    @property
+    def input_columns(self) -> list[str]:
+        """The columns of the rows that are read."""
+        return list(self.inputs)
+
+    @property
+    def key_names(self) -> list[str]:
+        """The names of the columns of the key."""
+        return [field.name for field in self.key]
+
+    def states(self, name: str) -> list[pa.Field]:
+        """Return the stored columns of an aggregate."""
+        aggregate = self.aggregates[name]
+        types = aggregate.state_types([self.inputs[column] for column in aggregate.columns])
+        return [pa.field(f"{_STATE}{name}.{part}", kind) for part, kind in types.items()]
+
+    @property
+    def stored_schema(self) -> pa.Schema:
+        """The schema of stored rows: hash, key, states, and the time at which a row ends."""
+        states = [field for name in self.aggregates for field in self.states(name)]
+        expires = [pa.field(EXPIRES, pa.int64())] if self.ttl_s is not None else []
+        return pa.schema([pa.field(HASH, pa.uint64()), *self.key, *states, *expires])
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """The schema of the rows that users see: the key and the finished values."""
+        values = [
+            pa.field(name, aggregate.value_type([self.inputs[c] for c in aggregate.columns]))
+            for name, aggregate in self.aggregates.items()
+        ]
+        return pa.schema([*self.key, *values])
+
+    def structure(self) -> dict[str, Any]:
+        """Return the shape as JSON values, to be compared with that of stored segments.
+
+        Tables of equal keys and equal entries of ``aggregates`` have equal stored columns.
+        """
+        return {
+            "key": {field.name: str(field.type) for field in self.key},
+            "aggregates": {
+                name: {
+                    **aggregate.structure(),
+                    "states": {field.name: str(field.type) for field in self.states(name)},
+                }
+                for name, aggregate in self.aggregates.items()
+            },
+            "ttl_s": self.ttl_s,
+        }
+
+    def key_arrays(self, rows: pa.RecordBatch | pa.Table) -> list[pa.Array]:
+        """Return the columns of the key, in their plain types and one chunk each.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a column is missing or has another type.
+        """
+        arrays = []
+        for field in self.key:
+            if field.name not in rows.schema.names:
+                raise ValueError(
+                    f"keys must have the columns {', '.join(self.key_names)} of table "
+                    f"{self.name!r}, got {', '.join(rows.schema.names) or 'none'}"
+                )
+            column = plain(one_chunk(rows.column(field.name)))
+            if column.type != field.type:
+                try:
+                    column = column.cast(field.type)
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                    raise TypeError(
+                        f"keys must have {field.name!r} as {field.type}, as in table "
+                        f"{self.name!r}, got {column.type} ({error})"
+                    ) from error
+            arrays.append(column)
+        return arrays
+
+
+def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array; text above 2 GiB gets offsets of 64 bits."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    try:
+        combined = column.combine_chunks()
+    except pa.ArrowInvalid:
+        combined = column
+    if isinstance(combined, pa.ChunkedArray):
+        if combined.num_chunks == 0:
+            return pa.array([], column.type)
+        if combined.num_chunks == 1:
+            return combined.chunk(0)
+        wide = pa.large_string() if pa.types.is_string(column.type) else pa.large_binary()
+        return pa.concat_arrays(combined.cast(wide).chunks)
+    return combined
