@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ackcore._arrow import as_mapping, one_batch
 from ackcore.tables.folding import finished
-from ackcore.tables.segments import TableReader
-from ackcore.tables.table_shape import TableShape
+from ackcore.tables.table_segments import TableReader
+from ackcore.tables.table_shape import HASH, TableShape
 from ackcore.topology.batch_collector import conform
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.row_conversion import rows_of
-
 
 #: The end of the name under which a sink reads the changed rows of a table.
 CHANGES = ".changes"
@@ -30,8 +28,7 @@ def change_streams(shape: TableShape) -> dict[str, pa.Schema]:
     which are null if there was no row. The stream ``"upserts"`` has the rows of the table alone.
     """
     rows = shape.row_schema
-    values = [rows.field(name).with_nullable(True) for name in shape.aggregates]
-    former = [field.with_name(f"old_{field.name}") for field in values]
+    former = [rows.field(name).with_name(f"old_{name}") for name in shape.aggregates]
     return {DEFAULT_STREAM: pa.schema([*rows, *former]), UPSERTS: rows}
 
 
@@ -64,7 +61,7 @@ class TableView:
     def __init__(self, name: str, reader: TableReader) -> None:
         self.name = name
         self._reader = reader
-        self._key_schema = pa.schema([field.with_nullable(True) for field in reader.shape.key])
+        self._key_schema = pa.schema(reader.shape.key)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -99,7 +96,8 @@ class TableView:
         ValueError
             If a key column is missing or cannot be cast.
         """
-        return self._rows_of(conform(self._key_columns(keys), self._key_schema, self._title))
+        rows, _ = self._found(conform(self._key_columns(keys), self._key_schema, self._title))
+        return rows
 
     def get(self, key: Any) -> dict[str, Any] | None:
         """Return the row of one key, or None if the table has none.
@@ -134,7 +132,7 @@ class TableView:
         columns = {name: [value] for name, value in values.items()}
         batch = conform(columns, self._key_schema, self._title)
         found, exists = self._found(batch)
-        if not exists[0].as_py():
+        if not exists:
             return None
         rows, misfits = rows_of(found)
         for _, misfit in misfits:
@@ -165,14 +163,9 @@ class TableView:
             )
         return {name: given[name] for name in self.key}
 
-    def _rows_of(self, keys: pa.RecordBatch) -> pa.RecordBatch:
-        return self._found(keys)[0]
-
-    def _found(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.Array]:
-        """Return the rows aligned with the keys, and whether each key has one."""
+    def _found(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
+        """Return the rows aligned with the keys, and whether the first key has one."""
         stored = self._reader.lookup(keys)
-        exists = stored.column(0).is_valid()  # _hash
-        there = finished(self._reader.shape, stored.filter(exists))
-        places = pc.if_else(exists, pc.subtract(pc.cumulative_sum(exists.cast(pa.int64())), 1), None)
-        rows = one_batch(there.to_batches() or [pa.RecordBatch.from_pylist([], self.schema)])
-        return rows.take(places.combine_chunks()), exists.combine_chunks()
+        rows = finished(self._reader.shape, stored).combine_chunks().to_batches()
+        exists = stored.num_rows > 0 and stored.column(HASH)[0].is_valid
+        return one_batch(rows or [pa.RecordBatch.from_pylist([], self.schema)]), exists
