@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ackcore.tables.aggregates import Aggregate
 from ackcore.topology import validation
 from ackcore.topology._words import numbered
 from ackcore.topology.components import (
@@ -24,6 +25,7 @@ from ackcore.topology.parts import (
     MAX_REFUSED,
     All,
     BoltSpec,
+    DeclaredTable,
     Fields,
     Global,
     Grouping,
@@ -34,6 +36,7 @@ from ackcore.topology.parts import (
     Shuffle,
     SinkSpec,
     Spout,
+    TableSpec,
     check_max_refused,
     kind_of,
 )
@@ -43,6 +46,9 @@ from ackcore.topology.settings import Settings, check_keywords
 _KAFKA_ID = validation.KAFKA_ID
 _KAFKA = {*_KAFKA_ID, "key", "value", "timestamp", "timestampType"}
 _KAFKA_OPTIONAL = {"headers"}
+
+#: The limit of a table's `ttl_s`: 31,700 years.
+_LONGEST_S = 1e12
 
 #: Packages whose frames and tables also have ``columns``, but are not Spark's.
 _NOT_SPARK = {"pandas", "polars", "pyarrow"}
@@ -67,13 +73,13 @@ class TopologyError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Topology(Parts):
-    """Spouts, bolts and sinks that fit together, and their settings.
+    """Spouts, bolts, sinks and tables that fit together, and their settings.
 
     Made by `TopologyBuilder.build`.
 
     Parameters
     ----------
-    spouts, bolts, sinks : mapping from str to Spout, BoltSpec and SinkSpec
+    spouts, bolts, sinks, tables : mapping from str to Spout, BoltSpec, SinkSpec and TableSpec
         The declared components by name.
     settings : Settings
         The settings.
@@ -148,6 +154,7 @@ class TopologyBuilder:
         self._spouts: list[Spout] = []
         self._bolts: list[BoltDeclarer] = []
         self._sinks: list[SinkSpec] = []
+        self._tables: list[DeclaredTable] = []
 
     def spout(
         self,
@@ -325,6 +332,74 @@ class TopologyBuilder:
             )
         self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone, max_refused))
 
+    def table(
+        self,
+        name: str,
+        *,
+        from_: str,
+        key: str | Sequence[str],
+        value: Mapping[str, Aggregate],
+        stream: str = DEFAULT_STREAM,
+        ttl_s: float | None = None,
+    ) -> None:
+        """Declare a table of the checkpoint: aggregates by key of the rows of ACKED records.
+
+        Each row of the stream counts once, when all sinks have answered. The rows of a record that
+        is not ACKED do not count.
+
+        Parameters
+        ----------
+        name : str
+            The name of the table. No component may have the same name.
+        from_ : str
+            The bolt whose rows are folded.
+        key : str or sequence of str
+            The columns of the key. A null is a key like any other.
+        value : mapping from str to Aggregate
+            The aggregates by the names of their columns, such as ``{"euros": sum_of("euros")}``.
+        stream : str, default "default"
+            The stream of the bolt.
+        ttl_s : float, optional
+            The time in seconds after which a row is removed that no record has changed. By default
+            rows stay forever.
+
+        Raises
+        ------
+        TypeError
+            If an argument has another type.
+        ValueError
+            If `ttl_s` is not positive.
+        """
+        _check_name(name, "name", "the name of the table")
+        _check_name(from_, "from_", "the name of a bolt")
+        _check_name(stream, "stream", "the name of a stream")
+        keys = _message_id(key, f"key of table {name!r}")
+        if keys is None:
+            raise TypeError(f"key of table {name!r} must be the name of a column or a list of them")
+        if not isinstance(value, Mapping):
+            raise TypeError(
+                f"value of table {name!r} must map names of columns to aggregates, got "
+                f"{type(value).__name__}; for example {{'orders': count()}}"
+            )
+        for column, aggregate in value.items():
+            if not isinstance(column, str) or not isinstance(aggregate, Aggregate):
+                raise TypeError(
+                    f"value of table {name!r} must map names of columns to aggregates of "
+                    f"ackcore.tables, got {aggregate!r} for {column!r}; for example "
+                    "{'orders': count()}"
+                )
+        if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float)):
+            raise TypeError(
+                f"ttl_s of table {name!r} must be a number of seconds or None, got "
+                f"{type(ttl_s).__name__} {ttl_s!r}"
+            )
+        if ttl_s is not None and not 0 < ttl_s < _LONGEST_S:
+            raise ValueError(
+                f"ttl_s of table {name!r} must be a positive number of seconds below "
+                f"{_LONGEST_S:.0e}, got {ttl_s!r}; omit it to keep rows forever"
+            )
+        self._tables.append(DeclaredTable(name, from_, stream, keys, dict(value), ttl_s))
+
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
         """Check all declarations, and return the topology.
 
@@ -374,13 +449,27 @@ class TopologyBuilder:
                     tuple(declared.inputs),
                 )
             )
-        found.extend(validation.problems(self._spouts, bolts, self._sinks, broken, settings.reject))
+        found.extend(
+            validation.problems(
+                self._spouts, bolts, self._sinks, self._tables, broken, settings.reject
+            )
+        )
+        schemas_of = {bolt.name: bolt.schemas for bolt in bolts}
+        tables: list[TableSpec] = []
+        for table in self._tables:
+            schema = schemas_of.get(table.component, {}).get(table.stream)
+            try:
+                if schema is not None:
+                    tables.append(table.spec(schema))
+            except (TypeError, ValueError) as error:
+                found.append(str(error))
         if found:
             raise TopologyError(found)
         return Topology(
             spouts={spout.name: spout for spout in self._spouts},
             bolts={bolt.name: bolt for bolt in bolts},
             sinks={sink.name: sink for sink in self._sinks},
+            tables={table.name: table for table in tables},
             settings=settings,
         )
 

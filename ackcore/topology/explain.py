@@ -31,7 +31,8 @@ _STYLE = """
   --spout: #1d3a5f; --bolt: #2b323c; --sink: #1c4530; --back: #1d232a; } }
 .ackcore-topology rect { stroke: var(--line); }
 .ackcore-topology .spout rect { fill: var(--spout); } .ackcore-topology .bolt rect { fill:
-  var(--bolt); } .ackcore-topology .sink rect { fill: var(--sink); }
+  var(--bolt); } .ackcore-topology .sink rect,
+  .ackcore-topology .table rect { fill: var(--sink); }
 .ackcore-topology text { fill: var(--ink); } .ackcore-topology .small { font-size: 11px;
   fill-opacity: .8; }
 .ackcore-topology .label text { paint-order: stroke; stroke: var(--back); stroke-width: 3;
@@ -104,6 +105,8 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
             found.append(_Edge(source, stream, name, label, not local))
     for name, (source, stream) in structure.get("sinks", {}).items():
         found.append(_Edge(source, stream, f"sink {name}", "", False))
+    for name, table in structure.get("tables", {}).items():
+        found.append(_Edge(*table["from"], f"table {name}", "", False))
     return found
 
 
@@ -125,15 +128,15 @@ def _boxes(structure: Mapping[str, Any], columns: Mapping[str, int]) -> dict[str
         width = max((_CHAR * len(_cut(_shown(name))) + 28 for name in names), default=0)
         for row, name in enumerate(names):
             kind = "spout" if name in structure["spouts"] else "bolt"
-            if name.startswith("sink ") and name not in structure["bolts"]:
-                kind = "sink"
+            if name.startswith(("sink ", "table ")):  # a component's name has no space
+                kind = name.partition(" ")[0]
             boxes[name] = _Box(kind, name, x, _MARGIN + row * (_HIGH + _GAP_Y), width)
         x += width + _GAP_X
     return boxes
 
 
 def _shown(name: str) -> str:
-    return name.removeprefix("sink ")
+    return name.removeprefix("sink ").removeprefix("table ")
 
 
 def _cut(name: str) -> str:
@@ -237,6 +240,7 @@ def _summary(parts: Parts, layout: Layout) -> str:
         _count(len(parts.spouts), "spout"),
         _count(len(parts.bolts), "bolt"),
         _count(len(parts.sinks), "sink"),
+        *([_count(len(parts.tables), "table")] if parts.tables else []),
         _count(layout.depth, "stage"),
         _count(layout.exchanges, "shuffle"),
     ]
@@ -293,6 +297,11 @@ def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
 def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[str]:
     readers = [_reader(sub) for sub in layout.out(component, stream)]
     readers += [_sink(sink) for sink in _sinks(parts, component, stream)]
+    readers += [
+        f"──▶ table {table.name}: {', '.join(table.shape.key)}"
+        for table in parts.tables.values()
+        if (table.component, table.stream) == (component, stream)
+    ]
     return readers or ["─ not read"]
 
 

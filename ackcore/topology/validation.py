@@ -33,7 +33,15 @@ from ackcore.topology.components import (
     Component,
 )
 from ackcore.topology.failure_reasons import contradictions, exception_classes
-from ackcore.topology.parts import BoltSpec, Fields, Input, PartialKey, SinkSpec, Spout
+from ackcore.topology.parts import (
+    BoltSpec,
+    DeclaredTable,
+    Fields,
+    Input,
+    PartialKey,
+    SinkSpec,
+    Spout,
+)
 from ackcore.topology.settings import MAX_PARALLELISM
 from ackcore.topology.table_views import CHANGES, UPSERTS, change_streams
 
@@ -97,21 +105,22 @@ def problems(
     spouts: Sequence[Spout],
     bolts: Sequence[BoltSpec],
     sinks: Sequence[SinkSpec],
+    tables: Sequence[DeclaredTable],
     broken: set[str],
     reject: Sequence[type[Exception]] = (),
 ) -> Iterator[str]:
-    """Yield all problems of a topology.
+    """Yield all problems of a topology, except those of the keys and values of tables.
 
     Parameters
     ----------
-    spouts, bolts, sinks : sequence
+    spouts, bolts, sinks, tables : sequence
         The components as declared; several may have the same name.
     broken : set of str
         The bolts whose streams are unknown, because their outputs were refused.
     reject : sequence of exception class
         The setting ``reject``.
     """
-    yield from _names(spouts, bolts, sinks)
+    yield from _names(spouts, bolts, sinks, tables)
     for spout in spouts:
         yield from _spout(spout)
     for bolt in bolts:
@@ -130,10 +139,18 @@ def problems(
             yield from _grouping(bolt, each, found if isinstance(found, _DeclaredStream) else None)
             if isinstance(found, _DeclaredStream):
                 yield from _wanted(bolt, each, found)
-    for sink in sinks:
-        found = find(f"sink {sink.name!r}", sink.component, sink.stream)
+    readers = [*(("sink", sink) for sink in sinks), *(("table", table) for table in tables)]
+    for kind, reader in readers:
+        found = find(f"{kind} {reader.name!r}", reader.component, reader.stream)
         if isinstance(found, str):
             yield found
+    sources = {spout.name for spout in spouts} - broken
+    for table in tables:
+        if table.component in sources:
+            yield (
+                f"table {table.name!r} reads spout {table.component!r}, whose columns have no "
+                "declared types; let a bolt read the spout, and the table that bolt"
+            )
     yield from _unread(spouts, bolts, sinks)
     yield from _circle([bolt for bolt in bolts if bolt.name not in broken])
 
@@ -148,15 +165,20 @@ class _DeclaredStream:
 
 
 def _names(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[SinkSpec]
+    spouts: Sequence[Spout],
+    bolts: Sequence[BoltSpec],
+    sinks: Sequence[SinkSpec],
+    tables: Sequence[DeclaredTable],
 ) -> Iterator[str]:
     if not spouts:
         yield "the topology has no spout; declare one with .spout(name, source)"
     components = [("spout", spout.name) for spout in spouts]
     components += [("bolt", bolt.name) for bolt in bolts]
+    components += [("table", table.name) for table in tables]
     for kind, name in (*components, *(("sink", sink.name) for sink in sinks)):
         yield from _name(kind, name)
-    yield from _twice("components", components, "rename all but one")
+    what = "components and tables" if tables else "components"
+    yield from _twice(what, components, "rename all but one")
     named = [("sink", sink.name) for sink in sinks]
     yield from _twice("sinks", named, "set another name with name=")
 
