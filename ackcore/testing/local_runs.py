@@ -249,11 +249,9 @@ class LocalRuns:
 
     def _table(self, sink: str) -> pa.Table:
         written = self._topology.sinks[sink]
-        spout = self._topology.spouts.get(written.component)
-        if spout is not None:
-            schema = self._emitted(spout)
-        else:
-            schema = self._topology.bolts[written.component].schemas[written.stream]
+        schema = self._topology.sink_schema(written)
+        if schema is None:
+            schema = self._emitted(self._topology.spouts[written.component])
         return pa.Table.from_batches(self._sinks[sink].batches, schema)
 
     def _emitted(self, spout: Spout) -> pa.Schema:

@@ -121,6 +121,18 @@ def problems(
         The setting ``reject``.
     """
     yield from _names(spouts, bolts, sinks, tables)
+    names = [table.name for table in tables]
+    for bolt in bolts:
+        yield from _uses(bolt, names)
+    changes = {f"{name}{CHANGES}" for name in names}
+    for component in (*spouts, *bolts):
+        if component.name in changes:
+            yield (
+                f"component {component.name!r} must have another name, because sinks read the "
+                f"changed rows of table {component.name.removesuffix(CHANGES)!r} under this one; "
+                "rename it"
+            )
+    sinks = [sink for sink in sinks if sink.component not in changes]
     for spout in spouts:
         yield from _spout(spout)
     for bolt in bolts:
@@ -505,10 +517,9 @@ def _uses(bolt: BoltSpec, tables: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _changes(sink: SinkSpec, shapes: Mapping[str, TableShape]) -> Iterator[str]:
-    """Yield the errors of a sink that reads the changed rows of a table."""
-    table = sink.component.removesuffix(CHANGES)
-    streams = change_streams(shapes[table])
+def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
+    """Yield the problems of a sink that reads the changed rows of a table."""
+    table, streams = shape.name, change_streams(shape)
     if sink.stream not in streams:
         yield (
             f"sink {sink.name!r} reads stream {sink.stream!r} of the changes of table {table!r}, "

@@ -1,13 +1,18 @@
 """Look-ups of tables in bolts of all shapes, without Spark."""
 
+import itertools
+import json
+
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from acting import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ackcore.tables import count, latest, sum_of
-from ackcore.tables.folding import fold_rows
+from ackcore.tables import BatchFold, collect, count, latest, mean_of, min_of, sum_of
+from ackcore.tables.folding import finished, fold_rows
+from ackcore.tables.recorded_shapes import read_shape, recorded
 from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
 from ackcore.tables.table_shape import TableShape
 from ackcore.topology.components import AsyncBolt, BasicBolt, BatchBolt, Bolt
@@ -174,3 +179,53 @@ def test_changed_rows_have_the_columns_of_the_table_and_the_former_values():
         "old_orders",
         "old_last",
     ]
+
+
+class Spread(BatchFold):
+    """The difference of the largest and the smallest value: a state of two columns."""
+
+    columns = ("euros",)
+    state = pa.schema([("low", pa.int64()), ("high", pa.int64())])
+
+    def fold(self, rows, starts):
+        parts = [rows["euros"][a:b].to_pylist() for a, b in itertools.pairwise(starts.tolist())]
+        return pa.record_batch([[min(p) for p in parts], [max(p) for p in parts]], self.state)
+
+    def merge(self, earlier, later):
+        low = pc.min_element_wise(earlier["low"], later["low"])
+        return pa.record_batch(
+            [low, pc.max_element_wise(earlier["high"], later["high"])], self.state
+        )
+
+    def finish(self, states):
+        return pc.subtract(states[1], states[0])
+
+
+def test_a_recorded_shape_reads_the_same_rows_and_the_state_of_own_folds():
+    kinds = {
+        "count": count(),
+        "sum": sum_of("euros"),
+        "mean": mean_of("day"),
+        "least": min_of("shop"),
+        "last": latest("day", "euros"),
+        "items": collect("day", 2),
+    }
+    rows = pa.Table.from_pylist(SOME[0], ROWS)
+    shape = TableShape.of("totals", ROWS, ["shop", "day"], {**kinds, "own": Spread()}, 5.0)
+    states = fold_rows(shape, [rows], 1000)
+    read = read_shape("totals", json.loads(json.dumps(recorded(shape))))
+    assert read.stored_schema == shape.stored_schema
+    segment = TableSegment.open(write_segment(shape, states), read)
+    stored = TableReader(read, [segment], 0).lookup(rows)
+    told = finished(read, stored)
+    assert told.drop("own") == finished(shape, states.take(_places(states, rows))).drop("own")
+    assert told["own"].to_pylist() == [{"low": n, "high": n} for n in rows["euros"].to_pylist()]
+    with pytest.raises(NotImplementedError, match="only reads"):
+        fold_rows(read, [rows], 0)
+
+
+def _places(states, rows):
+    found = [
+        (s, d) for s, d in zip(states["shop"].to_pylist(), states["day"].to_pylist(), strict=True)
+    ]
+    return [found.index((row["shop"], row["day"])) for row in rows.to_pylist()]

@@ -24,6 +24,7 @@ Name = Literal[
     "in-sink",
     "refused",
     "refusals-closed",
+    "changes-recorded",
     "in-dead-letters",
     "pruned",
 ]

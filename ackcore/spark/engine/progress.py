@@ -208,6 +208,9 @@ class Progress:
     lag : mapping from str to int
         By spout that reads Kafka: offsets from the last position reported to its group as done to
         the end of each partition, which was read when the micro-batch was planned.
+    tables : mapping from str to mapping from str to int
+        By table: ``rows``, which counts a key again for each file with a row of it, and ``bytes``
+        in the checkpoint.
     traces : tuple of RecordTrace
         Traces of the records that the setting ``trace_per_million`` chose: 200 at most, those of
         failed records first.
@@ -231,6 +234,7 @@ class Progress:
     breaker_trips: int = 0
     lag: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[RecordTrace, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -258,7 +262,8 @@ class Progress:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Progress:
         """Read the result of `to_json`; other entries of the mapping are ignored."""
-        known = {each.name: found[each.name] for each in fields(cls)}
+        # Older lines have no tables.
+        known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
         latency, traces = (
             Percentiles(**found["latency_s"]),
             tuple(map(RecordTrace.of, found["traces"])),

@@ -151,6 +151,11 @@ class CheckpointStatus:
         """The lag after the last micro-batch, by spout that reads Kafka."""
         return self.batches[-1].progress.lag if self.batches else {}
 
+    @property
+    def tables(self) -> Mapping[str, Mapping[str, int]]:
+        """The ``rows`` and ``bytes`` of each table after the last micro-batch (`Progress`)."""
+        return self.batches[-1].progress.tables if self.batches else {}
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-compatible value."""
         counts = {**self.counts.to_json(), "balanced": self.counts.balanced}
@@ -170,6 +175,7 @@ class CheckpointStatus:
             "dead": asdict(self.dead),
             "requests": self.requests,
             "lag": dict(self.lag),
+            "tables": {name: dict(size) for name, size in self.tables.items()},
             "batches": [each.to_json() for each in self.batches],
         }
 
