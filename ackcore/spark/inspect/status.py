@@ -213,7 +213,7 @@ def read_status(
         checkpoint=checkpoint.url,
         at_ms=now_ms,
         dead=(dead or DeadCounter()).count(checkpoint.letters()),
-        **_steady(checkpoint, lambda now: _read(now, now_ms, batches)),
+        **steady(checkpoint, lambda now: _read(now, now_ms, batches)),
     )
 
 
@@ -260,7 +260,7 @@ def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) ->
     checkpoint = checkpoint_at(place_of(path, "checkpoint"))
     if checkpoint is None:
         return None
-    return _steady(checkpoint, lambda now: _read_activity(now, clock()))
+    return steady(checkpoint, lambda now: _read_activity(now, clock()))
 
 
 def read_waiting(
@@ -279,13 +279,13 @@ def read_waiting(
     find : callable
         Takes rows of a spout, part by part, and returns the wanted ones.
     """
-    return _steady(checkpoint, lambda now: _read_waiting(now, find))
+    return steady(checkpoint, lambda now: _read_waiting(now, find))
 
 
 T = TypeVar("T")
 
 
-def _steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T:
+def steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T:
     """Call a reader; call it again if the running query changed its files during the call."""
     for _ in range(_TIMES):
         now = checkpoint.refreshed()
