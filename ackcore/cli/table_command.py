@@ -58,9 +58,7 @@ def show(
 
 
 def _json_lines(rows: pa.Table) -> Iterator[str]:
-    columns = [
-        map(_encoder(column.type), shown_values(column)) for column in rows.columns
-    ]
+    columns = [map(_encoder(column.type), shown_values(column)) for column in rows.columns]
     names = [json.dumps(name, ensure_ascii=False) for name in rows.column_names]
     for row in zip(*columns, strict=True):
         pairs = (f"{name}: {text}" for name, text in zip(names, row, strict=True))

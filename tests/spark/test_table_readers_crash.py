@@ -5,6 +5,7 @@ The oracle is computed from the rows that a plain sink got, micro-batch by micro
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds import Killed, killed
 
 from ackcore.spark.engine import act, batch, runs, table_changes
 from ackcore.spark.listeners import Listeners
@@ -24,10 +26,6 @@ from ackcore.topology import BasicBolt, BatchBolt, TopologyBuilder
 
 ORDER = pa.schema([("shop", pa.string()), ("euros", pa.int64()), ("fails", pa.int64())])
 SEEN = pa.schema([("shop", pa.string()), ("euros", pa.int64()), ("before", pa.int64())])
-
-
-class Killed(BaseException):
-    """The driver is no more."""
 
 
 class Rate(BasicBolt):
@@ -78,7 +76,9 @@ def topology():
     builder.spout("orders", Source(ORDER))
     builder.bolt("rate", Rate()).shuffle("orders")
     builder.bolt("compare", Compare()).fields("rate", "shop")
-    builder.table("totals", from_="compare", key="shop", value={"euros": sum_of("euros"), "n": count()})
+    builder.table(
+        "totals", from_="compare", key="shop", value={"euros": sum_of("euros"), "n": count()}
+    )
     builder.sink("compare", print)
     builder.sink("totals.changes", print)
     builder.sink("totals.changes", print, stream="upserts")
@@ -89,14 +89,14 @@ def run(orders, tasks, kills, crashes, monkeypatch):
     """Run until the end, with a new driver after each crash; return the run and the sinks."""
     sinks = {name: Replacing() for name in topology().sinks}
     rows = {"orders": pa.Table.from_pylist(orders, ORDER)}
-    left = [*crashes]
+    left, message_ids, executed = [*crashes], {}, defaultdict(Counter)
 
     def failpoint(name, number=None):
         if left:
             left[0] -= 1
             if left[0] < 0:
                 del left[0]
-                raise Killed(name)
+                raise killed(name)
 
     with TemporaryDirectory() as directory, monkeypatch.context() as patch:
         for module in (act, batch, runs, table_changes):
@@ -107,6 +107,7 @@ def run(orders, tasks, kills, crashes, monkeypatch):
             for name, sink in sinks.items():
                 driver._topology.sinks[name].writer.write = sink.write
             kills = {}
+            driver._message_ids, driver._executed = message_ids, executed
             try:
                 return driver.run(Path(directory)), sinks
             except Killed:
@@ -126,9 +127,11 @@ ORDERS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(ORDERS, st.integers(1, 3), st.integers(0, 20), st.lists(st.integers(0, 12), max_size=4))
-def test_look_ups_and_changes_are_those_of_the_last_marked_micro_batch(orders, tasks, kill, crashes):
+def test_look_ups_and_changes_are_those_of_the_last_marked_micro_batch(
+    orders, tasks, kill, crashes
+):
     kills = {"compare": kill} if kill else {}
     with pytest.MonkeyPatch.context() as monkeypatch:
         ran, sinks = run(orders, tasks, kills, crashes, monkeypatch)

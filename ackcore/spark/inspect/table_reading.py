@@ -57,7 +57,9 @@ def _read(checkpoint: CheckpointView, name: str) -> TableSnapshot:
     there = files.listed(name)
     for segment in state.segments:
         if segment.file not in there:
-            raise corrupt(files.place(segment.file), "is missing, though the checkpoint refers to it")
+            raise corrupt(
+                files.place(segment.file), "is missing, though the checkpoint refers to it"
+            )
     return TableSnapshot(shape, state.segments, state.horizon_ms, files)
 
 
@@ -116,6 +118,8 @@ def rows_between(table: TableSnapshot, lo: int, hi: int) -> pa.RecordBatchReader
             "right before you read the DataFrame"
         ) from error
     batches = (
-        batch for stored in reader.scan(lo, hi) for batch in finished(table.shape, stored).to_batches()
+        batch
+        for stored in reader.scan(lo, hi)
+        for batch in finished(table.shape, stored).to_batches()
     )
     return pa.RecordBatchReader.from_batches(table.shape.row_schema, batches)
