@@ -117,7 +117,7 @@ class KeyGroups:
 def group_rows(hashes: UInt64s, keys: Sequence[pa.Array]) -> KeyGroups:
     """Group rows by key; keys of equal hash are compared."""
     n = len(hashes)
-    order = np.argsort(hashes, kind="stable")
+    order = _ascending(hashes)
     ordered = hashes[order]
     is_start = np.ones(n, np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_start[1:])
@@ -125,6 +125,25 @@ def group_rows(hashes: UInt64s, keys: Sequence[pa.Array]) -> KeyGroups:
     if len(starts) < n and _separate(order, starts, is_start, keys):
         starts = np.flatnonzero(is_start)
     return KeyGroups(order, np.append(starts, n))
+
+
+#: Up to this many ascending runs are merged; more are sorted.
+_FEW_RUNS = 16
+
+
+def _ascending(hashes: UInt64s) -> Int64s:
+    """Return the row numbers in ascending order of hashes; equal hashes keep their order."""
+    n = len(hashes)
+    if n > _FEW_RUNS and np.count_nonzero(hashes[1:] < hashes[:-1]) > _FEW_RUNS:
+        # Sort numbers of high bits of the hash and the row: several times as fast as argsort.
+        bits = np.uint64((n - 1).bit_length())
+        numbers = (hashes >> bits << bits) | np.arange(n, dtype=np.uint64)
+        numbers.sort()
+        order = (numbers & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
+        ordered = hashes[order]
+        if not (ordered[1:] < ordered[:-1]).any():
+            return order
+    return np.argsort(hashes, kind="stable")
 
 
 def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.Array]) -> bool:

@@ -44,6 +44,8 @@ def packed(column: pa.Array) -> tuple[pa.Array, Note]:
 
 def unpacked(column: pa.Array, note: Note, kind: pa.DataType) -> pa.Array:
     """Return stored values in their type."""
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), kind)
     if "base" in note:
         valid = valid_rows(column)
         width = column.type.bit_width // 8

@@ -145,14 +145,16 @@ class TableSegment:
     def places(self, lo: int, hi: int) -> tuple[int, int]:
         """Return the first row, and the row after the last, that may be in a range of hashes."""
         stored = self._short_hashes
+        if lo >= self.hi or hi <= self.lo:
+            return 0, 0
         start = 0
         if lo > self.lo:
-            start = int(np.searchsorted(stored, min(lo - self.lo, 2**64 - 1) >> self._shift))
+            start = int(np.searchsorted(stored, np.uint32((lo - self.lo) >> self._shift)))
         stop = len(stored)
         if hi < self.hi:
-            last = max(hi - 1 - self.lo, -1) >> self._shift
-            stop = int(np.searchsorted(stored, last, "right")) if last >= 0 else 0
-        return start, max(start, stop)
+            last = np.uint32((hi - 1 - self.lo) >> self._shift)
+            stop = int(np.searchsorted(stored, last, "right"))
+        return start, stop
 
     @property
     def _short_hashes(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

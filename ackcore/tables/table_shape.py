@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,14 +159,14 @@ class TableShape:
         types = aggregate.state_types([self.inputs[column] for column in aggregate.columns])
         return [pa.field(f"{_STATE}{name}.{part}", kind) for part, kind in types.items()]
 
-    @property
+    @functools.cached_property
     def stored_schema(self) -> pa.Schema:
         """The schema of stored rows: hash, key, states, and the time at which a row ends."""
         states = [field for name in self.aggregates for field in self.states(name)]
         expires = [pa.field(EXPIRES, pa.int64())] if self.ttl_s is not None else []
         return pa.schema([pa.field(HASH, pa.uint64()), *self.key, *states, *expires])
 
-    @property
+    @functools.cached_property
     def row_schema(self) -> pa.Schema:
         """The schema of the rows that users see: the key and the finished values."""
         values = [
@@ -180,7 +181,8 @@ class TableShape:
         Tables of equal keys and equal entries of ``aggregates`` have equal stored columns.
         """
         return {
-            "key": {field.name: str(field.type) for field in self.key},
+            # A list: the hash depends on the order of the columns.
+            "key": [[field.name, str(field.type)] for field in self.key],
             "aggregates": {
                 name: {
                     **aggregate.structure(),

@@ -110,7 +110,8 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
             source = f"table {source.removesuffix(CHANGES)}"
         found.append(_Edge(source, stream, f"sink {name}", "", False))
     for name, table in tables.items():
-        found.append(_Edge(*table["from"], f"table {name}", "", False))
+        source, stream = table["from"]
+        found.append(_Edge(source, stream, f"table {name}", "", False))
     return found
 
 

@@ -294,6 +294,14 @@ class Parts:
             return self.spouts[component].fields
         return tuple(self.bolts[component].schemas[stream].names)
 
+    @property
+    def written(self) -> frozenset[tuple[str, str]]:
+        """The component and stream of each stream with a sink or a table."""
+        sinks = {(sink.component, sink.stream) for sink in self.sinks.values()}
+        return frozenset(
+            sinks | {(table.component, table.stream) for table in self.tables.values()}
+        )
+
     @cached_property
     def structure(self) -> dict[str, Any]:
         """The parts that a checkpoint depends on, as plain JSON: names, fields, types and

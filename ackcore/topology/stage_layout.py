@@ -130,10 +130,7 @@ class Layout:
                 )
                 for index, (target, each) in enumerate(inputs)
             ),
-            sinks=frozenset(
-                (reader.component, reader.stream)
-                for reader in (*topology.sinks.values(), *topology.tables.values())
-            ),
+            sinks=topology.written,
             needs_identity=_upstream(topology, reversed(order)),
             checks_unique=any(
                 spout.tracked and bool(spout.message_id) and not spout.unique

@@ -151,6 +151,7 @@ def problems(
             yield from _grouping(bolt, each, found if isinstance(found, _DeclaredStream) else None)
             if isinstance(found, _DeclaredStream):
                 yield from _wanted(bolt, each, found)
+    readers: list[tuple[str, SinkSpec | DeclaredTable]]
     readers = [*(("sink", sink) for sink in sinks), *(("table", table) for table in tables)]
     for kind, reader in readers:
         found = find(f"{kind} {reader.name!r}", reader.component, reader.stream)

@@ -6,7 +6,8 @@ run     run one Spark action; its results have no effect until the run is accept
 check   verify that the results agree, and that the payloads of all failed records were found
 decide  record, by one rename, which records wait, which are dead and which rows the sinks get
 act     write to sinks and dead letters; repeated after a crash, under the same number.  Each
-        sink's refusal is recorded, and then the consequences of all of them
+        sink's refusal is recorded, and then the consequences of all of them; then the rows
+        of ACKED records are folded into the tables, and these are recorded
 mark    record that the micro-batch is done
 ======  ==========================================================================================
 
@@ -39,6 +40,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.act import (
     DeadLetterWriter,
     ask_sinks,
+    fold_tables,
     park_dead,
     refused_roots,
     unanchored,
@@ -277,6 +279,7 @@ class Engine:
         if not decision.sinks_done:
             ask_sinks(self.topology, self._spark, self.state, decision, self._pause, age_ms)
             decision = self._with_refused(decision, inputs)
+        fold_tables(self.topology, self._spark, self.state, decision, self._pause)
         park_dead(self._spark, decision, self._write_dead_letters, self._pause, settings)
         failpoint("acted", decision.number)
         return decision

@@ -1,0 +1,222 @@
+"""Tables: folds into 10 million keys, look-ups, compaction, and the size of segments.
+
+The table has a key, a sum, a count and the latest value by a time.  Both sides of the comparison
+with Spark read the same Parquet files, one a micro-batch, on one core; the first file has every key
+once and is not counted.  ackcore's seconds are those of a micro-batch: read, fold, look up the
+states, merge, write the segment.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from ackcore.tables import count, latest, sum_of
+from ackcore.tables.folding import fold_rows, merge_states
+from ackcore.tables.table_compaction import SegmentInfo, merged, merges_due
+from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
+from ackcore.tables.table_shape import HASH, HASH_END, TableShape
+
+SCHEMA = pa.schema([("shop", pa.int64()), ("euros", pa.float64()), ("at", pa.timestamp("us"))])
+SHAPE = TableShape.of(
+    "totals",
+    SCHEMA,
+    "shop",
+    {"euros": sum_of("euros"), "orders": count(), "last": latest("at", "euros")},
+)
+LOOKUP_KEYS, BATCHES = 10_000, 3
+
+
+def orders(shops: np.ndarray, seed: int) -> pa.RecordBatch:
+    """Return one order for each of some shops."""
+    rng, n = np.random.default_rng(seed), len(shops)
+    at = pa.array(rng.integers(0, 86_400 * 10**6, n)).cast(pa.timestamp("us"))
+    return pa.record_batch([shops, rng.integers(0, 10**6, n) / 100, at], schema=SCHEMA)
+
+
+class StoredBase:
+    """A base of segments in files, which are mapped into memory."""
+
+    def __init__(self, directory: Path, keys: int) -> None:
+        self.directory, self.keys = directory, keys
+        parts = [
+            fold_rows(SHAPE, [orders(shops, 1)], 0)
+            for shops in np.array_split(np.arange(keys), max(1, keys // 1_000_000))
+        ]
+        self.deltas = [TableSegment.open(write_segment(SHAPE, part), SHAPE) for part in parts]
+        infos = [SegmentInfo(str(n), len(part), 0, 0, HASH_END) for n, part in enumerate(parts)]
+        self.merges = merges_due(infos) or [None]
+        self.nbytes = 0
+        self.compact()
+
+    def compact(self) -> None:
+        """Merge the deltas into the base, range by range."""
+        self.nbytes = 0
+        for number, merge in enumerate(self.merges):
+            lo, hi = (merge.lo, merge.hi) if merge else (0, HASH_END)
+            rows = pa.concat_tables(merged(SHAPE, self.deltas, lo, hi, None))
+            data = write_segment(SHAPE, rows, lo, hi)
+            self.nbytes += len(data)
+            (self.directory / f"{number}.arrow").write_bytes(data)
+
+    def reader(self) -> TableReader:
+        """Open all files."""
+        paths = [self.directory / f"{number}.arrow" for number in range(len(self.merges))]
+        buffers = [pa.memory_map(str(path)).read_buffer() for path in paths]
+        return TableReader(SHAPE, [TableSegment.open(each, SHAPE) for each in buffers], 0)
+
+    def fold(self, reader: TableReader, rows: pa.Table) -> None:
+        """Fold a micro-batch, and write its segment."""
+        partial = fold_rows(SHAPE, [rows], 0)
+        older = reader.lookup(partial)
+        older = older.filter(pc.is_valid(older.column(HASH)))
+        data = write_segment(SHAPE, merge_states(SHAPE, older, partial))
+        (self.directory / "delta").write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def keys(quick: bool) -> int:
+    """The number of keys in the table."""
+    return 100_000 if quick else 10_000_000
+
+
+@pytest.fixture(scope="module")
+def base(keys: int, tmp_path_factory: pytest.TempPathFactory) -> StoredBase:
+    """A table in which every key has one order."""
+    return StoredBase(tmp_path_factory.mktemp("table"), keys)
+
+
+def bench_folds_lookups_and_compaction(base, keys, quick, interleaved, report_ratio):
+    """CPU time of this thread."""
+    rng = np.random.default_rng(2)
+    n = keys // 10
+    rows = pa.Table.from_batches([orders(rng.integers(0, keys, n), 3)])
+    sought = pa.record_batch({"shop": rng.integers(0, keys, LOOKUP_KEYS)})
+    reader = base.reader()
+    assert reader.lookup(sought).column(HASH).null_count == 0
+    contestants = {
+        "fold": lambda: base.fold(reader, rows),
+        "opened": lambda: base.reader().lookup(sought),
+        "open": lambda: reader.lookup(sought),
+    }
+    taken = interleaved(contestants, 1 if quick else 9)
+    report_ratio("rows folded a second", [n / s / 1e6 for s in taken["fold"]], unit="M/s")
+    for name, bound in (("opened", 50), ("open", 5)):
+        label = f"look-up of {LOOKUP_KEYS:,} keys, segments {name}"
+        report_ratio(label, [s * 1e3 for s in taken[name]], bound, True, "ms")
+    taken = interleaved({"compaction": base.compact}, 1 if quick else 3)
+    rates = [keys / s / 1e6 for s in taken["compaction"]]
+    report_ratio("rows compacted a second", rates, unit="M/s")
+
+
+def bench_bytes_against_parquet(base, report_ratio, tmp_path):
+    """The rows of the base in the same order, as one Parquet file each range."""
+    nbytes = 0
+    for part in base.reader().scan():
+        pq.write_table(part.drop_columns([HASH]), tmp_path / "part.parquet")
+        nbytes += (tmp_path / "part.parquet").stat().st_size
+    report_ratio("bytes against Parquet", [base.nbytes / nbytes], 1.5, True)
+
+
+def totals_of_spark(source):
+    """Return the same table by Spark's aggregates."""
+    from pyspark.sql import functions as F  # noqa: PLC0415
+
+    return source.groupBy("shop").agg(F.sum("euros"), F.count(F.lit(1)), F.max_by("euros", "at"))
+
+
+def totals_in_pandas(source):
+    """Return the same table by `transformWithStateInPandas`."""
+    import pandas as pd  # noqa: PLC0415
+    from pyspark.sql.streaming import StatefulProcessor  # noqa: PLC0415
+
+    class Totals(StatefulProcessor):
+        def init(self, handle):
+            self.state = handle.getValueState(
+                "t", "euros double, orders long, at timestamp, last double"
+            )
+
+        def handleInputRows(self, key, rows, timerValues):
+            euros, n, at, last = self.state.get() or (0.0, 0, None, None)
+            for frame in rows:
+                euros, n = euros + float(frame.euros.sum()), n + len(frame)
+                newest = frame.loc[frame["at"].idxmax()]
+                if at is None or newest["at"].to_pydatetime() >= at:
+                    at, last = newest["at"].to_pydatetime(), float(newest.euros)
+            self.state.update((euros, n, at, last))
+            yield pd.DataFrame({"shop": [key[0]], "euros": [euros], "orders": [n], "last": [last]})
+
+        def close(self):
+            pass
+
+    return source.groupBy("shop").transformWithStateInPandas(
+        Totals(), "shop long, euros double, orders long, last double", "Update", "None"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "rows", "bound"), [(totals_of_spark, 1_000_000, 1), (totals_in_pandas, 100_000, 5)]
+)
+def bench_folds_against_spark(query, rows, bound, quick, tmp_path, report_ratio):
+    """Wall time of the micro-batches after the first, on one core."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    rows = rows // 100 if quick else rows
+    rng = np.random.default_rng(4)
+    directory = tmp_path / "orders"
+    directory.mkdir()
+    for number in range(BATCHES + 1):
+        shops = rng.integers(0, rows, rows) if number else np.arange(rows)
+        path = directory / f"{number}.parquet"
+        pq.write_table(pa.Table.from_batches([orders(shops, number)]), path)
+        os.utime(path, (number, number))
+    table = tmp_path / "table"
+    table.mkdir()
+    base = StoredBase(table, rows)
+    reader = base.reader()
+    mine = []
+    for number in range(1, BATCHES + 1):
+        start = time.perf_counter()
+        base.fold(reader, pq.read_table(directory / f"{number}.parquet", use_threads=False))
+        mine.append(time.perf_counter() - start)
+    spark = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.sql.shuffle.partitions", 1)
+        .config("spark.ui.enabled", False)
+        .config(
+            "spark.sql.streaming.stateStore.providerClass",
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        )
+        .getOrCreate()
+    )
+    try:
+        source = (
+            spark.readStream.schema("shop long, euros double, at timestamp_ntz")
+            .option("maxFilesPerTrigger", 1)
+            .parquet(str(directory))
+            .selectExpr("shop", "euros", "CAST(at AS timestamp) AS at")
+        )
+        run = (
+            query(source)
+            .writeStream.format("noop")
+            .outputMode("update")
+            .trigger(availableNow=True)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        run.awaitTermination()
+        progress = [each for each in run.recentProgress if each["numInputRows"]]
+        theirs = [each["durationMs"]["triggerExecution"] / 1e3 for each in progress[1:]]
+    finally:
+        spark.stop()
+    assert len(theirs) == BATCHES
+    assert progress[-1]["stateOperators"][0]["numRowsTotal"] == rows
+    ratios = [other / own for own, other in zip(mine, theirs, strict=True)]
+    report_ratio(f"rows folded a second against {query.__name__}, {rows:,} keys", ratios, bound)

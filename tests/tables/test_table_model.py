@@ -1,0 +1,247 @@
+"""Tables against a dict: folds, merges, look-ups, scans and compaction, for all types."""
+
+from __future__ import annotations
+
+import decimal
+import itertools
+import math
+from collections import defaultdict
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import table_model as model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ackcore._arrow import hash_columns
+from ackcore.tables import key_groups, sum_of, table_compaction, table_segments
+from ackcore.tables.folding import finished, fold_rows, merge_states
+from ackcore.tables.table_compaction import SegmentInfo, merged, merges_due
+from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
+from ackcore.tables.table_shape import HASH, HASH_END, TableShape
+
+#: The bits of the hash that are kept: all, two, or none, where all keys collide.
+MASKS = [2**64 - 1, 2**62 | 2**63, 1, 0]
+
+
+class StoredTable:
+    """A table as the driver keeps it: segments by name, newest first."""
+
+    def __init__(self, shape):
+        self.shape = shape
+        self.infos = []
+        self.files = {}
+        self.number = 0
+        self.horizon = 0
+
+    def put(self, rows, lo=0, hi=HASH_END):
+        self.number += 1
+        data = write_segment(self.shape, rows, lo, hi)
+        self.files[str(self.number)] = data
+        return SegmentInfo(str(self.number), rows.num_rows, len(data), lo, hi)
+
+    def opened(self, infos):
+        return [TableSegment.open(self.files[info.file], self.shape) for info in infos]
+
+    def reader(self):
+        return TableReader(self.shape, self.opened(self.infos), self.horizon)
+
+    def apply(self, batches, now_ms):
+        partial = fold_rows(self.shape, batches, now_ms)
+        self.horizon = now_ms
+        older = self.reader().lookup(partial)
+        older = older.filter(pc.is_valid(older.column(HASH)))
+        self.infos.insert(0, self.put(merge_states(self.shape, older, partial)))
+
+    def compact(self):
+        due = merges_due(self.infos)
+        gone = {info for merge in due for info in merge.segments}
+        made = []
+        for merge in due:
+            horizon = self.horizon if merge.into_base else None
+            tables = merged(self.shape, self.opened(merge.segments), merge.lo, merge.hi, horizon)
+            rows = pa.concat_tables([self.shape.stored_schema.empty_table(), *tables])
+            made.append(self.put(rows, merge.lo, merge.hi))
+        self.infos = made + [info for info in self.infos if info not in gone]
+
+
+def as_dict(shape, stored):
+    """Return stored rows as finished values by key."""
+    names = shape.key_names
+    rows = finished(shape, stored).to_pylist()
+    found = {
+        tuple(model.canonical(row[name]) for name in names): {
+            name: model.canonical(row[name]) for name in shape.aggregates
+        }
+        for row in rows
+    }
+    assert len(found) == len(rows), "a key has two rows"
+    return found
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Make segments and merges so small that few rows need many of them."""
+    monkeypatch.setattr(table_segments, "RANGE_ROWS", 3)
+    monkeypatch.setattr(table_compaction, "RANGE_ROWS", 3)
+    monkeypatch.setattr(table_compaction, "DELTA_ROWS", 6)
+    monkeypatch.setattr(table_compaction, "MAX_DELTAS", 2)
+    mask = {"bits": MASKS[0]}
+
+    def masked(columns, n):
+        hashes = hash_columns(columns, n).view(np.uint64)
+        return (hashes & np.uint64(mask["bits"])).view(np.int64)
+
+    monkeypatch.setattr(key_groups, "hash_columns", masked)
+    return mask
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_table_equals_a_dict(small, data):
+    small["bits"] = data.draw(st.sampled_from(MASKS))
+    keys = model.key_columns(data)
+    columns = {**keys, **model.VALUES}
+    schema = model.batch_of([], columns).schema
+    ttl_s = data.draw(st.sampled_from([None, 5]))
+    shape = TableShape.of("t", schema, list(keys), model.AGGREGATES, ttl_s)
+    table, oracle, expires = StoredTable(shape), defaultdict(list), {}
+    for now in range(1000, 1000 * data.draw(st.integers(1, 6)) + 1, 1000):
+        pieces = data.draw(st.lists(st.lists(model.rows_of(columns), max_size=8), max_size=3))
+        table.apply([model.batch_of(piece, columns) for piece in pieces], now)
+        for key in [key for key, end in expires.items() if end <= now]:
+            del oracle[key], expires[key]
+        for row in [row for piece in pieces for row in piece]:
+            key = tuple(model.canonical(row[name]) for name in keys)
+            oracle[key].append(row)
+            if ttl_s:
+                expires[key] = now + 5000
+        table.compact()
+        # The time passes without another row.
+        table.horizon = now + data.draw(st.sampled_from([0, 0, 3500]))
+        want = {
+            key: {name: model.canonical(value) for name, value in model.expected(rows).items()}
+            for key, rows in oracle.items()
+            if expires.get(key, math.inf) > table.horizon
+        }
+        reader = table.reader()
+        cuts = sorted(
+            {
+                0,
+                HASH_END,
+                *data.draw(
+                    st.lists(
+                        st.sampled_from([0, 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1]), max_size=2
+                    )
+                ),
+            }
+        )
+        scanned = [part for lo, hi in itertools.pairwise(cuts) for part in reader.scan(lo, hi)]
+        stored = pa.concat_tables([shape.stored_schema.empty_table(), *scanned])
+        assert (np.diff(stored.column(HASH).to_numpy().astype(object)) >= 0).all()
+        assert as_dict(shape, stored) == want
+        sought = data.draw(st.lists(model.rows_of(keys), min_size=1, max_size=9))
+        found = reader.lookup(model.batch_of(sought, keys))
+        values = finished(shape, found).to_pylist()
+        for row, key_hash, got in zip(sought, found.column(HASH).to_pylist(), values, strict=True):
+            key = tuple(model.canonical(row[name]) for name in keys)
+            assert (key_hash is not None) is (key in want)
+            if key in want:
+                assert {name: model.canonical(got[name]) for name in want[key]} == want[key]
+            else:
+                assert set(map(str, got.values())) == {"None"}
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(-(2**62), 2**63 - 1)), min_size=1),
+    cents=st.integers(0, 10**38 - 1),
+)
+def test_sums_are_exact_or_an_error(rows, cents):
+    numbers = pa.table({"k": [k for k, _ in rows], "v": pa.array([v for _, v in rows], pa.int64())})
+    shape = TableShape.of("t", numbers.schema, "k", {"v": sum_of("v")})
+    sums = defaultdict(int)
+    for k, v in rows:
+        sums[k] += v
+    if max(map(abs, sums.values())) >= 2**63:
+        with pytest.raises(OverflowError, match="the sum of column 'v' must fit int64, got "):
+            fold_rows(shape, [numbers], 0)
+    else:
+        got = finished(shape, fold_rows(shape, [numbers], 0)).to_pylist()
+        assert {row["k"]: row["v"] for row in got} == sums
+    with decimal.localcontext(prec=50):
+        parts = [decimal.Decimal(part) for part in (cents, cents, -cents, cents // 3)]
+        total = sum(parts)
+        exact = pa.table({"k": [1] * 4, "v": pa.array(parts, pa.decimal128(38, 0))})
+        shape = TableShape.of("t", exact.schema, "k", {"v": sum_of("v")})
+        if abs(total) >= 10**38:
+            with pytest.raises(OverflowError, match="must fit decimal128"):
+                fold_rows(shape, [exact], 0)
+        else:
+            assert finished(shape, fold_rows(shape, [exact], 0)).column("v").to_pylist() == [total]
+
+
+def test_distinct_values_are_estimated_without_nulls():
+    pytest.importorskip("datasketches")
+    from ackcore.tables import approx_distinct  # noqa: PLC0415
+
+    rows = pa.table({"k": [1] * 60_000 + [2], "v": [n % 20_000 for n in range(60_000)] + [None]})
+    shape = TableShape.of("t", rows.schema, "k", {"v": approx_distinct("v")})
+    parts = [fold_rows(shape, [rows.slice(start, 20_001)], 0) for start in (0, 20_001, 40_002)]
+    one = finished(shape, merge_states(shape, merge_states(shape, parts[0], parts[1]), parts[2]))
+    found = {row["k"]: row["v"] for row in one.to_pylist()}
+    assert found[2] == 0
+    assert found[1] == pytest.approx(20_000, rel=0.05)
+
+
+def test_an_expired_row_hides_older_rows_until_a_merge_into_the_base():
+    rows = pa.table({"k": [1, 2], "v": [5, 6]})
+    shapes = [TableShape.of("t", rows.schema, "k", {"v": sum_of("v")}, ttl) for ttl in (100, 1)]
+    older, newer = (fold_rows(shape, [rows], 0) for shape in shapes)
+    shape = shapes[0]
+    old, new = (TableSegment.open(write_segment(shape, each), shape) for each in (older, newer))
+    hidden = pa.concat_tables(merged(shape, [new], 0, HASH_END, None))
+    hidden = TableSegment.open(write_segment(shape, hidden), shape)
+    for segments in ([new, old], [hidden, old]):
+        reader = TableReader(shape, segments, 5_000)
+        assert reader.lookup(rows).column(HASH).null_count == 2
+        assert not list(reader.scan())
+        assert not list(merged(shape, segments, 0, HASH_END, 5_000))
+    assert TableReader(shape, [old], 5_000).lookup(rows).column(HASH).null_count == 0
+
+
+def test_merges_keep_few_deltas_and_rewrite_each_row_rarely():
+    infos, written, rows, batches = [], 0, 1_000, 3_000
+    for number in range(batches):
+        infos.insert(0, SegmentInfo(str(number), rows, rows, 0, HASH_END))
+        due = merges_due(infos)
+        gone = {info for merge in due for info in merge.segments}
+        for merge in due:
+            lo, hi = merge.lo, merge.hi
+            shares = (
+                (min(hi, each.hi) - max(lo, each.lo)) / (each.hi - each.lo) * each.rows
+                for each in merge.segments
+            )
+            size = round(sum(shares))
+            written += size
+            infos.append(SegmentInfo(f"m{number}", size, size, merge.lo, merge.hi))
+            if not merge.into_base:
+                infos.insert(0, infos.pop())
+                assert any(info.lo == 0 and info not in gone for info in infos[1:])
+        infos = [info for info in infos if info not in gone]
+        base = [info for info in infos if info.lo or info.hi < HASH_END]
+        assert len(infos) - len(base) <= table_compaction.MAX_DELTAS + 1
+        assert all(info.rows <= 1.01 * table_segments.RANGE_ROWS for info in base)
+    assert sum(info.rows for info in infos) == pytest.approx(rows * batches, rel=0.01)
+    assert written < 12 * rows * batches
+
+
+@given(
+    hashes=st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 40), max_size=80),
+    repeated=st.integers(1, 3),
+)
+def test_rows_are_in_the_stable_order_of_their_hashes(hashes, repeated):
+    column = np.array(hashes * repeated, np.uint64)
+    expected = sorted(range(len(column)), key=lambda row: column[row])
+    assert key_groups._ascending(column).tolist() == expected
