@@ -221,7 +221,7 @@ class LocalRuns:
                 run_to_end(engine, [], list, self._wait, self._listeners)
             counts = engine.counts
             last = state.last_done
-            at_end = {} if last is None else snapshot_of(state, last)
+            at_end = snapshot_of(state, topology, last)
             kept = {name: _rows_of(found) for name, found in at_end.items()}
         tables = {name: self._table(name) for name in self._sinks}
         return TopologyRun(

@@ -20,7 +20,7 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -29,9 +29,6 @@ from ackcore.calls import RateLimit
 from ackcore.flow import DelayTarget, Limit
 from ackcore.flow.choosers import Chooser, Idlest
 from ackcore.topology.tuples import Identity, Reason, Tuple
-
-if TYPE_CHECKING:
-    from ackcore.topology.table_views import TableView
 
 #: The default stream.
 DEFAULT_STREAM = "default"
@@ -241,7 +238,8 @@ class Component:
     retry_on: Iterable[type[Exception] | str] | None = None
     journal: bool = False
     uses: Sequence[str] = ()
-    tables: Mapping[str, TableView] = MappingProxyType({})
+    #: Each is a `TableView`, whose module needs this one.
+    tables: Mapping[str, Any] = MappingProxyType({})
     needs_identity: ClassVar[bool] = False
 
     def prepare(self, context: Context) -> None:

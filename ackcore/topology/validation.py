@@ -125,12 +125,11 @@ def problems(
     for bolt in bolts:
         yield from _uses(bolt, names)
     changes = {f"{name}{CHANGES}" for name in names}
-    for component in (*spouts, *bolts):
-        if component.name in changes:
+    for name in (*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)):
+        if name in changes:
             yield (
-                f"component {component.name!r} must have another name, because sinks read the "
-                f"changed rows of table {component.name.removesuffix(CHANGES)!r} under this one; "
-                "rename it"
+                f"component {name!r} must have another name, because sinks read the changed rows "
+                f"of table {name.removesuffix(CHANGES)!r} under this one; rename it"
             )
     sinks = [sink for sink in sinks if sink.component not in changes]
     for spout in spouts:

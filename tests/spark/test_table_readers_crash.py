@@ -32,7 +32,7 @@ class Rate(BasicBolt):
     """Emits each order with the sum that the table has for its shop."""
 
     outputs = SEEN
-    uses = ["totals"]
+    uses = ("totals",)
 
     def execute(self, tuple, collector):
         if tuple["fails"] > tuple.attempt:

@@ -25,9 +25,10 @@ from ackcore.spark.engine.insist import Pause, SinkCalls
 from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
+from ackcore.spark.tables.table_places import opened_segments
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables.folding import finished
-from ackcore.tables.table_segments import TableReader, TableSegment
+from ackcore.tables.table_segments import TableReader
 from ackcore.tables.table_shape import TableShape
 from ackcore.topology.builder import Topology
 from ackcore.topology.parts import SinkSpec, TableSpec
@@ -164,11 +165,10 @@ def _changed(
     # With the present horizon: a row that has expired since is no former value.
     former = TableReader(shape, (), now.horizon_ms)
     if before is not None:
-        segments = [TableSegment.open(files.read(each), shape) for each in before.segments]
+        segments = opened_segments(files, shape, before.segments)
         former = TableReader(shape, segments, now.horizon_ms)
     values = list(shape.aggregates)
-    for each in now.changed:
-        segment = TableSegment.open(files.read(each), shape)
+    for segment in opened_segments(files, shape, now.changed):
         for start in range(0, segment.rows, _ROWS):
             stored = segment.take(np.arange(start, min(start + _ROWS, segment.rows)))
             rows = finished(shape, stored)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from ackcore.spark.base.errors import StateError, corrupt
-from ackcore.spark.checkpoint.segment_files import BELOW
 from ackcore.spark.checkpoint.table_records import TableRecords
 from ackcore.spark.dead_letters.checkpoints import CheckpointView, opened_checkpoint
 from ackcore.spark.inspect.status import steady
@@ -113,9 +112,9 @@ def rows_between(table: TableSnapshot, lo: int, hi: int) -> pa.RecordBatchReader
         reader = table.reader()
     except StateError as error:
         raise StateError(
-            f"table {table.shape.name!r} cannot be read as it was when table() was called: {error}. "
-            "A running query deletes replaced files two micro-batches later; call table() again, "
-            "right before you read the DataFrame"
+            f"table {table.shape.name!r} cannot be read as it was when table() was called: "
+            f"{error}. A running query deletes replaced files two micro-batches later; call "
+            "table() again, right before you read the DataFrame"
         ) from error
     batches = (
         batch
