@@ -66,8 +66,9 @@ AT_END = [("north", 35, 3, 35 / 3), ("south", 7, 1, 7.0)]
 
 
 @pytest.fixture(scope="module")
-def done(spark, tmp_path_factory):
+def done(live_spark, tmp_path_factory):
     """The directory of a query that has ended."""
+    spark = live_spark.session
     path = tmp_path_factory.mktemp("tables")
     counts = run_batch(topology(spark, path), spark, path / "checkpoint")
     assert (counts.acked, counts.dead) == (4, 1)
