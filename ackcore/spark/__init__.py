@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
     from ackcore.spark.engine.insist import RunFailed, SinkError
     from ackcore.spark.guards import attempt, guard
+    from ackcore.spark.inspect.table_frames import table
     from ackcore.spark.listeners import QueryListener
     from ackcore.spark.planned.delta_spout import DeltaSpout
     from ackcore.spark.planned.file_spout import FileSpout
