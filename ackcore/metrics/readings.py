@@ -143,6 +143,14 @@ def _expected(at: MetricsSnapshot) -> Iterable[Value]:
         yield {COMPONENT: component, EXPECTATION: name, OUTCOME: outcome}, tuples
 
 
+def _of_tables(what: str) -> Callable[[MetricsSnapshot], Iterable[Value]]:
+    def values(at: MetricsSnapshot) -> Iterable[Value]:
+        for name, size in at.progress.tables.items() if at.progress is not None else ():
+            yield {"ackcore.table": name}, size[what]
+
+    return values
+
+
 #: All metrics except the durations, which are a histogram.
 READINGS: tuple[Reading, ...] = (
     Reading(
@@ -184,6 +192,8 @@ READINGS: tuple[Reading, ...] = (
     Reading(
         "ackcore.lag", "gauge", "{message}", "Offsets of a KafkaSpout that are not done.", _lag
     ),
+    Reading("ackcore.table.rows", "gauge", "{row}", "Stored rows of a table.", _of_tables("rows")),
+    Reading("ackcore.table.size", "gauge", "By", "Bytes of a table.", _of_tables("bytes")),
     Reading(
         "ackcore.batches",
         "counter",

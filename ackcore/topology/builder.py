@@ -315,11 +315,13 @@ class TopologyBuilder:
         Parameters
         ----------
         component : str
-            The bolt or spout whose stream is written.
+            The bolt or spout whose stream is written; or ``"<table>.changes"`` for the rows of a
+            table that a micro-batch has changed, each once.
         writer : ackcore.spark.Sink or callable
             A sink, such as ``to_parquet(path)``, or a function of (DataFrame, batch_id).
         stream : str, default "default"
-            The stream.
+            The stream. The changes of a table have two: the default has the key, the values, and
+            the former values as ``old_<name>``; ``"upserts"`` has no former values.
         name : str, optional
             The name of the sink; by default ``component`` or ``component.stream``.
         isolate : bool or list of exception class or str, default False
@@ -499,11 +501,11 @@ class TopologyBuilder:
                     tables.append(table.spec(schema))
             except (TypeError, ValueError) as error:
                 found.append(str(error))
-        checks, wrong = validation.compiled_checks(self._spouts, bolts, self._sinks, broken)
+        checks, wrong = validation.compiled_checks(
+            self._spouts, bolts, [*self._sinks, *self._tables], broken
+        )
         found.extend(wrong)
-        if found:
-            raise TopologyError(found)
-        return Topology(
+        topology = Topology(
             spouts={spout.name: spout for spout in self._spouts},
             bolts={bolt.name: bolt for bolt in bolts},
             sinks={sink.name: sink for sink in self._sinks},
@@ -511,6 +513,13 @@ class TopologyBuilder:
             settings=settings,
             checks=checks,
         )
+        for sink in self._sinks:
+            changed = topology.changed_table(sink)
+            if changed is not None:
+                found.extend(validation.change_problems(sink, changed.shape))
+        if found:
+            raise TopologyError(found)
+        return topology
 
 
 def _check_name(name: Any, argument: str, must_be: str) -> None:

@@ -17,6 +17,7 @@ from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
+from ackcore.topology.table_views import CHANGES
 
 _HIGH, _GAP_Y, _GAP_X, _MARGIN = 44, 26, 150, 14
 _CHAR = 8.2
@@ -103,9 +104,12 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
             label = f"{grouping}({', '.join(keys)})" if keys else str(grouping)
             local = str(grouping).startswith("local")
             found.append(_Edge(source, stream, name, label, not local))
+    tables = structure.get("tables", {})
     for name, (source, stream) in structure.get("sinks", {}).items():
+        if source.removesuffix(CHANGES) in tables:
+            source = f"table {source.removesuffix(CHANGES)}"
         found.append(_Edge(source, stream, f"sink {name}", "", False))
-    for name, table in structure.get("tables", {}).items():
+    for name, table in tables.items():
         source, stream = table["from"]
         found.append(_Edge(source, stream, f"table {name}", "", False))
     return found
@@ -298,11 +302,11 @@ def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
 def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[str]:
     readers = [_reader(sub) for sub in layout.out(component, stream)]
     readers += [_sink(sink) for sink in _sinks(parts, component, stream)]
-    readers += [
-        f"──▶ table {table.name}: {', '.join(table.shape.key_names)}"
-        for table in parts.tables.values()
-        if (table.component, table.stream) == (component, stream)
-    ]
+    for table in parts.tables.values():
+        if (table.component, table.stream) == (component, stream):
+            readers.append(f"──▶ table {table.name}: {', '.join(table.shape.key_names)}")
+            changes = [s for s in parts.sinks.values() if parts.changed_table(s) is table]
+            readers += [f"{_sink(sink)}, of changes to {table.name}" for sink in changes]
     return readers or ["─ not read"]
 
 

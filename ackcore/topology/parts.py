@@ -23,6 +23,7 @@ from ackcore.tables.aggregates import Aggregate
 from ackcore.tables.table_shape import TableShape
 from ackcore.topology.components import DEFAULT_STREAM, Component
 from ackcore.topology.expectations import Expectations
+from ackcore.topology.table_views import CHANGES, change_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +274,20 @@ class Parts:
     bolts: Mapping[str, BoltSpec]
     sinks: Mapping[str, SinkSpec]
     tables: Mapping[str, TableSpec] = field(default_factory=dict, kw_only=True)
+
+    def changed_table(self, sink: SinkSpec) -> TableSpec | None:
+        """Return the table whose changed rows a sink reads, or None."""
+        name = sink.component.removesuffix(CHANGES)
+        return self.tables.get(name) if name != sink.component else None
+
+    def sink_schema(self, sink: SinkSpec) -> pa.Schema | None:
+        """Return the schema of the rows of a sink; None for a sink of a spout."""
+        changed = self.changed_table(sink)
+        if changed is not None:
+            return change_streams(changed.shape)[sink.stream]
+        if sink.component in self.spouts:
+            return None
+        return self.bolts[sink.component].schemas[sink.stream]
 
     def streams(self, component: str) -> tuple[str, ...]:
         """Return the names of a component's streams."""

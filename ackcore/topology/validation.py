@@ -12,7 +12,7 @@ import inspect
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from ackcore._arrow import nullable_within
 from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.outcomes import CallCounts
+from ackcore.tables.table_shape import TableShape
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.components import (
@@ -44,6 +45,7 @@ from ackcore.topology.parts import (
 )
 from ackcore.topology.settings import MAX_PARALLELISM
 from ackcore.topology.sql_conditions import spark_types, supported_type
+from ackcore.topology.table_views import CHANGES, UPSERTS, change_streams
 
 #: The prefix of ackcore's own columns.
 RESERVED = "_ackcore_"
@@ -121,6 +123,17 @@ def problems(
         The setting ``reject``.
     """
     yield from _names(spouts, bolts, sinks, tables)
+    names = [table.name for table in tables]
+    for bolt in bolts:
+        yield from _uses(bolt, names)
+    changes = {f"{name}{CHANGES}" for name in names}
+    for name in (*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)):
+        if name in changes:
+            yield (
+                f"component {name!r} must have another name, because sinks read the changed rows "
+                f"of table {name.removesuffix(CHANGES)!r} under this one; rename it"
+            )
+    sinks = [sink for sink in sinks if sink.component not in changes]
     for spout in spouts:
         yield from _spout(spout)
     for bolt in bolts:
@@ -182,6 +195,8 @@ def _names(
     yield from _twice(what, components, "rename all but one")
     named = [("sink", sink.name) for sink in sinks]
     yield from _twice("sinks", named, "set another name with name=")
+    for name in sorted({sink.name for sink in sinks} & {table.name for table in tables}):
+        yield f"a sink and a table are named {name!r}; set another name of the sink with name="
 
 
 def _name(what: str, name: str) -> Iterator[str]:
@@ -488,6 +503,45 @@ def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
         )
 
 
+def _uses(bolt: BoltSpec, tables: Sequence[str]) -> Iterator[str]:
+    """Yield the errors in the tables that a bolt declares to use."""
+    uses: Any = bolt.component.uses
+    if not isinstance(uses, list | tuple) or not all(isinstance(name, str) for name in uses):
+        yield (
+            f"uses of bolt {bolt.name!r} must be a list of names of tables, got "
+            f"{type(uses).__name__} {uses!r:.200}; write uses = ['totals']"
+        )
+        return
+    for name in dict.fromkeys(uses):
+        if name not in tables:
+            hint = near_miss(name, tables, "tables")
+            yield (
+                f"bolt {bolt.name!r} uses table {name!r}, which is not declared; {hint}"
+                + ("" if tables else f", declare one with .table({name!r}, from_=...)")
+            )
+
+
+def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
+    """Yield the problems of a sink that reads the changed rows of a table."""
+    table, streams = shape.name, change_streams(shape)
+    if sink.stream not in streams:
+        yield (
+            f"sink {sink.name!r} reads stream {sink.stream!r} of the changes of table {table!r}, "
+            f"which does not exist; {near_miss(sink.stream, list(streams), 'streams')}"
+        )
+        return
+    yield from _field_names(
+        f"the stream {sink.stream!r} of the changes of table {table!r}",
+        streams[sink.stream].names,
+        f"rename a value of the table, or read stream {UPSERTS!r}, which has no former values",
+    )
+    if sink.isolate:
+        yield (
+            f"isolate of sink {sink.name!r} makes the records of refused rows dead letters, and "
+            f"the changed rows of table {table!r} belong to no single record; remove isolate"
+        )
+
+
 def _laid_out_otherwise(type_: pa.DataType) -> pa.DataType | None:
     """Return the type, or the part of it, whose rows cannot be sent one by one; else None."""
     kind = pa.types
@@ -571,15 +625,15 @@ def _words(component: str, stream: str) -> str:
 def compiled_checks(
     spouts: Sequence[Spout],
     bolts: Sequence[BoltSpec],
-    sinks: Sequence[SinkSpec],
+    readers: Iterable[SinkSpec | DeclaredTable],
     broken: set[str],
 ) -> tuple[dict[tuple[str, str], tuple[StreamCheck, ...]], list[str]]:
     """Return the compiled expectations by component and stream, and the problems found.
 
-    ``broken`` has the bolts whose streams are unknown.
+    ``readers`` has the sinks and the tables, ``broken`` the bolts whose streams are unknown.
     """
     read = {(each.component, each.stream) for bolt in bolts for each in bolt.inputs}
-    read |= {(sink.component, sink.stream) for sink in sinks}
+    read |= {(reader.component, reader.stream) for reader in readers}
     checks: dict[tuple[str, str], tuple[StreamCheck, ...]] = {}
     wrong: list[str] = []
 
@@ -595,8 +649,8 @@ def compiled_checks(
                 continue
             if (name, stream) not in read:
                 wrong.append(
-                    f"{subject} expects conditions of {_words(name, stream)}, which no bolt or "
-                    "sink reads; let one read it, or remove them"
+                    f"{subject} expects conditions of {_words(name, stream)}, which no bolt, "
+                    "sink or table reads; let one read it, or remove them"
                 )
             some = [one for one in expected if one.stream == stream]
             found = list(checks_of(some, _types_of(schemas[stream])))

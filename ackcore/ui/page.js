@@ -96,6 +96,7 @@ const showTiles = (s) => {
     ["oldest waiting", s.waiting.oldest_ms === null ? "–" : span(Math.max(0, s.at_ms - s.waiting.oldest_ms))],
   ];
   if (Object.keys(s.lag).length) tiles.push(["lag, offsets", number(lag)]);
+  for (const [name, size] of Object.entries(s.tables)) tiles.push([`rows of table ${name}`, number(size.rows)]);
   if (s.dead.dropped) tiles.push(["dead letters dropped", number(s.dead.dropped)]);
   if (s.requests) tiles.push(["requested replays", number(s.requests)]);
   if (!s.counts.balanced) tiles.push(["counts", "do not balance"]);

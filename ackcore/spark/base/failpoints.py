@@ -26,6 +26,7 @@ Name = Literal[
     "refusals-closed",
     "folded",
     "tables-recorded",
+    "changes-recorded",
     "in-dead-letters",
     "pruned",
 ]

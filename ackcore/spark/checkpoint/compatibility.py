@@ -19,6 +19,7 @@ from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.records import META, Records
 from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.checkpoint.waiting import Waiting
+from ackcore.tables.recorded_shapes import recorded
 from ackcore.topology.parts import changes
 
 _KINDS = {"stream": "start()", "batch": "run_batch()"}
@@ -41,6 +42,10 @@ class Described(Protocol):
     @property
     def spouts(self) -> Mapping[str, Any]:
         """The spouts by name. Each has an attribute ``tracked``."""
+
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        """The tables by name. Each has an attribute ``shape``."""
 
 
 def write_meta(records: Records, meta: Mapping[str, Any], *, once: bool = False) -> None:
@@ -116,7 +121,13 @@ def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
         "fingerprint": topology.fingerprint,
         "structure": topology.structure,
         "spout_order": order + [name for name in topology.spouts if name not in order],
+        **({"tables": _shapes(topology)} if topology.tables else {}),
     }
+
+
+def _shapes(topology: Described) -> dict[str, Any]:
+    """Return the shapes of the tables, with which other processes read them."""
+    return {name: recorded(table.shape) for name, table in topology.tables.items()}
 
 
 def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, kind: str) -> None:

@@ -114,6 +114,11 @@ class SegmentFiles:
         _CHECKED.add((place, segment.nbytes), None if is_local else data)
         return data
 
+    def listed(self, table: str) -> set[str]:
+        """Return the files of a table that exist."""
+        prefix = f"{BELOW}/"
+        return {each.key.removeprefix(prefix) for each in self._store.list(prefix + table)}
+
     def unnamed(self, number: int, named: Collection[str]) -> set[str]:
         """Return the keys of files before micro-batch ``number - 1`` that no record names, once.
 

@@ -217,7 +217,7 @@ class _Asked:
                 raise InvalidRejects("the raised SinkRejects name no rows") from raised
             return refusal
         except Exception as error:
-            _refuse_damaged(batch, error)
+            refuse_damaged(batch, error)
             raise
         failpoint("in-sink", batch.batch_id)
         return self._refusal(rejects, batch, written=True) if rejects else None
@@ -269,7 +269,7 @@ def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
         )
 
 
-def _refuse_damaged(batch: SinkBatch, error: Exception) -> None:
+def refuse_damaged(batch: SinkBatch, error: Exception) -> None:
     """Raise `CheckpointCorrupt` if a failed sink's files differ from what the run wrote."""
     damage = damage_in(error)
     if damage is None:

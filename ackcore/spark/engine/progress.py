@@ -212,6 +212,9 @@ class Progress:
         By component, or ``component.stream``, and expectation: the emitted tuples that met it and
         those that did not, in the accepted run: ``{"orders": {"amount > 0": {"passed": 99,
         "failed": 1}}}``. A retried record is checked, and counts, at each execution.
+    tables : mapping from str to mapping from str to int
+        By table: ``rows``, which counts a key again for each file with a row of it, and ``bytes``
+        in the checkpoint.
     traces : tuple of RecordTrace
         Traces of the records that the setting ``trace_per_million`` chose: 200 at most, those of
         failed records first.
@@ -236,6 +239,7 @@ class Progress:
     lag: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[RecordTrace, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:

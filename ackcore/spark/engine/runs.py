@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from ackcore._records import Int64s
 from ackcore.ids import spout_key
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.clocks import Clock
-from ackcore.spark.base.errors import CheckpointForeign, StateError, one_line
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.paths import Place
@@ -71,17 +72,23 @@ from ackcore.spark.engine.suspects import (
     update_suspects,
 )
 from ackcore.spark.stores.run_files import remove_all
+from ackcore.spark.tables.table_places import snapshot_of
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
 from ackcore.spark.tasks.spec import CHUNK_BYTES
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
+from ackcore.topology.table_views import TableSource
 
 _log = logging.getLogger("ackcore")
 
 #: The first pause before a micro-batch is run again, and the longest; it doubles in between.
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
+
+
+#: The error of a task that could not open a table, within Spark's text.
+_CORRUPT = re.compile(rf"\b{CheckpointCorrupt.__name__}: (.+)")
 
 
 class Runs:
@@ -194,6 +201,9 @@ class Runs:
         if self._pause(0):
             raise stopped(plan) from error
         damage = damage_in(error)
+        lost = None if damage is not None else _CORRUPT.search(str(error))
+        if lost is not None:
+            raise CheckpointCorrupt(lost[1]) from error
         if isinstance(error, StateError) and damage is None:
             raise error
         raise_if_interrupted(
@@ -356,7 +366,16 @@ class Runs:
             blocked=blocked,
             rules=self._rules_in_run(plan),
             by_root=by_root,
+            tables=self._used_tables(plan),
         )
+
+    def _used_tables(self, plan: Plan) -> Mapping[str, TableSource]:
+        """Return the tables that bolts use, as they were after the micro-batch before."""
+        used = {name for bolt in self._topology.bolts.values() for name in bolt.component.uses}
+        if not used:
+            return {}
+        found = snapshot_of(self._state, self._topology, plan.parent)
+        return {name: found[name] for name in used}
 
     def _rules_in_run(self, plan: Plan) -> Rules | None:
         """Return the rules by which tasks judge failures; None if tasks lack information."""

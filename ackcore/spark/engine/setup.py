@@ -37,6 +37,7 @@ from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Spout
 from ackcore.topology.stage_layout import Layout
+from ackcore.topology.table_views import TableSource
 from ackcore.topology.tuples import Raised
 
 
@@ -189,6 +190,8 @@ class RunPlan:
         records are to be read again.
     by_root : bool
         Whether each root is settled by itself, and not with its cohort.
+    tables : mapping from str to TableSource
+        The tables that bolts use, as they were after the last finished micro-batch.
     """
 
     number: int
@@ -203,6 +206,7 @@ class RunPlan:
     blocked: Mapping[str, Int64s] = field(default_factory=dict)
     rules: Rules | None = None
     by_root: bool = False
+    tables: Mapping[str, TableSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -371,6 +375,7 @@ class RunSetup:
             trace_per_million=settings.trace_per_million,
             by_root=plan.by_root,
             checks=topology.checks,
+            tables=plan.tables,
         )
 
     def slices(self) -> tuple[Slice, ...]:

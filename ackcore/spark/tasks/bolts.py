@@ -42,6 +42,7 @@ from ackcore.spark.tasks.tracking import (
 from ackcore.topology.components import output_streams
 from ackcore.topology.executors import Executor
 from ackcore.topology.journaled_executor import Answers, context_of
+from ackcore.topology.table_views import TableView
 from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, Raised, Results
 
 
@@ -169,6 +170,7 @@ class Bolts:
         self._ledger_rows = ledger_rows
         self._instances: dict[str, BoltInstance] = {}
         self._answers: dict[str, Answers] = {}
+        self._tables: dict[str, TableView] = {}
         self._journals: list[JournalAnswers] = []
         self.files = SinkRowWriter(spec.directory, spec.schemas, attempt.partition, attempt.id)
         #: The exceptions of each bolt.
@@ -221,16 +223,24 @@ class Bolts:
             bolt.children.clear()
 
     def _executor(self, name: str) -> Executor:
+        component = self._spec.components[name]
         return self._spec.make_executor(
             name,
-            self._spec.components[name],
+            component,
             task=self._attempt.partition,
             batch_id=self._spec.number,
             reject=self._spec.reject,
-            answers=self._answers_of(name) if self._spec.components[name].journal else None,
+            answers=self._answers_of(name) if component.journal else None,
             tasks=self._spec.tasks_at_once(name),
             progressed=self._time_limit.progressed,
+            tables={table: self._table(table) for table in component.uses},
         )
+
+    def _table(self, name: str) -> TableView:
+        """Return a table; it is opened here, since a damaged file is no failure of a record."""
+        if name not in self._tables:
+            self._tables[name] = TableView(name, self._spec.tables[name].reader())
+        return self._tables[name]
 
     def _answers_of(self, name: str) -> Answers:
         """Return the recorded answers for inputs of a bolt, for all its instances in the task.

@@ -1,0 +1,140 @@
+"""The shape of a table: refusals by name, compatibility with stored segments, users' folds."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pyarrow as pa
+import pytest
+import table_model as model
+
+from ackcore.tables import BatchFold, Fold, collect, count, first, mean_of, min_of, sum_of
+from ackcore.tables.folding import finished, fold_rows, merge_states
+from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
+from ackcore.tables.table_shape import TableShape
+
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("v", pa.int64()),
+        ("u", pa.uint64()),
+        ("m", pa.map_(pa.string(), pa.int8())),
+        ("_hash", pa.int64()),
+    ]
+)
+ROWS = pa.table({"k": ["a", "b"], "v": [1, 2]})
+
+
+class Unfit(Fold):
+    """A fold whose value is not of its type."""
+
+    columns = ("v",)
+    type = pa.int8()
+
+    def empty(self):
+        return 0
+
+    def fold(self, value, row):
+        return "much"
+
+    def merge(self, earlier, later):
+        return earlier
+
+
+class Short(BatchFold):
+    """A fold that returns too few rows."""
+
+    columns = ("v",)
+    state = pa.schema([("v", pa.int64())])
+
+    def fold(self, rows, starts):
+        return rows.slice(1)
+
+    def merge(self, earlier, later):
+        return later.rename_columns(["w"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "ttl_s", "words"),
+    [
+        ([], {"n": count()}, None, r"key must be one or more different columns, got \[\]"),
+        (["k", "k"], {"n": count()}, None, "key must be one or more different columns"),
+        ("x", {"n": count()}, None, r"key must be of the columns of the stream \(k, v, .*got 'x'"),
+        ("m", {"n": count()}, None, "key must be columns that can be hashed, got 'm' of map"),
+        ("k", {}, None, "value must be a mapping of one or more names to aggregates"),
+        ("k", {1: count()}, None, "value must have names as keys, got 1"),
+        ("k", {"n": count}, None, r"value\['n'\] must be an aggregate, such as count\(\)"),
+        ("k", {"n": Unfit}, None, "pass an instance"),
+        ("k", {"k": count()}, None, "value must have other names than key, got 'k' in both"),
+        ("_hash", {"n": count()}, None, "the column name '_hash' is reserved; rename it"),
+        ("k", {"n": sum_of("x")}, None, r"value\['n'\] must be of the columns of the stream"),
+        ("k", {"n": sum_of("k")}, None, r"value\['n'\] must be a column of int64, .*'k' of string"),
+        ("k", {"n": sum_of("u")}, None, "got 'u' of uint64"),
+        ("k", {"n": mean_of("k")}, None, "must be a column of integers, floats or decimals"),
+        ("k", {"n": min_of("m")}, None, "must be a column of numbers, times, booleans, text or"),
+        ("k", {"n": first("m", "v")}, None, "must be a column of numbers, times, booleans, text"),
+        ("k", {"n": count()}, 0, "ttl_s must be seconds above 0, got 0"),
+        ("k", {"n": count()}, float("nan"), "ttl_s must be seconds above 0, got nan"),
+    ],
+)
+def test_a_wrong_shape_is_refused_by_name(key, value, ttl_s, words):
+    with pytest.raises((TypeError, ValueError), match=f"table 't': .*{words}"):
+        TableShape.of("t", SCHEMA, key, value, ttl_s)
+
+
+def test_wrong_arguments_of_aggregates_are_refused():
+    with pytest.raises(TypeError, match="column must be a column's name, got 7"):
+        sum_of(7)
+    with pytest.raises(ValueError, match="max_items must be "):
+        collect("v", 0)
+
+
+def test_keys_of_a_lookup_have_the_columns_and_types_of_the_table():
+    shape = TableShape.of("t", ROWS.schema, "k", {"n": count()})
+    reader = TableReader(shape, [], 0)
+    with pytest.raises(ValueError, match="keys must have the columns k of table 't', got v"):
+        reader.lookup(ROWS.select(["v"]))
+    with pytest.raises(TypeError, match="keys must have 'k' as string, as in table 't', got list"):
+        reader.lookup(pa.table({"k": [[1]]}))
+    assert reader.lookup(ROWS).column("k").to_pylist() == [None, None]
+
+
+def test_a_shape_is_json_and_can_be_pickled():
+    schema = model.batch_of([], model.VALUES).schema
+    shape = TableShape.of("t", schema, ["s", "e"], model.AGGREGATES, 5)
+    copy = pickle.loads(pickle.dumps(shape))
+    assert json.loads(json.dumps(copy.structure())) == shape.structure()
+    assert copy.stored_schema == shape.stored_schema
+    assert copy.row_schema == shape.row_schema
+    assert shape.row_schema.field("e").type == pa.string()
+
+
+def test_added_aggregates_start_empty_and_removed_ones_are_ignored():
+    before = TableShape.of("t", ROWS.schema, "k", {"v": sum_of("v"), "gone": count()})
+    added = {"last": min_of("v"), "all": collect("v", 9), "n": count(), "own": Short()}
+    after = TableShape.of("t", ROWS.schema, "k", {"v": sum_of("v"), **added})
+    data = write_segment(before, fold_rows(before, [ROWS], 0))
+    stored = TableReader(after, [TableSegment.open(data, after)], 0).lookup(ROWS)
+    empty = {"k": "a", "v": 1, "last": None, "all": None, "n": None, "own": None}
+    assert finished(after, stored).to_pylist()[0] == empty
+    kept = {name: each for name, each in added.items() if name != "own"}
+    shape = TableShape.of("t", ROWS.schema, "k", {"v": sum_of("v"), **kept})
+    older = TableReader(shape, [TableSegment.open(data, shape)], 0).lookup(ROWS.slice(0, 1))
+    rows = finished(shape, merge_states(shape, older, fold_rows(shape, [ROWS], 0))).to_pylist()
+    assert {"k": "a", "v": 2, "last": 1, "all": [1], "n": 1} in rows
+
+
+def test_results_of_users_folds_are_checked():
+    shape = TableShape.of("t", ROWS.schema, "k", {"n": Unfit()})
+    with pytest.raises(ValueError, match=r"Unfit\.fold must return values of int8: .*much"):
+        fold_rows(shape, [ROWS], 0)
+    shape = TableShape.of("t", ROWS.schema, "k", {"n": Short()})
+    with pytest.raises(ValueError, match=r"Short.fold must return 2 rows, one per key, got 1"):
+        fold_rows(shape, [ROWS], 0)
+    states = TableShape.of("t", ROWS.schema, "k", {"n": sum_of("v")})
+    stored = fold_rows(states, [ROWS], 0).rename_columns(shape.stored_schema.names)
+    with pytest.raises(
+        TypeError, match=r"Short\.merge must return the columns v int64, got w int64"
+    ):
+        merge_states(shape, stored, stored)
