@@ -25,6 +25,7 @@ from ackcore.kafka import KafkaGroup
 from ackcore.offsets import decode_metadata
 from ackcore.spark import dead_letters, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.base.versions import SPARK
 from ackcore.spark.engine import batch, runs
 from ackcore.spark.kafka import group_commits
 from ackcore.spark.kafka.frame_groups import FrameGroups, read_offsets
@@ -233,7 +234,10 @@ def test_a_commit_that_did_not_arrive_asks_for_a_micro_batch(
         told.close()
 
 
-@pytest.mark.parametrize(("version", "noted"), [("1", 4), ("2", 2)])
+SINCE_42 = pytest.mark.skipif(SPARK < (4, 2), reason="a format of Spark 4.2")
+
+
+@pytest.mark.parametrize(("version", "noted"), [("1", 4), pytest.param("2", 2, marks=SINCE_42)])
 def test_spouts_of_one_dataframe_are_one_source(spark, conf, tmp_path, version, noted):
     """Spark has it in its log for each spout in format 1, and once in format 2."""
     conf("spark.sql.streaming.offsetLog.formatVersion", version)
