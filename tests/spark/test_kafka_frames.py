@@ -75,116 +75,6 @@ def topology(sink, settings=None, /, **sources):
     return builder.build(**settings)
 
 
-def test_a_group_is_told_what_is_done_of_sparks_own_source(
-    connected, kafka_broker, checkpoint, kept, running
-):
-    """The done prefix, and above it the holes; to the end when what waited is done."""
-    topic, group = kafka_broker.new_topic(2), kafka_broker.new_group()
-    kafka_broker.produce(topic, [b"a", b"bad", b"b", b"c"], 0)
-    kafka_broker.produce(topic, [b"d"], 1)
-    told = KafkaGroup(group, kafka_broker.bootstrap_servers)
-    it = topology(kept, LONG, lines=(lines(connected, kafka_broker, topic), told))
-    on = running(it, connected, checkpoint)
-    until(lambda: on.progress is not None and on.progress.records, on)
-    offset, metadata = kafka_broker.committed(group, topic, 0)
-    state = decode_metadata(topic, 0, offset, metadata).state
-    assert (offset, state.hole_starts.tolist(), state.end) == (1, [1], 4)
-    assert kafka_broker.committed(group, topic, 1)[0] == 1
-    assert on.progress.lag == {"lines": 3}
-    on.stop()
-    assert kept.texts == ["a", "b", "c", "d"]
-
-
-def test_two_spouts_have_a_group_each_and_the_dead_are_done(
-    connected, kafka_broker, checkpoint, kept
-):
-    topics = [kafka_broker.new_topic() for _ in range(2)]
-    groups = [kafka_broker.new_group() for _ in range(2)]
-    for topic in topics:
-        kafka_broker.produce(topic, [b"a", b"bad", b"flaky", topic.encode()])
-    some = {
-        f"lines{i}": (
-            lines(connected, kafka_broker, topic, maxOffsetsPerTrigger=3),
-            KafkaGroup(group, kafka_broker.bootstrap_servers),
-        )
-        for i, (topic, group) in enumerate(zip(topics, groups, strict=True))
-    }
-    on = start(topology(kept, **some), connected, checkpoint, trigger={"availableNow": True})
-    assert on.await_termination(300)
-    assert kept.texts == sorted(["a", "flaky"] * 2 + topics)
-    assert on.progress.lag == {"lines0": 0, "lines1": 0}
-    assert [kafka_broker.committed(*each)[0] for each in zip(groups, topics, strict=True)] == [4, 4]
-    found = {row.message_id for row in dead_letters(checkpoint, connected).collect()}
-    assert found == {f'["{topic}", 0, 1]' for topic in topics}
-
-
-def test_two_spouts_of_one_dataframe_have_a_group_each(connected, kafka_broker, checkpoint, kept):
-    topic, groups = kafka_broker.new_topic(), [kafka_broker.new_group() for _ in range(2)]
-    kafka_broker.produce(topic, [b"a", b"bad", b"flaky"])
-    frame = lines(connected, kafka_broker, topic)
-    some = {
-        f"lines{i}": (frame, KafkaGroup(group, kafka_broker.bootstrap_servers))
-        for i, group in enumerate(groups)
-    }
-    on = start(topology(kept, **some), connected, checkpoint, trigger={"availableNow": True})
-    assert on.await_termination(300)
-    assert kept.texts == ["a", "a", "flaky", "flaky"]
-    assert [kafka_broker.committed(group, topic)[0] for group in groups] == [3, 3]
-
-
-def test_a_commit_that_did_not_arrive_is_repeated_though_nothing_new_comes(
-    connected, kafka_broker, mock_kafka, checkpoint, kept, running, monkeypatch
-):
-    """The group's own cluster can refuse; the records come from the one that Spark reads."""
-    monkeypatch.setattr(group_commits, "_AGAIN_S", 0.2)
-    topic = kafka_broker.new_topic()
-    kafka_broker.produce(topic, [b"a"])
-    mock_kafka.create_topic(topic)
-    mock_kafka.produce(topic, [b"a", b"b"])
-    told = KafkaGroup("g", mock_kafka.bootstrap_servers)
-    on = running(
-        topology(kept, lines=(lines(connected, kafka_broker, topic), told)), connected, checkpoint
-    )
-    on.process_all_available()
-    mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, *[29] * 100)  # TOPIC_AUTHORIZATION_FAILED
-    kafka_broker.produce(topic, [b"b"])
-    on.process_all_available()
-    assert on.progress.lag == {"lines": 1}
-    assert mock_kafka.committed("g", topic)[0] == 1
-    mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
-    assert wait_until(lambda: on.progress.lag == {"lines": 0}, "the commit")
-    assert mock_kafka.committed("g", topic)[0] == 2
-    assert kept.texts == ["a", "b"]
-
-
-@pytest.mark.parametrize("step", ["planned", "decided", "marked"])
-def test_what_a_driver_marked_before_it_died_is_committed_by_the_next(
-    connected, kafka_broker, checkpoint, kept, running, monkeypatch, step
-):
-    topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
-    kafka_broker.produce(topic, [b"a", b"bad", b"b"])
-    told = KafkaGroup(group, kafka_broker.bootstrap_servers)
-    it = topology(kept, lines=(lines(connected, kafka_broker, topic), told))
-
-    def failpoint(name, n=None):
-        if name == step:
-            raise FailpointReached(name)
-
-    with monkeypatch.context() as patch:
-        for module in (batch, runs):
-            patch.setattr(module, "failpoint", failpoint)
-        with pytest.raises(Exception, match=step):
-            running(it, connected, checkpoint).await_termination(300)
-    assert kafka_broker.committed(group, topic)[0] == -1001
-    on = running(it, connected, checkpoint)
-    if step == "marked":
-        assert kafka_broker.committed(group, topic)[0] == 1
-    on.process_all_available()
-    assert kept.offsets == [(0, 0), (0, 2)]
-    assert (on.counts.records, on.counts.dead) == (3, 1)
-    assert kafka_broker.committed(group, topic)[0] == 3
-
-
 # ----------------------------------------------------------------------------- without a connector
 
 
@@ -297,3 +187,116 @@ def test_sparks_log_says_up_to_where_a_micro_batch_goes(text, sources, found):
 def test_a_log_of_another_number_of_streams_says_nothing():
     with pytest.raises(ValueError, match="the entry has 2 streams, and the plan of the query 3"):
         read_offsets('v1\n{}\n{"t":{"0":7}}\n-', [0, 1, 2])
+
+
+# ----------------------------------------------------------------------------- with a connector
+
+
+def test_a_group_is_told_what_is_done_of_sparks_own_source(
+    connected, kafka_broker, checkpoint, kept, running
+):
+    """The done prefix, and above it the holes; to the end when what waited is done."""
+    topic, group = kafka_broker.new_topic(2), kafka_broker.new_group()
+    kafka_broker.produce(topic, [b"a", b"bad", b"b", b"c"], 0)
+    kafka_broker.produce(topic, [b"d"], 1)
+    told = KafkaGroup(group, kafka_broker.bootstrap_servers)
+    it = topology(kept, LONG, lines=(lines(connected, kafka_broker, topic), told))
+    on = running(it, connected, checkpoint)
+    until(lambda: on.progress is not None and on.progress.records, on)
+    offset, metadata = kafka_broker.committed(group, topic, 0)
+    state = decode_metadata(topic, 0, offset, metadata).state
+    assert (offset, state.hole_starts.tolist(), state.end) == (1, [1], 4)
+    assert kafka_broker.committed(group, topic, 1)[0] == 1
+    assert on.progress.lag == {"lines": 3}
+    on.stop()
+    assert kept.texts == ["a", "b", "c", "d"]
+
+
+def test_two_spouts_have_a_group_each_and_the_dead_are_done(
+    connected, kafka_broker, checkpoint, kept
+):
+    topics = [kafka_broker.new_topic() for _ in range(2)]
+    groups = [kafka_broker.new_group() for _ in range(2)]
+    for topic in topics:
+        kafka_broker.produce(topic, [b"a", b"bad", b"flaky", topic.encode()])
+    some = {
+        f"lines{i}": (
+            lines(connected, kafka_broker, topic, maxOffsetsPerTrigger=3),
+            KafkaGroup(group, kafka_broker.bootstrap_servers),
+        )
+        for i, (topic, group) in enumerate(zip(topics, groups, strict=True))
+    }
+    on = start(topology(kept, **some), connected, checkpoint, trigger={"availableNow": True})
+    assert on.await_termination(300)
+    assert kept.texts == sorted(["a", "flaky"] * 2 + topics)
+    assert on.progress.lag == {"lines0": 0, "lines1": 0}
+    assert [kafka_broker.committed(*each)[0] for each in zip(groups, topics, strict=True)] == [4, 4]
+    found = {row.message_id for row in dead_letters(checkpoint, connected).collect()}
+    assert found == {f'["{topic}", 0, 1]' for topic in topics}
+
+
+def test_two_spouts_of_one_dataframe_have_a_group_each(connected, kafka_broker, checkpoint, kept):
+    topic, groups = kafka_broker.new_topic(), [kafka_broker.new_group() for _ in range(2)]
+    kafka_broker.produce(topic, [b"a", b"bad", b"flaky"])
+    frame = lines(connected, kafka_broker, topic)
+    some = {
+        f"lines{i}": (frame, KafkaGroup(group, kafka_broker.bootstrap_servers))
+        for i, group in enumerate(groups)
+    }
+    on = start(topology(kept, **some), connected, checkpoint, trigger={"availableNow": True})
+    assert on.await_termination(300)
+    assert kept.texts == ["a", "a", "flaky", "flaky"]
+    assert [kafka_broker.committed(group, topic)[0] for group in groups] == [3, 3]
+
+
+def test_a_commit_that_did_not_arrive_is_repeated_though_nothing_new_comes(
+    connected, kafka_broker, mock_kafka, checkpoint, kept, running, monkeypatch
+):
+    """The group's own cluster can refuse; the records come from the one that Spark reads."""
+    monkeypatch.setattr(group_commits, "_AGAIN_S", 0.2)
+    topic = kafka_broker.new_topic()
+    kafka_broker.produce(topic, [b"a"])
+    mock_kafka.create_topic(topic)
+    mock_kafka.produce(topic, [b"a", b"b"])
+    told = KafkaGroup("g", mock_kafka.bootstrap_servers)
+    on = running(
+        topology(kept, lines=(lines(connected, kafka_broker, topic), told)), connected, checkpoint
+    )
+    on.process_all_available()
+    mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, *[29] * 100)  # TOPIC_AUTHORIZATION_FAILED
+    kafka_broker.produce(topic, [b"b"])
+    on.process_all_available()
+    assert on.progress.lag == {"lines": 1}
+    assert mock_kafka.committed("g", topic)[0] == 1
+    mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
+    assert wait_until(lambda: on.progress.lag == {"lines": 0}, "the commit")
+    assert mock_kafka.committed("g", topic)[0] == 2
+    assert kept.texts == ["a", "b"]
+
+
+@pytest.mark.parametrize("step", ["planned", "decided", "marked"])
+def test_what_a_driver_marked_before_it_died_is_committed_by_the_next(
+    connected, kafka_broker, checkpoint, kept, running, monkeypatch, step
+):
+    topic, group = kafka_broker.new_topic(), kafka_broker.new_group()
+    kafka_broker.produce(topic, [b"a", b"bad", b"b"])
+    told = KafkaGroup(group, kafka_broker.bootstrap_servers)
+    it = topology(kept, lines=(lines(connected, kafka_broker, topic), told))
+
+    def failpoint(name, n=None):
+        if name == step:
+            raise FailpointReached(name)
+
+    with monkeypatch.context() as patch:
+        for module in (batch, runs):
+            patch.setattr(module, "failpoint", failpoint)
+        with pytest.raises(Exception, match=step):
+            running(it, connected, checkpoint).await_termination(300)
+    assert kafka_broker.committed(group, topic)[0] == -1001
+    on = running(it, connected, checkpoint)
+    if step == "marked":
+        assert kafka_broker.committed(group, topic)[0] == 1
+    on.process_all_available()
+    assert kept.offsets == [(0, 0), (0, 2)]
+    assert (on.counts.records, on.counts.dead) == (3, 1)
+    assert kafka_broker.committed(group, topic)[0] == 3
