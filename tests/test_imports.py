@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"metrics"}, {"prometheus_client", "opentelemetry"}),
     ({"_arrow"}, {"pyarrow"}),
     ({"kafka"}, {"pyarrow", "confluent_kafka"}),
-    ({"topology"}, {"pyarrow"}),
+    ({"topology"}, {"pyarrow", "sqlglot"}),
     (
         {"spark"},
         {

@@ -204,6 +204,8 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
             if each.component in schemas:
                 _check_input(bolt, each, schemas[each.component])
         refuse_unpicklable(f"bolt {name!r}", bolt.component, "prepare()")
+    for (name, _), checks in topology.checks.items():
+        refuse_unpicklable(f"expect of {name!r}", checks, "the function")
     for sink in topology.sinks.values():
         if as_sink(sink.writer).needs_jvm:
             refuse_connect(

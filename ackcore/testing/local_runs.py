@@ -163,6 +163,8 @@ class LocalRuns:
         )
         for name, bolt in topology.bolts.items():
             refuse_unpicklable(f"bolt {name!r}", bolt.component, "its prepare()")
+        for (name, _), checks in topology.checks.items():
+            refuse_unpicklable(f"expect of {name!r}", checks, "the function")
         #: The pickled bolts, as they are sent to tasks.
         self._bolts: dict[str, bytes] = {
             name: cloudpickle.dumps(bolt.component)  # type: ignore[no-untyped-call]

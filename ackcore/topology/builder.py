@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ackcore.topology import validation
@@ -18,6 +18,7 @@ from ackcore.topology.components import (
     output_streams,
     refuse_unrunnable,
 )
+from ackcore.topology.expectations import Expectations, StreamCheck, expectations_of
 from ackcore.topology.explain import explain
 from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.parts import (
@@ -77,9 +78,12 @@ class Topology(Parts):
         The declared components by name.
     settings : Settings
         The settings.
+    checks : mapping from (str, str) to tuple of StreamCheck
+        By component and stream, the compiled expectations.
     """
 
     settings: Settings
+    checks: Mapping[tuple[str, str], tuple[StreamCheck, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Topology {self.fingerprint[:12]} of {', '.join([*self.spouts, *self.bolts])}>"
@@ -98,10 +102,17 @@ class Topology(Parts):
 class BoltDeclarer:
     """The inputs of a bolt. Every method returns the declarer, so that you can chain calls."""
 
-    def __init__(self, name: str, bolt: Component, parallelism: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        bolt: Component,
+        parallelism: int | None,
+        expect: tuple[Expectations, ...] = (),
+    ) -> None:
         self.name = name
         self.component = bolt
         self.parallelism = parallelism
+        self.expect = expect
         self.inputs: list[Input] = []
 
     def shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
@@ -159,6 +170,7 @@ class TopologyBuilder:
         unique: bool = False,
         ordered_by: str | Sequence[str] | None = None,
         commit_group: Any = None,
+        expect: Expectations | Sequence[Expectations] = (),
     ) -> None:
         """Declare a source of records.
 
@@ -183,6 +195,8 @@ class TopologyBuilder:
         commit_group : ackcore.kafka.KafkaGroup, optional
             The consumer group whose offsets are committed after each micro-batch, for a stream of
             Spark's own Kafka source with its columns topic, partition and offset.
+        expect : expect(...) or list of them, optional
+            Conditions that the records must meet; see `expect`.
 
         Raises
         ------
@@ -206,11 +220,29 @@ class TopologyBuilder:
                 f"commit_group of spout {name!r} must be an ackcore.kafka.KafkaGroup or None, "
                 f"got {type(commit_group).__name__} {commit_group!r}"
             )
+        expected = expectations_of(expect, f"spout {name!r}")
         self._spouts.append(
-            Spout(name, source, fields, ids, bool(tracked), bool(unique), commit_group, ordered)
+            Spout(
+                name,
+                source,
+                fields,
+                ids,
+                bool(tracked),
+                bool(unique),
+                commit_group,
+                ordered,
+                expected,
+            )
         )
 
-    def bolt(self, name: str, bolt: Component, *, parallelism: int | None = None) -> BoltDeclarer:
+    def bolt(
+        self,
+        name: str,
+        bolt: Component,
+        *,
+        parallelism: int | None = None,
+        expect: Expectations | Sequence[Expectations] = (),
+    ) -> BoltDeclarer:
         """Declare a bolt.
 
         Parameters
@@ -221,6 +253,8 @@ class TopologyBuilder:
             An instance. It is pickled, and every task has a copy.
         parallelism : int, optional
             The number of tasks; by default as many as the stage has.
+        expect : expect(...) or list of them, optional
+            Conditions that the emitted tuples must meet; see `expect`.
 
         Returns
         -------
@@ -254,7 +288,8 @@ class TopologyBuilder:
                 f"parallelism of bolt {name!r} must be an integer or None, "
                 f"got {type(parallelism).__name__} {parallelism!r}"
             )
-        declarer = BoltDeclarer(name, bolt, parallelism)
+        expected = expectations_of(expect, f"bolt {name!r}")
+        declarer = BoltDeclarer(name, bolt, parallelism, expected)
         self._bolts.append(declarer)
         return declarer
 
@@ -372,9 +407,12 @@ class TopologyBuilder:
                     schemas,
                     declared.parallelism,
                     tuple(declared.inputs),
+                    declared.expect,
                 )
             )
         found.extend(validation.problems(self._spouts, bolts, self._sinks, broken, settings.reject))
+        checks, wrong = validation.compiled_checks(self._spouts, bolts, self._sinks, broken)
+        found.extend(wrong)
         if found:
             raise TopologyError(found)
         return Topology(
@@ -382,6 +420,7 @@ class TopologyBuilder:
             bolts={bolt.name: bolt for bolt in bolts},
             sinks={sink.name: sink for sink in self._sinks},
             settings=settings,
+            checks=checks,
         )
 
 
@@ -391,10 +430,10 @@ def _check_name(name: Any, argument: str, must_be: str) -> None:
 
 
 def _names_of(fields: Sequence[Any], method: str) -> tuple[str, ...]:
-    for field in fields:
-        if not isinstance(field, str):
+    for name in fields:
+        if not isinstance(name, str):
             raise TypeError(
-                f"fields must be names, got {type(field).__name__} {field!r}; "
+                f"fields must be names, got {type(name).__name__} {name!r}; "
                 f"pass them one by one: .{method}(component, 'a', 'b')"
             )
     return tuple(fields)

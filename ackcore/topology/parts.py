@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from ackcore.topology.components import DEFAULT_STREAM, Component
+from ackcore.topology.expectations import Expectations
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,8 @@ class Spout:
         The consumer group whose offsets are committed, for Spark's own Kafka source.
     ordered_by : tuple of str
         The columns of a key. No record overtakes an earlier one with the same key. Empty for none.
+    expect : tuple of Expectations
+        The conditions of its tuples.
     """
 
     name: str
@@ -167,6 +170,7 @@ class Spout:
     unique: bool
     group: Any = None
     ordered_by: tuple[str, ...] = ()
+    expect: tuple[Expectations, ...] = ()
 
     @property
     def kind(self) -> str | None:
@@ -197,6 +201,8 @@ class BoltSpec:
         The requested number of tasks.
     inputs : tuple of Input
         Its inputs, as declared.
+    expect : tuple of Expectations
+        The conditions of its tuples.
     """
 
     name: str
@@ -204,6 +210,7 @@ class BoltSpec:
     schemas: Mapping[str, pa.Schema]
     parallelism: int | None
     inputs: tuple[Input, ...]
+    expect: tuple[Expectations, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,9 +31,18 @@ from ackcore.topology.components import (
     Bolt,
     Component,
 )
+from ackcore.topology.expectations import Expectations, StreamCheck, checks_of
 from ackcore.topology.failure_reasons import contradictions, exception_classes
-from ackcore.topology.parts import BoltSpec, Fields, Input, PartialKey, SinkSpec, Spout
+from ackcore.topology.parts import (
+    BoltSpec,
+    Fields,
+    Input,
+    PartialKey,
+    SinkSpec,
+    Spout,
+)
 from ackcore.topology.settings import MAX_PARALLELISM
+from ackcore.topology.sql_conditions import spark_types, supported_type
 
 #: The prefix of ackcore's own columns.
 RESERVED = "_ackcore_"
@@ -538,3 +547,66 @@ def _circle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
 def _words(component: str, stream: str) -> str:
     """Return the name of a stream in errors."""
     return f"{component!r}" if stream == DEFAULT_STREAM else f"stream {stream!r} of {component!r}"
+
+
+# ---------------------------------------------------------------------------------- expectations
+
+
+def compiled_checks(
+    spouts: Sequence[Spout],
+    bolts: Sequence[BoltSpec],
+    sinks: Sequence[SinkSpec],
+    broken: set[str],
+) -> tuple[dict[tuple[str, str], tuple[StreamCheck, ...]], list[str]]:
+    """Return the compiled expectations by component and stream, and the problems found.
+
+    ``broken`` has the bolts whose streams are unknown.
+    """
+    read = {(each.component, each.stream) for bolt in bolts for each in bolt.inputs}
+    read |= {(sink.component, sink.stream) for sink in sinks}
+    checks: dict[tuple[str, str], tuple[StreamCheck, ...]] = {}
+    wrong: list[str] = []
+
+    def add(
+        subject: str, name: str, expected: Sequence[Expectations], schemas: Mapping[str, Any]
+    ) -> None:
+        for stream in dict.fromkeys(one.stream for one in expected):
+            if stream not in schemas:
+                wrong.append(
+                    f"{subject} expects conditions of stream {stream!r}, which it does not have; "
+                    f"{near_miss(stream, list(schemas), 'streams')}"
+                )
+                continue
+            if (name, stream) not in read:
+                wrong.append(
+                    f"{subject} expects conditions of {_words(name, stream)}, which no bolt or "
+                    "sink reads; let one read it, or remove them"
+                )
+            some = [one for one in expected if one.stream == stream]
+            found = list(checks_of(some, _types_of(schemas[stream])))
+            wrong.extend(f"expect of {subject} {one}" for one in found if isinstance(one, str))
+            checks[name, stream] = tuple(one for one in found if isinstance(one, StreamCheck))
+
+    for spout in spouts:
+        if not spout.expect:
+            continue
+        subject = f"spout {spout.name!r}"
+        if not spout.tracked and any(one.on_fail == "dead_letter" for one in spout.expect):
+            wrong.append(
+                f"expect of {subject} sends records to the dead letters, and untracked records "
+                "have none; set on_fail to 'drop' or 'fail', or remove tracked=False"
+            )
+        source: Any = spout.source
+        schema = source.schema if spout.kind is None else source.emits
+        add(subject, spout.name, spout.expect, {DEFAULT_STREAM: schema})
+    for bolt in bolts:
+        if bolt.name not in broken:
+            add(f"bolt {bolt.name!r}", bolt.name, bolt.expect, bolt.schemas)
+    return checks, wrong
+
+
+def _types_of(schema: Any) -> dict[str, pa.DataType | None]:
+    """Return the types of a schema's columns, Arrow's or Spark's, as conditions use them."""
+    if not isinstance(schema, pa.Schema):
+        return spark_types(schema)
+    return {field.name: supported_type(field.type) for field in schema}

@@ -112,6 +112,19 @@ const showCounts = (s) => {
     Object.entries(s.counts.spouts).map(([spout, one]) => ({ cells: [spout, ...names.map((name) => number(one[name]))] })));
 };
 
+const showExpectations = (batches) => {
+  const sums = new Map();
+  for (const batch of batches)
+    for (const [component, some] of Object.entries(batch.expectations))
+      for (const [name, counts] of Object.entries(some)) {
+        const key = JSON.stringify([component, name]), before = sums.get(key) ?? { passed: 0, failed: 0 };
+        sums.set(key, { passed: before.passed + counts.passed, failed: before.failed + counts.failed });
+      }
+  byId("expected").hidden = !sums.size;
+  table("expectations", [["component", "text"], ["expectation", "text"], ["passed", "number"], ["failed", "number"]],
+    [...sums].map(([key, one]) => ({ cells: [...JSON.parse(key), number(one.passed), number(one.failed)] })));
+};
+
 // -- charts --------------------------------------------------------------------------------------
 
 const H = 170, LEFT = 68, RIGHT = 10, TOP = 8, BOTTOM = 22;
@@ -284,6 +297,7 @@ const refresh = async () => {
     try {
       state = await ask(`api/${at}/status`);
       showHead(state); showTiles(state); showCounts(state); showWaiting(state);
+      showExpectations(state.batches);
       showCharts(state.batches);
       const shown = `api/${at}/topology.svg?done=${state.last_done}`;
       if (shown !== drawn) byId("topology").src = drawn = shown;

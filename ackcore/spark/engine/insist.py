@@ -266,6 +266,10 @@ class RunFailed(RuntimeError):
     """Every run of a micro-batch failed; nothing was decided about its records."""
 
 
+class ExpectationFailed(RunFailed):
+    """A tuple did not meet an expectation with ``on_fail="fail"``; nothing was decided."""
+
+
 def worth_another_run(error: BaseException) -> bool:
     """Return whether another run may succeed after this error."""
     if not isinstance(error, _MAY_PASS) or isinstance(error, AnalysisException | StateError):

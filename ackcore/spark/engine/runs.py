@@ -50,6 +50,7 @@ from ackcore.spark.engine.decide import (
     with_rejection_reasons,
 )
 from ackcore.spark.engine.insist import (
+    ExpectationFailed,
     Outage,
     Pause,
     RowsMissing,
@@ -202,9 +203,11 @@ class Runs:
             "Its records are not decided, and it does not count as an attempt: start again on "
             "the same checkpoint to continue",
         )
-        if isinstance(error, ResultsTooLarge):
-            # No record caused this: the next start must not count a crash.
+        if isinstance(error, ResultsTooLarge | ExpectationFailed):
+            # No record crashed a worker: the next start must not count a crash.
             self._state.write_plan(replace(plan, interrupted=True))
+        if isinstance(error, ExpectationFailed):
+            raise error
         if damage is None and not worth_another_run(error):
             raise given_up(plan, runs, error) from error
         return damage
@@ -279,6 +282,11 @@ class Runs:
         failpoint("ran", plan.number)
         watch.lap("run")
         check_agreement(ran, retries)
+        if ran.unexpected is not None:
+            raise ExpectationFailed(
+                f"micro-batch {plan.number}: {ran.unexpected}. Nothing of it is written. Correct "
+                "the source or the expectation, then start again on the same checkpoint"
+            )
         warn_of_failures(plan.number, ran)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
         failed = with_rejection_reasons(failed, rejections(plan))
@@ -315,6 +323,7 @@ class Runs:
             decision=replace(outcome.decision, work=os.path.basename(work), reread=ran.to_reread()),
             breaker_trips=ran.breaker_trips,
             emitted=ran.emitted,
+            expectations=ran.expectations,
             traces=with_outcomes(ran.traces, failed),
         )
 

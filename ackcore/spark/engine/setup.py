@@ -234,6 +234,10 @@ class RunResult:
         The number of times that a breaker opened in the run's tasks.
     emitted : mapping from str to mapping from str to int
         By component and stream, the number of emitted tuples.
+    expectations : mapping
+        The counts of `Progress.expectations`.
+    unexpected : str or None
+        A tuple that did not meet an expectation with ``on_fail="fail"``: the query must end.
     traces : tuple of (int, RecordTrace)
         Pairs of a traced root and its trace, without an outcome yet.
     read : mapping from int to mapping from str to int
@@ -258,6 +262,8 @@ class RunResult:
     raised: Mapping[str, Raised] = field(default_factory=dict)
     breaker_trips: int = 0
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    unexpected: str | None = None
     traces: tuple[tuple[int, RecordTrace], ...] = ()
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     judged: FailedRows = field(default_factory=FailedRows)
@@ -364,6 +370,7 @@ class RunSetup:
             rules=plan.rules,
             trace_per_million=settings.trace_per_million,
             by_root=plan.by_root,
+            checks=topology.checks,
         )
 
     def slices(self) -> tuple[Slice, ...]:

@@ -18,6 +18,8 @@ from ackcore._columns import as_count
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.planned.file_reading import FORMATS, read_files, shown
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+from ackcore.spark.stores.hdfs import HdfsStore
+from ackcore.spark.stores.objects import ObjectStore
 from ackcore.spark.stores.opening import is_bucket, place_of, store_at
 
 _TEXT = pa.schema([pa.field("value", pa.string())])
@@ -86,6 +88,7 @@ class FileSpout(PlannedSource):
         lateness_s: float = 3600.0,
     ) -> None:
         self._root = place_of(path, "path")
+        self._bucket = store_at(self._root) if is_bucket(self._root) else None
         if format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
         self._format = format
@@ -193,8 +196,8 @@ class FileSpout(PlannedSource):
 
     def _listed(self) -> Iterator[_File]:
         """Yield the files that match."""
-        if is_bucket(self._root):
-            found: Iterable[_File] = self._objects()
+        if self._bucket is not None:
+            found: Iterable[_File] = self._objects(self._bucket)
         else:
             found = _walked(self._root, "", frozenset())
         for one in found:
@@ -206,9 +209,9 @@ class FileSpout(PlannedSource):
             if self._matches(one.name if self._by_path else name):
                 yield one
 
-    def _objects(self) -> Iterator[_File]:
+    def _objects(self, bucket: ObjectStore | HdfsStore) -> Iterator[_File]:
         try:
-            for key, size, version, time_ns in store_at(self._root).list_versions():
+            for key, size, version, time_ns in bucket.list_versions():
                 if size:  # an empty object has no rows, or stands for a directory
                     yield _File(time_ns, key, size, version)
         except StateError as error:  # may pass
@@ -216,8 +219,8 @@ class FileSpout(PlannedSource):
 
     def _now(self, planned: Iterable[_File]) -> Iterator[_File]:
         """Yield the present state of files."""
-        if is_bucket(self._root):
-            yield from self._objects()
+        if self._bucket is not None:
+            yield from self._objects(self._bucket)
             return
         for one in planned:
             try:

@@ -23,6 +23,7 @@ from ackcore._records import Int64s
 from ackcore.ids import edge_ids
 from ackcore.spark.stores.object_journal import ObjectJournal
 from ackcore.spark.stores.opening import is_bucket, open_store
+from ackcore.spark.tasks.expected_rows import ExpectedRows
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.row_files import SinkRowWriter
@@ -177,14 +178,17 @@ class Bolts:
         #: The number of tuples that components emitted to streams with readers, including those of
         #: calls that were repeated for parts of a batch.
         self.emitted: dict[str, Counter[str]] = defaultdict(Counter)
+        self.expected = ExpectedRows(spec, time_limit, ledger_rows)
         #: The trace of a share of the roots; None if no roots are traced.
         self.tracer: Tracer | None = None
         if spec.trace_per_million:
             self.tracer = Tracer(spec.trace_per_million, attempt.partition, chunks)
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Pass rows that a component emitted to all bolts and sinks that read them."""
-        if not len(rows):
+        """Pass rows that a component emitted, and that are as expected, to all their readers."""
+        if (source, stream) in self._spec.checks:
+            rows = self.expected.passing(source, stream, rows)
+        if not len(rows) or self.expected.fatal is not None:
             return
         self.emitted[source][stream] += len(rows)
         layout = self._spec.layout

@@ -11,6 +11,7 @@ from ackcore.spark.tasks.exchange_format import SETTLE
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.topology.components import AsyncBolt, Component
 from ackcore.topology.executors import Executor, executor_for
+from ackcore.topology.expectations import StreamCheck
 from ackcore.topology.parts import Fields, Global
 from ackcore.topology.stage_layout import Layout, Subscription
 
@@ -68,6 +69,8 @@ class TaskSpec:
         The number of roots in a million that are traced.
     by_root : bool
         Whether each root is settled by itself, and not with its cohort.
+    checks : mapping from (str, str) to tuple of StreamCheck
+        The expectations of emitted rows, by component and stream.
     make_executor : callable
         `executor_for`, or a wrapper of it.
     """
@@ -91,6 +94,7 @@ class TaskSpec:
     rules: Rules | None = None
     trace_per_million: int = 0
     by_root: bool = False
+    checks: Mapping[tuple[str, str], tuple[StreamCheck, ...]] = field(default_factory=dict)
     make_executor: Callable[..., Executor] = executor_for
 
     def tasks_at_once(self, bolt: str) -> int:
