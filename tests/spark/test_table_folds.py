@@ -20,6 +20,7 @@ from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint import segment_files
 from ackcore.spark.engine import act, batch, runs
 from ackcore.spark.engine.insist import SinkError
+from ackcore.spark.inspect import table_reading
 from ackcore.spark.tables.table_places import snapshot_of
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction
@@ -247,6 +248,22 @@ def test_a_harmed_segment_ends_the_query_by_name(tmp_path, harm, monkeypatch):
         assert state.last_done == 0
         with pytest.raises(CheckpointCorrupt, match=file.name):
             snapshot_of(state, world.topology, 0)["totals"].reader()
+
+
+def test_a_reader_gets_the_newer_table_if_the_query_deletes_the_older(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_compaction, "DELTA_ROWS", 0)
+    world = TableWorld(tmp_path)
+    world.take(0, ["a0.o", "b0.o"])
+    calls = []
+
+    def use(table):
+        calls.append(table)
+        for number in (1, 2, 3) if len(calls) == 1 else ():
+            world.take(number, [f"a{number}.o"])
+        return table_reading.rows_of_key(table, ["A"]).to_pylist()
+
+    (row,) = table_reading.read_table(tmp_path, "totals", use)
+    assert (row["orders"], len(calls)) == (4, 2)
 
 
 def test_rows_end_after_their_ttl(tmp_path):
