@@ -21,6 +21,7 @@ from ackcore.spark.checkpoint import segment_files
 from ackcore.spark.engine import act, batch, runs
 from ackcore.spark.engine.insist import SinkError
 from ackcore.spark.inspect import table_reading
+from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.tables.table_places import snapshot_of
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction
@@ -227,6 +228,34 @@ def test_a_driver_that_was_replaced_changes_nothing(bucket):
     assert took == [1]
     world.take(3, ["c3.o"])
     world.take(4)
+
+
+def test_a_table_costs_no_put_of_the_records(tmp_path, monkeypatch):
+    puts = collections.Counter()
+
+    def counting(name):
+        real = getattr(LocalStore, name)
+
+        def counted(store, key, *rest):
+            puts[name, key.partition("/")[0]] += 1
+            return real(store, key, *rest)
+
+        monkeypatch.setattr(LocalStore, name, counted)
+
+    counting("replace")
+    counting("put")
+    found = {}
+    for table in ("totals", None):
+        world = TableWorld(tmp_path / str(table), table=table)
+        for number, lines in enumerate([["a1.o"], [], ["b1.o", "c.1"]]):
+            puts.clear()
+            world.process(number, lines)
+            found[table, number] = dict(puts)
+    for number in range(3):
+        of_table = found["totals", number].pop(("put", "tables"), 0)
+        assert of_table == (number != 1)
+        assert found["totals", number] == found[None, number]
+        assert sum(found[None, number].values()) >= 3
 
 
 @pytest.mark.parametrize("harm", ["remove", "flip", "cut"])
