@@ -160,6 +160,7 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_compaction, "MAX_DELTAS", deltas)
         patch.setattr(table_compaction, "DELTA_ROWS", 4)
+        patch.setattr(table_compaction, "RANGE_ROWS", 2)
         world = TableWorld(Path(path))
         for number, (lines, steps) in enumerate(batches):
             world.now_ms += 15_000
