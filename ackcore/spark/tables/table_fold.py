@@ -15,13 +15,7 @@ from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.sinks.sink_batch import BatchFile, read_all
 from ackcore.spark.tables.table_places import opened_segments
 from ackcore.tables.folding import fold_rows, merge_states
-from ackcore.tables.table_compaction import (
-    SegmentInfo,
-    SegmentMerge,
-    after_merges,
-    merged,
-    merges_due,
-)
+from ackcore.tables.table_compaction import SegmentInfo, SegmentMerge, merged, merges_due
 from ackcore.tables.table_segments import TableReader, write_segment
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
 
@@ -110,9 +104,14 @@ class TableFold:
         return len(states) - len(known), (self._put([states], 0, HASH_END),)
 
     def _compacted(self, segments: tuple[SegmentInfo, ...]) -> tuple[SegmentInfo, ...]:
-        """Return the segments, merged as far as is due."""
+        """Return the segments, merged as far as is due; without those that have no rows."""
         due = merges_due(segments)
-        return after_merges(segments, due, [self._merged(merge) for merge in due])
+        if not due:
+            return segments
+        gone = {segment.file for merge in due for segment in merge.segments}
+        found = tuple(self._merged(merge) for merge in due)
+        left = tuple(segment for segment in segments if segment.file not in gone)
+        return (*(segment for segment in found if segment.rows), *left)
 
     def _merged(self, merge: SegmentMerge) -> SegmentInfo:
         shape = self._shape
