@@ -173,7 +173,10 @@ def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.
 
 
 def rows_equal(
-    left: Sequence[pa.Array], left_rows: Int64s, right: Sequence[pa.Array], right_rows: Int64s
+    left: Sequence[pa.Array],
+    left_rows: Int64s,
+    right: Sequence[pa.Array],
+    right_rows: Int64s | None,
 ) -> Bools:
     """Return whether keys are equal, pair by pair.
 
@@ -185,11 +188,13 @@ def rows_equal(
     left, right : sequence of pyarrow.Array
         The columns of the keys, of equal plain types.
     left_rows, right_rows : numpy.ndarray of int64
-        The rows to compare.
+        The rows to compare; None for all rows of ``right``.
     """
     equal = np.ones(len(left_rows), np.bool_)
     for one, other in zip(left, right, strict=True):
-        equal &= values_equal(one.take(pa.array(left_rows)), other.take(pa.array(right_rows)))
+        if right_rows is not None:
+            other = other.take(pa.array(right_rows))
+        equal &= values_equal(one.take(pa.array(left_rows)), other)
     return equal
 
 
