@@ -20,12 +20,20 @@ UInt64s = npt.NDArray[np.uint64]
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which a table holds values of a type: without encodings and views."""
+    """Return the type in which a table holds values of a type: without encodings and views.
+
+    Raises
+    ------
+    pyarrow.ArrowNotImplementedError
+        If the type contains a union.
+    """
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return plain_type(kind.value_type)
+    if types.is_union(kind):
+        raise pa.ArrowNotImplementedError("unions have no plain type")
     if types.is_string_view(kind):
         return pa.string()
     if types.is_binary_view(kind):

@@ -115,7 +115,8 @@ class TableSegment:
         wanted = _short(hashes, self.lo, self._shift)
         places = np.searchsorted(stored, wanted)
         left = np.arange(len(hashes))
-        numbers, tables = [left[:0]], []
+        numbers = [left[:0]]
+        tables: list[pa.Table] = []
         while True:
             left = left[places[left] < len(stored)]
             left = left[stored[places[left]] == wanted[left]]
