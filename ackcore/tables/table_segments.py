@@ -20,8 +20,8 @@ from ackcore.tables.key_groups import UInt64s, hashes_of, rows_equal
 from ackcore.tables.segment_columns import Note, packed, unpacked
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 
-#: The maximum rows of all segments that a scan reads at once, and of a segment of the base.
-RANGE_ROWS = 500_000
+#: The rows and bytes of all segments that a scan or a merge reads at once, about.
+RANGE_ROWS, RANGE_BYTES = 500_000, 128 << 20
 _NOTES = b"ackcore.segment"
 
 
@@ -269,12 +269,22 @@ def merged_rows(
         older rows of their keys.
     """
     places = [segment.places(lo, hi) for segment in segments]
-    total = sum(stop - start for start, stop in places)
-    # Hashes are uniform: equal parts of the range have about the same number of rows.
-    parts = max(1, -(-total // RANGE_ROWS))
-    cuts = [lo + (hi - lo) * part // parts for part in range(parts + 1)]
-    for start, stop in itertools.pairwise(cuts):
+    rows = sum(stop - start for start, stop in places)
+    nbytes = sum(
+        segment.batch.slice(start, stop - start).nbytes
+        for segment, (start, stop) in zip(segments, places, strict=True)
+    )
+    for start, stop in ranges_of(lo, hi, rows, nbytes):
         tables = [segment.rows_between(start, stop) for segment in segments]
-        rows = live_rows(shape, newest_rows(shape, tables), horizon_ms)
-        if rows.num_rows:
-            yield rows
+        live = live_rows(shape, newest_rows(shape, tables), horizon_ms)
+        if live.num_rows:
+            yield live
+
+
+def ranges_of(lo: int, hi: int, rows: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Divide a range of hashes into ranges that can be held in memory.
+
+    Hashes are uniform: equal parts of a range have about the same number of rows.
+    """
+    parts = max(1, -(-rows // RANGE_ROWS), -(-nbytes // RANGE_BYTES))
+    return itertools.pairwise(lo + (hi - lo) * part // parts for part in range(parts + 1))
