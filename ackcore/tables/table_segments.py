@@ -131,6 +131,10 @@ class TableSegment:
             places[left] += 1
         return np.concatenate(numbers), pa.concat_tables(tables)
 
+    def take(self, rows: Int64s) -> pa.Table:
+        """Return rows by their numbers, with ``shape.stored_schema``."""
+        return self._table(self.batch.take(pa.array(rows)))
+
     def rows_between(self, lo: int, hi: int) -> pa.Table:
         """Return the rows of a range of hashes, ascending by hash."""
         start, stop = self.places(lo, hi)

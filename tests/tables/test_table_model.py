@@ -239,9 +239,10 @@ def test_merges_keep_few_deltas_and_rewrite_each_row_rarely(row_bytes):
     assert written < 12 * rows * batches
 
 
-def test_scans_and_merges_hold_a_bounded_number_of_bytes(monkeypatch):
+@pytest.mark.parametrize("texts", [range(100), ["open", "paid"] * 50])
+def test_scans_and_merges_hold_a_bounded_number_of_bytes(texts, monkeypatch):
     monkeypatch.setattr(table_segments, "RANGE_BYTES", 1 << 16)
-    rows = pa.table({"k": range(100), "v": [f"{n:4000}" for n in range(100)]})
+    rows = pa.table({"k": range(100), "v": [f"{text:4000}" for text in texts]})
     shape = TableShape.of("t", rows.schema, "k", {"v": min_of("v")})
     segment = TableSegment.open(write_segment(shape, fold_rows(shape, [rows], 0)), shape)
     parts = list(merged(shape, [segment], 0, HASH_END, None))
