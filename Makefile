@@ -4,7 +4,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help java demo demo-crash demo-kafka soak test faults test-core test-spark test-thin-client build lint bench bench-quick bench-spark bench-flow bench-kafka bench-compare docs mutations sanitize sdist wheels test-arm64 clean
+.PHONY: help java demo demo-crash demo-kafka soak test faults cluster-faults test-core test-spark test-thin-client build lint bench bench-quick bench-spark bench-flow bench-kafka bench-compare docs mutations sanitize sdist wheels test-arm64 clean
 
 # Options passed on: make demo ARGS="--lines 100000", make test K=ledger ARGS="-x --pdb"
 ARGS ?=
@@ -65,6 +65,9 @@ faults: export ACKCORE_REQUIRE_POSTGRES ?= 1
 faults: export ACKCORE_REQUIRE_S3 ?= 1
 faults: java .venv/.built .venv/spark-classes.jsa ## the slow fault runs, one by one: processes killed or stopped at each step (K=paused)
 	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) tests -m faults -rs $(ARGS)
+
+cluster-faults: java .venv/.built ## a Spark cluster of hosts that are cut off from each other; a quarter of an hour, as root (K=worker)
+	@ACKCORE_REQUIRE_NATIVE=1 ACKCORE_REQUIRE_S3=1 $(PYTEST) tests/faults/test_hosts_cut_off.py -m cluster -rs $(ARGS)
 
 test-core: .venv/.built ## the kernel and all that stands below Spark, in a minute; no Java (K=..., ARGS=...)
 	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) $(CORE) -m "not faults and not broker" $(call by_two,worksteal) $(ARGS)

@@ -8,6 +8,7 @@ each request beside that: what a bucket costs elsewhere is the requests times th
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from ackcore.examples.quiet_spark import spark_session
-from ackcore.spark import start, to_parquet
+from ackcore.spark import FileSpout, start, to_parquet
 from ackcore.topology import TopologyBuilder
 from bench import topologies
 from bench.compiled import Unavailable
@@ -103,3 +104,31 @@ def bench_micro_batch_in_a_bucket(spark, s3, quick, tmp_path, report_ratio):
     )
     name = "requests of all its processes a micro-batch, the first and the last ones' too"
     report_ratio(name, requests, 12, at_most=True, unit="")
+
+
+def bench_file_plan_in_a_bucket(s3, quick, rounds, report_ratio):
+    """The plan of 100 new files among 10,000.
+
+    The proxy repeats moto's answers: a list takes moto a second, which is no property of a bucket.
+    """
+    obstore = pytest.importorskip("obstore")
+    import s3_server  # noqa: PLC0415 - imported by the fixture
+
+    server, proxy = s3
+    bucket, files = server.new_bucket(), 1000 if quick else 10_000
+    store = s3_server.store_of(server.endpoint, bucket)
+    spout = FileSpout(f"s3://{bucket}/in", "text")
+    for n in range(files):
+        obstore.put(store, f"in/{n:05}", b"line")
+    plan = json.loads(json.dumps(spout.plan(None)))
+    for n in range(100):
+        obstore.put(store, f"in/new-{n}", b"line")
+    spout.plan(plan)
+    proxy.lagging, seconds = True, []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        assert len(spout.plan(plan)["files"]) == 100
+        seconds.append(time.perf_counter() - began)
+    proxy.lagging = False
+    title = f"plan of 100 new files among {files:,}, a trip of 30 ms"
+    report_ratio(title, seconds, 1, at_most=True, unit="s")

@@ -43,7 +43,7 @@ from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedInRun
 from ackcore.spark.tasks.record_ids import SpoutSpec
 from ackcore.spark.tasks.source_records import SourceRecords
-from ackcore.topology import TopologyBuilder
+from ackcore.topology import TopologyBuilder, expect
 from ackcore.topology.executors import executor_for
 from ackcore.topology.tuples import Identity, Reason
 from bench import topologies
@@ -155,6 +155,33 @@ def bench_ordered(spark, lines, rows, whole, contest):
         {"as they come": partial(run, None), "ordered_by": partial(run, "line")},
         {("as they come", "ordered_by"): 0.95},
         fine=True,
+    )
+
+
+def bench_expectations(spark, rows, whole, contest, tmp_path):
+    """Rows that Spark SQL filters before the spout, and rows that expectations drop."""
+    rows *= 5
+    good = topologies.write_orders(tmp_path, rows)
+
+    def read() -> Any:
+        return spark.read.parquet(str(tmp_path))
+
+    def take(frame: Any, records: int, *expected: Any) -> None:
+        builder = TopologyBuilder()
+        builder.spout("orders", frame, expect=expected)
+        builder.bolt("taken", topologies.TakeIn()).shuffle("orders")
+        whole(builder, records)
+
+    contest(
+        f"{len(topologies.EXPECTED)} conditions, {rows:,} rows",
+        {
+            "filter in Spark SQL": lambda: take(
+                read().where(" AND ".join(topologies.EXPECTED)), good
+            ),
+            "expect": lambda: take(read(), rows, expect(*topologies.EXPECTED, on_fail="drop")),
+            "neither": lambda: take(read(), rows),
+        },
+        {("filter in Spark SQL", "expect"): 0.8, ("neither", "expect"): None},
     )
 
 
@@ -461,7 +488,7 @@ def bench_failing_task(quick, rounds, new_path, report_ratio, fate):
     taken = []
     for _ in range(rounds + 1):
         start = time.process_time()
-        writer = FailedInRun(str(new_path()), 0, rules, 0)
+        writer = FailedInRun(str(new_path()), "0", rules, 0)
         for some in given:
             roots = source.roots(0, some.first, size)
             reasons = pa.table([roots, np.zeros(size, np.int64), said], schema=REASON_SCHEMA)

@@ -157,6 +157,15 @@ class PassOn(BatchBolt):
         out.emit(batch, parents=np.arange(len(batch)))
 
 
+class TakeIn(BatchBolt):
+    """Acks every row, and emits none."""
+
+    outputs = pa.schema([("id", pa.int64())])
+
+    def process(self, batch, out):
+        """Take in a batch."""
+
+
 class PassNumbers(PassOn):
     """Hands on every number as it is."""
 
@@ -285,6 +294,43 @@ def passed_on(source: Any, bolt: Any):
     builder.spout("lines", source)
     builder.bolt("bolt", bolt).shuffle("lines")
     return builder
+
+
+#: Conditions of orders, of which one in a thousand fails each of the first four.
+EXPECTED = (
+    "amount > 0",
+    "currency IN ('EUR', 'USD')",
+    "quantity BETWEEN 1 AND 100",
+    "day >= DATE '2020-01-01'",
+    "id IS NOT NULL",
+)
+
+
+def write_orders(directory: Path, rows: int, files: int = 8) -> int:
+    """Write Parquet files of orders; return the number of those that meet `EXPECTED`."""
+    rng = np.random.default_rng(5)
+    good = np.ones(rows, np.bool_)
+
+    def spoilt(values: Any, bad: Any) -> Any:
+        which = rng.random(rows) < 1e-3
+        good[which] = False
+        return np.where(which, bad, values)
+
+    orders = pa.table(
+        {
+            "id": np.arange(rows),
+            "amount": spoilt(rng.random(rows) + 0.01, -1.0),
+            "currency": pa.array(spoilt(rng.choice(["EUR", "USD"], rows), "X")),
+            "quantity": spoilt(rng.integers(1, 100, rows, np.int32), np.int32(0)),
+            "day": pa.array(spoilt(rng.integers(18_300, 20_000, rows, np.int32), np.int32(1))).cast(
+                pa.date32()
+            ),
+        }
+    )
+    for number in range(files):
+        part = orders.slice(rows * number // files, rows // files)
+        pq.write_table(part, directory / f"part-{number}.parquet")
+    return int(good.sum())
 
 
 # ---- when micro-batches end ----------------------------------------------------------------------

@@ -511,13 +511,13 @@ def needs_connect():
 
 def connect_module():
     """The same, by itself; in CI they must be there."""
+    from ackcore.spark.base.versions import SPARK  # noqa: PLC0415
+
+    if SPARK < (4, 0):
+        pytest.skip("Spark Connect is supported from 4.0 on")
     if not os.environ.get("ACKCORE_REQUIRE_CONNECT"):
         for package in ("grpc", "grpc_status", "zstandard"):
             pytest.importorskip(package, reason=f"{package} is not installed: ackcore[connect]")
-        from ackcore.spark.base.versions import SPARK  # noqa: PLC0415
-
-        if SPARK < (4, 0):
-            pytest.skip("Spark Connect is supported from 4.0 on")
     return importlib.import_module("pyspark.sql.connect.session")
 
 

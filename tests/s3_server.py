@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -72,13 +73,19 @@ def environment(endpoint: str) -> dict[str, str]:
     }
 
 
+def store_of(endpoint: str, bucket: str) -> Any:
+    """Return a client of a bucket."""
+    from obstore.store import S3Store  # noqa: PLC0415 - an extra
+
+    config = {name.lower(): value for name, value in environment(endpoint).items()}
+    return S3Store(bucket, config=config)
+
+
 def objects_of(endpoint: str, bucket: str, prefix: str) -> dict[str, bytes]:
     """All that is below a prefix, by key."""
     import obstore  # noqa: PLC0415 - an extra
-    from obstore.store import S3Store  # noqa: PLC0415
 
-    config = {name.lower(): value for name, value in environment(endpoint).items()}
-    store = S3Store(bucket, config=config)
+    store = store_of(endpoint, bucket)
     keys = [entry["path"] for entry in obstore.list(store, prefix).collect()]
     return {key: bytes(obstore.get(store, key).bytes()) for key in keys}
 
@@ -120,9 +127,11 @@ class FaultProxy:
         Whether a list is answered as it was the last time, or as empty.
     server : S3Server or S3Proxy
         What it is before.
+    endpoint : str
+        Where it listens: on a port of its own, unless it is given a socket that listens.
     """
 
-    def __init__(self, server: Any) -> None:
+    def __init__(self, server: Any, listens: socket.socket | None = None) -> None:
         self.server = server
         self.requests: list[Request] = []
         self.before: Callable[[Request], object] | None = None
@@ -130,14 +139,15 @@ class FaultProxy:
         self._lists: dict[str, tuple[int, list[tuple[str, str]], bytes]] = {}
         self._faults: list[tuple[Which, str]] = []
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        listens = listens or socket.create_server(("127.0.0.1", 0))
+        address = listens.getsockname()
+        self.endpoint = "http://{}:{}".format(*address)
+        self._server = ThreadingHTTPServer(address, self._handler(), bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = listens
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
-
-    @property
-    def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def fail(self, how: str, which: Which | str, times: int = 1) -> None:
         """Have the next ``times`` requests fail that are so, or have such a method."""

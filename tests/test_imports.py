@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[set[str], set[str]], ...] = (
     ({"_arrow"}, {"pyarrow"}),
     ({"kafka"}, {"pyarrow", "confluent_kafka"}),
     ({"tables"}, {"pyarrow", "datasketches"}),
-    ({"topology"}, {"pyarrow"}),
+    ({"topology"}, {"pyarrow", "sqlglot"}),
     (
         {"spark"},
         {
@@ -76,8 +76,11 @@ PACKAGES: dict[str, set[str]] = {
     "dead_letters": {"base", "stores", "checkpoint"},
     "kafka": {"base", "settle", "tasks", "engine", "checkpoint"},
     "planned": {"base", "stores", "kafka", "engine", "checkpoint"},
-    "engine": {"base", "stores", "settle", "tasks", "sinks", "checkpoint", "dead_letters"},
-    "inspect": {"base", "stores", "checkpoint", "dead_letters", "engine"},
+    "tables": {"base", "stores", "tasks", "sinks", "checkpoint"},
+    "engine": {
+        *("base", "stores", "settle", "tasks", "sinks", "checkpoint", "dead_letters", "tables"),
+    },
+    "inspect": {"base", "stores", "checkpoint", "dead_letters", "tables", "engine"},
 }
 
 

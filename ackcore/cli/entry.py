@@ -11,13 +11,14 @@ COMMANDS = {
     "run": "spark",
     "status": "spark",
     "dead": "spark",
+    "table": "spark",
     "explain": "spark",
     "doctor": None,
     "ui": "spark,ui",
 }
 
 #: Commands that only read or write checkpoints, which never contain pandas objects.
-_ARROW_ONLY = ("status", "dead", "ui")
+_ARROW_ONLY = ("status", "dead", "table", "ui")
 
 
 class _NoPandas(MetaPathFinder):

@@ -104,6 +104,8 @@ def _heading(status: CheckpointStatus) -> Text:
     if status.lag:
         lag = ", ".join(f"{spout} {offsets:,}" for spout, offsets in status.lag.items())
         lines.append(f"lag: {lag} offsets")
+    for name, size in status.tables.items():
+        lines.append(f"table {name}: {size['rows']:,} rows, {size['bytes']:,} bytes")
     dead = status.dead
     if dead.letters:
         lines.append(f"dead letters: {dead.letters:,}, of which {dead.sent:,} were replayed")

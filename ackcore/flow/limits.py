@@ -16,6 +16,7 @@ law             follows                                                  origin
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -174,6 +175,14 @@ class DelayTarget:
     10 s and 50 round trips after ``base_rtt`` was last measured, the limit becomes 1. The first ack
     of a tuple that was outstanding alone measures it again, and ends this limit.
 
+    ``base_rtt`` is the shortest round trip, until one tuple overtakes another: a consumer with a
+    single queue answers in order. If round trips differ without a queue by more than the target,
+    the window shrinks to 2, and there a tuple is overtaken sooner or later. Then ``base_rtt`` is
+    the mean round trip with at most 2 tuples outstanding, and the target is at least a quarter of
+    it and 3/4 of their standard deviation. The window doubles until the mean round trip is longer
+    by half. A larger mean is not taken over while all tuples are late, that is, while the tuples of
+    other producers are queued.
+
     A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times in
     total; each ack removes one such factor.
 
@@ -197,9 +206,9 @@ class DelayTarget:
         The service time of a tuple in nanoseconds, including the penalty; 0.0 before the first
         sample.
     base_rtt_ns : float
-        The round trip of a tuple that meets no queue; 0.0 before the first sample. It is the
-        shortest round trip. It also follows (with ``alpha``) those of tuples that were outstanding
-        alone, so that it can rise again.
+        The round trip of a tuple that meets no queue; 0.0 before the first sample: the shortest
+        one, or a mean (see above). It also follows (with ``alpha``) those of tuples that were
+        outstanding alone, so that it can rise again.
     penalty : float
         The factor for failures, from 1 to 64.
 
@@ -210,12 +219,27 @@ class DelayTarget:
     """
 
     __slots__ = (
+        "_acks",
         "_alpha",
+        "_began_ns",
         "_clock",
+        "_known",
         "_last_ns",
+        "_least_ns",
         "_max_limit",
         "_mean_ns",
+        "_most_out",
+        "_noise_ns",
+        "_overtaken",
         "_probe_ns",
+        "_ramp",
+        "_risen_ns",
+        "_sent_ns",
+        "_shortest_ns",
+        "_spread_ns",
+        "_square_ns",
+        "_stale_ns",
+        "_sum_ns",
         "_weight",
         "base_rtt_ns",
         "limit",
@@ -226,6 +250,9 @@ class DelayTarget:
 
     _FAILURE, _MOST = 1.5, 64.0
     _STALE_NS, _PROBE_RTTS = 10_000_000_000, 50
+    #: The part of a block's excess that all of its tuples have, if there is a queue; the standard
+    #: errors of a mean of 16 round trips that are taken for chance, over 4; the samples of a mean.
+    _SHARE, _NOISE, _ENOUGH = 0.25, 0.75, 16
 
     def __init__(
         self,
@@ -249,6 +276,78 @@ class DelayTarget:
         self._probe_ns: float = self._last_ns + self._STALE_NS
         self.service_ns = 0.0
         self.base_rtt_ns = 0.0
+        # base_rtt = shortest + risen + spread
+        self._shortest_ns = math.inf
+        self._risen_ns = self._spread_ns = 0.0
+        self._noise_ns = 0.0  # what chance adds to the mean of a block, if round trips differ
+        self._known = 0  # the samples of the spread
+        self._stale_ns = 0.0  # until then a larger spread is not taken over
+        self._ramp = 0  # a window that doubles until there is a queue; 0 if none
+        self._sent_ns = 0  # of the answered tuple that was sent last
+        self._overtaken = 0
+        self._begin(self._last_ns)
+
+    def _begin(self, now: int) -> None:
+        """Begin a block of round trips."""
+        self._began_ns = now
+        self._acks = self._most_out = 0
+        self._sum_ns = self._square_ns = 0.0
+        self._least_ns = math.inf
+
+    def _add(self, rtt_ns: int, in_flight: int, now: int) -> None:
+        """Add a round trip to the block."""
+        self._acks = acks = self._acks + 1
+        self._sum_ns += rtt_ns
+        self._square_ns += rtt_ns * rtt_ns
+        if rtt_ns < self._least_ns:
+            self._least_ns = rtt_ns
+        if in_flight > self._most_out:
+            self._most_out = in_flight
+        sent = now - rtt_ns
+        if sent < self._sent_ns:
+            self._overtaken += 1
+        else:
+            self._sent_ns = sent
+        ramp = self._ramp
+        enough = max(8, ramp) if ramp else 8 if self.limit <= 2 else max(32, self.limit)
+        if acks >= enough:
+            self._end(now)
+
+    def _end(self, now: int) -> None:
+        """End a block of round trips: look for a queue, and for round trips that differ without."""
+        acks = self._acks
+        mean = self._sum_ns / acks
+        deviation = max(0.0, self._square_ns / acks - mean * mean) ** 0.5
+        target, base, noise = self.threshold_ns, self.base_rtt_ns, self._noise_ns
+        floor = self._shortest_ns + self._risen_ns
+        # Of a queue that stands, each tuple has a part.
+        is_queued = self._least_ns - floor > max(target / 2, self._SHARE * (mean - floor))
+        if self._known and not is_queued:
+            self._probe_ns = max(self._probe_ns, now + self._STALE_NS)
+        if self._ramp:
+            self._mean_ns = (now - self._began_ns) / acks
+            allowed = max(target, noise * max(1.0, 4 / acks**0.5), base / 2)
+            if mean <= base + allowed and self._ramp < self._max_limit:
+                self._ramp *= 2
+            else:
+                self._ramp = 0
+        elif self._known and mean < base - self._NOISE * noise:
+            self._spread_ns, self._noise_ns = max(0.0, mean - floor), self._NOISE * deviation
+            self._known = acks
+        elif self._most_out <= 2 and mean > base + target and self._overtaken:
+            is_same = abs(mean - base) <= max(target, 2 * noise)
+            is_new = self._known < self._ENOUGH
+            if is_new or (not is_queued and (is_same or now >= self._stale_ns)):
+                spread = mean - (self._least_ns if is_queued else floor)
+                weight = acks / (self._known + acks) if is_same or is_new else 1.0
+                self._known = min(self._known + acks, 4 * self._ENOUGH)
+                self._spread_ns += (spread - self._spread_ns) * weight
+                self._noise_ns += (self._NOISE * deviation - noise) * weight
+                self._stale_ns = now + self._STALE_NS + self._PROBE_RTTS * mean
+                self._overtaken = 0
+                self._ramp = 2
+        self.base_rtt_ns = floor + self._spread_ns
+        self._begin(now)
 
     def on_sample(
         self, rtt_ns: int, in_flight: int, dropped: bool, now_ns: int | None = None
@@ -260,11 +359,12 @@ class DelayTarget:
             self.penalty = min(self.penalty * self._FAILURE, self._MOST)
             self.service_ns = self._mean_ns * self.penalty
             self.limit = max(1, self.limit - 1)
+            self._ramp = 0
             return
         now = self._clock() if now_ns is None else now_ns
         interval = now - self._last_ns
         self._last_ns = now
-        target = self.threshold_ns
+        target: float = self.threshold_ns
         mean = self._mean_ns
         base = self.base_rtt_ns
         weight = self._weight
@@ -272,8 +372,13 @@ class DelayTarget:
             self._weight = max(self._alpha, weight / (1 + weight))
             if weight == 1.0:
                 self.base_rtt_ns = base = float(rtt_ns)
-        if rtt_ns < base:
-            self.base_rtt_ns = base = rtt_ns
+        if rtt_ns < self._shortest_ns + self._risen_ns:
+            if rtt_ns < self._shortest_ns:
+                if self._known:  # the mean remains
+                    self._spread_ns += self._shortest_ns + self._risen_ns - rtt_ns
+                self._shortest_ns = rtt_ns
+            self._risen_ns = max(0.0, rtt_ns - self._shortest_ns - self._spread_ns)
+            self.base_rtt_ns = base = rtt_ns + self._spread_ns
             self._probe_ns = now + self._STALE_NS + self._PROBE_RTTS * base
         if rtt_ns <= interval:
             idle = interval - rtt_ns
@@ -283,11 +388,21 @@ class DelayTarget:
             if in_flight == 1:
                 # The tuple met no queue of this producer.
                 if now >= self._probe_ns and rtt_ns > target:
-                    base = rtt_ns
+                    self._risen_ns = max(0.0, rtt_ns - self._shortest_ns - self._spread_ns)
+                elif self._known:
+                    self._spread_ns = max(0.0, self._spread_ns + (rtt_ns - base) * self._alpha)
                 else:
-                    base += (rtt_ns - base) * self._alpha
-                self.base_rtt_ns = base
+                    self._risen_ns += (rtt_ns - base) * self._alpha
+                self.base_rtt_ns = base = self._shortest_ns + self._risen_ns + self._spread_ns
                 self._probe_ns = now + self._STALE_NS + self._PROBE_RTTS * base
+        if self._known or in_flight <= 2 >= self.limit:
+            self._add(rtt_ns, in_flight, now)
+            base = self.base_rtt_ns
+            mean = self._mean_ns
+        elif self._acks:
+            self._begin(now)
+        if self._known:
+            target = max(target, self._noise_ns, base / 4)
         mean += (interval - mean) * weight
         if mean < 1.0:
             mean = 1.0
@@ -303,6 +418,8 @@ class DelayTarget:
         window = int((target + base) / mean + (1.0 if base > 2 * target else 0.5))
         if window < least:
             window = least
+        if window < self._ramp:
+            window = self._ramp
         if now >= self._probe_ns:
             window = 1
         self.limit = window if window < self._max_limit else self._max_limit

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 #: Attributes of one value, and the value.
@@ -21,6 +22,10 @@ DESTINATION = "messaging.destination.name"
 OPERATION = "messaging.operation.name"
 #: The name of the query, an argument of the listener.
 QUERY = "ackcore.query"
+#: The component and the name of an expectation, and ``passed`` or ``failed``.
+COMPONENT = "ackcore.component"
+EXPECTATION = "ackcore.expectation"
+OUTCOME = "ackcore.outcome"
 
 #: The duration of a micro-batch, and the bounds that the conventions advise.
 DURATION = "messaging.process.duration"
@@ -37,6 +42,7 @@ class MetricsSnapshot:
     active: bool = True
     trips: int = 0
     uncounted: int = 0
+    expected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     start_s: float = 0.0
     last_s: float = 0.0
     began_s: float = 0.0
@@ -55,6 +61,9 @@ class MetricsSnapshot:
         self.progress, self.counts = progress, counts
         self.trips += progress.breaker_trips
         self.uncounted += progress.uncounted
+        for component, name, counts in progress.expected():
+            for outcome, tuples in counts.items():
+                self.expected[component, name, outcome] += tuples
         self.last_s, self.began_s = time.time(), 0.0
 
     def end(self, counts: Any) -> None:
@@ -129,6 +138,19 @@ def _lag(at: MetricsSnapshot) -> Iterable[Value]:
             yield {SYSTEM: "kafka", DESTINATION: spout}, lag
 
 
+def _expected(at: MetricsSnapshot) -> Iterable[Value]:
+    for (component, name, outcome), tuples in at.expected.items():
+        yield {COMPONENT: component, EXPECTATION: name, OUTCOME: outcome}, tuples
+
+
+def _of_tables(what: str) -> Callable[[MetricsSnapshot], Iterable[Value]]:
+    def values(at: MetricsSnapshot) -> Iterable[Value]:
+        for name, size in at.progress.tables.items() if at.progress is not None else ():
+            yield {"ackcore.table": name}, size[what]
+
+    return values
+
+
 #: All metrics except the durations, which are a histogram.
 READINGS: tuple[Reading, ...] = (
     Reading(
@@ -170,6 +192,8 @@ READINGS: tuple[Reading, ...] = (
     Reading(
         "ackcore.lag", "gauge", "{message}", "Offsets of a KafkaSpout that are not done.", _lag
     ),
+    Reading("ackcore.table.rows", "gauge", "{row}", "Stored rows of a table.", _of_tables("rows")),
+    Reading("ackcore.table.size", "gauge", "By", "Bytes of a table.", _of_tables("bytes")),
     Reading(
         "ackcore.batches",
         "counter",
@@ -197,6 +221,13 @@ READINGS: tuple[Reading, ...] = (
         "{execution}",
         "Failures that did not count as attempts, since this start.",
         lambda at: [({}, at.uncounted)],
+    ),
+    Reading(
+        "ackcore.expectation.checks",
+        "counter",
+        "{tuple}",
+        "Tuples that met an expectation (passed) or not (failed), since this start.",
+        _expected,
     ),
     Reading(
         "ackcore.start_time",

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ackcore.spark.dead_letters.topic import DeadLetterTopic
     from ackcore.spark.engine.insist import RunFailed, SinkError
     from ackcore.spark.guards import attempt, guard
+    from ackcore.spark.inspect.table_frames import table
     from ackcore.spark.listeners import QueryListener
     from ackcore.spark.planned.delta_spout import DeltaSpout
     from ackcore.spark.planned.file_spout import FileSpout
@@ -113,6 +114,7 @@ __all__ = [
     "settle_parquet",
     "settle_partitions",
     "start",
+    "table",
     "to_delta",
     "to_iceberg",
     "to_jdbc",
@@ -157,6 +159,7 @@ _MODULES = {
     "settle_parquet": ".settle.parquet_events",
     "settle_partitions": ".settle.rdds",
     "start": ".query",
+    "table": ".inspect.table_frames",
     "to_delta": ".sinks.delta",
     "to_iceberg": ".sinks.iceberg",
     "to_jdbc": ".sinks.jdbc",

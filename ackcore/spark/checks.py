@@ -204,6 +204,8 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
             if each.component in schemas:
                 _check_input(bolt, each, schemas[each.component])
         refuse_unpicklable(f"bolt {name!r}", bolt.component, "prepare()")
+    for (name, _), checks in topology.checks.items():
+        refuse_unpicklable(f"expect of {name!r}", checks, "the function")
     for sink in topology.sinks.values():
         if as_sink(sink.writer).needs_jvm:
             refuse_connect(
@@ -211,9 +213,9 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
                 f"sink {sink.name!r}, {sink.writer!r}, needs the JVM of a classic session",
                 "use to_postgres(), to_kafka(), to_parquet() or a function of (DataFrame, id)",
             )
-        found = schemas.get(sink.component)
+        found = topology.sink_schema(sink)
         if found is None:
-            found = topology.bolts[sink.component].schemas[sink.stream]
+            found = schemas[sink.component]
         check_sink(
             sink.name, sink.writer, found, is_case_sensitive(spark), isolated=bool(sink.isolate)
         )

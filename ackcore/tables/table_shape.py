@@ -204,7 +204,8 @@ class TableShape:
         Tables of equal keys and equal entries of ``aggregates`` have equal stored columns.
         """
         return {
-            "key": {field.name: str(field.type) for field in self.key},
+            # A list: the hash depends on the order of the columns.
+            "key": [[field.name, str(field.type)] for field in self.key],
             "aggregates": {
                 name: {
                     **aggregate.structure(),

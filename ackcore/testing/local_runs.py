@@ -38,6 +38,7 @@ from ackcore.spark.listeners import Listeners
 from ackcore.spark.query import run_to_end
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.sinks.sink_batch import SinkBatch
+from ackcore.spark.tables.table_places import TableSnapshot, snapshot_of
 from ackcore.spark.tasks.bolt_stage import BoltStage
 from ackcore.spark.tasks.exchange_format import ROW_SCHEMA, SETTLE
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
@@ -47,6 +48,7 @@ from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.spark.tasks.task import called_as
 from ackcore.spark.tasks.task_results import RESULT_SCHEMA
+from ackcore.tables.folding import finished
 from ackcore.testing.results import DeadLetter, Kill, TopologyRun
 from ackcore.testing.task_kills import Kills, TaskKilled
 from ackcore.topology.batch_collector import conform
@@ -163,6 +165,8 @@ class LocalRuns:
         )
         for name, bolt in topology.bolts.items():
             refuse_unpicklable(f"bolt {name!r}", bolt.component, "its prepare()")
+        for (name, _), checks in topology.checks.items():
+            refuse_unpicklable(f"expect of {name!r}", checks, "the function")
         #: The pickled bolts, as they are sent to tasks.
         self._bolts: dict[str, bytes] = {
             name: cloudpickle.dumps(bolt.component)  # type: ignore[no-untyped-call]
@@ -218,10 +222,13 @@ class LocalRuns:
             with self._listeners.of_run(engine):
                 run_to_end(engine, [], list, self._wait, self._listeners)
             counts = engine.counts
+            last = state.last_done
+            at_end = snapshot_of(state, topology, last)
+            kept = {name: _rows_of(found) for name, found in at_end.items()}
         tables = {name: self._table(name) for name in self._sinks}
         return TopologyRun(
             outputs={name: shown_rows(table) for name, table in tables.items()},
-            tables=tables,
+            tables={**tables, **kept},
             dead=self._dead,
             counts=counts,
             attempts={
@@ -249,11 +256,9 @@ class LocalRuns:
 
     def _table(self, sink: str) -> pa.Table:
         written = self._topology.sinks[sink]
-        spout = self._topology.spouts.get(written.component)
-        if spout is not None:
-            schema = self._emitted(spout)
-        else:
-            schema = self._topology.bolts[written.component].schemas[written.stream]
+        schema = self._topology.sink_schema(written)
+        if schema is None:
+            schema = self._emitted(self._topology.spouts[written.component])
         return pa.Table.from_batches(self._sinks[sink].batches, schema)
 
     def _emitted(self, spout: Spout) -> pa.Schema:
@@ -366,6 +371,13 @@ class LocalRuns:
             finally:
                 self._kills.ended()
         raise RuntimeError(f"task {partition} of level {level} died {_TRIES} times")
+
+
+def _rows_of(table: TableSnapshot) -> pa.Table:
+    """Return the rows of a table, copied, because the files are deleted with the checkpoint."""
+    parts = [finished(table.shape, stored) for stored in table.reader().scan()]
+    rows = pa.concat_tables([table.shape.row_schema.empty_table(), *parts])
+    return rows.take(pa.array(range(len(rows)), pa.int64()))
 
 
 # ------------------------------------------------------------------------------------- input rows

@@ -93,7 +93,8 @@ class TopologyRun:
         The rows of each sink, in the order of micro-batches.  Within a micro-batch they are in the
         order of tasks, which is the same in each test run, but not guaranteed on Spark.
     tables : mapping from str to pyarrow.Table
-        The same rows as tables.
+        The same rows as tables, and the rows of each table of the topology at the end, in no
+        particular order.
     dead : list of DeadLetter
         The dead records in the order of their deaths.
     counts : Counts
@@ -166,6 +167,8 @@ class TopologyRun:
         lines += [f"  spout {name}: {_told(one)}" for name, one in self.counts.spouts.items()]
         lines += [f"  bolt {name}: took {tuples}" for name, tuples in self.executions.items()]
         lines += [f"  sink {name}: {len(rows)} rows" for name, rows in self.outputs.items()]
+        kept = [name for name in self.tables if name not in self.outputs]
+        lines += [f"  table {name}: {len(self.tables[name])} rows" for name in kept]
         if self.untracked_failures:
             lines.append(f"  untracked: {self.untracked_failures} tuples failed")
         lines += [f"  dead: {letter}" for letter in self.dead[:_SHOWN]]

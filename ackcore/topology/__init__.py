@@ -26,6 +26,7 @@ from ackcore.topology.components import (
     Collector,
     Context,
 )
+from ackcore.topology.expectations import expect
 from ackcore.topology.settings import Settings
 from ackcore.topology.tuples import Identity, Reason, Tuple
 
@@ -49,4 +50,5 @@ __all__ = [
     "TopologyError",
     "Tuple",
     "Unavailable",
+    "expect",
 ]

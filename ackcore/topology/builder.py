@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ackcore.tables.aggregates import Aggregate
 from ackcore.topology import validation
 from ackcore.topology._words import numbered
 from ackcore.topology.components import (
@@ -18,12 +19,14 @@ from ackcore.topology.components import (
     output_streams,
     refuse_unrunnable,
 )
+from ackcore.topology.expectations import Expectations, StreamCheck, expectations_of
 from ackcore.topology.explain import explain
 from ackcore.topology.failure_reasons import exception_classes
 from ackcore.topology.parts import (
     MAX_REFUSED,
     All,
     BoltSpec,
+    DeclaredTable,
     Fields,
     Global,
     Grouping,
@@ -34,6 +37,7 @@ from ackcore.topology.parts import (
     Shuffle,
     SinkSpec,
     Spout,
+    TableSpec,
     check_max_refused,
     kind_of,
 )
@@ -43,6 +47,9 @@ from ackcore.topology.settings import Settings, check_keywords
 _KAFKA_ID = validation.KAFKA_ID
 _KAFKA = {*_KAFKA_ID, "key", "value", "timestamp", "timestampType"}
 _KAFKA_OPTIONAL = {"headers"}
+
+#: The limit of a table's `ttl_s`: 31,700 years.
+_LONGEST_S = 1e12
 
 #: Packages whose frames and tables also have ``columns``, but are not Spark's.
 _NOT_SPARK = {"pandas", "polars", "pyarrow"}
@@ -67,19 +74,22 @@ class TopologyError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Topology(Parts):
-    """Spouts, bolts and sinks that fit together, and their settings.
+    """Spouts, bolts, sinks and tables that fit together, and their settings.
 
     Made by `TopologyBuilder.build`.
 
     Parameters
     ----------
-    spouts, bolts, sinks : mapping from str to Spout, BoltSpec and SinkSpec
+    spouts, bolts, sinks, tables : mapping from str to Spout, BoltSpec, SinkSpec and TableSpec
         The declared components by name.
     settings : Settings
         The settings.
+    checks : mapping from (str, str) to tuple of StreamCheck
+        By component and stream, the compiled expectations.
     """
 
     settings: Settings
+    checks: Mapping[tuple[str, str], tuple[StreamCheck, ...]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Topology {self.fingerprint[:12]} of {', '.join([*self.spouts, *self.bolts])}>"
@@ -98,10 +108,17 @@ class Topology(Parts):
 class BoltDeclarer:
     """The inputs of a bolt. Every method returns the declarer, so that you can chain calls."""
 
-    def __init__(self, name: str, bolt: Component, parallelism: int | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        bolt: Component,
+        parallelism: int | None,
+        expect: tuple[Expectations, ...] = (),
+    ) -> None:
         self.name = name
         self.component = bolt
         self.parallelism = parallelism
+        self.expect = expect
         self.inputs: list[Input] = []
 
     def shuffle(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
@@ -148,6 +165,7 @@ class TopologyBuilder:
         self._spouts: list[Spout] = []
         self._bolts: list[BoltDeclarer] = []
         self._sinks: list[SinkSpec] = []
+        self._tables: list[DeclaredTable] = []
 
     def spout(
         self,
@@ -159,6 +177,7 @@ class TopologyBuilder:
         unique: bool = False,
         ordered_by: str | Sequence[str] | None = None,
         commit_group: Any = None,
+        expect: Expectations | Sequence[Expectations] = (),
     ) -> None:
         """Declare a source of records.
 
@@ -183,6 +202,8 @@ class TopologyBuilder:
         commit_group : ackcore.kafka.KafkaGroup, optional
             The consumer group whose offsets are committed after each micro-batch, for a stream of
             Spark's own Kafka source with its columns topic, partition and offset.
+        expect : expect(...) or list of them, optional
+            Conditions that the records must meet; see `expect`.
 
         Raises
         ------
@@ -206,11 +227,29 @@ class TopologyBuilder:
                 f"commit_group of spout {name!r} must be an ackcore.kafka.KafkaGroup or None, "
                 f"got {type(commit_group).__name__} {commit_group!r}"
             )
+        expected = expectations_of(expect, f"spout {name!r}")
         self._spouts.append(
-            Spout(name, source, fields, ids, bool(tracked), bool(unique), commit_group, ordered)
+            Spout(
+                name,
+                source,
+                fields,
+                ids,
+                bool(tracked),
+                bool(unique),
+                commit_group,
+                ordered,
+                expected,
+            )
         )
 
-    def bolt(self, name: str, bolt: Component, *, parallelism: int | None = None) -> BoltDeclarer:
+    def bolt(
+        self,
+        name: str,
+        bolt: Component,
+        *,
+        parallelism: int | None = None,
+        expect: Expectations | Sequence[Expectations] = (),
+    ) -> BoltDeclarer:
         """Declare a bolt.
 
         Parameters
@@ -221,6 +260,8 @@ class TopologyBuilder:
             An instance. It is pickled, and every task has a copy.
         parallelism : int, optional
             The number of tasks; by default as many as the stage has.
+        expect : expect(...) or list of them, optional
+            Conditions that the emitted tuples must meet; see `expect`.
 
         Returns
         -------
@@ -254,7 +295,8 @@ class TopologyBuilder:
                 f"parallelism of bolt {name!r} must be an integer or None, "
                 f"got {type(parallelism).__name__} {parallelism!r}"
             )
-        declarer = BoltDeclarer(name, bolt, parallelism)
+        expected = expectations_of(expect, f"bolt {name!r}")
+        declarer = BoltDeclarer(name, bolt, parallelism, expected)
         self._bolts.append(declarer)
         return declarer
 
@@ -273,11 +315,13 @@ class TopologyBuilder:
         Parameters
         ----------
         component : str
-            The bolt or spout whose stream is written.
+            The bolt or spout whose stream is written; or ``"<table>.changes"`` for the rows of a
+            table that a micro-batch has changed, each once.
         writer : ackcore.spark.Sink or callable
             A sink, such as ``to_parquet(path)``, or a function of (DataFrame, batch_id).
         stream : str, default "default"
-            The stream.
+            The stream. The changes of a table have two: the default has the key, the values, and
+            the former values as ``old_<name>``; ``"upserts"`` has no former values.
         name : str, optional
             The name of the sink; by default ``component`` or ``component.stream``.
         isolate : bool or list of exception class or str, default False
@@ -324,6 +368,74 @@ class TopologyBuilder:
                 "not set; set isolate, or pass max_refused to to_postgres() or to_jdbc()"
             )
         self._sinks.append(SinkSpec(name, component, stream, writer, errors, alone, max_refused))
+
+    def table(
+        self,
+        name: str,
+        *,
+        from_: str,
+        key: str | Sequence[str],
+        value: Mapping[str, Aggregate],
+        stream: str = DEFAULT_STREAM,
+        ttl_s: float | None = None,
+    ) -> None:
+        """Declare a table of the checkpoint: aggregates by key of the rows of ACKED records.
+
+        Each row of the stream counts once, when all sinks have answered. The rows of a record that
+        is not ACKED do not count.
+
+        Parameters
+        ----------
+        name : str
+            The name of the table. No component may have the same name.
+        from_ : str
+            The bolt whose rows are folded.
+        key : str or sequence of str
+            The columns of the key. A null is a key like any other.
+        value : mapping from str to Aggregate
+            The aggregates by the names of their columns, such as ``{"euros": sum_of("euros")}``.
+        stream : str, default "default"
+            The stream of the bolt.
+        ttl_s : float, optional
+            The time in seconds after which a row is removed that no record has changed. By default
+            rows stay forever.
+
+        Raises
+        ------
+        TypeError
+            If an argument has another type.
+        ValueError
+            If `ttl_s` is not positive.
+        """
+        _check_name(name, "name", "the name of the table")
+        _check_name(from_, "from_", "the name of a bolt")
+        _check_name(stream, "stream", "the name of a stream")
+        keys = _message_id(key, f"key of table {name!r}")
+        if keys is None:
+            raise TypeError(f"key of table {name!r} must be the name of a column or a list of them")
+        if not isinstance(value, Mapping):
+            raise TypeError(
+                f"value of table {name!r} must map names of columns to aggregates, got "
+                f"{type(value).__name__}; for example {{'orders': count()}}"
+            )
+        for column, aggregate in value.items():
+            if not isinstance(column, str) or not isinstance(aggregate, Aggregate):
+                raise TypeError(
+                    f"value of table {name!r} must map names of columns to aggregates of "
+                    f"ackcore.tables, got {aggregate!r} for {column!r}; for example "
+                    "{'orders': count()}"
+                )
+        if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float)):
+            raise TypeError(
+                f"ttl_s of table {name!r} must be a number of seconds or None, got "
+                f"{type(ttl_s).__name__} {ttl_s!r}"
+            )
+        if ttl_s is not None and not 0 < ttl_s < _LONGEST_S:
+            raise ValueError(
+                f"ttl_s of table {name!r} must be a positive number of seconds below "
+                f"{_LONGEST_S:.0e}, got {ttl_s!r}; omit it to keep rows forever"
+            )
+        self._tables.append(DeclaredTable(name, from_, stream, keys, dict(value), ttl_s))
 
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
         """Check all declarations, and return the topology.
@@ -372,17 +484,42 @@ class TopologyBuilder:
                     schemas,
                     declared.parallelism,
                     tuple(declared.inputs),
+                    declared.expect,
                 )
             )
-        found.extend(validation.problems(self._spouts, bolts, self._sinks, broken, settings.reject))
-        if found:
-            raise TopologyError(found)
-        return Topology(
+        found.extend(
+            validation.problems(
+                self._spouts, bolts, self._sinks, self._tables, broken, settings.reject
+            )
+        )
+        schemas_of = {bolt.name: bolt.schemas for bolt in bolts}
+        tables: list[TableSpec] = []
+        for table in self._tables:
+            schema = schemas_of.get(table.component, {}).get(table.stream)
+            try:
+                if schema is not None:
+                    tables.append(table.spec(schema))
+            except (TypeError, ValueError) as error:
+                found.append(str(error))
+        checks, wrong = validation.compiled_checks(
+            self._spouts, bolts, [*self._sinks, *self._tables], broken
+        )
+        found.extend(wrong)
+        topology = Topology(
             spouts={spout.name: spout for spout in self._spouts},
             bolts={bolt.name: bolt for bolt in bolts},
             sinks={sink.name: sink for sink in self._sinks},
+            tables={table.name: table for table in tables},
             settings=settings,
+            checks=checks,
         )
+        for sink in self._sinks:
+            changed = topology.changed_table(sink)
+            if changed is not None:
+                found.extend(validation.change_problems(sink, changed.shape))
+        if found:
+            raise TopologyError(found)
+        return topology
 
 
 def _check_name(name: Any, argument: str, must_be: str) -> None:
@@ -391,10 +528,10 @@ def _check_name(name: Any, argument: str, must_be: str) -> None:
 
 
 def _names_of(fields: Sequence[Any], method: str) -> tuple[str, ...]:
-    for field in fields:
-        if not isinstance(field, str):
+    for name in fields:
+        if not isinstance(name, str):
             raise TypeError(
-                f"fields must be names, got {type(field).__name__} {field!r}; "
+                f"fields must be names, got {type(name).__name__} {name!r}; "
                 f"pass them one by one: .{method}(component, 'a', 'b')"
             )
     return tuple(fields)

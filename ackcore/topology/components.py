@@ -10,7 +10,8 @@ the input.
 
 A bolt is created on the driver, pickled, and prepared in each task: open connections and clients in
 ``prepare``, not in ``__init__``. A task without rows does not prepare its bolt. A bolt keeps no
-state between micro-batches; write lasting results to a sink.
+state between micro-batches; write lasting results to a sink, or emit them to a table, which a bolt
+can look up in later micro-batches.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -218,6 +220,11 @@ class Component:
     journal : bool, default False
         Whether the result of each call is kept until the micro-batch is done, so that no finished
         call is made again after a crash. For an `AsyncBolt`, or a `BasicBolt` without ``flush``.
+    uses : list of str, default ()
+        The tables of the topology that the bolt looks up.
+    tables : mapping from str to TableView
+        The tables in ``uses``, as they were after the last finished micro-batch. Set before
+        ``prepare`` is called.
     needs_identity : bool
         Whether the bolt receives the record of each row.
 
@@ -230,6 +237,9 @@ class Component:
     reject: Iterable[type[Exception] | str] = ()
     retry_on: Iterable[type[Exception] | str] | None = None
     journal: bool = False
+    uses: Sequence[str] = ()
+    #: Each is a `TableView`, whose module needs this one.
+    tables: Mapping[str, Any] = MappingProxyType({})
     needs_identity: ClassVar[bool] = False
 
     def prepare(self, context: Context) -> None:

@@ -6,7 +6,8 @@ whatever the bolt does. An acked row is in no failure, a failed row in exactly o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from ackcore.topology.components import (
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.journaled_executor import Answers, JournaledCallExecutor, JournaledExecutor
 from ackcore.topology.row_executor import RowExecutor
+from ackcore.topology.table_views import TableView
 from ackcore.topology.tuples import Identity, Results
 
 
@@ -85,6 +87,7 @@ def executor_for(
     answers: Answers | None = None,
     tasks: int = 1,
     progressed: Callable[[], None] = lambda: None,
+    tables: Mapping[str, TableView] = MappingProxyType({}),
 ) -> Executor:
     """Make the executor of one task of a bolt.
 
@@ -111,6 +114,8 @@ def executor_for(
     progressed : callable, optional
         Called after each input, within a call of the executor, if the bolt has several inputs in
         flight.
+    tables : mapping from str to TableView
+        The tables that the bolt uses.
 
     Raises
     ------
@@ -119,6 +124,8 @@ def executor_for(
     """
     refuse_unrunnable(component)
     assert isinstance(component, Bolt | BasicBolt | AsyncBolt | BatchBolt)
+    if component.uses:
+        component.tables = tables
     context = Context(name, task, batch_id)
     reasons = ReasonMaker(name, (*reject, *component.reject), component.retry_on)
     kept = answers if component.journal else None

@@ -17,6 +17,7 @@ from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
+from ackcore.topology.table_views import CHANGES
 
 _HIGH, _GAP_Y, _GAP_X, _MARGIN = 44, 26, 150, 14
 _CHAR = 8.2
@@ -31,7 +32,8 @@ _STYLE = """
   --spout: #1d3a5f; --bolt: #2b323c; --sink: #1c4530; --back: #1d232a; } }
 .ackcore-topology rect { stroke: var(--line); }
 .ackcore-topology .spout rect { fill: var(--spout); } .ackcore-topology .bolt rect { fill:
-  var(--bolt); } .ackcore-topology .sink rect { fill: var(--sink); }
+  var(--bolt); } .ackcore-topology .sink rect,
+  .ackcore-topology .table rect { fill: var(--sink); }
 .ackcore-topology text { fill: var(--ink); } .ackcore-topology .small { font-size: 11px;
   fill-opacity: .8; }
 .ackcore-topology .label text { paint-order: stroke; stroke: var(--back); stroke-width: 3;
@@ -102,8 +104,14 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
             label = f"{grouping}({', '.join(keys)})" if keys else str(grouping)
             local = str(grouping).startswith("local")
             found.append(_Edge(source, stream, name, label, not local))
+    tables = structure.get("tables", {})
     for name, (source, stream) in structure.get("sinks", {}).items():
+        if source.removesuffix(CHANGES) in tables:
+            source = f"table {source.removesuffix(CHANGES)}"
         found.append(_Edge(source, stream, f"sink {name}", "", False))
+    for name, table in tables.items():
+        source, stream = table["from"]
+        found.append(_Edge(source, stream, f"table {name}", "", False))
     return found
 
 
@@ -125,15 +133,15 @@ def _boxes(structure: Mapping[str, Any], columns: Mapping[str, int]) -> dict[str
         width = max((_CHAR * len(_cut(_shown(name))) + 28 for name in names), default=0)
         for row, name in enumerate(names):
             kind = "spout" if name in structure["spouts"] else "bolt"
-            if name.startswith("sink ") and name not in structure["bolts"]:
-                kind = "sink"
+            if name.startswith(("sink ", "table ")):  # a component's name has no space
+                kind = name.partition(" ")[0]
             boxes[name] = _Box(kind, name, x, _MARGIN + row * (_HIGH + _GAP_Y), width)
         x += width + _GAP_X
     return boxes
 
 
 def _shown(name: str) -> str:
-    return name.removeprefix("sink ")
+    return name.removeprefix("sink ").removeprefix("table ")
 
 
 def _cut(name: str) -> str:
@@ -237,6 +245,7 @@ def _summary(parts: Parts, layout: Layout) -> str:
         _count(len(parts.spouts), "spout"),
         _count(len(parts.bolts), "bolt"),
         _count(len(parts.sinks), "sink"),
+        *([_count(len(parts.tables), "table")] if parts.tables else []),
         _count(layout.depth, "stage"),
         _count(layout.exchanges, "shuffle"),
     ]
@@ -293,6 +302,11 @@ def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
 def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[str]:
     readers = [_reader(sub) for sub in layout.out(component, stream)]
     readers += [_sink(sink) for sink in _sinks(parts, component, stream)]
+    for table in parts.tables.values():
+        if (table.component, table.stream) == (component, stream):
+            readers.append(f"──▶ table {table.name}: {', '.join(table.shape.key_names)}")
+            changes = [s for s in parts.sinks.values() if parts.changed_table(s) is table]
+            readers += [f"{_sink(sink)}, of changes to {table.name}" for sink in changes]
     return readers or ["─ not read"]
 
 

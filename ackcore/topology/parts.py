@@ -1,4 +1,4 @@
-"""The parts of a topology: spouts, bolts and sinks, and the streams and groupings between them.
+"""The parts of a topology: spouts, bolts, sinks, tables, and the streams and groupings between.
 
 The builder checks all arguments before it makes a part.
 
@@ -13,13 +13,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
+from ackcore.tables.aggregates import Aggregate
+from ackcore.tables.table_shape import TableShape
 from ackcore.topology.components import DEFAULT_STREAM, Component
+from ackcore.topology.expectations import Expectations
+from ackcore.topology.table_views import CHANGES, change_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,8 @@ class Spout:
         The consumer group whose offsets are committed, for Spark's own Kafka source.
     ordered_by : tuple of str
         The columns of a key. No record overtakes an earlier one with the same key. Empty for none.
+    expect : tuple of Expectations
+        The conditions of its tuples.
     """
 
     name: str
@@ -167,6 +173,7 @@ class Spout:
     unique: bool
     group: Any = None
     ordered_by: tuple[str, ...] = ()
+    expect: tuple[Expectations, ...] = ()
 
     @property
     def kind(self) -> str | None:
@@ -197,6 +204,8 @@ class BoltSpec:
         The requested number of tasks.
     inputs : tuple of Input
         Its inputs, as declared.
+    expect : tuple of Expectations
+        The conditions of its tuples.
     """
 
     name: str
@@ -204,6 +213,7 @@ class BoltSpec:
     schemas: Mapping[str, pa.Schema]
     parallelism: int | None
     inputs: tuple[Input, ...]
+    expect: tuple[Expectations, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,13 +234,60 @@ class SinkSpec:
     max_refused: int = MAX_REFUSED
 
 
+class DeclaredTable(NamedTuple):
+    """A declared table, before its key and its values are checked against the stream."""
+
+    name: str
+    component: str
+    stream: str
+    key: tuple[str, ...]
+    value: Mapping[str, Aggregate]
+    ttl_s: float | None
+
+    def spec(self, schema: pa.Schema) -> TableSpec:
+        """Return the table of a stream with this schema.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the key or a value does not fit the schema.
+        """
+        shape = TableShape.of(self.name, schema, self.key, self.value, self.ttl_s)
+        return TableSpec(self.name, self.component, self.stream, shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableSpec:
+    """A table of the checkpoint, and the stream whose rows are folded into it."""
+
+    name: str
+    component: str
+    stream: str
+    shape: TableShape
+
+
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The components of a topology and its sinks, by name, as declared."""
+    """The components of a topology, its sinks and its tables, by name, as declared."""
 
     spouts: Mapping[str, Spout]
     bolts: Mapping[str, BoltSpec]
     sinks: Mapping[str, SinkSpec]
+    tables: Mapping[str, TableSpec] = field(default_factory=dict, kw_only=True)
+
+    def changed_table(self, sink: SinkSpec) -> TableSpec | None:
+        """Return the table whose changed rows a sink reads, or None."""
+        name = sink.component.removesuffix(CHANGES)
+        return self.tables.get(name) if name != sink.component else None
+
+    def sink_schema(self, sink: SinkSpec) -> pa.Schema | None:
+        """Return the schema of the rows of a sink; None for a sink of a spout."""
+        changed = self.changed_table(sink)
+        if changed is not None:
+            return change_streams(changed.shape)[sink.stream]
+        if sink.component in self.spouts:
+            return None
+        return self.bolts[sink.component].schemas[sink.stream]
 
     def streams(self, component: str) -> tuple[str, ...]:
         """Return the names of a component's streams."""
@@ -243,6 +300,14 @@ class Parts:
         if component in self.spouts:
             return self.spouts[component].fields
         return tuple(self.bolts[component].schemas[stream].names)
+
+    @property
+    def written(self) -> frozenset[tuple[str, str]]:
+        """The component and stream of each stream with a sink or a table."""
+        sinks = {(sink.component, sink.stream) for sink in self.sinks.values()}
+        return frozenset(
+            sinks | {(table.component, table.stream) for table in self.tables.values()}
+        )
 
     @cached_property
     def structure(self) -> dict[str, Any]:
@@ -277,6 +342,13 @@ class Parts:
                 for bolt in self.bolts.values()
             },
             "sinks": {sink.name: [sink.component, sink.stream] for sink in self.sinks.values()},
+            **({} if not self.tables else {"tables": self._tables()}),
+        }
+
+    def _tables(self) -> dict[str, Any]:
+        return {
+            table.name: {"from": [table.component, table.stream], **table.shape.structure()}
+            for table in self.tables.values()
         }
 
     @cached_property
@@ -297,11 +369,11 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        One for each component and sink that differs: ``"bolt 'count' is new"``,
+        One for each component, sink and table that differs: ``"bolt 'count' is new"``,
         ``"spout 'lines' differs in its fields: ['line'] before, ['line', 'at'] now"``.
     """
     found = []
-    for kind in ("spouts", "bolts", "sinks"):
+    for kind in ("spouts", "bolts", "sinks", "tables"):
         before, after = old.get(kind, {}), new.get(kind, {})
         for name in sorted({*before, *after}):
             subject = f"{kind[:-1]} {name!r}"

@@ -86,7 +86,7 @@ class Layout:
     subscriptions : tuple of Subscription
         The subscriptions, by index.
     sinks : frozenset of (str, str)
-        The component and stream of each stream with a sink.
+        The component and stream of each stream with a sink or a table.
     needs_identity : frozenset of str
         The components that need the identity of rows (message id, attempt, stable id): bolts that
         process single tuples, and everything upstream of them, which must pass it on.
@@ -130,7 +130,7 @@ class Layout:
                 )
                 for index, (target, each) in enumerate(inputs)
             ),
-            sinks=frozenset((sink.component, sink.stream) for sink in topology.sinks.values()),
+            sinks=topology.written,
             needs_identity=_upstream(topology, reversed(order)),
             checks_unique=any(
                 spout.tracked and bool(spout.message_id) and not spout.unique
@@ -170,7 +170,7 @@ class Layout:
         return tuple(sub for sub in self.subscriptions if sub.level_from <= level < sub.level_to)
 
     def sunk(self, component: str, stream: str = DEFAULT_STREAM) -> bool:
-        """Return whether a sink reads a stream."""
+        """Return whether a sink or a table reads a stream."""
         return (component, stream) in self.sinks
 
     @cached_property

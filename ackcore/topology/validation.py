@@ -12,7 +12,7 @@ import inspect
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from ackcore._arrow import nullable_within
 from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.outcomes import CallCounts
+from ackcore.tables.table_shape import TableShape
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.components import (
@@ -31,9 +32,20 @@ from ackcore.topology.components import (
     Bolt,
     Component,
 )
+from ackcore.topology.expectations import Expectations, StreamCheck, checks_of
 from ackcore.topology.failure_reasons import contradictions, exception_classes
-from ackcore.topology.parts import BoltSpec, Fields, Input, PartialKey, SinkSpec, Spout
+from ackcore.topology.parts import (
+    BoltSpec,
+    DeclaredTable,
+    Fields,
+    Input,
+    PartialKey,
+    SinkSpec,
+    Spout,
+)
 from ackcore.topology.settings import MAX_PARALLELISM
+from ackcore.topology.sql_conditions import spark_types, supported_type
+from ackcore.topology.table_views import CHANGES, UPSERTS, change_streams
 
 #: The prefix of ackcore's own columns.
 RESERVED = "_ackcore_"
@@ -95,21 +107,33 @@ def problems(
     spouts: Sequence[Spout],
     bolts: Sequence[BoltSpec],
     sinks: Sequence[SinkSpec],
+    tables: Sequence[DeclaredTable],
     broken: set[str],
     reject: Sequence[type[Exception]] = (),
 ) -> Iterator[str]:
-    """Yield all problems of a topology.
+    """Yield all problems of a topology, except those of the keys and values of tables.
 
     Parameters
     ----------
-    spouts, bolts, sinks : sequence
+    spouts, bolts, sinks, tables : sequence
         The components as declared; several may have the same name.
     broken : set of str
         The bolts whose streams are unknown, because their outputs were refused.
     reject : sequence of exception class
         The setting ``reject``.
     """
-    yield from _names(spouts, bolts, sinks)
+    yield from _names(spouts, bolts, sinks, tables)
+    names = [table.name for table in tables]
+    for bolt in bolts:
+        yield from _uses(bolt, names)
+    changes = {f"{name}{CHANGES}" for name in names}
+    for name in (*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)):
+        if name in changes:
+            yield (
+                f"component {name!r} must have another name, because sinks read the changed rows "
+                f"of table {name.removesuffix(CHANGES)!r} under this one; rename it"
+            )
+    sinks = [sink for sink in sinks if sink.component not in changes]
     for spout in spouts:
         yield from _spout(spout)
     for bolt in bolts:
@@ -128,10 +152,19 @@ def problems(
             yield from _grouping(bolt, each, found if isinstance(found, _DeclaredStream) else None)
             if isinstance(found, _DeclaredStream):
                 yield from _wanted(bolt, each, found)
-    for sink in sinks:
-        found = find(f"sink {sink.name!r}", sink.component, sink.stream)
+    readers: list[tuple[str, SinkSpec | DeclaredTable]]
+    readers = [*(("sink", sink) for sink in sinks), *(("table", table) for table in tables)]
+    for kind, reader in readers:
+        found = find(f"{kind} {reader.name!r}", reader.component, reader.stream)
         if isinstance(found, str):
             yield found
+    sources = {spout.name for spout in spouts} - broken
+    for table in tables:
+        if table.component in sources:
+            yield (
+                f"table {table.name!r} reads spout {table.component!r}, whose columns have no "
+                "declared types; let a bolt read the spout, and the table that bolt"
+            )
     yield from _unread(spouts, bolts, sinks)
     yield from _circle([bolt for bolt in bolts if bolt.name not in broken])
 
@@ -146,17 +179,24 @@ class _DeclaredStream:
 
 
 def _names(
-    spouts: Sequence[Spout], bolts: Sequence[BoltSpec], sinks: Sequence[SinkSpec]
+    spouts: Sequence[Spout],
+    bolts: Sequence[BoltSpec],
+    sinks: Sequence[SinkSpec],
+    tables: Sequence[DeclaredTable],
 ) -> Iterator[str]:
     if not spouts:
         yield "the topology has no spout; declare one with .spout(name, source)"
     components = [("spout", spout.name) for spout in spouts]
     components += [("bolt", bolt.name) for bolt in bolts]
+    components += [("table", table.name) for table in tables]
     for kind, name in (*components, *(("sink", sink.name) for sink in sinks)):
         yield from _name(kind, name)
-    yield from _twice("components", components, "rename all but one")
+    what = "components and tables" if tables else "components"
+    yield from _twice(what, components, "rename all but one")
     named = [("sink", sink.name) for sink in sinks]
     yield from _twice("sinks", named, "set another name with name=")
+    for name in sorted({sink.name for sink in sinks} & {table.name for table in tables}):
+        yield f"a sink and a table are named {name!r}; set another name of the sink with name="
 
 
 def _name(what: str, name: str) -> Iterator[str]:
@@ -463,6 +503,45 @@ def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
         )
 
 
+def _uses(bolt: BoltSpec, tables: Sequence[str]) -> Iterator[str]:
+    """Yield the errors in the tables that a bolt declares to use."""
+    uses: Any = bolt.component.uses
+    if not isinstance(uses, list | tuple) or not all(isinstance(name, str) for name in uses):
+        yield (
+            f"uses of bolt {bolt.name!r} must be a list of names of tables, got "
+            f"{type(uses).__name__} {uses!r:.200}; write uses = ['totals']"
+        )
+        return
+    for name in dict.fromkeys(uses):
+        if name not in tables:
+            hint = near_miss(name, tables, "tables")
+            yield (
+                f"bolt {bolt.name!r} uses table {name!r}, which is not declared; {hint}"
+                + ("" if tables else f", declare one with .table({name!r}, from_=...)")
+            )
+
+
+def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
+    """Yield the problems of a sink that reads the changed rows of a table."""
+    table, streams = shape.name, change_streams(shape)
+    if sink.stream not in streams:
+        yield (
+            f"sink {sink.name!r} reads stream {sink.stream!r} of the changes of table {table!r}, "
+            f"which does not exist; {near_miss(sink.stream, list(streams), 'streams')}"
+        )
+        return
+    yield from _field_names(
+        f"the stream {sink.stream!r} of the changes of table {table!r}",
+        streams[sink.stream].names,
+        f"rename a value of the table, or read stream {UPSERTS!r}, which has no former values",
+    )
+    if sink.isolate:
+        yield (
+            f"isolate of sink {sink.name!r} makes the records of refused rows dead letters, and "
+            f"the changed rows of table {table!r} belong to no single record; remove isolate"
+        )
+
+
 def _laid_out_otherwise(type_: pa.DataType) -> pa.DataType | None:
     """Return the type, or the part of it, whose rows cannot be sent one by one; else None."""
     kind = pa.types
@@ -538,3 +617,66 @@ def _circle(bolts: Sequence[BoltSpec]) -> Iterator[str]:
 def _words(component: str, stream: str) -> str:
     """Return the name of a stream in errors."""
     return f"{component!r}" if stream == DEFAULT_STREAM else f"stream {stream!r} of {component!r}"
+
+
+# ---------------------------------------------------------------------------------- expectations
+
+
+def compiled_checks(
+    spouts: Sequence[Spout],
+    bolts: Sequence[BoltSpec],
+    readers: Iterable[SinkSpec | DeclaredTable],
+    broken: set[str],
+) -> tuple[dict[tuple[str, str], tuple[StreamCheck, ...]], list[str]]:
+    """Return the compiled expectations by component and stream, and the problems found.
+
+    ``readers`` has the sinks and the tables, ``broken`` the bolts whose streams are unknown.
+    """
+    read = {(each.component, each.stream) for bolt in bolts for each in bolt.inputs}
+    read |= {(reader.component, reader.stream) for reader in readers}
+    checks: dict[tuple[str, str], tuple[StreamCheck, ...]] = {}
+    wrong: list[str] = []
+
+    def add(
+        subject: str, name: str, expected: Sequence[Expectations], schemas: Mapping[str, Any]
+    ) -> None:
+        for stream in dict.fromkeys(one.stream for one in expected):
+            if stream not in schemas:
+                wrong.append(
+                    f"{subject} expects conditions of stream {stream!r}, which it does not have; "
+                    f"{near_miss(stream, list(schemas), 'streams')}"
+                )
+                continue
+            if (name, stream) not in read:
+                wrong.append(
+                    f"{subject} expects conditions of {_words(name, stream)}, which no bolt, "
+                    "sink or table reads; let one read it, or remove them"
+                )
+            some = [one for one in expected if one.stream == stream]
+            found = list(checks_of(some, _types_of(schemas[stream])))
+            wrong.extend(f"expect of {subject} {one}" for one in found if isinstance(one, str))
+            checks[name, stream] = tuple(one for one in found if isinstance(one, StreamCheck))
+
+    for spout in spouts:
+        if not spout.expect:
+            continue
+        subject = f"spout {spout.name!r}"
+        if not spout.tracked and any(one.on_fail == "dead_letter" for one in spout.expect):
+            wrong.append(
+                f"expect of {subject} sends records to the dead letters, and untracked records "
+                "have none; set on_fail to 'drop' or 'fail', or remove tracked=False"
+            )
+        source: Any = spout.source
+        schema = source.schema if spout.kind is None else source.emits
+        add(subject, spout.name, spout.expect, {DEFAULT_STREAM: schema})
+    for bolt in bolts:
+        if bolt.name not in broken:
+            add(f"bolt {bolt.name!r}", bolt.name, bolt.expect, bolt.schemas)
+    return checks, wrong
+
+
+def _types_of(schema: Any) -> dict[str, pa.DataType | None]:
+    """Return the types of a schema's columns, Arrow's or Spark's, as conditions use them."""
+    if not isinstance(schema, pa.Schema):
+        return spark_types(schema)
+    return {field.name: supported_type(field.type) for field in schema}

@@ -96,6 +96,7 @@ const showTiles = (s) => {
     ["oldest waiting", s.waiting.oldest_ms === null ? "–" : span(Math.max(0, s.at_ms - s.waiting.oldest_ms))],
   ];
   if (Object.keys(s.lag).length) tiles.push(["lag, offsets", number(lag)]);
+  for (const [name, size] of Object.entries(s.tables)) tiles.push([`rows of table ${name}`, number(size.rows)]);
   if (s.dead.dropped) tiles.push(["dead letters dropped", number(s.dead.dropped)]);
   if (s.requests) tiles.push(["requested replays", number(s.requests)]);
   if (!s.counts.balanced) tiles.push(["counts", "do not balance"]);
@@ -110,6 +111,19 @@ const showCounts = (s) => {
   const names = ["records", "replayed", "acked", "waiting", "dead", "retried", "resolved"];
   table("counts", [["spout", "text"], ...names.map((name) => [name, "number"])],
     Object.entries(s.counts.spouts).map(([spout, one]) => ({ cells: [spout, ...names.map((name) => number(one[name]))] })));
+};
+
+const showExpectations = (batches) => {
+  const sums = new Map();
+  for (const batch of batches)
+    for (const [component, some] of Object.entries(batch.expectations))
+      for (const [name, counts] of Object.entries(some)) {
+        const key = JSON.stringify([component, name]), before = sums.get(key) ?? { passed: 0, failed: 0 };
+        sums.set(key, { passed: before.passed + counts.passed, failed: before.failed + counts.failed });
+      }
+  byId("expected").hidden = !sums.size;
+  table("expectations", [["component", "text"], ["expectation", "text"], ["passed", "number"], ["failed", "number"]],
+    [...sums].map(([key, one]) => ({ cells: [...JSON.parse(key), number(one.passed), number(one.failed)] })));
 };
 
 // -- charts --------------------------------------------------------------------------------------
@@ -284,6 +298,7 @@ const refresh = async () => {
     try {
       state = await ask(`api/${at}/status`);
       showHead(state); showTiles(state); showCounts(state); showWaiting(state);
+      showExpectations(state.batches);
       showCharts(state.batches);
       const shown = `api/${at}/topology.svg?done=${state.last_done}`;
       if (shown !== drawn) byId("topology").src = drawn = shown;

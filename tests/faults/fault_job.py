@@ -30,6 +30,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+LINES = pa.schema([("id", pa.int64()), ("text", pa.string())])
 WORDS = pa.schema([("id", pa.int64()), ("at", pa.int64()), ("word", pa.string())])
 RICH = WORDS.append(pa.field("run", pa.string()))
 
@@ -38,9 +39,7 @@ def stage(directory, records, files):
     """Write records to so many files, in turns; a stream takes them in the order of their times."""
     now_s = time.time()
     for number in range(files):
-        rows = pa.Table.from_pylist(
-            records[number::files], pa.schema([("id", pa.int64()), ("text", pa.string())])
-        )
+        rows = pa.Table.from_pylist(records[number::files], LINES)
         path = os.path.join(directory, f"lines-{number:03}.parquet")
         pq.write_table(rows, path)
         os.utime(path, (now_s, now_s - files + number))
@@ -62,6 +61,15 @@ def lines(n, seed=0):
         }
         for i in range(n)
     }
+
+
+#: Each record of `lines` whose id this divides is rejected, with the rule ``reject_every``.
+POISON = 17
+
+
+def poisoned(key):
+    """Whether a record is rejected: one without words never comes to where that is done."""
+    return key % POISON == 0 and key % 8 > 0 and key % 10 > 0
 
 
 # ------------------------------------------------------------------- what runs in Spark's workers
@@ -401,6 +409,10 @@ def source_of(spark, config):
         from ackcore.kafka import KafkaSpout  # noqa: PLC0415
 
         return KafkaSpout(**config["kafka"])
+    if "bucket_files" in config:
+        from ackcore.spark import FileSpout  # noqa: PLC0415
+
+        return FileSpout(config["bucket_files"], "parquet", LINES, max_files_per_batch=1)
     schema = "id bigint, text string"
     if config.get("mode", "stream") == "stream":
         source = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
@@ -511,7 +523,10 @@ def run_job(spark, config):
         try:
             if config.get("until_decided") is not None:
                 until = time.monotonic() + config.get("patience_s", 600)
-                while query.counts.acked + query.counts.dead < config["until_decided"]:
+                while (
+                    query.is_active
+                    and query.counts.acked + query.counts.dead < config["until_decided"]
+                ):
                     assert time.monotonic() < until, f"it has come to rest at {query.counts}"
                     time.sleep(0.05)
                 query.stop()

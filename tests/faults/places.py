@@ -67,7 +67,7 @@ class Bucket:
     """
 
     def __init__(self, url: str, endpoint: str, environment: dict[str, str], directory: Path):
-        self._name, _, self._prefix = url.removeprefix("s3://").partition("/")
+        self.bucket, _, self._prefix = url.removeprefix("s3://").partition("/")
         self._endpoint, self._directory = endpoint, directory
         self.environment = environment
         self._looks = 0
@@ -82,7 +82,7 @@ class Bucket:
 
     def _objects(self) -> dict[str, bytes]:
         prefix = f"{self._prefix}/"
-        found = objects_of(self._endpoint, self._name, prefix)
+        found = objects_of(self._endpoint, self.bucket, prefix)
         return {key.removeprefix(prefix): data for key, data in found.items()}
 
     def unnamed_letters(self) -> set[str]:

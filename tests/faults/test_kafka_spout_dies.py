@@ -130,7 +130,8 @@ def test_workers_are_killed(spark, kafka_broker, tmp_path):
     assert [kafka_broker.committed(f"of-{topic}", topic, p)[0] for p in (0, 1)] == [50, 50]
 
 
-def test_executors_workers_and_drivers_are_killed(job, kafka_broker):
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_executors_workers_and_drivers_are_killed(job, kafka_broker, place):
     """In a cluster of two executors; the next driver goes on with the offsets on record."""
     records = fault_job.lines(90)
     topic, group = kafka_broker.new_topic(3), kafka_broker.new_group()
@@ -139,6 +140,7 @@ def test_executors_workers_and_drivers_are_killed(job, kafka_broker):
         kafka_broker.produce(topic, values, partition)
     it = job(
         records,
+        place=place,
         rules={
             # While its task reads, and behind an exchange.
             "enrich": {"executor_once": [14], "kill_once": [35], "until": {3: 2, 77: 1}},
@@ -158,7 +160,9 @@ def test_executors_workers_and_drivers_are_killed(job, kafka_broker):
     assert last.error is None, last.error
     assert len(it.marks("*-executor-once-*")) == 2
     assert len(it.marks("enrich-kill-*")) == 1
-    rows = pa.concat_tables(pq.read_table(path) for path in it.directory.glob("sink/batch_id=*"))
+    rows = pa.concat_tables(
+        pq.read_table(path) for path in it.place.fetched().glob("sink/batch_id=*")
+    )
     found = sorted(zip(*(rows[name].to_pylist() for name in ("id", "at", "word")), strict=True))
     said = [row for record in records.values() for row in fault_job.rows_of(record)]
     assert found == [(row["id"], row["at"], row["word"]) for row in said]

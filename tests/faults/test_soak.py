@@ -28,7 +28,6 @@ CHAOS = {"driver": 2, "jvm": 1, "executor": 8, "worker": 14, "pause": 7}
 FILE_ROWS = 40
 #: Files that wait at most: chaos slows drivers down, and the last one does what is left.
 MOST_BEHIND = 20
-POISON = 17  # each record whose id this divides is rejected
 
 
 def feed(directory, records, number):
@@ -56,7 +55,7 @@ def test_chaos_loses_nothing_and_writes_nothing_twice(job):
         {},
         files=0,
         message_id="id",
-        rules={"enrich": {"rate": 0.02, "reject_every": POISON}, "count": {"rate": 0.01}},
+        rules={"enrich": {"rate": 0.02, "reject_every": fault_job.POISON}, "count": {"rate": 0.01}},
         # What is killed from outside is killed often: no record is to be taken for the cause.
         settings={"max_attempts": 12, "max_runs": 50, "careful_after": 5},
         trigger={"processingTime": "500 milliseconds"},
@@ -97,17 +96,12 @@ def test_chaos_loses_nothing_and_writes_nothing_twice(job):
     it.check(finished=False, alive=alive)
     ended = it.run(trigger={"availableNow": True}, master="local[2,4]")
     assert ended.error is None, said
-    found = it.check(dead=dead, alive=alive)
+    found = it.check(dead=fault_job.poisoned, alive=alive)
     said |= {"micro-batches": found.last.number + 1, "totals": found.totals}
     print(json.dumps(said))
     assert found.totals["records"] == len(it.records), said
     assert done, said
 
 
-def dead(key):
-    """Whoever has no words never comes to where it is rejected."""
-    return key % POISON == 0 and key % 8 > 0 and key % 10 > 0
-
-
 def alive(key):
-    return not dead(key)
+    return not fault_job.poisoned(key)

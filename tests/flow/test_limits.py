@@ -1,6 +1,11 @@
 """Each law does what its docstring says, stays in its bounds, and keeps no history."""
 
+import heapq
+import itertools
+import math
+import random
 import sys
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -91,6 +96,80 @@ def test_delay_target_follows_a_latency_that_rises():
     assert limit.limit == 64
     served(limit, clock, 400 * MS, at_once=100, n=6000)
     assert limit.limit == 64
+
+
+def logn(mean_s, sigma):
+    mu = math.log(mean_s) - sigma * sigma / 2
+    return lambda draw: draw.lognormvariate(mu, sigma)
+
+
+def either(quick_s, slow_s, share):
+    return lambda draw: quick_s if draw.random() < share else slow_s
+
+
+#: Services by the time of a call without a queue, in seconds.
+TIMES = {
+    "constant": lambda draw: 0.1,
+    "one of nine is quick": either(0.001, 0.1, 1 / 9),
+    "half are quick": either(0.01, 0.5, 0.5),
+    "one of ten is slow": either(0.001, 0.5, 0.9),
+    "lognormal": logn(0.1, 0.5),
+    "lognormal, long tail": logn(0.1, 1.0),
+    "language model": logn(2.0, 0.4),
+}
+
+
+def answered(make, took_s, slots, producers=1, seconds=120, seed=1):
+    """Producers that always have more, at a service with so many slots and a queue before them.
+
+    Returns the calls per second, and the mean round trip in seconds, after a third of the time.
+    """
+    draw, clock = random.Random(seed), SimClock()
+    limits = [make(clock) for _ in range(producers)]
+    out, queue, ends, count = [0] * producers, deque(), [], itertools.count()
+    done = rtts = 0
+
+    def begin(producer, sent):
+        ends_ns = clock.now_ns + int(took_s(draw) * S) + 1
+        heapq.heappush(ends, (ends_ns, next(count), producer, sent))
+
+    def send(producer):
+        while out[producer] < limits[producer].limit:
+            out[producer] += 1
+            if slots is None or len(ends) < slots:
+                begin(producer, clock.now_ns)
+            else:
+                queue.append((producer, clock.now_ns))
+
+    for producer in range(producers):
+        send(producer)
+    while True:
+        clock.now_ns, _, producer, sent = heapq.heappop(ends)
+        if clock.now_ns >= seconds * S:
+            return 1.5 * done / seconds, rtts / S / done
+        if queue:
+            begin(*queue.popleft())
+        limits[producer].on_sample(clock.now_ns - sent, out[producer], False)
+        out[producer] -= 1
+        if clock.now_ns >= seconds * S / 3:
+            done += 1
+            rtts += clock.now_ns - sent
+        send(producer)
+
+
+@pytest.mark.parametrize(("slots", "producers"), [(None, 1), (1, 1), (8, 1), (40, 1), (40, 4)])
+@pytest.mark.parametrize("time", TIMES)
+def test_delay_target_does_as_much_as_the_best_fixed_window(time, slots, producers):
+    """Round trips that differ are not taken for a queue, and a queue does not grow for ever."""
+    took_s, most = TIMES[time], 100
+    fixed = most if slots is None else max(1, 3 * slots // producers)
+    best_per_s, _ = answered(lambda clock: Fixed(fixed), took_s, slots, producers)
+    per_s, rtt_s = answered(
+        lambda clock: DelayTarget(max_limit=most, clock=clock), took_s, slots, producers
+    )
+    alone_s = 0.05 + answered(lambda clock: Fixed(1), took_s, None)[1]
+    assert rtt_s <= 8 * alone_s
+    assert per_s >= 0.9 * best_per_s
 
 
 def test_delay_target_takes_failures_back_one_by_one():

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from ackcore.spark.tasks.exchange_format import HEAD
 from ackcore.testing import Source
 from ackcore.topology import BatchBolt, Bolt, TopologyBuilder
 
@@ -122,3 +123,9 @@ def expected(topology, layout, values):
         if record not in failed:
             kept[component] += found
     return failed, kept
+
+
+def with_head(row):
+    """Return a row of an exchange as a dict that also has the parts of its head."""
+    level, kind, *_ = HEAD.unpack_from(row["head"])
+    return row | {"level": level, "kind": kind, "side": row["head"][HEAD.size :]}

@@ -12,6 +12,12 @@ import time
 
 import pyarrow as pa
 import pytest
+
+from ackcore.spark.base.versions import SPARK
+
+if SPARK < (4, 0):  # whose pyspark.testing loads the pandas API
+    pytest.skip("Spark Connect is supported from 4.0 on", allow_module_level=True)
+
 from checkpoints import recorded
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
+from branching import with_head
 
 from ackcore.spark.settle import wire
 from ackcore.spark.tasks import exchange
@@ -44,7 +45,7 @@ def sent(origin=ORIGIN, report=b"report", change=lambda outbox: None, alike=None
 
 
 def rows_of(outbox):
-    return [row for batch in outbox.taken() for row in batch.to_pylist()]
+    return [with_head(row) for batch in outbox.taken() for row in batch.to_pylist()]
 
 
 def read(rows, dest, level, wide=False):
@@ -59,7 +60,7 @@ def read(rows, dest, level, wide=False):
         batch = batch.cast(pa.schema(large))
     inbox = Inbox(level)
     passed = inbox.read(batch)
-    return inbox, [] if passed is None else passed.to_pylist()
+    return inbox, [] if passed is None else [*map(with_head, passed.to_pylist())]
 
 
 def opened(inbox):
@@ -176,5 +177,5 @@ def test_batches_are_cut_by_size_and_nothing_else(monkeypatch):
     outbox = sent()
     batches = list(outbox.taken())
     assert len(batches) > 2
-    assert [row for batch in batches for row in batch.to_pylist()] == whole
+    assert [with_head(row) for batch in batches for row in batch.to_pylist()] == whole
     assert list(outbox.taken()) == []

@@ -371,7 +371,7 @@ def test_files_are_dealt_out_whole_in_order_and_about_evenly(sizes, tasks):
         (("/in", "text", ROWS), ValueError, "schema must not be given for text"),
         (("/in", "json", "id bigint"), TypeError, "schema must be a pyarrow.Schema, got str"),
         (("ftp://in", "text"), ValueError, "path must be a path"),
-        (("hdfs://namenode:8020/in", "text"), ValueError, "files of HDFS are not read yet"),
+        (("hdfs://namenode:8020", "text"), ValueError, "path must name a place in the NameNode"),
     ],
 )
 def test_arguments_are_refused(arguments, error, words):
@@ -448,3 +448,42 @@ def test_objects_that_stand_for_directories_are_no_files(bucket, s3, s3_server):
     spout.check(plan)
     assert names(plan) == ["day=1/a b%20c=é.txt"]
     assert read(spout, plan) == [{"value": "a"}]
+
+
+def test_files_of_hdfs_are_planned_read_and_compared(spark, hdfs, hdfs_place):
+    root = hdfs_place.removeprefix(f"hdfs://{hdfs.host}")
+    hdfs_native = pytest.importorskip("hdfs_native")
+    client = hdfs_native.Client(f"hdfs://{hdfs.host}")
+
+    def put_there(name, time_s, content):
+        options = hdfs_native.WriteOptions(overwrite=True, create_parent=True)
+        with client.create(f"{root}/{name}", options) as file:
+            file.write(content)
+        client.set_times(f"{root}/{name}", time_s * 1000, time_s * 1000)
+
+    spout = FileSpout(hdfs_place, "text", max_files_per_batch=2)
+    assert spout.plan(None) is None
+    put_there("b.gz", 10, gz(b"one\ntwo\n"))
+    put_there("day=1/a b%20c=\u00e9", 20, b"three\n")
+    put_there("c", 30, b"four\n")
+    put_there("empty", 5, b"")
+    for hidden in (".d", "_temporary/e", "f._COPYING_"):
+        put_there(hidden, 5, b"hidden\n")
+    plan = again(spout.divided(spout.plan(None), 2))
+    assert names(plan) == ["b.gz", "day=1/a b%20c=\u00e9"]
+    spout.check(plan)
+    found = spout.read(spark, plan).collect()
+    assert sorted(row.value for row in found) == ["one", "three", "two"]
+    later = again(spout.plan(plan))
+    assert (names(later), spout.plan(later)) == (["c"], None)
+    put_there("c", 30, b"four\nfive\n")
+    with pytest.raises(SourceError, match="the file c grew from 5 to 10 bytes"):
+        spout.check(later)
+    put_there("c", 31, b"4444\n")
+    with pytest.raises(SourceError, match="the file c was replaced"):
+        spout.check(later)
+    with pytest.raises(SourceError, match="the file c was changed after it was read"):
+        spout.plan(later)
+    client.delete(f"{root}/c")
+    with pytest.raises(SourceError, match="the file c disappeared"):
+        spout.check(later)

@@ -25,6 +25,7 @@ from ackcore.kafka import KafkaGroup
 from ackcore.offsets import decode_metadata
 from ackcore.spark import dead_letters, run_batch, start
 from ackcore.spark.base.failpoints import FailpointReached
+from ackcore.spark.base.versions import SPARK
 from ackcore.spark.engine import batch, runs
 from ackcore.spark.kafka import group_commits
 from ackcore.spark.kafka.frame_groups import FrameGroups, read_offsets
@@ -72,6 +73,123 @@ def topology(sink, settings=None, /, **sources):
         builder.sink(f"take_{name}", writer(sink, name), name=f"sink_{name}")
     settings = {"backoff_s": 0.05, "max_attempts": 3, "parallelism": 2, **(settings or {})}
     return builder.build(**settings)
+
+
+# ----------------------------------------------------------------------------- without a connector
+
+
+def test_a_group_is_of_a_stream_that_reads_kafka(spark, checkpoint, kept):
+    group = KafkaGroup("g", "nowhere:1")
+    rate = spark.readStream.format("rate").load()
+    columns = {"topic": "'t'", "partition": "0", "offset": "value"}
+    frame = rate.selectExpr(
+        "cast(value as string) value", *(f"{v} as {k}" for k, v in columns.items())
+    )
+    with pytest.raises(
+        ValueError, match=r"must read one stream, .*; it reads 1: StreamingRelation"
+    ):
+        start(topology(kept, lines=(frame, group)), spark, checkpoint)
+    bounded = spark.createDataFrame([], "topic string, partition int, offset bigint, value binary")
+    with pytest.raises(
+        ValueError, match="spout 'lines' has a commit_group, which only works with str"
+    ):
+        run_batch(topology(kept, lines=(bounded, group)), spark, checkpoint)
+    assert not checkpoint.exists()
+
+
+def test_a_commit_that_did_not_arrive_asks_for_a_micro_batch(
+    spark, mock_kafka, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(group_commits, "_AGAIN_S", 0.2)
+    mock_kafka.create_topic("t")
+    mock_kafka.produce("t", [b"a", b"b"])
+    frame = spark.readStream.format("rate").load()
+    group = KafkaGroup("g", mock_kafka.bootstrap_servers)
+    spout = SimpleNamespace(name="lines", kind=None, source=frame, group=group)
+    waiting = SimpleNamespace(tables=lambda name: [])
+    decisions = [SimpleNamespace(number=n, waiting=waiting) for n in range(2)]
+    for n in range(2):
+        (tmp_path / str(n)).write_text(f'v1\n{{}}\n{{"t":{{"0":{n + 1}}}}}\n-')
+    told = FrameGroups(SimpleNamespace(spouts={"lines": spout}), 5, tmp_path)
+    stream = SimpleNamespace(_state=SimpleNamespace(pending_replays=list), _groups=told)
+    try:
+        assert told.done(decisions[0]) == {"lines": 1}
+        mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, *[29] * 100)
+        assert told.done(decisions[1]) == {"lines": 1}
+        assert wait_until(lambda: SparkStream._is_called(stream), "that it asks")
+        mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
+        assert told.done(decisions[1]) == {"lines": 0}
+        assert not SparkStream._is_called(stream)
+    finally:
+        told.close()
+
+
+SINCE_42 = pytest.mark.skipif(SPARK < (4, 2), reason="a format of Spark 4.2")
+
+
+@pytest.mark.parametrize(("version", "noted"), [("1", 4), pytest.param("2", 2, marks=SINCE_42)])
+def test_spouts_of_one_dataframe_are_one_source(spark, conf, tmp_path, version, noted):
+    """Spark has it in its log for each spout in format 1, and once in format 2."""
+    conf("spark.sql.streaming.offsetLog.formatVersion", version)
+    one, other = (spark.readStream.format("rate").load() for _ in range(2))
+    group = KafkaGroup("g", "nowhere:1")
+    frames = {
+        "a": (one, None),
+        "b": (one.where("value >= 0"), KafkaGroup("h", "nowhere:1")),
+        "c": (other, group),
+        "d": (one, group),
+    }
+    united = reduce(DataFrame.union, [frame for frame, _ in frames.values()])
+    query = united.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "cp"))
+    query = query.start()
+    try:
+        query.processAllAvailable()
+        log = (tmp_path / "cp/offsets/0").read_text()
+    finally:
+        query.stop()
+    assert len(re.findall(r"^(?:\d+:)?\d+$", log, re.MULTILINE)) == noted, log
+    it = SimpleNamespace(
+        spouts={
+            name: SimpleNamespace(name=name, kind=None, source=frame, group=group)
+            for name, (frame, group) in frames.items()
+        }
+    )
+    told = FrameGroups(it, 5, tmp_path)
+    try:
+        assert [(each.name, each.number) for each in told._groups] == [
+            ("b", 0),
+            ("c", 1),
+            ("d", 0),
+        ]
+        assert told._sources == [0, 0, 1, 0, 2]  # and the heartbeat
+    finally:
+        told.close()
+    it.spouts["a"].group = group
+    with pytest.raises(ValueError, match=r"spouts 'a' and 'd' read the same .* group 'g'"):
+        FrameGroups(it, 5, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "sources", "found"),
+    [
+        ('v1\n{}\n{"t":{"0":7,"1":2}}\n-', [0, 1], {0: {("t", 0): 7, ("t", 1): 2}}),
+        ('v1\n{}\n{"logOffset":3}\n{"t":{"0":7}}\n{"logOffset":0}', [0, 1, 2], {1: {("t", 0): 7}}),
+        ('v1\n{}\n5\n{}\n-', [0, 1, 2], {1: {}}),
+        ('v1\n{}\n{"t":{"0":7}}\n{"u":{"0":1}}\n{"t":{"0":7}}\n-', [0, 1, 0, 2],
+         {0: {("t", 0): 7}, 1: {("u", 0): 1}}),
+        ('v2\n{}\n1:{"t":{"0":7}}\n2:{"logOffset":0}', [0, 1, 2], {1: {("t", 0): 7}}),
+    ],
+)  # fmt: skip
+def test_sparks_log_says_up_to_where_a_micro_batch_goes(text, sources, found):
+    assert read_offsets(text, sources) == found
+
+
+def test_a_log_of_another_number_of_streams_says_nothing():
+    with pytest.raises(ValueError, match="the entry has 2 streams, and the plan of the query 3"):
+        read_offsets('v1\n{}\n{"t":{"0":7}}\n-', [0, 1, 2])
+
+
+# ----------------------------------------------------------------------------- with a connector
 
 
 def test_a_group_is_told_what_is_done_of_sparks_own_source(
@@ -182,114 +300,3 @@ def test_what_a_driver_marked_before_it_died_is_committed_by_the_next(
     assert kept.offsets == [(0, 0), (0, 2)]
     assert (on.counts.records, on.counts.dead) == (3, 1)
     assert kafka_broker.committed(group, topic)[0] == 3
-
-
-# ----------------------------------------------------------------------------- without a connector
-
-
-def test_a_group_is_of_a_stream_that_reads_kafka(spark, checkpoint, kept):
-    group = KafkaGroup("g", "nowhere:1")
-    rate = spark.readStream.format("rate").load()
-    columns = {"topic": "'t'", "partition": "0", "offset": "value"}
-    frame = rate.selectExpr(
-        "cast(value as string) value", *(f"{v} as {k}" for k, v in columns.items())
-    )
-    with pytest.raises(
-        ValueError, match=r"must read one stream, .*; it reads 1: StreamingRelation"
-    ):
-        start(topology(kept, lines=(frame, group)), spark, checkpoint)
-    bounded = spark.createDataFrame([], "topic string, partition int, offset bigint, value binary")
-    with pytest.raises(
-        ValueError, match="spout 'lines' has a commit_group, which only works with str"
-    ):
-        run_batch(topology(kept, lines=(bounded, group)), spark, checkpoint)
-    assert not checkpoint.exists()
-
-
-def test_a_commit_that_did_not_arrive_asks_for_a_micro_batch(
-    spark, mock_kafka, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(group_commits, "_AGAIN_S", 0.2)
-    mock_kafka.create_topic("t")
-    mock_kafka.produce("t", [b"a", b"b"])
-    frame = spark.readStream.format("rate").load()
-    group = KafkaGroup("g", mock_kafka.bootstrap_servers)
-    spout = SimpleNamespace(name="lines", kind=None, source=frame, group=group)
-    waiting = SimpleNamespace(tables=lambda name: [])
-    decisions = [SimpleNamespace(number=n, waiting=waiting) for n in range(2)]
-    for n in range(2):
-        (tmp_path / str(n)).write_text(f'v1\n{{}}\n{{"t":{{"0":{n + 1}}}}}\n-')
-    told = FrameGroups(SimpleNamespace(spouts={"lines": spout}), 5, tmp_path)
-    stream = SimpleNamespace(_state=SimpleNamespace(pending_replays=list), _groups=told)
-    try:
-        assert told.done(decisions[0]) == {"lines": 1}
-        mock_kafka.fail_requests(mock_broker.OFFSET_COMMIT, *[29] * 100)
-        assert told.done(decisions[1]) == {"lines": 1}
-        assert wait_until(lambda: SparkStream._is_called(stream), "that it asks")
-        mock_kafka.clear_request_errors(mock_broker.OFFSET_COMMIT)
-        assert told.done(decisions[1]) == {"lines": 0}
-        assert not SparkStream._is_called(stream)
-    finally:
-        told.close()
-
-
-@pytest.mark.parametrize(("version", "noted"), [("1", 4), ("2", 2)])
-def test_spouts_of_one_dataframe_are_one_source(spark, conf, tmp_path, version, noted):
-    """Spark has it in its log for each spout in format 1, and once in format 2."""
-    conf("spark.sql.streaming.offsetLog.formatVersion", version)
-    one, other = (spark.readStream.format("rate").load() for _ in range(2))
-    group = KafkaGroup("g", "nowhere:1")
-    frames = {
-        "a": (one, None),
-        "b": (one.where("value >= 0"), KafkaGroup("h", "nowhere:1")),
-        "c": (other, group),
-        "d": (one, group),
-    }
-    united = reduce(DataFrame.union, [frame for frame, _ in frames.values()])
-    query = united.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "cp"))
-    query = query.start()
-    try:
-        query.processAllAvailable()
-        log = (tmp_path / "cp/offsets/0").read_text()
-    finally:
-        query.stop()
-    assert len(re.findall(r"^(?:\d+:)?\d+$", log, re.MULTILINE)) == noted, log
-    it = SimpleNamespace(
-        spouts={
-            name: SimpleNamespace(name=name, kind=None, source=frame, group=group)
-            for name, (frame, group) in frames.items()
-        }
-    )
-    told = FrameGroups(it, 5, tmp_path)
-    try:
-        assert [(each.name, each.number) for each in told._groups] == [
-            ("b", 0),
-            ("c", 1),
-            ("d", 0),
-        ]
-        assert told._sources == [0, 0, 1, 0, 2]  # and the heartbeat
-    finally:
-        told.close()
-    it.spouts["a"].group = group
-    with pytest.raises(ValueError, match=r"spouts 'a' and 'd' read the same .* group 'g'"):
-        FrameGroups(it, 5, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "sources", "found"),
-    [
-        ('v1\n{}\n{"t":{"0":7,"1":2}}\n-', [0, 1], {0: {("t", 0): 7, ("t", 1): 2}}),
-        ('v1\n{}\n{"logOffset":3}\n{"t":{"0":7}}\n{"logOffset":0}', [0, 1, 2], {1: {("t", 0): 7}}),
-        ('v1\n{}\n5\n{}\n-', [0, 1, 2], {1: {}}),
-        ('v1\n{}\n{"t":{"0":7}}\n{"u":{"0":1}}\n{"t":{"0":7}}\n-', [0, 1, 0, 2],
-         {0: {("t", 0): 7}, 1: {("u", 0): 1}}),
-        ('v2\n{}\n1:{"t":{"0":7}}\n2:{"logOffset":0}', [0, 1, 2], {1: {("t", 0): 7}}),
-    ],
-)  # fmt: skip
-def test_sparks_log_says_up_to_where_a_micro_batch_goes(text, sources, found):
-    assert read_offsets(text, sources) == found
-
-
-def test_a_log_of_another_number_of_streams_says_nothing():
-    with pytest.raises(ValueError, match="the entry has 2 streams, and the plan of the query 3"):
-        read_offsets('v1\n{}\n{"t":{"0":7}}\n-', [0, 1, 2])

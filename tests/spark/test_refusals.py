@@ -273,6 +273,7 @@ def test_whose_rows_have_a_fixed_order(spark, tmp_path):
         files.repartition(2).where("id > 3").union(files),
         spark.createDataFrame(files.rdd.map(tuple).repartition(2), "id bigint"),
         cached.select("*"),
+        spark.createDataFrame([(1,)], "id int").cache(),
     ]
     assert [has_fixed_order(table) for table in unordered] == [False] * len(unordered)
     cached.unpersist()

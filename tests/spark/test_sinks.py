@@ -137,6 +137,11 @@ def test_columns_of_every_type_come_through(spark, tmp_path):
         (pa.float16(), "cannot read floats of 16 bits"),
         (pa.decimal256(40, 2), "cannot read decimals of more than 38 digits"),
         (pa.decimal128(5, -2), r"cannot hold column 'v' .*\(Scale must be"),
+        pytest.param(
+            pa.null(),
+            "cannot read nulls only",
+            marks=pytest.mark.skipif(SPARK >= (4, 1), reason="Spark 4.1 reads it"),
+        ),
     ],
 )
 def test_types_that_spark_does_not_read_from_parquet_are_refused_at_every_depth(

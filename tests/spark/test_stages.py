@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from branching import DESTS, ROWS, Branch, RowBranch, expected, topologies
+from branching import DESTS, ROWS, Branch, RowBranch, expected, topologies, with_head
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,7 +68,8 @@ class Simulation:
     def task(self, stage, partition, batches):
         self._attempts += 1
         with called_as(partition, self._attempts):
-            return [row for batch in stage(iter(batches)) for row in batch.to_pylist()]
+            rows = [row for batch in stage(iter(batches)) for row in batch.to_pylist()]
+        return [with_head(row) if "head" in row else row for row in rows]
 
     def first(self, values, partitions=2, batch_rows=5):
         """Return the rows that each task of the spout stage sends."""

@@ -17,7 +17,7 @@ from ackcore.spark.base.paths import local_path
 from ackcore.spark.stores import local
 from ackcore.spark.stores.interface import Store, StoreConflict, StoredObject, StoreUnavailable
 from ackcore.spark.stores.local import LocalStore
-from ackcore.spark.stores.objects import ObjectStore, told
+from ackcore.spark.stores.objects import _FIRST_RETRY, _RETRY, ObjectStore, told
 from ackcore.spark.stores.opening import is_bucket, open_store, place_of, store_url
 from ackcore.spark.stores.run_files import adopt_object, is_beside
 from ackcore.spark.stores.trying import tried
@@ -391,6 +391,23 @@ def test_what_did_not_go_through_is_sent_again(objects, proxy, how):
     proxy.fail(how, "POST", times=2)
     objects.delete(["head"])
     assert objects.list() == []
+
+
+@pytest.mark.parametrize("how", [REFUSED, SLOW_DOWN])
+def test_a_bucket_that_has_answered_may_be_away_for_a_while(s3, monkeypatch, how):
+    """For as long as the time allows; one that never answered is given up soon."""
+    monkeypatch.setitem(_RETRY, "backoff", SOON["backoff"])
+    monkeypatch.setitem(_FIRST_RETRY, "backoff", SOON["backoff"])
+    store = ObjectStore(f"s3://{s3.server.new_bucket()}/some/place")
+    s3.fail(how, "GET", times=12)
+    with pytest.raises(StoreUnavailable):
+        store.get("head")
+    s3._faults.clear()
+    store.put("head", b"1")
+    for one in (store, pickle.loads(pickle.dumps(store))):
+        s3.fail(how, "GET", times=100)
+        assert one.get("head").data == b"1"
+        assert not s3._faults
 
 
 def test_who_is_throttled_for_too_long_is_told_so(objects, proxy):

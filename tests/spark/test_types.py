@@ -11,7 +11,7 @@ from pyspark.sql import types
 from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
 
 from ackcore.spark import attempt, dead_letters, guard, replay, run_batch, to_parquet
-from ackcore.spark.base.versions import SPARK
+from ackcore.spark.base.versions import SPARK, to_arrow
 from ackcore.spark.checks import kept_schema
 from ackcore.topology import BasicBolt, BatchBolt, Reject, TopologyBuilder
 
@@ -40,14 +40,17 @@ DEPTHS = {
 }
 
 
-def test_types_and_values_are_kept_at_every_depth(spark, tmp_path):
+def test_types_and_values_are_kept_at_every_depth(spark, tmp_path, conf):
     """By a sink and by a dead letter that is sent again."""
+    conf("spark.sql.parquet.datetimeRebaseModeInRead", "CORRECTED")  # the default from 4.0 on
     columns = [
         f"{form.format(value)} AS {name}{depth}"
         for name, value in KEPT.items()
         for depth, form in DEPTHS.items()
     ]
-    frame = spark.range(2).selectExpr("id", *columns, "NULL AS nothing")
+    if SPARK >= (4, 1):  # which reads it of Parquet
+        columns.append("NULL AS nothing")
+    frame = spark.range(2).selectExpr("id", *columns)
     refused = [0]
 
     def check(row):
@@ -58,9 +61,9 @@ def test_types_and_values_are_kept_at_every_depth(spark, tmp_path):
     out, checkpoint = str(tmp_path / "out"), tmp_path / "cp"
     counts = guard(frame, check, "n int", to_parquet(out), checkpoint, max_dead_ratio=None)
     assert (counts.acked, counts.dead) == (1, 1)
-    want = list(map(repr, frame.orderBy("id").collect()))
+    want = values_of(frame.orderBy("id"))
     letters = dead_letters(checkpoint, spark).select("payload.*")
-    assert list(map(repr, letters.collect())) == want[:1]
+    assert values_of(letters) == want[:1]
     assert types_of(letters) == types_of(frame)
     assert replay(checkpoint).records == {"frame": 1}
     refused.clear()
@@ -69,7 +72,12 @@ def test_types_and_values_are_kept_at_every_depth(spark, tmp_path):
     )
     rows = spark.read.parquet(out).drop("n", "batch_id").orderBy("id")
     assert types_of(rows) == types_of(frame)
-    assert list(map(repr, rows.collect())) == want
+    assert values_of(rows) == want
+
+
+def values_of(frame):
+    """Through Arrow: PySpark's rows cannot have bytes as the keys of a map before 4.1."""
+    return list(map(repr, to_arrow(frame).to_pylist()))
 
 
 def types_of(frame):

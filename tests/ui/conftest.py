@@ -44,6 +44,7 @@ def checkpoint(tmp_path, monkeypatch):
                     records_per_s=1e6 / (run_ms + 300),
                     runs=1,
                     emitted={"lines": {"default": 1000}, "split": {"default": 3800}},
+                    expectations={"lines": {"line <> ''": {"passed": 990, "failed": 10}}},
                     steps_s={
                         "plan": 0.005,
                         "run": run_ms / 1e3,

@@ -24,6 +24,9 @@ Name = Literal[
     "in-sink",
     "refused",
     "refusals-closed",
+    "folded",
+    "tables-recorded",
+    "changes-recorded",
     "in-dead-letters",
     "pruned",
 ]

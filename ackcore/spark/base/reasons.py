@@ -112,6 +112,16 @@ def first_reasons(tables: list[pa.Table]) -> pa.Table:
     return kept.set_column(place, field, said.encoded(np.where(said.final(), 0, longest)))
 
 
+def with_several(tables: list[pa.Table], firsts: pa.Table) -> Int64s:
+    """Return the roots with several texts, given all reasons and the result of `first_reasons`."""
+    if sum(map(len, tables)) == len(firsts):
+        return np.empty(0, np.int64)
+    reasons = pa.concat_tables(tables)
+    roots = reasons["root_id"].to_numpy()
+    other = pc.not_equal(reasons["text"], look_up(firsts, roots)[0])
+    return np.unique(roots[other.to_numpy()])
+
+
 def look_up(reasons: pa.Table, root_ids: Int64s) -> tuple[pa.Array, pa.Array]:
     """Return the texts and times of these roots' reasons; null for a root without a reason.
 

@@ -154,7 +154,12 @@ def has_fixed_order(frame: DataFrame) -> bool:
     """
     if is_connect(frame):
         return False
-    for node in _nodes(frame._jdf.queryExecution().optimizedPlan()):
+    execution = frame._jdf.queryExecution()
+    plan = execution.withCachedData()  # not optimized
+    # There is nothing to optimize in a bare RDD, such as the frame of a ``foreachBatch``.
+    if plan.nodeName() != "LogicalRDD":
+        plan = execution.optimizedPlan()
+    for node in _nodes(plan):
         name = node.nodeName()
         if name == "LogicalRDD":
             if node.rdd().outputDeterministicLevel().toString() != "DETERMINATE":

@@ -73,6 +73,14 @@ SPARK = read_version(pyspark.__version__)
 #: The errors of a job that failed on its workers; before 4.0 also Py4J's own error.
 JOB_ERRORS = (PySparkException,) if SPARK >= (4, 0) else (PySparkException, Py4JJavaError)
 
+#: The name of an error about a value, in its text. Its SQLSTATE is of class 22, data exception
+#: (ISO 9075); before 4.0 the text has none, and Java's class says the same.
+WRONG_VALUE = re.compile(
+    r"\[([A-Z][A-Z0-9_.]*)\][^\n]*SQLSTATE: 22"
+    if SPARK >= (4, 0)
+    else r"\.Spark(?:Arithmetic|ArrayIndexOutOfBounds|DateTime|NumberFormat)Exception: \[([^]]+)\]"
+)
+
 #: The plan node of `mapInArrow`; unchanged from 4.0 on.
 MAP_IN_ARROW_NODE = "MapInArrow" if SPARK >= (4, 0) else "PythonMapInArrow"
 

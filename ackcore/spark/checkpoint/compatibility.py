@@ -17,7 +17,9 @@ from ackcore.spark.base.errors import CheckpointForeign, corrupt
 from ackcore.spark.base.paths import numbered
 from ackcore.spark.checkpoint import replays
 from ackcore.spark.checkpoint.records import META, Records
+from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.checkpoint.waiting import Waiting
+from ackcore.tables.recorded_shapes import recorded
 from ackcore.topology.parts import changes
 
 _KINDS = {"stream": "start()", "batch": "run_batch()"}
@@ -40,6 +42,10 @@ class Described(Protocol):
     @property
     def spouts(self) -> Mapping[str, Any]:
         """The spouts by name. Each has an attribute ``tracked``."""
+
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        """The tables by name. Each has an attribute ``shape``."""
 
 
 def write_meta(records: Records, meta: Mapping[str, Any], *, once: bool = False) -> None:
@@ -115,7 +121,13 @@ def about(topology: Described, known: Sequence[str] = ()) -> dict[str, Any]:
         "fingerprint": topology.fingerprint,
         "structure": topology.structure,
         "spout_order": order + [name for name in topology.spouts if name not in order],
+        **({"tables": _shapes(topology)} if topology.tables else {}),
     }
+
+
+def _shapes(topology: Described) -> dict[str, Any]:
+    """Return the shapes of the tables, with which other processes read them."""
+    return {name: recorded(table.shape) for name, table in topology.tables.items()}
 
 
 def _refuse_other_spouts(path: str, meta: dict[str, Any], topology: Described, kind: str) -> None:
@@ -193,6 +205,75 @@ def check_waiting(
                 f"has no tracked spout {spout!r}. Run the former topology until no record waits, "
                 "then change it; or give this one another checkpoint"
             )
+
+
+def check_tables(
+    root: str,
+    recorded: Mapping[str, TableState],
+    structures: tuple[Mapping[str, Any], Mapping[str, Any]],
+    decided: int | None,
+) -> None:
+    """Refuse changes of tables that `accept_changes` does not allow.
+
+    Values may be added, and start empty; values and tables may be removed.
+
+    Parameters
+    ----------
+    root : str
+        The ackcore part of the checkpoint.
+    recorded : mapping from str to TableState
+        The tables of the checkpoint.
+    structures : tuple of mapping
+        The structures of the recorded topology, and of the one that is to run.
+    decided : int or None
+        The micro-batch that is decided and not done: its rows are those of the recorded topology.
+
+    Raises
+    ------
+    CheckpointForeign
+        If the key, the type of a value, or the presence of a ttl has changed; if a value has the
+        name of a removed one; or if anything of a table has changed while a micro-batch is decided.
+    """
+    before, after = (structure.get("tables", {}) for structure in structures)
+    other = "Give it another name, which starts empty, or give this topology another checkpoint"
+    for name in sorted(recorded.keys() & after.keys()):
+        was, now, subject = recorded[name].structure, after[name], f"{root}: table {name!r}"
+        if was["key"] != now["key"]:
+            raise CheckpointForeign(
+                f"{subject} had the key {_typed(was['key'])}, and has {_typed(now['key'])} now: "
+                f"its rows cannot be converted. {other}"
+            )
+        if (was["ttl_s"] is None) != (now["ttl_s"] is None):
+            raise CheckpointForeign(
+                f"{subject} had ttl_s={was['ttl_s']}, and has {now['ttl_s']} now: rows without a "
+                f"time of their end cannot get one later, and the reverse. {other}"
+            )
+        for value, what in now["aggregates"].items():
+            stored = was["aggregates"].get(value, what)
+            if stored != what or value in recorded[name].removed:
+                found = f"was {stored}" if stored != what else "was removed before"
+                raise CheckpointForeign(
+                    f"{subject}: its value {value!r} {found}, and is {what} now: states of one "
+                    f"cannot be those of the other. {other}"
+                )
+    if decided is None:
+        return
+    for name in sorted(before.keys() | after.keys()):
+        bolts = (structure["bolts"] for structure in structures)
+        read = [
+            (table, table and bolt.get(table["from"][0], {}).get("streams", {}))
+            for table, bolt in zip((before.get(name), after.get(name)), bolts, strict=True)
+        ]
+        if read[0] != read[1]:
+            raise CheckpointForeign(
+                f"{root}: table {name!r} or the bolt that it reads has changed, and micro-batch "
+                f"{decided} was decided before and is not finished. Run the former topology until "
+                "it has finished the micro-batch, then change it"
+            )
+
+
+def _typed(key: Sequence[Sequence[str]]) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in key)
 
 
 def check_offsets(log: Path, root: str, ours: int | None) -> None:

@@ -30,6 +30,7 @@ from ackcore.spark.base.paths import Place
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.records import HEAD, HeadMoved, Records
 from ackcore.spark.checkpoint.requests import POINTER, Requests
+from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
@@ -177,6 +178,7 @@ class CheckpointParts(NamedTuple):
     records: Records
     tables: TableCache
     runs: RunPlaces
+    segments: SegmentFiles
 
 
 def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
@@ -199,7 +201,8 @@ def opened(url: str, use: Callable[[CheckpointParts], Opened]) -> Opened:
                 tables = TableCache(store, records.epoch)
                 requests = Requests(partial(letters_url, records, url), records)
                 runs = RunPlaces(store, records.check_owner)
-                found = use(CheckpointParts(url, requests, records, tables, runs))
+                segments = SegmentFiles(store, records.epoch)
+                found = use(CheckpointParts(url, requests, records, tables, runs, segments))
                 records.take_over()
         except StateError as error:
             # Records that are read while the other driver writes may be inconsistent.

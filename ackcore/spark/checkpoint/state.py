@@ -8,11 +8,13 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
         batches/N.plan        the plan of micro-batch N
         batches/N.decision    its results; written after the tables that it names
         batches/N.refused*    rows that its sinks refused; written between decision and mark
+        batches/N.tables      the tables after it; written between decision and mark
         batches/N.done        the mark: all effects of the decision are done
     records/                  records of more than 64 kB, which the head names
     lock                      locked by the driver while it runs; on a file system only
     state/N.*.arrow           records that wait, or are dead; roots that are not ACKED
     state/N.*.parquet         dead letters that tasks wrote, which the store links
+    tables/<table>/N.*.arrow  segments of tables (`segment_files`)
     work/N.<token>/           files of executors in one run; the decision names the run that counts
     work/N.pinned/            the snapshot of its new rows, for careful runs
     work/N.journal/           the results of its bolts' calls, shared by all of its runs
@@ -22,7 +24,7 @@ An invariant holds at every moment, also after a crash between any two writes: m
 plan, then a decision, then its mark, in that order, and N + 1 gets none of them before N has its
 mark.  So the names of the records give the state.  A missing record was removed by another program.
 That is an error: starting again would lose waiting records or repeat effects.  The records of the
-last two micro-batches are kept; files of waiting records, until no decision names them (`waiting`).
+last two micro-batches are kept; files of waiting records and tables, until no record names them.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ from ackcore.spark.checkpoint.places import CheckpointParts, RunPlaces, opened
 from ackcore.spark.checkpoint.records import Records
 from ackcore.spark.checkpoint.refusals import Refusals
 from ackcore.spark.checkpoint.schema_changes import fit_columns
+from ackcore.spark.checkpoint.segment_files import SegmentFiles
+from ackcore.spark.checkpoint.table_records import TableRecords
 from ackcore.spark.checkpoint.waiting import Waiting
 from ackcore.spark.stores.opening import place_of
 
@@ -64,16 +68,19 @@ class State:
         63 random bits, drawn when the checkpoint was made.
     refusals : Refusals
         The rows that sinks refused; completed by `close_refusals`.
+    tables : TableRecords
+        The tables after each of the last micro-batches.
     """
 
     def __init__(
         self, parts: CheckpointParts, meta: dict[str, Any], sources: Mapping[str, pa.Schema]
     ):
-        self.url, self._requests, self._records, self._cache, self._runs = parts
+        self.url, self._requests, self._records, self._cache, self._runs, self._segments = parts
         self._sources = sources
         self.deployment_key = int(meta["deployment_key"], 16)
         self._meta = meta
         self.refusals = Refusals(self._records, self._cache)
+        self.tables = TableRecords(self._records)
         self._decisions: dict[int, BatchDecision] = {}
         # Its set is replaced as a whole: the heartbeat's thread reads it.
         self._history = self._read_history()
@@ -164,6 +171,15 @@ class State:
         if log is not None:
             compatibility.check_offsets(log, self._records.place(""), self.last_plan)
         self._check_waiting(topology, self._check_tables())
+        decided = self.last_plan if self.last_plan != self.last_done else None
+        if decided is not None and self.decision(decided) is None:
+            decided = None
+        compatibility.check_tables(
+            self._records.place(""),
+            self.tables.of(decided) or self.tables.of(self.last_done) or {},
+            (self._meta["structure"], topology.structure),
+            decided,
+        )
         if self._meta["fingerprint"] != topology.fingerprint:
             self._meta |= compatibility.about(topology, self._meta["spout_order"])
             compatibility.write_meta(self._records, self._meta)
@@ -302,6 +318,11 @@ class State:
     def runs(self) -> RunPlaces:
         """The places where executors write."""
         return self._runs
+
+    @property
+    def segments(self) -> SegmentFiles:
+        """The files of the tables."""
+        return self._segments
 
     # -- plans --------------------------------------------------------------------------------
 
@@ -560,7 +581,11 @@ class State:
         named = {file for each in kept if each is not None for file in each.table_files}
         # First: a network file system keeps a mapped file, and with it the directory.
         self._cache.keep(named)
-        self._records.remove_old(number, self._cache.unnamed(number, named))
+        old = {*self._cache.unnamed(number, named)}
+        segments = self.tables.files(number - 1)
+        if segments is not None:
+            old |= self._segments.unnamed(number, segments)
+        self._records.remove_old(number, old)
         self._decisions = {n: each for n, each in self._decisions.items() if n >= number - 1}
 
     def pending_replays(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from ackcore.spark.base.lock import Holder, holder_of
 from ackcore.spark.checkpoint.places import WITHIN, letters_url
 from ackcore.spark.checkpoint.progress_log import read_progress
 from ackcore.spark.checkpoint.records import META, Records
+from ackcore.spark.checkpoint.segment_files import SegmentFiles
 from ackcore.spark.checkpoint.table_cache import TableCache
 from ackcore.spark.dead_letters.letter_store import Letters
 from ackcore.spark.dead_letters.topic import DeadLetterTopic
@@ -66,6 +67,10 @@ class CheckpointView:
     def tables(self, check: bool) -> TableCache:
         """Return the checkpoint's tables. ``check=False`` permits skipping checksums of files."""
         return TableCache(self._store, self.epoch(), check=check)
+
+    def segments(self) -> SegmentFiles:
+        """Return the files of the checkpoint's tables."""
+        return SegmentFiles(self._store, self.epoch())
 
     def progress(self, most: int) -> list[dict[str, Any]]:
         """Return the progress of the last ``most`` micro-batches.

@@ -1,4 +1,6 @@
-"""The act step: write rows to the sinks, find the rows that they refuse, write dead letters."""
+"""The act step: write rows to sinks, find the rows that they refuse, fold tables, write dead
+letters.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +25,12 @@ from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
+from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.engine.insist import Failed, Pause, SinkCalls
 from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_refused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_with_roots
+from ackcore.spark.tables.table_fold import TableFold
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
@@ -72,14 +77,9 @@ def ask_sinks(
     number, nonacked = decision.number, decision.nonacked
     assert isinstance(nonacked, pa.Table)  # as on record
     _refuse_left_rows(topology, decision)
-    work = state.runs.of(decision)
     known = state.refusals.of(number)
     for sink in topology.sinks.values():
-        files = [
-            file
-            for file in decision.files
-            if (file.component, file.stream) == (sink.component, sink.stream) and file.rows
-        ]
+        files = accepted_files(state, decision, sink.component, sink.stream)
         if not files:
             continue
         batch = SinkBatch(
@@ -88,10 +88,7 @@ def ask_sinks(
             deployment=f"{state.deployment_key:016x}",
             checkpoint=state.url,
             batch_id=number,
-            files=tuple(
-                BatchFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
-                for file in files
-            ),
+            files=files,
             nonacked=nonacked["root_id"].to_numpy(),
             age_ms=age_ms,
         )
@@ -105,6 +102,59 @@ def ask_sinks(
             failpoint("refused", number)
             said.append(refusal)
             known.append(refusal)
+
+
+def accepted_files(
+    state: State, decision: BatchDecision, component: str, stream: str
+) -> tuple[BatchFile, ...]:
+    """Return the files with a stream's rows; they also have rows of records that are not ACKED."""
+    work = state.runs.of(decision)
+    return tuple(
+        BatchFile(os.path.join(work, file.path), file.rows, nbytes=file.nbytes)
+        for file in decision.files
+        if (file.component, file.stream) == (component, stream) and file.rows
+    )
+
+
+def fold_tables(
+    topology: Topology,
+    spark: SparkSession | None,
+    state: State,
+    decision: BatchDecision,
+    pause: Pause,
+) -> None:
+    """Fold the rows of ACKED records into the tables, and record the tables, unless it is done.
+
+    Raises
+    ------
+    SinkError
+        If the fold of a table failed as often as the settings allow; the message names it.
+    CheckpointCorrupt
+        If a file with rows or a segment of a table is missing or damaged.
+    CheckpointInUse, Stopped, RunCancelled
+        As in `ask_sinks`.
+    """
+    number = decision.number
+    last = state.last_done
+    before = (None if last is None else state.tables.of(last)) or {}
+    if state.tables.of(number) is not None or not (topology.tables or before):
+        return
+    assert isinstance(decision.nonacked, pa.Table)  # as on record
+    # The records of refused rows are dead, though their run ACKED them.
+    refused = [pc.list_flatten(one.rows["roots"]) for one in state.refusals.of(number)]
+    roots = [decision.nonacked["root_id"], *refused]
+    nonacked = np.unique(np.concatenate([each.to_numpy() for each in roots]))
+    after = {}
+    for name, table in topology.tables.items():
+        files = accepted_files(state, decision, table.component, table.stream)
+        known = before.get(name, TableState(table.shape.structure(), 0))
+        fold = TableFold(spark, state.segments, table.shape, number, decision.now_ms)
+        after[name] = SinkCalls(spark, number, pause).insist(
+            f"table {name!r}", partial(fold.folded, known, files, nonacked), topology.settings
+        )
+        failpoint("folded", number)
+    state.tables.write(number, after)
+    failpoint("tables-recorded", number)
 
 
 def park_dead(
@@ -167,7 +217,7 @@ class _Asked:
                 raise InvalidRejects("the raised SinkRejects name no rows") from raised
             return refusal
         except Exception as error:
-            _refuse_damaged(batch, error)
+            refuse_damaged(batch, error)
             raise
         failpoint("in-sink", batch.batch_id)
         return self._refusal(rejects, batch, written=True) if rejects else None
@@ -205,10 +255,9 @@ def _way_out(sink: SinkSpec) -> str:
 
 def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
     """Raise `CheckpointForeign` if accepted rows belong to a stream whose sink was removed."""
-    taken = {(sink.component, sink.stream) for sink in topology.sinks.values()}
     left = Counter[str]()
     for file in decision.files:
-        if (file.component, file.stream) not in taken:
+        if (file.component, file.stream) not in topology.written:
             stream = "" if file.stream == DEFAULT_STREAM else f", stream {file.stream!r}"
             left[f"{file.component!r}{stream}"] += file.rows
     for name, rows in (+left).items():
@@ -220,7 +269,7 @@ def _refuse_left_rows(topology: Topology, decision: BatchDecision) -> None:
         )
 
 
-def _refuse_damaged(batch: SinkBatch, error: Exception) -> None:
+def refuse_damaged(batch: SinkBatch, error: Exception) -> None:
     """Raise `CheckpointCorrupt` if a failed sink's files differ from what the run wrote."""
     damage = damage_in(error)
     if damage is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -53,6 +53,8 @@ from ackcore.spark.tasks.settle_stage import SettleStage
 from ackcore.spark.tasks.spout_stage import RetryStage, SpoutStage
 from ackcore.spark.tasks.task_results import (
     COUNTED,
+    DISPUTED,
+    NAMED,
     NOT_ACKED,
     NOT_ACKED_FILE,
     PICKED,
@@ -111,7 +113,8 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     reports: list[dict[str, Any]] = []
     receipts: list[TrailerReceipt] = []
     not_acked = _NotAcked(list(setup.sources))
-    picked: list[pa.Table] = []
+    judged: dict[int, list[pa.Table]] = {PICKED: [], NAMED: []}
+    disputed = [np.empty(0, np.int64)]
     acked = Counter[int]()
     unsettled = 0
     results = results_in(rows)
@@ -126,8 +129,10 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
         elif kind == NOT_ACKED_FILE:
             name = blob.to_pybytes().decode()
             not_acked.add(read_run_table(os.path.join(setup.plan.work, "failed", name)))
-        elif kind == PICKED:
-            picked.append(from_stream(blob))
+        elif kind in judged:
+            judged[kind].append(from_stream(blob))
+        elif kind == DISPUTED:
+            disputed.append(np.frombuffer(blob, np.int64))
         elif kind == UNSETTLED:
             unsettled += int(blob.to_pybytes())
         elif kind == COUNTED:
@@ -137,9 +142,14 @@ def read_results(setup: RunSetup, layout: Layout, rows: pa.Table) -> RunResult:
     pa.default_memory_pool().release_unused()
     failed, claims = not_acked.failed(), not_acked.claims()
     result = replace(_summed(setup, reports, failed), unsettled=unsettled)
-    told = [report["failed"] for report in reports if "failed" in report]
-    if told:
-        result = replace(result, judged=FailedRows.of(setup.plan.work, told, picked))
+    found, named = (
+        FailedRows.of(setup.plan.work, [one[name] for one in reports if name in one], judged[kind])
+        for name, kind in (("failed", PICKED), ("named", NAMED))
+    )
+    # A disputed record was judged in its task by one of its reasons, perhaps not by the first.
+    if not named.have(np.concatenate(disputed)).any():
+        found = found.plus(named)
+    result = replace(result, judged=found)
     problems = trailer_problems(setup.spec, layout, reports, receipts)
     problems += file_problems(result.files, setup.plan.work)
     if not_acked.stray:
@@ -196,8 +206,23 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         raised=dict(raised),
         breaker_trips=sum(report["breaker_trips"] for report in reports),
         emitted={name: dict(streams) for name, streams in emitted.items()},
+        expectations=_added(report["expectations"] for report in reports),
+        unexpected=min(filter(None, (report["unexpected"] for report in reports)), default=None),
         traces=_traces([report["trace"] for report in reports if "trace" in report]),
     )
+
+
+def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the sums of the tasks' counts of expectations."""
+    found: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for of_task in counts:
+        for component, expectations in of_task.items():
+            for name, outcomes in expectations.items():
+                found[component][name].update(outcomes)
+    return {
+        component: {name: dict(outcomes) for name, outcomes in expectations.items()}
+        for component, expectations in found.items()
+    }
 
 
 def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:

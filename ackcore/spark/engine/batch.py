@@ -6,7 +6,9 @@ run     run one Spark action; its results have no effect until the run is accept
 check   verify that the results agree, and that the payloads of all failed records were found
 decide  record, by one rename, which records wait, which are dead and which rows the sinks get
 act     write to sinks and dead letters; repeated after a crash, under the same number.  Each
-        sink's refusal is recorded, and then the consequences of all of them
+        sink's refusal is recorded, and then the consequences of all of them; then the rows
+        of ACKED records are folded into the tables, these are recorded, and sinks get
+        the changed rows
 mark    record that the micro-batch is done
 ======  ==========================================================================================
 
@@ -39,6 +41,7 @@ from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine.act import (
     DeadLetterWriter,
     ask_sinks,
+    fold_tables,
     park_dead,
     refused_roots,
     unanchored,
@@ -56,6 +59,7 @@ from ackcore.spark.engine.progress import (
 from ackcore.spark.engine.runs import Runs
 from ackcore.spark.engine.setup import InputFrame, PlannedRows
 from ackcore.spark.engine.suspects import careful_if_needed, count_crash
+from ackcore.spark.engine.table_changes import write_changes
 from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
@@ -277,6 +281,8 @@ class Engine:
         if not decision.sinks_done:
             ask_sinks(self.topology, self._spark, self.state, decision, self._pause, age_ms)
             decision = self._with_refused(decision, inputs)
+        fold_tables(self.topology, self._spark, self.state, decision, self._pause)
+        write_changes(self.topology, self._spark, self.state, decision, self._pause, age_ms)
         park_dead(self._spark, decision, self._write_dead_letters, self._pause, settings)
         failpoint("acted", decision.number)
         return decision
@@ -368,6 +374,10 @@ class Engine:
             runs=runs,
             steps_s=watch.laps,
             lag=lag,
+            tables={
+                name: {"rows": table.rows, "bytes": table.nbytes}
+                for name, table in (self.state.tables.of(decision.number) or {}).items()
+            },
             traces=() if outcome is None else outcome.traces,
         )
 
@@ -378,7 +388,7 @@ def _counts(outcome: BatchOutcome) -> dict[str, Any]:
         name: sum(getattr(account, name) for account in outcome.changes.values())
         for name in ("records", "acked", "retried", "replayed", "dead")
     }
-    of_run = ("failed", "uncounted", "breaker_trips", "emitted")
+    of_run = ("failed", "uncounted", "breaker_trips", "emitted", "expectations")
     return found | {name: getattr(outcome, name) for name in of_run}
 
 

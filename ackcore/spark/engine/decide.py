@@ -48,7 +48,8 @@ class BatchOutcome:
     ``failed`` the number of failed executions, ``uncounted`` the number of those that do not
     count as attempts; ``first_ms`` the times at which the retried records that are ACKED now were
     first seen; ``breaker_trips`` the number of times that a breaker opened in the run; ``emitted``
-    the number of tuples that components emitted in it; ``traces`` the paths of the traced records.
+    the number of tuples that components emitted in it, and ``expectations`` the numbers of those
+    that met their expectations or not; ``traces`` the paths of the traced records.
     """
 
     decision: BatchDecision
@@ -58,6 +59,7 @@ class BatchOutcome:
     first_ms: Int64s
     breaker_trips: int = 0
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     traces: tuple[RecordTrace, ...] = ()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from ackcore.spark.base.errors import (
 )
 from ackcore.spark.base.interrupts import cancelling, raise_if_interrupted
 from ackcore.spark.base.session import ResultsTooLarge
-from ackcore.spark.base.versions import Py4JError
+from ackcore.spark.base.versions import WRONG_VALUE, Py4JError
 from ackcore.spark.checkpoint.decisions import Plan
 from ackcore.spark.engine.check import Disagreement
 from ackcore.spark.engine.setup import Obstacle
@@ -261,11 +260,14 @@ _MAY_PASS = (Disagreement, Py4JError, PySparkException, RuntimeError, OSError, E
 
 #: The start of a worker's error if it could not load its task.
 _NO_MODULE = "ModuleNotFoundError: "
-_WRONG_VALUE = re.compile(r"\[([A-Z][A-Z0-9_.]*)\][^\n]*SQLSTATE: 22")
 
 
 class RunFailed(RuntimeError):
     """Every run of a micro-batch failed; nothing was decided about its records."""
+
+
+class ExpectationFailed(RunFailed):
+    """A tuple did not meet an expectation with ``on_fail="fail"``; nothing was decided."""
 
 
 def worth_another_run(error: BaseException) -> bool:
@@ -280,9 +282,9 @@ def wrong_value(error: BaseException) -> str | None:
     """Return Spark's name of an error about a value, such as CAST_INVALID_INPUT, or None.
 
     Spark raises these outside the bolts, and for the same rows each time: a cast in ANSI mode, a
-    division by zero, an overflow. Their SQLSTATE is of class 22, data exception (ISO 9075).
+    division by zero, an overflow.
     """
-    found = _WRONG_VALUE.search(str(error))
+    found = WRONG_VALUE.search(str(error))
     return found and found.group(1)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +208,13 @@ class Progress:
     lag : mapping from str to int
         By spout that reads Kafka: offsets from the last position reported to its group as done to
         the end of each partition, which was read when the micro-batch was planned.
+    expectations : mapping from str to mapping from str to mapping from str to int
+        By component, or ``component.stream``, and expectation: the emitted tuples that met it and
+        those that did not, in the accepted run: ``{"orders": {"amount > 0": {"passed": 99,
+        "failed": 1}}}``. A retried record is checked, and counts, at each execution.
+    tables : mapping from str to mapping from str to int
+        By table: ``rows``, which counts a key again for each file with a row of it, and ``bytes``
+        in the checkpoint.
     traces : tuple of RecordTrace
         Traces of the records that the setting ``trace_per_million`` chose: 200 at most, those of
         failed records first.
@@ -231,6 +238,8 @@ class Progress:
     breaker_trips: int = 0
     lag: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[RecordTrace, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -242,14 +251,22 @@ class Progress:
         free = f" ({self.uncounted} not counted)" if self.uncounted else ""
         trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
+        unmet = sum(counts["failed"] for _, _, counts in self.expected())
+        unexpected = f", {unmet} unmet expectations" if unmet else ""
         lag = f", lag {sum(self.lag.values())}" if self.lag else ""
         return (
             f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed{free}, "
             f"{self.retried} retried{replayed}, {self.dead} dead, {self.waiting} waiting{oldest}, "
             f"{took}"
             f"{self.records_per_s:.0f} records/s, {self.duration_s:.2f} s"
-            f"{lag}{trips}{again}"
+            f"{lag}{trips}{again}{unexpected}"
         )
+
+    def expected(self) -> Iterator[tuple[str, str, Mapping[str, int]]]:
+        """Yield component, expectation and counts for each of `expectations`."""
+        for component, some in self.expectations.items():
+            for name, counts in some.items():
+                yield component, name, counts
 
     def to_json(self) -> dict[str, Any]:
         """Return the progress as an object for JSON."""
@@ -258,7 +275,7 @@ class Progress:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Progress:
         """Read the result of `to_json`; other entries of the mapping are ignored."""
-        known = {each.name: found[each.name] for each in fields(cls)}
+        known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
         latency, traces = (
             Percentiles(**found["latency_s"]),
             tuple(map(RecordTrace.of, found["traces"])),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from ackcore._records import Int64s
 from ackcore.ids import spout_key
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.clocks import Clock
-from ackcore.spark.base.errors import CheckpointForeign, StateError, one_line
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, StateError, one_line
 from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.paths import Place
@@ -50,6 +51,7 @@ from ackcore.spark.engine.decide import (
     with_rejection_reasons,
 )
 from ackcore.spark.engine.insist import (
+    ExpectationFailed,
     Outage,
     Pause,
     RowsMissing,
@@ -70,17 +72,23 @@ from ackcore.spark.engine.suspects import (
     update_suspects,
 )
 from ackcore.spark.stores.run_files import remove_all
+from ackcore.spark.tables.table_places import snapshot_of
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
 from ackcore.spark.tasks.spec import CHUNK_BYTES
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
+from ackcore.topology.table_views import TableSource
 
 _log = logging.getLogger("ackcore")
 
 #: The first pause before a micro-batch is run again, and the longest; it doubles in between.
 _PAUSE_MS, _LONGEST_PAUSE_MS = 100, 5_000
+
+
+#: The error of a task that could not open a table, within Spark's text.
+_CORRUPT = re.compile(rf"\b{CheckpointCorrupt.__name__}: (.+)")
 
 
 class Runs:
@@ -193,6 +201,9 @@ class Runs:
         if self._pause(0):
             raise stopped(plan) from error
         damage = damage_in(error)
+        lost = None if damage is not None else _CORRUPT.search(str(error))
+        if lost is not None:
+            raise CheckpointCorrupt(lost[1]) from error
         if isinstance(error, StateError) and damage is None:
             raise error
         raise_if_interrupted(
@@ -202,9 +213,11 @@ class Runs:
             "Its records are not decided, and it does not count as an attempt: start again on "
             "the same checkpoint to continue",
         )
-        if isinstance(error, ResultsTooLarge):
-            # No record caused this: the next start must not count a crash.
+        if isinstance(error, ResultsTooLarge | ExpectationFailed):
+            # No record crashed a worker: the next start must not count a crash.
             self._state.write_plan(replace(plan, interrupted=True))
+        if isinstance(error, ExpectationFailed):
+            raise error
         if damage is None and not worth_another_run(error):
             raise given_up(plan, runs, error) from error
         return damage
@@ -279,6 +292,11 @@ class Runs:
         failpoint("ran", plan.number)
         watch.lap("run")
         check_agreement(ran, retries)
+        if ran.unexpected is not None:
+            raise ExpectationFailed(
+                f"micro-batch {plan.number}: {ran.unexpected}. Nothing of it is written. Correct "
+                "the source or the expectation, then start again on the same checkpoint"
+            )
         warn_of_failures(plan.number, ran)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
         failed = with_rejection_reasons(failed, rejections(plan))
@@ -315,6 +333,7 @@ class Runs:
             decision=replace(outcome.decision, work=os.path.basename(work), reread=ran.to_reread()),
             breaker_trips=ran.breaker_trips,
             emitted=ran.emitted,
+            expectations=ran.expectations,
             traces=with_outcomes(ran.traces, failed),
         )
 
@@ -347,7 +366,16 @@ class Runs:
             blocked=blocked,
             rules=self._rules_in_run(plan),
             by_root=by_root,
+            tables=self._used_tables(plan),
         )
+
+    def _used_tables(self, plan: Plan) -> Mapping[str, TableSource]:
+        """Return the tables that bolts use, as they were after the micro-batch before."""
+        used = {name for bolt in self._topology.bolts.values() for name in bolt.component.uses}
+        if not used:
+            return {}
+        found = snapshot_of(self._state, self._topology, plan.parent)
+        return {name: found[name] for name in used}
 
     def _rules_in_run(self, plan: Plan) -> Rules | None:
         """Return the rules by which tasks judge failures; None if tasks lack information."""

@@ -37,6 +37,7 @@ from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import Spout
 from ackcore.topology.stage_layout import Layout
+from ackcore.topology.table_views import TableSource
 from ackcore.topology.tuples import Raised
 
 
@@ -189,6 +190,8 @@ class RunPlan:
         records are to be read again.
     by_root : bool
         Whether each root is settled by itself, and not with its cohort.
+    tables : mapping from str to TableSource
+        The tables that bolts use, as they were after the last finished micro-batch.
     """
 
     number: int
@@ -203,6 +206,7 @@ class RunPlan:
     blocked: Mapping[str, Int64s] = field(default_factory=dict)
     rules: Rules | None = None
     by_root: bool = False
+    tables: Mapping[str, TableSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,10 @@ class RunResult:
         The number of times that a breaker opened in the run's tasks.
     emitted : mapping from str to mapping from str to int
         By component and stream, the number of emitted tuples.
+    expectations : mapping
+        The counts of `Progress.expectations`.
+    unexpected : str or None
+        A tuple that did not meet an expectation with ``on_fail="fail"``: the query must end.
     traces : tuple of (int, RecordTrace)
         Pairs of a traced root and its trace, without an outcome yet.
     read : mapping from int to mapping from str to int
@@ -258,6 +266,8 @@ class RunResult:
     raised: Mapping[str, Raised] = field(default_factory=dict)
     breaker_trips: int = 0
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    unexpected: str | None = None
     traces: tuple[tuple[int, RecordTrace], ...] = ()
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     judged: FailedRows = field(default_factory=FailedRows)
@@ -364,6 +374,8 @@ class RunSetup:
             rules=plan.rules,
             trace_per_million=settings.trace_per_million,
             by_root=plan.by_root,
+            checks=topology.checks,
+            tables=plan.tables,
         )
 
     def slices(self) -> tuple[Slice, ...]:

@@ -151,6 +151,11 @@ class CheckpointStatus:
         """The lag after the last micro-batch, by spout that reads Kafka."""
         return self.batches[-1].progress.lag if self.batches else {}
 
+    @property
+    def tables(self) -> Mapping[str, Mapping[str, int]]:
+        """The ``rows`` and ``bytes`` of each table after the last micro-batch (`Progress`)."""
+        return self.batches[-1].progress.tables if self.batches else {}
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-compatible value."""
         counts = {**self.counts.to_json(), "balanced": self.counts.balanced}
@@ -170,6 +175,7 @@ class CheckpointStatus:
             "dead": asdict(self.dead),
             "requests": self.requests,
             "lag": dict(self.lag),
+            "tables": {name: dict(size) for name, size in self.tables.items()},
             "batches": [each.to_json() for each in self.batches],
         }
 
@@ -207,7 +213,7 @@ def read_status(
         checkpoint=checkpoint.url,
         at_ms=now_ms,
         dead=(dead or DeadCounter()).count(checkpoint.letters()),
-        **_steady(checkpoint, lambda now: _read(now, now_ms, batches)),
+        **steady(checkpoint, lambda now: _read(now, now_ms, batches)),
     )
 
 
@@ -254,7 +260,7 @@ def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) ->
     checkpoint = checkpoint_at(place_of(path, "checkpoint"))
     if checkpoint is None:
         return None
-    return _steady(checkpoint, lambda now: _read_activity(now, clock()))
+    return steady(checkpoint, lambda now: _read_activity(now, clock()))
 
 
 def read_waiting(
@@ -273,13 +279,13 @@ def read_waiting(
     find : callable
         Takes rows of a spout, part by part, and returns the wanted ones.
     """
-    return _steady(checkpoint, lambda now: _read_waiting(now, find))
+    return steady(checkpoint, lambda now: _read_waiting(now, find))
 
 
 T = TypeVar("T")
 
 
-def _steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T:
+def steady(checkpoint: CheckpointView, read: Callable[[CheckpointView], T]) -> T:
     """Call a reader; call it again if the running query changed its files during the call."""
     for _ in range(_TIMES):
         now = checkpoint.refreshed()

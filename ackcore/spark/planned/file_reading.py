@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
+from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.opening import is_bucket, open_store
 
 #: The formats of `FileSpout`.
@@ -130,10 +132,14 @@ class FileReader:
                 raise ValueError(f"it has the column {name} {names.count(name)} times")
         return found
 
+    @cached_property
+    def _bucket(self) -> Store | None:
+        return open_store(self.root, "path") if is_bucket(self.root) else None
+
     def _opened(self, name: str) -> Any:
-        if not is_bucket(self.root):
+        if self._bucket is None:
             return pa.OSFile(os.fsencode(f"{self.root}/{name}"))
-        found = open_store(self.root, "path").read(name)
+        found = self._bucket.read(name)
         if found is None:
             raise FileNotFoundError(f"the file {self.root}/{name} does not exist")
         return pa.BufferReader(found)

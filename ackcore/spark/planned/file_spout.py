@@ -1,4 +1,4 @@
-"""A planned source of files: the new files of a directory or a bucket, each exactly once."""
+"""A planned source of files: the new files of a directory or bucket, each exactly once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from ackcore._columns import as_count
 from ackcore.spark.base.errors import StateError
 from ackcore.spark.planned.file_reading import FORMATS, read_files, shown
 from ackcore.spark.planned.planned_source import PlannedSource, SourceError
+from ackcore.spark.stores.hdfs import HdfsStore
 from ackcore.spark.stores.objects import ObjectStore
-from ackcore.spark.stores.opening import is_bucket, place_of
+from ackcore.spark.stores.opening import is_bucket, place_of, store_at
 
 _TEXT = pa.schema([pa.field("value", pa.string())])
 
@@ -34,21 +35,22 @@ class _File(NamedTuple):
 
 
 class FileSpout(PlannedSource):
-    """The files of a directory or a bucket, as a source for `TopologyBuilder.spout`.
+    """The files of a directory, a bucket or HDFS, as a source for `TopologyBuilder.spout`.
 
     Each file is read once, in the order of time and name. A plan names the files of a micro-batch
     with their sizes and versions. The checkpoint keeps digests of the files that are at most
     `lateness_s` older than the newest planned one; older files count as read.
 
     A file must be complete when it gets its name: write it under a name that begins with a dot or
-    an underscore, which is ignored, and rename it. A planned file that grew, disappeared or was
-    replaced ends the query with `SourceError`, which names it.
+    an underscore, which is ignored, and rename it, or use ``hdfs dfs -put``. A planned file
+    that grew, disappeared or was replaced ends the query with `SourceError`, which names it.
 
     Parameters
     ----------
     path : path
         A directory that driver and workers share, or the URL of a place in a bucket
-        (``s3://bucket/place``). Subdirectories are read, too.
+        (``s3://bucket/place``) or in HDFS (``hdfs://host:8020/place``). Subdirectories are read,
+        too.
     format : {"text", "json", "csv", "parquet"}
         The format: lines of text, a JSON object in each line, CSV with a header, or Parquet. Text
         formats may be compressed, shown by the suffix ``.gz``, ``.bz2``, ``.zst``, ``.lz4`` or
@@ -86,11 +88,7 @@ class FileSpout(PlannedSource):
         lateness_s: float = 3600.0,
     ) -> None:
         self._root = place_of(path, "path")
-        if self._root.startswith("hdfs:"):
-            raise ValueError(
-                f"path must be a directory or a place in a bucket, got {self._root!r}: files of "
-                "HDFS are not read yet; use spark.readStream, or a PlannedSource of your own"
-            )
+        self._bucket = store_at(self._root) if is_bucket(self._root) else None
         if format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
         self._format = format
@@ -198,20 +196,22 @@ class FileSpout(PlannedSource):
 
     def _listed(self) -> Iterator[_File]:
         """Yield the files that match."""
-        if is_bucket(self._root):
-            found: Iterable[_File] = self._objects()
+        if self._bucket is not None:
+            found: Iterable[_File] = self._objects(self._bucket)
         else:
             found = _walked(self._root, "", frozenset())
         for one in found:
             *directories, name = one.name.split("/")
             if name[0] in "._" or any(part[0] in "._" for part in directories):
                 continue
+            if name.endswith("._COPYING_"):  # `hdfs dfs -put` has not renamed it yet
+                continue
             if self._matches(one.name if self._by_path else name):
                 yield one
 
-    def _objects(self) -> Iterator[_File]:
+    def _objects(self, bucket: ObjectStore | HdfsStore) -> Iterator[_File]:
         try:
-            for key, size, version, time_ns in ObjectStore(self._root).list_versions():
+            for key, size, version, time_ns in bucket.list_versions():
                 if size:  # an empty object has no rows, or stands for a directory
                     yield _File(time_ns, key, size, version)
         except StateError as error:  # may pass
@@ -219,8 +219,8 @@ class FileSpout(PlannedSource):
 
     def _now(self, planned: Iterable[_File]) -> Iterator[_File]:
         """Yield the present state of files."""
-        if is_bucket(self._root):
-            yield from self._objects()
+        if self._bucket is not None:
+            yield from self._objects(self._bucket)
             return
         for one in planned:
             try:

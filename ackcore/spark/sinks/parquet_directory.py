@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.schemas import unfit_for_parquet
-from ackcore.spark.base.versions import from_arrow_schema, to_arrow_schema
+from ackcore.spark.base.versions import SPARK, from_arrow_schema, to_arrow_schema
 from ackcore.spark.sinks.sink import Sink
 from ackcore.spark.stores.interface import StoreConflict
 from ackcore.spark.stores.opening import is_bucket, open_store
@@ -47,6 +47,8 @@ _UNREAD: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
         "decimal128(38, ...) or a string",
     ),
 }
+if SPARK < (4, 1):
+    _UNREAD["nulls only"] = pa.types.is_null, "a type, or drop the column"
 
 #: Note of a directory's owner, in JSON: deployment, sink and checkpoint.
 OWNER = "_ackcore.json"

@@ -389,6 +389,11 @@ class HdfsStore(NumberedVersions):
                 found[checked_key(key)] = size
         return [StoredObject(key, found[key]) for key in sorted(found)]
 
+    def list_versions(self) -> Iterator[tuple[str, int, str, int]]:
+        """Yield key, size, version and time (nanoseconds since 1970) of each file."""
+        for key, size, time_ms in self._files(""):
+            yield key, size, f"{size} {time_ms}", time_ms * 1_000_000
+
     # -- requests -----------------------------------------------------------------------------
 
     def _ask(self, key: str, how: str, request: Callable[[], Answer]) -> Answer:

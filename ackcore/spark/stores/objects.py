@@ -45,8 +45,13 @@ _PART_BYTES = 8 << 20
 _CONDITIONAL_BYTES = 64 << 20
 #: Most parts of an upload.
 _MOST_PARTS = 9000
-#: obstore's most retries, and their time limit.
-_RETRY: obstore.store.RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(seconds=90)}
+#: The repetitions of a request. The time limits them: obstore's pauses grow so slowly that ten of
+#: them last five seconds if a service refuses at once.
+_RETRY: obstore.store.RetryConfig = {"max_retries": 1000, "retry_timeout": timedelta(seconds=90)}
+#: The same until a bucket has answered: a wrong address and missing credentials are found soon.
+_FIRST_RETRY: obstore.store.RetryConfig = {**_RETRY, "max_retries": 10}
+#: The URLs that have answered this process, or another one that passed their store on.
+_answered: set[str] = set()
 #: Keys in a page of a list, and in a request to delete.
 _PAGE = 1000
 
@@ -86,23 +91,25 @@ class ObjectStore:
     def __init__(self, url: str, retry: obstore.store.RetryConfig | None = None) -> None:
         self.url = url
         self._retry = retry
-        self._client: tuple[int, obstore.store.ObjectStore] | None = None
+        self._client: tuple[tuple[int, bool], obstore.store.ObjectStore] | None = None
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ObjectStore, (self.url, self._retry)
+        retry = _RETRY if self.url in _answered else None
+        return ObjectStore, (self.url, self._retry or retry)
 
     @property
     def _store(self) -> obstore.store.ObjectStore:
         """The client of this process: a client's threads do not survive a fork."""
-        if self._client is None or self._client[0] != os.getpid():
+        kind = os.getpid(), self.url in _answered
+        if self._client is None or self._client[0] != kind:
             from obstore.store import from_url  # noqa: PLC0415 - an extra
 
-            retry = self._retry or _RETRY
-            with self._asking(""):
-                self._client = os.getpid(), from_url(self.url, retry_config=retry)
+            retry = self._retry or (_RETRY if kind[1] else _FIRST_RETRY)
+            with self._asking("", "opened"):
+                self._client = kind, from_url(self.url, retry_config=retry)
         return self._client[1]
 
     def get(self, key: str) -> Stored | None:
@@ -296,6 +303,8 @@ class ObjectStore:
             ) from None
         try:
             yield
+            if how != "opened":
+                _answered.add(self.url)
         except (errors.AlreadyExistsError, errors.PreconditionError):
             raise
         except FileNotFoundError as absent:

@@ -23,6 +23,7 @@ from ackcore._records import Int64s
 from ackcore.ids import edge_ids
 from ackcore.spark.stores.object_journal import ObjectJournal
 from ackcore.spark.stores.opening import is_bucket, open_store
+from ackcore.spark.tasks.expected_rows import ExpectedRows
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.row_files import SinkRowWriter
@@ -41,6 +42,7 @@ from ackcore.spark.tasks.tracking import (
 from ackcore.topology.components import output_streams
 from ackcore.topology.executors import Executor
 from ackcore.topology.journaled_executor import Answers, context_of
+from ackcore.topology.table_views import TableView
 from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, Raised, Results
 
 
@@ -168,6 +170,7 @@ class Bolts:
         self._ledger_rows = ledger_rows
         self._instances: dict[str, BoltInstance] = {}
         self._answers: dict[str, Answers] = {}
+        self._tables: dict[str, TableView] = {}
         self._journals: list[JournalAnswers] = []
         self.files = SinkRowWriter(spec.directory, spec.schemas, attempt.partition, attempt.id)
         #: The exceptions of each bolt.
@@ -177,14 +180,17 @@ class Bolts:
         #: The number of tuples that components emitted to streams with readers, including those of
         #: calls that were repeated for parts of a batch.
         self.emitted: dict[str, Counter[str]] = defaultdict(Counter)
+        self.expected = ExpectedRows(spec, time_limit, ledger_rows)
         #: The trace of a share of the roots; None if no roots are traced.
         self.tracer: Tracer | None = None
         if spec.trace_per_million:
             self.tracer = Tracer(spec.trace_per_million, attempt.partition, chunks)
 
     def deliver(self, source: str, stream: str, rows: AnchoredRows) -> None:
-        """Pass rows that a component emitted to all bolts and sinks that read them."""
-        if not len(rows):
+        """Pass rows that a component emitted, and that are as expected, to all their readers."""
+        if (source, stream) in self._spec.checks:
+            rows = self.expected.passing(source, stream, rows)
+        if not len(rows) or self.expected.fatal is not None:
             return
         self.emitted[source][stream] += len(rows)
         layout = self._spec.layout
@@ -217,16 +223,24 @@ class Bolts:
             bolt.children.clear()
 
     def _executor(self, name: str) -> Executor:
+        component = self._spec.components[name]
         return self._spec.make_executor(
             name,
-            self._spec.components[name],
+            component,
             task=self._attempt.partition,
             batch_id=self._spec.number,
             reject=self._spec.reject,
-            answers=self._answers_of(name) if self._spec.components[name].journal else None,
+            answers=self._answers_of(name) if component.journal else None,
             tasks=self._spec.tasks_at_once(name),
             progressed=self._time_limit.progressed,
+            tables={table: self._table(table) for table in component.uses},
         )
+
+    def _table(self, name: str) -> TableView:
+        """Return a table; it is opened here, since a damaged file is no failure of a record."""
+        if name not in self._tables:
+            self._tables[name] = TableView(name, self._spec.tables[name].reader())
+        return self._tables[name]
 
     def _answers_of(self, name: str) -> Answers:
         """Return the recorded answers for inputs of a bolt, for all its instances in the task.

@@ -70,11 +70,11 @@ class Outbox:
         self, dest: int, level: int, kind: int, blob: Any, side: bytes = b"", subscription: int = 0
     ) -> None:
         """Send one row."""
-        self.add_to_fingerprint(HEAD.pack(dest, level, kind, subscription, self._seq))
+        head = HEAD.pack(level, kind, subscription, self._origin, self._seq) + side
+        self.add_to_fingerprint(dest.to_bytes(4, "little") + head)
         self.add_to_fingerprint(blob)
-        self.add_to_fingerprint(side)
         self._sent[level, dest] += 1
-        self._rows.append((dest, level, kind, self._origin, self._seq, subscription, blob, side))
+        self._rows.append((dest, head, blob))
         self._seq += 1
 
     def send_tuples(
@@ -133,13 +133,12 @@ class Outbox:
         """
         self.add_to_fingerprint(task_report if alike is None else alike)
         sent = dict(self._sent)
-        rows = []
         for level in levels:
+            head = HEAD.pack(level, TRAILER, 0, self._origin, self._seq)
             for dest in range(self._dests):
                 blob = TRAILER_BLOB.pack(self.fingerprint, sent.get((level, dest), 0))
                 side = task_report if level == SETTLE and dest == 0 else b""
-                rows.append((dest, level, TRAILER, self._origin, self._seq, 0, blob, side))
-        self._rows += rows
+                self._rows.append((dest, head + side, blob))
 
     def taken(self) -> Iterator[pa.RecordBatch]:
         """Return the rows sent since the last call, as batches for the shuffle."""
@@ -147,7 +146,7 @@ class Outbox:
         batch: list[tuple[Any, ...]] = []
         size = 0
         for row in self._rows:
-            row_size = len(row[6]) + len(row[7])
+            row_size = len(row[1]) + len(row[2])
             if batch and size + row_size > _BATCH_BYTES:
                 yield _to_batch(batch)
                 batch, size = [], 0
@@ -162,12 +161,9 @@ _BATCH_BYTES = 1 << 26
 
 
 def _to_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True))
-    arrays = [
-        pa.array(column, field.type) for column, field in zip(columns[:6], ROW_SCHEMA, strict=False)
-    ]
-    arrays += [_binary(column) for column in columns[6:]]
-    return pa.RecordBatch.from_arrays(arrays, schema=ROW_SCHEMA)
+    dests, heads, blobs = zip(*rows, strict=True)
+    columns = [pa.array(dests, pa.int32()), _binary(heads), _binary(blobs)]
+    return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
 def _binary(values: tuple[Any, ...]) -> pa.Array:
@@ -206,33 +202,35 @@ class Inbox:
         """Keep the rows of this level; return the rows of other levels, None if there are none."""
         if batch.schema.types != ROW_SCHEMA.types:
             batch = batch.cast(ROW_SCHEMA)  # a Spark setting makes offsets 64 bits wide
-        levels = batch.column(1).to_numpy()
-        mine = np.flatnonzero(levels == self._level).tolist()
-        passed = None
-        if len(mine) < len(batch):
-            passed = batch.filter(pa.array(levels != self._level)) if mine else batch
+        heads, blobs = batch.column(1), batch.column(2)
+        others = np.zeros(len(batch), np.bool_)
         # Blobs are read in place: filtering the rows of this level would copy every blob.
-        kinds, origins, seqs, subscriptions = (batch.column(i).to_pylist() for i in (2, 3, 4, 5))
-        blobs, sides = batch.column(6), batch.column(7)
-        for i in mine:
-            kind, origin, blob = kinds[i], origins[i], blobs[i].as_buffer()
+        for i in range(len(batch)):
+            head = heads[i].as_buffer()
+            level, kind, subscription, origin, seq = HEAD.unpack_from(head)
+            if level != self._level:
+                others[i] = True
+                continue
+            blob = blobs[i].as_buffer()
             if kind == TRAILER:
                 self._trailers.setdefault(origin, set()).add(TRAILER_BLOB.unpack(blob))
-                report = sides[i].as_py()
-                if report:
+                if len(head) > HEAD.size:
+                    report = head[HEAD.size :].to_pybytes()
                     self.task_reports.setdefault(origin, set()).add(report)
                 continue
             self._got[origin] += 1
             if kind == TUPLES:
-                row = TupleBlob(origin, seqs[i], subscriptions[i], blob, sides[i].as_py())
-                self.tuples.append(row)
+                side = head[HEAD.size :].to_pybytes()
+                self.tuples.append(TupleBlob(origin, seq, subscription, blob, side))
             elif kind == LEDGER:
                 self.ledger.append(blob)
             elif kind == RECEIPTS:
                 self.receipts_of_others.append(blob.to_pybytes())
             else:
-                self.results.append((subscriptions[i], blob.to_pybytes()))
-        return passed
+                self.results.append((subscription, blob.to_pybytes()))
+        if others.all():
+            return batch
+        return batch.filter(pa.array(others)) if others.any() else None
 
     def check(self) -> None:
         """Raise `RuntimeError` unless each task's trailer and all rows it counts have arrived."""

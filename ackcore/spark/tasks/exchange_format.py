@@ -1,6 +1,8 @@
 """The rows of an exchange between two stages, and the trailers that prove that all rows arrived.
 
-A row is ``(dest, level, kind, origin, seq, subscription, blob, side)``, never a tuple:
+A row is ``(dest, head, blob)``, never a tuple.  Its ``head`` packs level, kind, subscription,
+origin and seq, followed by the side data: each column of an exchange takes calls of the JVM, which
+a small micro-batch spends most of its time on.  The kinds of rows:
 
 ==========  ======================================================================================
 `TUPLES`    blob: an Arrow IPC record batch without its schema; side: `CohortRuns` or `RootRuns`
@@ -45,20 +47,15 @@ SETTLE = 127
 ROW_SCHEMA = pa.schema(
     [
         ("dest", pa.int32()),
-        ("level", pa.int8()),
-        ("kind", pa.int8()),
-        ("origin", pa.int64()),
-        ("seq", pa.int64()),
-        ("subscription", pa.int32()),
+        ("head", pa.binary()),
         ("blob", pa.binary()),
-        ("side", pa.binary()),
     ]
 )
 
 #: The Spark type of `ROW_SCHEMA`.  Not DDL, which the JVM would have to parse each time.
 ROW_TYPE = from_arrow_schema(ROW_SCHEMA)
 
-HEAD = struct.Struct("<iBBqq")
+HEAD = struct.Struct("<BBiqq")  # level, kind, subscription, origin, seq
 TRAILER_BLOB = struct.Struct("<qq")  # fingerprint, rows
 _SIDE = struct.Struct("<BBxxIQ")  # version, has offsets, runs, entries
 _VERSION = 1

@@ -36,6 +36,7 @@ from ackcore.spark.base.reasons import Reasons, first_reasons
 from ackcore.spark.base.schemas import DUE_MS, FIRST_MS, REPLAYED, FailedFile
 from ackcore.spark.stores.run_files import Workshop
 from ackcore.spark.tasks.failed_rows import Rules, judge
+from ackcore.spark.tasks.record_ids import positions_of
 from ackcore.spark.tasks.row_files import COUNTS, PLACE, ROOT_ID, among
 from ackcore.spark.tasks.source_records import SourceRecords, records_at
 
@@ -273,25 +274,24 @@ class FailedWriter:
 class FailedInRun:
     """A judge of one task's failed records, used while the task still holds them.
 
-    Without a settle stage a failure is final for the run, and the task has its reason.  The task
+    A failure is final for the run, and without a settle stage the task has its reason.  The task
     judges the failed records of a chunk once all rows of the chunk were processed.  Records that
-    fail later are read again.
+    fail later are read again.  With a settle stage the driver drops the judgements of a run if one
+    of its judged records has several reasons.
 
     Parameters
     ----------
-    directory, partition : str, int
-        The run's directory, and the task's partition.
+    directory, name : str
+        The run's directory, and the end of the names of this judge's files.
     rules : Rules
         The settings and times that decide whether a record waits.
     number : int
         The number of the micro-batch.
     """
 
-    def __init__(self, directory: str, partition: int, rules: Rules, number: int) -> None:
+    def __init__(self, directory: str, name: str, rules: Rules, number: int) -> None:
         self._number = number
-        self._writer = FailedWriter(
-            rules, os.path.join(directory, "failed"), number, f"-{partition}"
-        )
+        self._writer = FailedWriter(rules, os.path.join(directory, "failed"), number, f"-{name}")
         self._roots: list[Int64s] = []
         self._others: list[Int64s] = []
         #: Tables of reasons whose roots are all judged.
@@ -309,7 +309,7 @@ class FailedInRun:
         failures : list of pyarrow.Table
             The reasons that arose since the last call, for roots of any records.
         """
-        places, said = self._said(roots, failures)
+        places, said = self._said(some, roots, failures)
         # A wait that a reason requests begins at the run's end, which is unknown in the task.
         told = said.after_ms() == 0
         if told.all():
@@ -322,18 +322,25 @@ class FailedInRun:
         self._roots.append(roots[places])
         self._writer.write(some, records_at(some, roots, places, self._number), said)
 
-    def _said(self, roots: Int64s, failures: list[pa.Table]) -> tuple[Int64s, Reasons]:
+    def _said(
+        self, some: SourceRecords, roots: Int64s, failures: list[pa.Table]
+    ) -> tuple[Int64s, Reasons]:
         """Return the places and reasons of the chunk's failed roots; keep those of other chunks."""
         if len(failures) == 1 and np.array_equal(failures[0]["root_id"].to_numpy(), roots):
             # All records failed once and in order, as in an outage: no look-up is needed.
             return np.arange(len(roots)), Reasons.of_texts(failures[0]["text"])
         reasons = first_reasons(failures)
         failed: Int64s = reasons["root_id"].to_numpy()
-        places = np.flatnonzero(among(roots, failed))
-        at = np.searchsorted(failed, roots[places])
-        if len(at) < len(failed):
-            self._others.append(np.delete(failed, at))
-        return places, Reasons.of_texts(reasons["text"]).taken(at)
+        # A root has its position: few of them are found without a search among all records.
+        partitions, places = positions_of(some.source.key, failed)
+        places -= some.first
+        here = (partitions == some.partition) & (places >= 0) & (places < len(roots))
+        here[here] = roots[places[here]] == failed[here]
+        if not here.all():
+            self._others.append(failed[~here])
+        at = np.flatnonzero(here)
+        at = at[np.argsort(places[at])]
+        return places[at], Reasons.of_texts(reasons["text"]).taken(at)
 
     def finish(self, failures: list[pa.Table]) -> tuple[dict[str, Any], list[pa.Table]] | None:
         """Return the result of `FailedWriter.finish`.

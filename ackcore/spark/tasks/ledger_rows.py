@@ -138,11 +138,14 @@ class LedgerRows:
         self._events.append((roots, np.zeros(len(roots), np.int64), FAIL))
         self._reasons.append(failed.reasons)
 
-    def ended(self, chunk: Chunk, open_groups: Callable[[Chunk], Int64s]) -> list[pa.Table]:
-        """Return the reasons of failed groups of the last chunk whose trees have ended.
+    def ended(
+        self, chunk: Chunk, open_groups: Callable[[Chunk], Int64s]
+    ) -> tuple[list[pa.Table], list[pa.Table]]:
+        """Return the reasons of the last chunk's failed groups: of ended trees, and of all others.
 
-        No row of these groups was sent, and no tuple of them is open.  So no other task can ack or
-        fail them, and they leave no ledger rows.  All other held failures are sent.
+        No row of a group with an ended tree was sent, and no tuple of it is open.  So no other task
+        can ack or fail it, and it leaves no ledger rows.  All other held failures are sent: these
+        groups are not ACKED either, but their first reason may come from another task.
 
         Parameters
         ----------
@@ -153,25 +156,26 @@ class LedgerRows:
         """
         held, self._held = self._held, []
         if not held:
-            return []
+            return [], []
         goes_on = chunk.has_sent()
         goes_on[open_groups(chunk)] = True
         over = np.zeros(chunk.groups, np.bool_)
-        found = []
+        found: list[pa.Table] = []
+        sent: list[pa.Table] = []
         for failed in held:
             left = goes_on[failed.groups]
-            if left.all():
-                self._poison(chunk, failed)
-                continue
             if left.any():
-                self._poison(chunk, failed.some(left))
-                failed = failed.some(~left)
-            over[failed.groups] = True
-            found.append(failed.reasons)
+                part = failed if left.all() else failed.some(left)
+                self._poison(chunk, part)
+                sent.append(part.reasons)
+            if not left.all():
+                failed = failed if not left.any() else failed.some(~left)
+                over[failed.groups] = True
+                found.append(failed.reasons)
         if found:
             chunk.over = over
             self.failed.setdefault(chunk.task, []).extend(found)
-        return found
+        return found, sent
 
     def new_failures(self) -> list[pa.Table]:
         """Return the failure reasons since the last call, if tasks judge without a ledger."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ackcore._records import Status
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.checksummed import batches_of, write_batches
-from ackcore.spark.base.reasons import first_reasons, look_up
+from ackcore.spark.base.reasons import first_reasons, look_up, with_several
 from ackcore.spark.settle import wire
 from ackcore.spark.settle.packing import fold, new_ledger
 from ackcore.spark.stores.run_files import making_in
@@ -23,6 +23,7 @@ from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.task import attempt_at
 from ackcore.spark.tasks.task_results import (
     COUNTED,
+    DISPUTED,
     INLINE_BYTES,
     NOT_ACKED,
     NOT_ACKED_FILE,
@@ -92,7 +93,11 @@ class SettleStage:
             found.append((UNSETTLED, str(by_cohort.unsettled).encode()))
         if len(roots):
             # In an outage many reasons are equal: each text goes to the driver once.
-            texts = look_up(first_reasons(reasons), roots)[0].dictionary_encode()
+            firsts = first_reasons(reasons)
+            disputed = with_several(reasons, firsts)
+            if len(disputed):
+                found.append((DISPUTED, disputed.tobytes()))
+            texts = look_up(firsts, roots)[0].dictionary_encode()
             columns = [pa.array(roots), pa.array(tasks), pa.array(names, STATUS_NAMES), texts]
             table = pa.Table.from_arrays(columns, schema=NOT_ACKED_SCHEMA)
             if table.nbytes <= INLINE_BYTES:

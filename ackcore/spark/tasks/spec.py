@@ -11,8 +11,10 @@ from ackcore.spark.tasks.exchange_format import SETTLE
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.topology.components import AsyncBolt, Component
 from ackcore.topology.executors import Executor, executor_for
+from ackcore.topology.expectations import StreamCheck
 from ackcore.topology.parts import Fields, Global
 from ackcore.topology.stage_layout import Layout, Subscription
+from ackcore.topology.table_views import TableSource
 
 #: The most bytes of rows that are read or passed on at a time.
 CHUNK_BYTES = 1 << 25
@@ -68,6 +70,10 @@ class TaskSpec:
         The number of roots in a million that are traced.
     by_root : bool
         Whether each root is settled by itself, and not with its cohort.
+    checks : mapping from (str, str) to tuple of StreamCheck
+        The expectations of emitted rows, by component and stream.
+    tables : mapping from str to TableSource
+        The tables that bolts use, as they were after the last finished micro-batch.
     make_executor : callable
         `executor_for`, or a wrapper of it.
     """
@@ -91,6 +97,8 @@ class TaskSpec:
     rules: Rules | None = None
     trace_per_million: int = 0
     by_root: bool = False
+    checks: Mapping[tuple[str, str], tuple[StreamCheck, ...]] = field(default_factory=dict)
+    tables: Mapping[str, TableSource] = field(default_factory=dict)
     make_executor: Callable[..., Executor] = executor_for
 
     def tasks_at_once(self, bolt: str) -> int:

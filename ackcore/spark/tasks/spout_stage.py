@@ -157,10 +157,7 @@ class SpoutStage:
             reason = killed_worker(final=True)
             bad = dict.fromkeys(np.flatnonzero(crash).tolist(), reason) | bad
         _deliver(task, source, rows, bad)
-        if task.failed_in_run is not None:
-            failures = task.failures_in(chunk)
-            if failures:
-                task.failed_in_run.write(some, chunk.roots, failures)
+        task.judge(some, chunk)
         task.close(chunk)
 
     def _cohorts(self, some: SourceRecords) -> Cohorts | None:

@@ -25,8 +25,10 @@ from ackcore.spark.tasks.isolation import AttemptIsolation, IsolatedBolts
 from ackcore.spark.tasks.ledger_rows import LedgerRows
 from ackcore.spark.tasks.row_files import RowFileWriter
 from ackcore.spark.tasks.shuffle_writer import ShuffleWriter
+from ackcore.spark.tasks.source_records import SourceRecords
 from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.task_results import (
+    NAMED,
     NOT_ACKED,
     NOT_ACKED_SCHEMA,
     PICKED,
@@ -85,8 +87,9 @@ class Task:
         By spout, the file of rows that its source may not return again.
     kept : list of (str, str, int, int)
         The files with all new rows of the task: spout, path, number of rows and of bytes.
-    failed_in_run : FailedInRun or None
-        The judge of failed records; None if they are read again.
+    failed_in_run, named_in_run : FailedInRun or None
+        The judges of failed records that no other task can fail, and of those that the settle stage
+        settles too; None if all are read again.
     """
 
     def __init__(self, spec: TaskSpec, attempt: TaskAttempt) -> None:
@@ -97,11 +100,13 @@ class Task:
         self.kept: list[tuple[str, str, int, int]] = []
         self.outbox = Outbox(origin_of(attempt.level, attempt.partition), spec.dests)
         self.failed_in_run: FailedInRun | None = None
+        self.named_in_run: FailedInRun | None = None
         writes = spec.rules is not None and attempt.level == 1
         self.ledger_rows = LedgerRows(spec, self.chunks, self.outbox, holds=writes)
         if spec.rules is not None and writes:
-            self.failed_in_run = FailedInRun(
-                spec.directory, attempt.partition, spec.rules, spec.number
+            self.failed_in_run, self.named_in_run = (
+                FailedInRun(spec.directory, f"{attempt.partition}{end}", spec.rules, spec.number)
+                for end in ("", "-named")
             )
         self._isolation = AttemptIsolation(
             spec.directory, attempt, spec.careful, spec.suspects, spec.isolates, spec.timeout_s
@@ -121,11 +126,19 @@ class Task:
         if not self._bolts.open_rows:
             self.chunks.forget_closed()
 
-    def failures_in(self, chunk: Chunk) -> list[pa.Table]:
-        """Return the reasons of a processed chunk's failed records that this task may judge."""
+    def judge(self, some: SourceRecords, chunk: Chunk) -> None:
+        """Judge the failed records of a processed chunk, unless they are read again."""
+        if self.failed_in_run is None or self.named_in_run is None:
+            return
+        named: list[pa.Table] = []
         if self.spec.layout.settles:
-            return self.ledger_rows.ended(chunk, self._bolts.open_groups)
-        return self.ledger_rows.new_failures()
+            failures, named = self.ledger_rows.ended(chunk, self._bolts.open_groups)
+        else:
+            failures = self.ledger_rows.new_failures()
+        if failures:
+            self.failed_in_run.write(some, chunk.roots, failures)
+        if named:
+            self.named_in_run.write(some, chunk.roots, named)
 
     def finish(self) -> list[SinkFile]:
         """Flush the bolts in the order of the data flow; return the files written for sinks.
@@ -154,21 +167,25 @@ class Task:
             "untracked_failures": self.ledger_rows.untracked_failures,
             "raised": {name: raised.to_json() for name, raised in self._bolts.raised.items()},
         }
-        judged, blobs = None, list[bytes]()
-        if self.failed_in_run is not None:
-            judged = self.failed_in_run.finish(self.ledger_rows.new_failures())
-        if judged is not None:
-            report["failed"], blobs = judged[0], [to_stream(table) for table in judged[1]]
+        results: list[tuple[int, bytes]] = []
+        judges = (("failed", self.failed_in_run, PICKED), ("named", self.named_in_run, NAMED))
+        for name, judge, kind in judges:
+            late = self.ledger_rows.new_failures()
+            judged = None if judge is None else judge.finish(late)
+            if judged is not None:
+                report[name], tables = judged
+                results += [(kind, to_stream(table)) for table in tables]
         alike = json.dumps(report, sort_keys=True).encode()
         # Breaker trips depend on outages, though the answers come from a journal: not in `alike`.
         report["breaker_trips"] = self._bolts.breaker_trips
         report["emitted"] = self._bolts.emitted
+        report["expectations"] = self._bolts.expected.counts
+        report["unexpected"] = self._bolts.expected.fatal
         report["kept"] = self.kept
         if self.tracer is not None:
             report["trace"] = self.tracer.to_json()
         task_report = json.dumps(report, sort_keys=True).encode()
-        failed = self._settled(None if judged is None else self.failed_in_run)
-        failed += [(PICKED, blob) for blob in blobs]
+        failed = self._settled(self.failed_in_run if "failed" in report else None) + results
         if not self.spec.layout.settles:
             yield result_batch([(TASK_REPORT, task_report), *failed])
             return
@@ -195,8 +212,9 @@ class Task:
         # Also after an error: its marker must not look like that of a crashed attempt.
         self._isolation.end()
         self._bolts.close()
-        if self.failed_in_run is not None:
-            self.failed_in_run.discard()
+        for judge in (self.failed_in_run, self.named_in_run):
+            if judge is not None:
+                judge.discard()
         for file in self.spilled.values():
             file.close()
 

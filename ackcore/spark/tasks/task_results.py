@@ -14,9 +14,10 @@ RESULT_TYPE = from_arrow_schema(RESULT_SCHEMA)
 #: A task's report, in JSON; receipts of trailers; an Arrow stream of `NOT_ACKED_SCHEMA`; JSON
 #: of counts by task; an Arrow stream of records that were read again or judged; the name of a
 #: table of `NOT_ACKED_SCHEMA` among the run's files of failures; the number of cohorts whose roots
-#: could not be settled together.
+#: could not be settled together; records that were judged like `PICKED` ones, but that other tasks
+#: may have failed too; the roots, as int64, that failed with several reasons.
 TASK_REPORT, TRAILER_RECEIPTS, NOT_ACKED, COUNTED, PICKED, NOT_ACKED_FILE = 1, 2, 3, 4, 5, 6
-UNSETTLED = 7
+UNSETTLED, NAMED, DISPUTED = 7, 8, 9
 
 #: The most bytes of failures that a task returns to the driver; it writes more to files.
 INLINE_BYTES = 1 << 17

@@ -1,0 +1,72 @@
+"""``ackcore table``: show rows of a table of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import pyarrow as pa
+import typer
+
+from ackcore._arrow.json_rows import json_encoder
+from ackcore._arrow.shown import shown_rows, shown_values
+from ackcore.cli.reporting import NO, cell, console, table
+from ackcore.spark.inspect.table_reading import first_rows, read_table, rows_of_key
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    tables = typer.Typer(no_args_is_help=True, help="The tables of a query.")
+    tables.callback()(lambda: None)
+    tables.command()(show)
+    app.add_typer(tables, name="table")
+
+
+def show(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(metavar="CHECKPOINT", help="The directory or URL of the checkpoint."),
+    ],
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="The name of the table.")],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="Only the row of this key; once for each key column, in order."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The maximum number of rows.")] = 20,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, one object per line.")
+    ] = False,
+) -> None:
+    """Show rows of a table as they are after the last finished micro-batch.
+
+    Exits with 1 if there is no row of the key.
+    """
+    found = read_table(checkpoint, name)
+    rows = rows_of_key(found, key) if key else first_rows(found, limit)
+    if as_json:
+        for line in _json_lines(rows):
+            print(line)
+    else:
+        stored = sum(segment.rows for segment in found.segments)
+        shown = table(f"table {name}: {stored:,} stored rows", *rows.column_names)
+        for row in shown_rows(rows):
+            shown.add_row(*(cell(value) for value in row.values()))
+        console().print(shown)
+    if key and not len(rows):
+        raise typer.Exit(NO)
+
+
+def _json_lines(rows: pa.Table) -> Iterator[str]:
+    columns = [map(_encoder(column.type), shown_values(column)) for column in rows.columns]
+    names = [json.dumps(name, ensure_ascii=False) for name in rows.column_names]
+    for row in zip(*columns, strict=True):
+        pairs = (f"{name}: {text}" for name, text in zip(names, row, strict=True))
+        yield f"{{{', '.join(pairs)}}}"
+
+
+def _encoder(kind: pa.DataType) -> Callable[[Any], str]:
+    try:
+        return json_encoder(kind)
+    except TypeError:  # a type without a form in JSON, such as a duration
+        return lambda value: json.dumps(value, default=str)

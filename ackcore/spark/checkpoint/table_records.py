@@ -1,0 +1,104 @@
+"""The record ``batches/N.tables``: the tables after micro-batch N, written before its mark.
+
+It is written once.  The tables in force are those of the last micro-batch that is done; a
+micro-batch without rows for a table carries its entry on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ackcore.spark.checkpoint.records import Records
+from ackcore.tables.table_compaction import SegmentInfo
+
+
+class TableState(NamedTuple):
+    """A table after a micro-batch.
+
+    Attributes
+    ----------
+    structure : mapping
+        `TableShape.structure` of the table.
+    horizon_ms : int
+        The time of the plan in milliseconds since 1970: rows that expire until then do not exist.
+    rows : int
+        The number of rows; with a ttl at least this number, since expired rows may still count.
+    segments : tuple of SegmentInfo
+        The segments with the rows, the newest first.
+    changed : tuple of SegmentInfo
+        The segments with the rows that the micro-batch changed.
+    removed : tuple of str
+        The names of removed values, whose states may still be in segments.
+    """
+
+    structure: Mapping[str, Any]
+    horizon_ms: int
+    rows: int = 0
+    segments: tuple[SegmentInfo, ...] = ()
+    changed: tuple[SegmentInfo, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> TableState:
+        """Rebuild the entry from the JSON of a record."""
+        state = cls(**body)
+        return state._replace(
+            segments=tuple(map(SegmentInfo._make, state.segments)),
+            changed=tuple(map(SegmentInfo._make, state.changed)),
+            removed=tuple(state.removed),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the segments in bytes."""
+        return sum(segment.nbytes for segment in self.segments)
+
+
+class TableRecords:
+    """The tables of a checkpoint, by micro-batch.
+
+    Parameters
+    ----------
+    records : Records
+        The checkpoint's records.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def of(self, number: int | None) -> dict[str, TableState] | None:
+        """Return the recorded tables after a micro-batch, or None without a record."""
+        body = None if number is None else self._records.read(_name(number))
+        if body is None:
+            return None
+        return {name: TableState.of(state) for name, state in body["tables"].items()}
+
+    def write(self, number: int, tables: Mapping[str, TableState]) -> None:
+        """Record the tables after a micro-batch.
+
+        Raises
+        ------
+        CheckpointInUse
+            If another driver has taken over, or has recorded them.
+        """
+        body = {"tables": {name: state._asdict() for name, state in tables.items()}}
+        self._records.write(_name(number), body, once=True)
+
+    def files(self, first: int) -> set[str] | None:
+        """Return the files that the records from micro-batch ``first`` on name; None without a
+        record.
+        """
+        numbers = [each for each in self._records.numbers("batches", ".tables") if each >= first]
+        if not numbers:
+            return None
+        return {
+            segment.file
+            for number in numbers
+            for state in (self.of(number) or {}).values()
+            for segment in (*state.segments, *state.changed)
+        }
+
+
+def _name(number: int) -> str:
+    return f"batches/{number}.tables"

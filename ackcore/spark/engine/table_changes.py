@@ -1,0 +1,178 @@
+"""The changed rows of tables, for the sinks that read them.
+
+The rows are written to files, and the files are recorded, before the first call of a sink. So all
+sinks get the same rows in all calls, also after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from ackcore.spark.base.errors import one_line
+from ackcore.spark.base.failpoints import failpoint
+from ackcore.spark.checkpoint.decisions import BatchDecision
+from ackcore.spark.checkpoint.segment_files import SegmentFiles
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.engine.act import refuse_damaged
+from ackcore.spark.engine.insist import Pause, SinkCalls
+from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
+from ackcore.spark.sinks.sink import as_sink
+from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
+from ackcore.spark.tables.table_places import opened_segments
+from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
+from ackcore.tables.folding import finished
+from ackcore.tables.table_segments import TableReader
+from ackcore.tables.table_shape import TableShape
+from ackcore.topology.builder import Topology
+from ackcore.topology.parts import SinkSpec, TableSpec
+from ackcore.topology.table_views import change_streams
+
+#: The number of rows that are looked up at a time.
+_ROWS = 1 << 17
+
+
+def write_changes(
+    topology: Topology,
+    spark: SparkSession | None,
+    state: State,
+    decision: BatchDecision,
+    pause: Pause,
+    age_ms: int | None = None,
+) -> None:
+    """Pass the changed rows of a micro-batch to the sinks that read them.
+
+    The arguments are those of `ask_sinks`, and the tables of the micro-batch are recorded.
+
+    Raises
+    ------
+    SinkError, CheckpointCorrupt, CheckpointForeign, CheckpointInUse, Stopped, RunCancelled
+        Like `ask_sinks`.
+    TooManyRefused
+        If a sink refuses a row, because no record can become a dead letter for it.
+    """
+    sinks = [sink for sink in topology.sinks.values() if topology.changed_table(sink) is not None]
+    if not sinks:
+        return
+    number, work = decision.number, state.runs.of(decision)
+    record = f"batches/{number}.changes"
+    known = state.records.read(record)
+    if known is None:
+        known = {"files": _write_files(topology, sinks, state, decision, os.fspath(work))}
+        state.records.write(record, known, once=True)
+        failpoint("changes-recorded", number)
+    for sink in sinks:
+        files = [
+            BatchFile(os.path.join(work, path), rows, nbytes=nbytes)
+            for component, stream, path, rows, nbytes in known["files"]
+            if (component, stream) == (sink.component, sink.stream)
+        ]
+        if files:
+            batch = SinkBatch(
+                spark=spark,  # type: ignore[arg-type] # None if no sink needs one
+                sink=sink.name,
+                deployment=f"{state.deployment_key:016x}",
+                checkpoint=state.url,
+                batch_id=number,
+                files=tuple(files),
+                nonacked=np.empty(0, np.int64),
+                age_ms=age_ms,
+            )
+            _write(topology, sink, batch, SinkCalls(spark, number, pause))
+
+
+def _write(topology: Topology, sink: SinkSpec, batch: SinkBatch, calls: SinkCalls) -> None:
+    writer = as_sink(sink.writer)
+
+    def write() -> None:
+        try:
+            rejects = writer.write(batch)
+        except SinkRejects as raised:
+            rejects = raised
+        except Exception as error:
+            refuse_damaged(batch, error)
+            raise
+        if rejects:
+            raise _refused(sink, batch, rejects)
+        failpoint("in-sink", batch.batch_id)
+
+    calls.insist(f"sink {sink.name!r}", write, topology.settings, fenced=writer.checks_fence)
+
+
+def _refused(sink: SinkSpec, batch: SinkBatch, rejects: SinkRejects) -> TooManyRefused:
+    reason = rejects.reasons[0] if len(rejects.reasons) else "no reason"
+    told = f"{type(reason).__name__}: " if isinstance(reason, BaseException) else ""
+    text = one_line(reason) if isinstance(reason, BaseException) else reason
+    return TooManyRefused(
+        f"sink {sink.name!r} refuses changed rows of a table in micro-batch {batch.batch_id}, the "
+        f"first with {told}{text}. Such a row belongs to no single record, so that no record "
+        "can become a dead letter for it. Change the target, so that it takes the rows, and start "
+        "again on the same checkpoint: the sink gets the same rows"
+    )
+
+
+def _write_files(
+    topology: Topology, sinks: Sequence[SinkSpec], state: State, decision: BatchDecision, work: str
+) -> list[list[Any]]:
+    """Write the rows for all sinks; return the files as recorded."""
+    plan = state.plan(decision.number)
+    parent = None if plan is None else plan.parent
+    now, before = state.tables.of(decision.number) or {}, state.tables.of(parent) or {}
+    found: list[list[Any]] = []
+    for table in topology.tables.values():
+        streams = {sink.stream for sink in sinks if topology.changed_table(sink) is table}
+        if streams and now[table.name].changed:
+            rows = _changed(table.shape, state.segments, now[table.name], before.get(table.name))
+            found += _write_table(table, sorted(streams), work, rows)
+    return found
+
+
+def _write_table(
+    table: TableSpec, streams: Sequence[str], work: str, changed: Iterator[pa.Table]
+) -> Iterator[list[Any]]:
+    component = f"{table.name}.changes"
+    root = pa.field(ROOT, pa.int64())
+    schemas = {name: change_streams(table.shape)[name].append(root) for name in streams}
+    files: dict[str, RowFileWriter] = {}
+    try:
+        for rows in changed:
+            rows = rows.append_column(root, pa.nulls(len(rows), pa.int64()))
+            for stream, schema in schemas.items():
+                if stream not in files:
+                    directory = os.path.join(work, "rows", component, stream)
+                    files[stream] = RowFileWriter(directory, schema, 0, 0)
+                for batch in rows.select(schema.names).combine_chunks().to_batches():
+                    files[stream].write(batch)
+        for stream, file in files.items():
+            name, count_of, _ = file.finish()
+            path = os.path.join("rows", component, stream, name)
+            yield [component, stream, path, count_of, file.nbytes]
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def _changed(
+    shape: TableShape, files: SegmentFiles, now: TableState, before: TableState | None
+) -> Iterator[pa.Table]:
+    """Yield the rows that a micro-batch changed, with their former values."""
+    # With the present horizon: a row that has expired since is no former value.
+    former = TableReader(shape, (), now.horizon_ms)
+    if before is not None:
+        segments = opened_segments(files, shape, before.segments)
+        former = TableReader(shape, segments, now.horizon_ms)
+    values = list(shape.aggregates)
+    for segment in opened_segments(files, shape, now.changed):
+        for start in range(0, segment.rows, _ROWS):
+            stored = segment.take(np.arange(start, min(start + _ROWS, segment.rows)))
+            rows = finished(shape, stored)
+            old = finished(shape, former.lookup(stored)).select(values)
+            for name, column in zip(values, old.columns, strict=True):
+                rows = rows.append_column(f"old_{name}", column)
+            yield rows

@@ -1,0 +1,124 @@
+"""The tables of a checkpoint, read while its query may be running."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from ackcore.spark.base.errors import StateError, corrupt
+from ackcore.spark.checkpoint.table_records import TableRecords
+from ackcore.spark.dead_letters.checkpoints import CheckpointView, opened_checkpoint
+from ackcore.spark.inspect.status import steady
+from ackcore.spark.tables.table_places import TableSnapshot
+from ackcore.tables.folding import finished
+from ackcore.tables.recorded_shapes import read_shape
+from ackcore.topology._words import near_miss
+
+
+def read_table(path: str | os.PathLike[str], name: str) -> TableSnapshot:
+    """Return a table after the last finished micro-batch, whether its query runs or not.
+
+    Parameters
+    ----------
+    path : path
+        The checkpoint.
+    name : str
+        The table.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no checkpoint.
+    ValueError
+        If the checkpoint has no such table.
+    CheckpointCorrupt, CheckpointNewer, StateError
+        If it cannot be read.
+    """
+    return steady(opened_checkpoint(path), lambda now: _read(now, name))
+
+
+def _read(checkpoint: CheckpointView, name: str) -> TableSnapshot:
+    meta, records = checkpoint.meta(), checkpoint.records()
+    shapes = {} if meta is None else meta.get("tables", {})
+    if name not in shapes:
+        raise ValueError(
+            f"table must be one of the tables of {checkpoint.url}, got {name!r}; "
+            + near_miss(name, list(shapes), "tables")
+        )
+    shape = read_shape(name, shapes[name])
+    number = max(records.numbers("batches", ".done"), default=None)
+    state = (TableRecords(records).of(number) or {}).get(name)
+    files = checkpoint.segments()
+    if state is None:
+        return TableSnapshot(shape, (), 0, files)
+    there = files.listed(name)
+    for segment in state.segments:
+        if segment.file not in there:
+            raise corrupt(
+                files.place(segment.file), "is missing, though the checkpoint refers to it"
+            )
+    return TableSnapshot(shape, state.segments, state.horizon_ms, files)
+
+
+def rows_of_key(table: TableSnapshot, key: Sequence[str]) -> pa.Table:
+    """Return the row of a key that is given as texts, or no row.
+
+    Raises
+    ------
+    ValueError
+        If the key has another number of values, or a text is no value of its column.
+    """
+    shape = table.shape
+    if len(key) != len(shape.key):
+        raise ValueError(
+            f"key must have one value for each of {', '.join(shape.key_names)}, the key columns "
+            f"of table {shape.name!r}, got {len(key)}"
+        )
+    columns = []
+    for field, text in zip(shape.key, key, strict=True):
+        try:
+            columns.append(pa.array([text]).cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ValueError(
+                f"key must have a {field.type} for {field.name!r}, got {text!r} ({error})"
+            ) from None
+    stored = table.reader().lookup(pa.RecordBatch.from_arrays(columns, schema=pa.schema(shape.key)))
+    return finished(shape, stored.filter(stored.column(0).is_valid()))
+
+
+def first_rows(table: TableSnapshot, most: int) -> pa.Table:
+    """Return up to ``most`` rows, in the order of the hashes of their keys."""
+    found = [table.shape.row_schema.empty_table()]
+    left = most
+    for stored in table.reader().scan():
+        if left <= 0:
+            break
+        found.append(finished(table.shape, stored.slice(0, left)))
+        left -= len(found[-1])
+    return pa.concat_tables(found)
+
+
+def rows_between(table: TableSnapshot, lo: int, hi: int) -> pa.RecordBatchReader:
+    """Return the rows of a range of hashes of keys.
+
+    Raises
+    ------
+    StateError
+        If a file of the table has been deleted.
+    """
+    try:
+        reader = table.reader()
+    except StateError as error:
+        raise StateError(
+            f"table {table.shape.name!r} cannot be read as it was when table() was called: "
+            f"{error}. A running query deletes replaced files two micro-batches later; call "
+            "table() again, right before you read the DataFrame"
+        ) from error
+    batches = (
+        batch
+        for stored in reader.scan(lo, hi)
+        for batch in finished(table.shape, stored).to_batches()
+    )
+    return pa.RecordBatchReader.from_batches(table.shape.row_schema, batches)

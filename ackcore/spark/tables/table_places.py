@@ -1,0 +1,93 @@
+"""Snapshots of the tables of a checkpoint, for readers on the driver and in tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from ackcore.spark.base.errors import corrupt
+from ackcore.spark.checkpoint.segment_files import SegmentFiles
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.tables.table_compaction import SegmentInfo
+from ackcore.tables.table_segments import TableReader, TableSegment
+from ackcore.tables.table_shape import TableShape
+from ackcore.topology.parts import Parts
+
+
+class TableSnapshot(NamedTuple):
+    """A table after a micro-batch.  It can be pickled, and holds no rows.
+
+    Attributes
+    ----------
+    shape : TableShape
+        The table.
+    segments : tuple of SegmentInfo
+        The segments with the rows, the newest first.
+    horizon_ms : int
+        The time in milliseconds since 1970 until which rows with a ttl have expired.
+    files : SegmentFiles
+        The files of the checkpoint's tables.
+    """
+
+    shape: TableShape
+    segments: tuple[SegmentInfo, ...]
+    horizon_ms: int
+    files: SegmentFiles
+
+    def reader(self) -> TableReader:
+        """Open the table: map its segments on a disk, or fetch them from a bucket.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            If a segment is missing or damaged.
+        """
+        segments = opened_segments(self.files, self.shape, self.segments)
+        return TableReader(self.shape, segments, self.horizon_ms)
+
+
+def snapshot_of(state: State, topology: Parts, number: int | None) -> dict[str, TableSnapshot]:
+    """Return the tables after a micro-batch, by name.
+
+    Parameters
+    ----------
+    state : State
+        The open checkpoint.
+    topology : Topology
+        The topology with the tables.
+    number : int or None
+        The last micro-batch that is done, or the one after it.  Without a record of a table, the
+        table is empty.
+    """
+    recorded = state.tables.of(number) or {}
+    empty = TableState({}, 0)
+    found = {name: recorded.get(name, empty) for name in topology.tables}
+    return {
+        name: TableSnapshot(
+            topology.tables[name].shape, table.segments, table.horizon_ms, state.segments
+        )
+        for name, table in found.items()
+    }
+
+
+def opened_segments(
+    files: SegmentFiles, shape: TableShape, segments: Sequence[SegmentInfo]
+) -> list[TableSegment]:
+    """Open segments of a table, each checked once per process.
+
+    Raises
+    ------
+    CheckpointCorrupt
+        If a segment is missing or damaged.
+    """
+    found = []
+    for segment in segments:
+        data = files.read(segment)
+        try:
+            found.append(TableSegment.open(data, shape))
+        except (pa.ArrowInvalid, KeyError, TypeError) as error:
+            raise corrupt(files.place(segment.file), f"is damaged: {error}") from error
+    return found

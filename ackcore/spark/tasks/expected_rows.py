@@ -1,0 +1,85 @@
+"""The expectations of a task: each batch of emitted rows is checked before it is passed on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from ackcore._records import Int64s
+from ackcore.spark.tasks.ledger_rows import LedgerRows
+from ackcore.spark.tasks.spec import TaskSpec
+from ackcore.spark.tasks.time_limit import TimeLimit
+from ackcore.spark.tasks.tracking import AnchoredRows, some_rows
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.tuples import Reason
+
+#: The type of reasons, as in `ExpectationFailed`.
+FAILED = "ExpectationFailed"
+
+
+class ExpectedRows:
+    """The checks of one task, and their counts.
+
+    Parameters
+    ----------
+    spec : TaskSpec
+    time_limit : TimeLimit
+        The time limit of each call of a function.
+    ledger_rows : LedgerRows
+        The collector of failures.
+
+    Attributes
+    ----------
+    counts : dict
+        By component (with its stream, if that is not the default) and expectation: the numbers of
+        tuples that met it and that did not, as ``{"passed": 3, "failed": 1}``.
+    fatal : str or None
+        The description of the first tuple that did not meet an expectation with
+        ``on_fail="fail"``. The run cannot be accepted, so the task passes on no more rows.
+    """
+
+    def __init__(self, spec: TaskSpec, time_limit: TimeLimit, ledger_rows: LedgerRows) -> None:
+        self._checks = spec.checks
+        self._time_limit = time_limit
+        self._ledger_rows = ledger_rows
+        self.counts: dict[str, dict[str, dict[str, int]]] = defaultdict(dict)
+        self.fatal: str | None = None
+
+    def passing(self, source: str, stream: str, rows: AnchoredRows) -> AnchoredRows:
+        """Return the rows to pass on; fail or drop the others."""
+        checks = self._checks.get((source, stream), ())
+        n = len(rows)
+        dead: dict[int, Reason] = {}
+        dropped: list[Int64s] = []
+        counts = self.counts[source if stream == DEFAULT_STREAM else f"{source}.{stream}"]
+        with self._time_limit.on(source):
+            failed = [check.failed(rows.batch) for check in checks]
+        for check, (places, errors) in zip(checks, failed, strict=True):
+            count = counts.setdefault(check.name, {"passed": 0, "failed": 0})
+            count["passed"] += n - len(places)
+            count["failed"] += len(places)
+            if not len(places):
+                continue
+            if check.on_fail == "drop":
+                dropped.append(places)
+                continue
+            if check.on_fail == "fail":
+                if self.fatal is None:
+                    (text,) = check.reasons(rows.batch, places[:1], errors)
+                    self.fatal = f"{Reason.of(source, text).message} (emitted by {source!r})"
+                continue
+            places = np.setdiff1d(places, np.fromiter(dead, np.int64, len(dead)))
+            for place, text in zip(
+                places.tolist(), check.reasons(rows.batch, places, errors), strict=True
+            ):
+                dead[place] = Reason.of(source, text, final=True)._replace(type=FAILED)
+        if self.fatal is not None:
+            return some_rows(rows, np.empty(0, np.int64))
+        if dropped:
+            gone = np.setdiff1d(np.concatenate(dropped), np.fromiter(dead, np.int64, len(dead)))
+            kept = np.delete(np.arange(n), gone)
+            numbers = {int(old): new for new, old in enumerate(kept.tolist())} if dead else {}
+            rows = some_rows(rows, kept)
+            dead = {numbers[place]: reason for place, reason in dead.items()}
+        return self._ledger_rows.fail_some(rows, dead, source)

@@ -1,0 +1,226 @@
+"""Expectations: conditions that the tuples of a stream must meet, and what happens if not.
+
+`expect` declares them, `checks_of` compiles them for a stream in ``build``, and tasks call
+`StreamCheck.failed` for each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._arrow.shown import shown_values
+from ackcore._records import Int64s
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.sql_conditions import Node, UnsupportedSql, condition
+
+OnFail = Literal["dead_letter", "drop", "fail"]
+#: A function of a batch that returns a boolean column.
+BatchCondition = Callable[[pa.RecordBatch], Any]
+
+#: The most characters of a value in a reason, and the most columns of a function's reason.
+_CHARS, _COLUMNS = 100, 8
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """Conditions with a common consequence; `expect` makes them."""
+
+    conditions: tuple[str | BatchCondition, ...]
+    on_fail: OnFail
+    stream: str
+
+
+def expect(
+    *conditions: str | BatchCondition,
+    on_fail: OnFail = "dead_letter",
+    stream: str = DEFAULT_STREAM,
+) -> Expectations:
+    """Declare conditions for the tuples of a spout or bolt, for ``builder.spout`` and ``.bolt``.
+
+    A tuple meets a condition that is true or NULL, as with CHECK of SQL tables: add ``col IS NOT
+    NULL`` where NULL is wrong. A condition that raises (overflow, division by zero) is not met.
+
+    Parameters
+    ----------
+    *conditions : str or callable
+        A text is a Spark SQL expression over the columns, such as ``"amount > 0"``; it needs
+        ``ackcore[expect]``. A function takes a `pyarrow.RecordBatch` of n tuples, and returns a
+        boolean column of n values, the same for the same tuples.
+    on_fail : {"dead_letter", "drop", "fail"}, default "dead_letter"
+        The consequence for a tuple that does not meet a condition. ``"dead_letter"``: its records
+        die, without a retry. ``"drop"``: the tuple is not emitted, and its records continue
+        without it. ``"fail"``: the query ends with `ExpectationFailed`, and nothing of the
+        micro-batch is written.
+    stream : str, default "default"
+        The stream of a bolt.
+
+    Returns
+    -------
+    Expectations
+        The argument ``expect`` of a spout or a bolt.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong. ``build`` checks the expressions.
+    """
+    if not conditions:
+        raise ValueError('expect() needs at least one condition, such as "amount > 0"; got none')
+    for one in conditions:
+        if not isinstance(one, str) and not callable(one):
+            raise TypeError(
+                "conditions must be SQL texts or functions of a pyarrow.RecordBatch, got "
+                f"{type(one).__name__} {one!r}"
+            )
+    if on_fail not in get_args(OnFail):
+        raise ValueError(f"on_fail must be 'dead_letter', 'drop' or 'fail', got {on_fail!r}")
+    if not isinstance(stream, str):
+        raise TypeError(f"stream must be the name of a stream, got {type(stream).__name__}")
+    return Expectations(conditions, on_fail, stream)
+
+
+def expectations_of(given: Any, subject: str) -> tuple[Expectations, ...]:
+    """Return the argument ``expect`` of a spout or bolt as a tuple; raise TypeError if wrong."""
+    some = (given,) if isinstance(given, Expectations) else given
+    if not isinstance(some, Sequence) or not all(isinstance(one, Expectations) for one in some):
+        raise TypeError(
+            f"expect of {subject} must be expect(...) or a list of them, got "
+            f"{type(given).__name__} {given!r}"
+        )
+    return tuple(some)
+
+
+class WrongResult(TypeError):
+    """A function of a batch returned something else than a boolean for each tuple."""
+
+
+@dataclass(frozen=True)
+class StreamCheck:
+    """A condition, compiled for a stream.
+
+    Attributes
+    ----------
+    name : str
+        The SQL text, or the name of the function.
+    on_fail : {"dead_letter", "drop", "fail"}
+        The consequence.
+    by : Node or callable
+        The compiled expression, or the function.
+    columns : tuple of str
+        The columns whose values a reason shows.
+    """
+
+    name: str
+    on_fail: OnFail
+    by: Node | BatchCondition
+    columns: tuple[str, ...]
+
+    def failed(self, batch: pa.RecordBatch) -> tuple[Int64s, dict[int, str]]:
+        """Return the places of tuples that do not meet the condition, and the errors by place.
+
+        A batch that raises is bisected, so an error concerns only the tuples that cause it.
+        """
+        found: list[Int64s] = []
+        errors: dict[int, str] = {}
+        spans = [(0, len(batch))]
+        while spans:
+            start, stop = spans.pop()
+            part = batch if stop - start == len(batch) else batch.slice(start, stop - start)
+            try:
+                places = self._places(part)
+            except WrongResult as error:
+                places = np.arange(len(part))
+                errors.update(dict.fromkeys(range(start, stop), str(error)))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                # SystemExit as well: a function that exits must not end its worker.
+                if stop - start > 1:
+                    middle = (start + stop) // 2
+                    spans += [(middle, stop), (start, middle)]
+                    continue
+                places = np.zeros(1, np.int64)
+                errors[start] = f"{type(error).__name__}: {error}"
+            if len(places):
+                found.append(places + start)
+        return (np.concatenate(found) if found else np.empty(0, np.int64)), errors
+
+    def _places(self, batch: pa.RecordBatch) -> Int64s:
+        if isinstance(self.by, Node):
+            met = self.by.of(batch, len(batch) == 1)
+            met = pa.array([met.as_py()], pa.bool_()) if isinstance(met, pa.Scalar) else met
+        else:
+            met = self._called(batch)
+        if not met.false_count:
+            return np.empty(0, np.int64)
+        return pc.indices_nonzero(pc.invert(met)).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+
+    def _called(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        met = self.by(batch)  # type: ignore[operator]
+        try:
+            if isinstance(met, pa.ChunkedArray):
+                met = met.combine_chunks()
+            met = met if isinstance(met, pa.Array) else pa.array(met)
+        except (pa.ArrowException, TypeError, ValueError):
+            pass
+        if not isinstance(met, pa.BooleanArray) or len(met) != len(batch):
+            kind = f"{len(met)} {met.type}" if isinstance(met, pa.Array) else type(met).__name__
+            raise WrongResult(
+                f"{self.name} must return a boolean for each of the {len(batch)} tuples, got {kind}"
+            )
+        return met
+
+    def reasons(
+        self, batch: pa.RecordBatch, places: Int64s, errors: Mapping[int, str]
+    ) -> list[str]:
+        """Return the texts of the reasons for tuples that do not meet the condition."""
+        at = pa.array(places)
+        columns = [shown_values(batch.column(name).take(at)) for name in self.columns]
+        texts = []
+        for place, row in zip(places.tolist(), zip(*columns, strict=True), strict=True):
+            values = ", ".join(
+                f"{name}={_short(value)}" for name, value in zip(self.columns, row, strict=True)
+            )
+            error = f"; it raised {errors[place]}" if place in errors else ""
+            texts.append(f"expectation {self.name} is not met: {values}{error}")
+        return texts
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, str | bytes) else str(value)
+    return text if len(text) <= _CHARS else f"{text[: _CHARS - 1]}…"
+
+
+def checks_of(
+    expected: Sequence[Expectations], types: Mapping[str, pa.DataType | None]
+) -> Iterator[StreamCheck | str]:
+    """Yield the checks of a stream's expectations, and an error for each that cannot be checked.
+
+    ``types`` has the types of the stream's columns; None for types that SQL cannot compare.
+    """
+    names = set()
+    for one in expected:
+        for given in one.conditions:
+            if isinstance(given, str):
+                name = " ".join(given.split())
+            else:
+                name = getattr(given, "__name__", type(given).__name__)
+            if name in names:
+                yield f"has {name} twice; remove one, or give the functions different names"
+                continue
+            names.add(name)
+            if not isinstance(given, str):
+                yield StreamCheck(name, one.on_fail, given, tuple(types)[:_COLUMNS])
+                continue
+            try:
+                node = condition(given, types)
+            except (UnsupportedSql, ImportError) as error:
+                yield f"has {given!r}: {error}"
+            else:
+                yield StreamCheck(name, one.on_fail, node, tuple(dict.fromkeys(node.columns())))

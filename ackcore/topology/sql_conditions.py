@@ -1,0 +1,710 @@
+"""SQL conditions over the columns of a batch, evaluated by Arrow with the results of Spark SQL.
+
+sqlglot parses a condition in the driver. `condition` checks its names and types, and returns a tree
+of Arrow calls, which tasks evaluate without sqlglot. It accepts only what Arrow and Spark (in ANSI
+mode) evaluate alike, and refuses everything else. `tests/spark/test_expectations.py` compares the
+two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore.topology._words import near_miss
+
+#: A column or a single value.
+Values = Any
+
+_BOOL, _DOUBLE, _FLOAT = pa.bool_(), pa.float64(), pa.float32()
+#: Spark's integers, by width, and the precision of the decimals that they become.
+_INTEGERS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 20}
+_SPARK_TYPES = {
+    "boolean": _BOOL,
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": _FLOAT,
+    "double": _DOUBLE,
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_MOMENT = re.compile(
+    rf"{_DATE.pattern}[ T]\d{{2}}:\d{{2}}:\d{{2}}(\.\d{{1,6}})?(Z|[+-]\d{{2}}:\d{{2}})"
+)
+#: The largest integer up to which 32-bit floats have all integers, and the digits of decimals.
+_EXACT_FLOAT, _DIGITS = 1 << 24, 38
+#: The number of numbers that are faster to compare one by one than to hash.
+_FEW = 16
+
+
+def supported_type(type_: pa.DataType) -> pa.DataType | None:
+    """Return the type in which conditions use a column, or None if they cannot compare it."""
+    if pa.types.is_large_string(type_):
+        return pa.string()
+    if pa.types.is_timestamp(type_) and type_.unit == "us" and type_.tz is not None:
+        return _SPARK_TYPES["timestamp"]
+    if pa.types.is_decimal128(type_) and type_.scale < 0:
+        return None
+    known = type_ in _SPARK_TYPES.values() or pa.types.is_decimal128(type_)
+    return type_ if known else None
+
+
+class UnsupportedSql(ValueError):
+    """A condition that is wrong, or that Arrow does not evaluate as Spark does."""
+
+
+def spark_types(schema: Any) -> dict[str, pa.DataType | None]:
+    """Return the types of a Spark schema's columns; None for types without a counterpart here."""
+    found = {}
+    for field in schema.fields:
+        name = field.dataType.simpleString()
+        decimal = _DECIMAL.fullmatch(name)
+        found[field.name] = (
+            _SPARK_TYPES.get(name)
+            if decimal is None
+            else pa.decimal128(*map(int, decimal.groups()))
+        )
+    return found
+
+
+# ------------------------------------------------------------------------------------------ trees
+
+#: Arrow's comparisons, and for floats those that are negations of others: NaN is the largest value.
+_FUNCTIONS = {
+    "=": "equal",
+    "<>": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+}
+_NEGATED = {"<>": "equal", ">": "less_equal", ">=": "less"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A part of a condition, with the type of its values; None for a type not supported here."""
+
+    type: pa.DataType | None
+
+    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+        """Return the values for a batch.
+
+        With ``alone`` the batch has one row, and parts that Spark does not evaluate for it are
+        not evaluated: the other side of a decided AND or OR, for example.
+        """
+        raise NotImplementedError
+
+    def columns(self) -> Iterator[str]:
+        """Yield the names of the columns."""
+        for value in vars(self).values():
+            for each in value if isinstance(value, tuple) else (value,):
+                if isinstance(each, Node):
+                    yield from each.columns()
+
+
+@dataclass(frozen=True)
+class ColumnNode(Node):
+    """A column."""
+
+    name: str
+
+    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+        """Return the column."""
+        values = batch.column(self.name)
+        return values if self.type in (None, values.type) else values.cast(self.type)
+
+    def columns(self) -> Iterator[str]:
+        """Yield the name."""
+        yield self.name
+
+
+@dataclass(frozen=True)
+class LiteralNode(Node):
+    """A literal as a Python value, and as an Arrow scalar."""
+
+    value: Any
+    scalar: pa.Scalar
+
+    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+        """Return the scalar."""
+        return self.scalar
+
+
+@dataclass(frozen=True)
+class CallNode(Node):
+    """A call of one of Arrow's functions; ``options`` is the class of its options and a value."""
+
+    function: str
+    arguments: tuple[Node, ...]
+    options: tuple[str, str] | None = None
+
+    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+        """Return the function's result."""
+        values = [each.of(batch, alone) for each in self.arguments]
+        # Arrow's options cannot be pickled.
+        options = None if self.options is None else getattr(pc, self.options[0])(self.options[1])
+        return pc.call_function(self.function, values, options)
+
+
+@dataclass(frozen=True)
+class CastNode(Node):
+    """Numbers as a wider type; large integers are rounded to a double, as in Spark."""
+
+    node: Node
+
+    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+        """Return the converted values."""
+        return pc.cast(self.node.of(batch, alone), self.type, safe=False)
+
+
+@dataclass(frozen=True)
+class ArithmeticNode(CallNode):
+    """An operation of two numbers. Like Spark, it evaluates the divisor first, and if the first
+    operand is NULL, not the second.
+    """
+
+    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+        """Return the numbers."""
+        turned = self.function == "divide_checked"
+        first, second = self.arguments[::-1] if turned else self.arguments
+        one = first.of(batch, alone)
+        if alone and _is_null(one):
+            return pa.nulls(1, self.type)
+        values = [one, second.of(batch, alone)]
+        return pc.call_function(self.function, values[::-1] if turned else values)
+
+
+@dataclass(frozen=True)
+class ComparisonNode(Node):
+    """A comparison of two operands of the same type; ``how`` is Spark's operator."""
+
+    how: str
+    left: Node
+    right: Node
+
+    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+        """Return the result. If the left operand is NULL, Spark does not evaluate the right one."""
+        left = self.left.of(batch, alone)
+        if alone and self.how != "<=>" and _is_null(left):
+            return pa.nulls(1, _BOOL)
+        right = self.right.of(batch, alone)
+        if self.how != "<=>":
+            return self._compared(self.how, left, right)
+        equal = pc.coalesce(self._compared("=", left, right), pa.scalar(False))
+        return pc.or_(equal, pc.and_(pc.is_null(left), pc.is_null(right)))
+
+    def _compared(self, how: str, left: Values, right: Values) -> Values:
+        # Spark: NaN equals NaN, and is larger than any other value.  No literal is NaN.
+        if not pa.types.is_floating(self.left.type or pa.null()):
+            return pc.call_function(_FUNCTIONS[how], [left, right])
+        if isinstance(self.right, LiteralNode):
+            if how in _NEGATED:
+                return pc.invert(pc.call_function(_NEGATED[how], [left, right]))
+            return pc.call_function(_FUNCTIONS[how], [left, right])
+        if how in ("=", "<>"):
+            both = pc.and_kleene(pc.is_nan(left), pc.is_nan(right))
+            found = pc.or_kleene(pc.equal(left, right), both)
+            return found if how == "=" else pc.invert(found)
+        if how in (">", "<="):
+            left, right = right, left
+        smaller = pc.and_kleene(pc.is_nan(right), pc.invert(pc.is_nan(left)))
+        found = pc.or_kleene(pc.less(left, right), smaller)
+        return found if how in ("<", ">") else pc.invert(found)
+
+
+@dataclass(frozen=True)
+class InNode(Node):
+    """Whether values are among some literals, which are not NULL."""
+
+    node: Node
+    literals: pa.Array
+
+    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+        """Return NULL for NULL, unlike Arrow."""
+        values = self.node.of(batch, alone)
+        found = pc.is_in(values, value_set=self.literals)
+        return pc.if_else(values.is_valid(), found, None) if values.null_count else found
+
+
+@dataclass(frozen=True)
+class LazyNode(CallNode):
+    """An AND, an OR or a coalesce, whose later arguments are evaluated only where they matter.
+
+    ``ends`` has the values that decide the result: (False,) for AND.
+    """
+
+    ends: tuple[Any, ...] = ()
+
+    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+        """Return the result."""
+        values = self.arguments[0].of(batch, alone)
+        for each in self.arguments[1:]:
+            if alone and self._ends(_one(values)):
+                return values
+            values = pc.call_function(self.function, [values, each.of(batch, alone)])
+        return values
+
+    def _ends(self, value: pa.Scalar) -> bool:
+        return value.as_py() in self.ends if self.ends else value.is_valid
+
+
+def _one(values: Values) -> pa.Scalar:
+    return values if isinstance(values, pa.Scalar) else values[0]
+
+
+def _is_null(values: Values) -> bool:
+    return not _one(values).is_valid
+
+
+def _call(type_: pa.DataType, function: str, *arguments: Node, options: Any = None) -> Node:
+    return CallNode(type_, function, arguments, options)
+
+
+def _not(node: Node) -> Node:
+    return _call(_BOOL, "invert", node)
+
+
+def _lazy(function: str, ends: tuple[Any, ...], *arguments: Node) -> Node:
+    return LazyNode(arguments[0].type, function, arguments, None, ends)
+
+
+def _and(left: Node, right: Node) -> Node:
+    return _lazy("and_kleene", (False,), left, right)
+
+
+def _or(left: Node, right: Node) -> Node:
+    return _lazy("or_kleene", (True,), left, right)
+
+
+def _constant(value: Any, type_: pa.DataType) -> LiteralNode:
+    return LiteralNode(type_, value, pa.scalar(value, type_))
+
+
+# ---------------------------------------------------------------------------------------- compiler
+
+
+def condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node:
+    """Return a condition as a tree.
+
+    Parameters
+    ----------
+    sql : str
+        The condition, in Spark's SQL.
+    types : mapping from str to pyarrow.DataType or None
+        The types of the columns; None for types that conditions cannot compare.
+
+    Raises
+    ------
+    UnsupportedSql
+        If it is not a condition over these columns, or Arrow does not evaluate it as Spark does.
+    ImportError
+        If sqlglot is missing.
+    """
+    try:
+        import sqlglot  # noqa: PLC0415 - optional
+    except ImportError:
+        raise ImportError(
+            "conditions in SQL need sqlglot; pip install 'ackcore[expect]', or pass functions of "
+            "a pyarrow.RecordBatch"
+        ) from None
+    if "\\" in sql:  # Spark has escapes that sqlglot does not interpret
+        raise UnsupportedSql("it has a backslash, and escapes are not supported")
+    try:
+        if any(each.text == "!" for each in sqlglot.tokenize(sql, read="spark")):
+            raise UnsupportedSql("it has a !, which binds differently in Spark; write NOT")
+        trees = sqlglot.parse(sql, read="spark")
+    except sqlglot.errors.SqlglotError as error:
+        said = str(error).partition("\n")[0]
+        raise UnsupportedSql(f"it is not an SQL expression: {said}") from None
+    if len(trees) != 1 or trees[0] is None:
+        raise UnsupportedSql("it must be one SQL expression")
+    found = _Compiler(types).node(trees[0])
+    if found.type != _BOOL:
+        raise UnsupportedSql(f"it must be a condition (BOOLEAN), got {found.type}")
+    if next(found.columns(), None) is None:
+        raise UnsupportedSql("it uses no column")
+    return found
+
+
+#: Spark's comparisons by the names of sqlglot's nodes, and with their operands exchanged.
+_COMPARED = {
+    "EQ": "=",
+    "NEQ": "<>",
+    "LT": "<",
+    "LTE": "<=",
+    "GT": ">",
+    "GTE": ">=",
+    "NullSafeEQ": "<=>",
+}
+_SWAPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "<=>": "<=>"}
+#: Nodes that sqlglot and Spark bind differently beside a comparison, unless in parentheses.
+_PREDICATES = {*_COMPARED, "Is", "In", "Like", "Between", "Not", "And", "Or"}
+_ARITHMETIC = {"Add": "add_checked", "Sub": "subtract_checked", "Mul": "multiply_checked"}
+#: Arguments of sqlglot's nodes that do not change the meaning of a condition.
+_HARMLESS = {"this", "expression", "expressions", "low", "high", "to", "_type", "typed", "safe"}
+_HARMLESS |= {"quoted", "is_string", "negate"}
+
+
+class _Compiler:
+    """The conversion of sqlglot's tree, with the checks of names and types."""
+
+    def __init__(self, types: Mapping[str, pa.DataType | None]) -> None:
+        self._types = types
+
+    def node(self, tree: Any) -> Node:
+        """Return the tree of an expression."""
+        name = type(tree).__name__
+        for argument, value in tree.args.items():
+            if value and argument not in _HARMLESS and name != "Column":
+                raise self._refused(tree)
+        if name in _COMPARED:
+            return self._comparison(tree, name)
+        if name in _ARITHMETIC or name == "Div":
+            return self._arithmetic(tree, name)
+        method = getattr(self, f"_from_{name.lower()}", None)
+        if method is None:
+            raise self._refused(tree)
+        found: Node = method(tree)
+        return found
+
+    @staticmethod
+    def _refused(tree: Any) -> UnsupportedSql:
+        return UnsupportedSql(
+            f"{tree.sql('spark')} has a {type(tree).__name__}, which is not supported; "
+            "use a function of a pyarrow.RecordBatch"
+        )
+
+    @staticmethod
+    def _mismatch(tree: Any, *nodes: Node) -> UnsupportedSql:
+        types = " and ".join(str(node.type or "a type that is not supported") for node in nodes)
+        return UnsupportedSql(
+            f"{tree.sql('spark')} combines {types}, which ackcore does not convert as Spark does; "
+            "use operands of one type, or a function of a pyarrow.RecordBatch"
+        )
+
+    # -- leaves -----------------------------------------------------------------------------------
+
+    def _from_paren(self, tree: Any) -> Node:
+        return self.node(tree.this)
+
+    def _from_column(self, tree: Any) -> Node:
+        name = tree.name
+        if tree.args.get("table") or type(tree.this).__name__ != "Identifier":
+            raise UnsupportedSql(
+                f"{tree.sql('spark')} is a part of a column; use a function of a "
+                "pyarrow.RecordBatch"
+            )
+        # Spark ignores the case of names.
+        found = [one for one in self._types if one.lower() == name.lower()]
+        if len(found) > 1:
+            raise UnsupportedSql(f"{name!r} may be any of the columns {', '.join(found)}")
+        if not found:
+            raise UnsupportedSql(
+                f"there is no column {name!r}; {near_miss(name, list(self._types), 'columns')}"
+            )
+        return ColumnNode(self._types[found[0]], found[0])
+
+    def _from_boolean(self, tree: Any) -> Node:
+        return _constant(bool(tree.this), _BOOL)
+
+    def _from_literal(self, tree: Any) -> Node:
+        text = tree.this
+        if tree.args.get("is_string"):
+            return _constant(text, pa.string())
+        return self._number(tree, text)
+
+    def _number(self, tree: Any, text: str) -> Node:
+        if re.fullmatch(r"-?\d+", text):
+            value = int(text)
+            for type_, bits in ((pa.int32(), 31), (pa.int64(), 63)):
+                if -(1 << bits) <= value < 1 << bits:
+                    return _constant(value, type_)
+        elif re.fullmatch(r"-?(\d+\.\d*|\.\d+)", text):
+            exact = Decimal(text)
+            _, digits, exponent = exact.as_tuple()
+            scale = max(0, -int(exponent))
+            precision = max(len(digits), scale)
+            if precision <= _DIGITS:
+                return _constant(exact, pa.decimal128(precision, scale))
+        elif re.fullmatch(r"-?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", text):
+            return _constant(float(text), _DOUBLE)
+        raise self._refused(tree)
+
+    def _from_neg(self, tree: Any) -> Node:
+        inner = tree.this
+        if type(inner).__name__ == "Literal" and not inner.args.get("is_string"):
+            return self._number(tree, f"-{inner.this}")
+        node = self.node(inner)
+        return _call(self._of_numbers(tree, node), "negate_checked", node)
+
+    def _from_cast(self, tree: Any) -> Node:
+        """Return a literal with a type, such as ``DATE '2020-01-01'`` or ``1L``."""
+        inner, to = tree.this, tree.args["to"].sql("spark").upper()
+        if type(inner).__name__ == "Literal":
+            text = inner.this
+            if inner.args.get("is_string"):
+                if to == "DATE":
+                    return self._date(tree, text)
+                if to in ("TIMESTAMP", "TIMESTAMPTZ"):
+                    return self._moment(tree, text)
+            elif to == "BIGINT" and re.fullmatch(r"\d+", text) and int(text) < 1 << 63:
+                return _constant(int(text), pa.int64())
+            elif to == "DOUBLE":
+                return _constant(float(text), _DOUBLE)
+        raise self._refused(tree)
+
+    _from_trycast = _from_cast
+
+    def _date(self, tree: Any, text: str) -> Node:
+        try:
+            if _DATE.fullmatch(text):
+                return _constant(date.fromisoformat(text), pa.date32())
+        except ValueError:
+            pass
+        raise UnsupportedSql(f"{tree.sql('spark')} must be a date such as DATE '2026-01-31'")
+
+    def _moment(self, tree: Any, text: str) -> Node:
+        try:
+            if _MOMENT.fullmatch(text):
+                return _constant(datetime.fromisoformat(text), _SPARK_TYPES["timestamp"])
+        except ValueError:
+            pass
+        raise UnsupportedSql(
+            f"{tree.sql('spark')} must be a time with a time zone, such as "
+            "TIMESTAMP '2026-01-31 12:00:00Z'"
+        )
+
+    # -- logic ------------------------------------------------------------------------------------
+
+    def _condition(self, tree: Any) -> Node:
+        found = self.node(tree)
+        if found.type != _BOOL:
+            raise UnsupportedSql(f"{tree.sql('spark')} must be a condition, got {found.type}")
+        return found
+
+    def _from_and(self, tree: Any) -> Node:
+        return _and(self._condition(tree.this), self._condition(tree.expression))
+
+    def _from_or(self, tree: Any) -> Node:
+        return _or(self._condition(tree.this), self._condition(tree.expression))
+
+    def _from_not(self, tree: Any) -> Node:
+        return _not(self._condition(tree.this))
+
+    def _operand(self, tree: Any) -> Node:
+        if type(tree).__name__ in _PREDICATES:
+            raise UnsupportedSql(f"put {tree.sql('spark')} into parentheses")
+        return self.node(tree)
+
+    def _from_is(self, tree: Any) -> Node:
+        node, what = self._operand(tree.this), type(tree.expression).__name__
+        if what == "Null":
+            return _call(_BOOL, "is_null", node)
+        if what != "Boolean" or node.type != _BOOL:
+            raise self._refused(tree)
+        value = node if tree.expression.this else _not(node)
+        return _call(_BOOL, "coalesce", value, _constant(False, _BOOL))
+
+    def _from_anonymous(self, tree: Any) -> Node:
+        name, arguments = str(tree.this).lower(), tree.expressions
+        if name not in ("isnull", "isnotnull") or len(arguments) != 1:
+            raise self._refused(tree)
+        node = self.node(arguments[0])
+        return _call(_BOOL, "is_null" if name == "isnull" else "is_valid", node)
+
+    # -- comparisons ------------------------------------------------------------------------------
+
+    def _comparison(self, tree: Any, name: str) -> Node:
+        left, right = self._operand(tree.this), self._operand(tree.expression)
+        return self._compared(tree, _COMPARED[name], left, right)
+
+    def _compared(self, tree: Any, how: str, left: Node, right: Node) -> Node:
+        if isinstance(left, LiteralNode):
+            left, right, how = right, left, _SWAPPED[how]
+        if isinstance(left, LiteralNode):
+            raise UnsupportedSql(f"{tree.sql('spark')} compares two literals")
+        return ComparisonNode(_BOOL, how, *self._alike(tree, left, right))
+
+    def _from_between(self, tree: Any) -> Node:
+        node = self._operand(tree.this)
+        low, high = self._operand(tree.args["low"]), self._operand(tree.args["high"])
+        return _and(self._compared(tree, ">=", node, low), self._compared(tree, "<=", node, high))
+
+    def _from_in(self, tree: Any) -> Node:
+        node = self._operand(tree.this)
+        items = [self.node(each) for each in tree.expressions]
+        literal = all(isinstance(each, LiteralNode) for each in items)
+        if not items or not literal or next(node.columns(), None) is None:
+            raise self._refused(tree)
+        # Arrow's is_in distinguishes 0.0 and -0.0.
+        few = len(items) <= (1 if node.type == pa.string() else _FEW)
+        if few or pa.types.is_floating(node.type or pa.null()):
+            return reduce(_or, [self._compared(tree, "=", node, each) for each in items])
+        pairs = [self._alike(tree, node, each) for each in items]
+        if not all(left is node for left, _ in pairs):
+            raise self._mismatch(tree, node, *items)
+        literals = pa.array([one.value for _, one in pairs if isinstance(one, LiteralNode)])
+        return InNode(_BOOL, node, literals.cast(node.type))
+
+    def _from_like(self, tree: Any) -> Node:
+        node, pattern = self._operand(tree.this), tree.expression
+        if node.type != pa.string() or not pattern.args.get("is_string"):
+            raise self._refused(tree)
+        options = ("MatchSubstringOptions", pattern.this)
+        found = _call(_BOOL, "match_like", node, options=options)
+        return _not(found) if tree.args.get("negate") else found
+
+    # -- numbers and functions --------------------------------------------------------------------
+
+    def _of_numbers(self, tree: Any, node: Node) -> pa.DataType:
+        kind = node.type
+        if kind is None or not (
+            kind in _INTEGERS or pa.types.is_floating(kind) or pa.types.is_decimal128(kind)
+        ):
+            raise UnsupportedSql(f"{tree.sql('spark')} must have numbers, got {kind}")
+        return kind
+
+    def _arithmetic(self, tree: Any, name: str) -> Node:
+        left, right = self._operand(tree.this), self._operand(tree.expression)
+        kinds = {self._of_numbers(tree, left), self._of_numbers(tree, right)}
+        if any(map(pa.types.is_decimal128, kinds)) and not any(map(pa.types.is_floating, kinds)):
+            return self._of_decimals(tree, name, left, right)
+        if name == "Div":
+            sides = [self._as(tree, each, _DOUBLE) for each in (left, right)]
+            return ArithmeticNode(_DOUBLE, "divide_checked", tuple(sides))
+        # A 32-bit float and an integer become float or double, depending on Spark's mode.
+        if _FLOAT in kinds and kinds & set(_INTEGERS):
+            raise self._mismatch(tree, left, right)
+        left, right = self._alike(tree, left, right)
+        assert left.type is not None
+        return ArithmeticNode(left.type, _ARITHMETIC[name], (left, right))
+
+    def _of_decimals(self, tree: Any, name: str, left: Node, right: Node) -> Node:
+        (p1, s1), (p2, s2) = (_decimal_of(each) for each in (left, right))
+        if name == "Div":
+            raise self._refused(tree)
+        scale = s1 + s2 if name == "Mul" else max(s1, s2)
+        digits = p1 + p2 + 1 if name == "Mul" else max(p1 - s1, p2 - s2) + scale + 1
+        if digits > _DIGITS:
+            raise self._mismatch(tree, left, right)
+        left = self._as(tree, left, pa.decimal128(p1, s1))
+        right = self._as(tree, right, pa.decimal128(p2, s2))
+        return ArithmeticNode(pa.decimal128(digits, scale), _ARITHMETIC[name], (left, right))
+
+    def _from_abs(self, tree: Any) -> Node:
+        node = self.node(tree.this)
+        return _call(self._of_numbers(tree, node), "abs_checked", node)
+
+    def _from_isnan(self, tree: Any) -> Node:
+        node = self.node(tree.this)
+        if node.type not in (_FLOAT, _DOUBLE):
+            raise self._mismatch(tree, node)
+        return _call(_BOOL, "coalesce", _call(_BOOL, "is_nan", node), _constant(False, _BOOL))
+
+    def _from_length(self, tree: Any) -> Node:
+        return _call(pa.int32(), "utf8_length", self._text(tree))
+
+    def _from_trim(self, tree: Any) -> Node:
+        if tree.args.get("expression"):
+            raise self._refused(tree)
+        return _call(pa.string(), "utf8_trim", self._text(tree), options=("TrimOptions", " "))
+
+    def _text(self, tree: Any) -> Node:
+        node = self.node(tree.this)
+        if node.type != pa.string():
+            raise self._mismatch(tree, node)
+        return node
+
+    def _from_coalesce(self, tree: Any) -> Node:
+        nodes = [self.node(each) for each in (tree.this, *tree.expressions)]
+        kinds = {each.type for each in nodes}
+        if kinds <= set(_INTEGERS):
+            widest = max(kinds, key=_INTEGERS.__getitem__)
+            nodes = [self._as(tree, each, widest) for each in nodes]
+        elif _DOUBLE in kinds and all(
+            each.type == _DOUBLE
+            or (isinstance(each, LiteralNode) and isinstance(each.value, int | Decimal))
+            for each in nodes
+        ):
+            nodes = [self._as(tree, each, _DOUBLE) for each in nodes]
+        elif len(kinds) > 1 or None in kinds:
+            raise self._mismatch(tree, *nodes)
+        return _lazy("coalesce", (), *nodes)
+
+    # -- types ------------------------------------------------------------------------------------
+
+    def _alike(self, tree: Any, left: Node, right: Node) -> tuple[Node, Node]:
+        """Return two operands in their common type, as in Spark."""
+        kinds = (left.type, right.type)
+        if None in kinds:
+            raise self._mismatch(tree, left, right)
+        if kinds[0] == kinds[1]:
+            return left, right
+        common = self._common(left, right)
+        if common is None:
+            raise self._mismatch(tree, left, right)
+        return self._as(tree, left, common), self._as(tree, right, common)
+
+    @staticmethod
+    def _common(left: Node, right: Node) -> pa.DataType | None:
+        one, other = left.type, right.type
+        if one in _INTEGERS and other in _INTEGERS:
+            return max(one, other, key=_INTEGERS.__getitem__)
+        for node, literal in ((left, right), (right, left)):
+            given = literal if isinstance(literal, LiteralNode) else None
+            if node.type == pa.date32() and literal.type == pa.string() and given is not None:
+                return pa.date32()
+            if node.type == _DOUBLE and (literal.type in _INTEGERS or literal.type == _FLOAT):
+                return _DOUBLE
+            if pa.types.is_floating(node.type) and pa.types.is_decimal128(literal.type):
+                return None if given is None else _DOUBLE
+            if node.type == _FLOAT and literal.type in _INTEGERS:
+                exact = literal.type in (pa.int8(), pa.int16())
+                exact = exact or (given is not None and abs(given.value) <= _EXACT_FLOAT)
+                return _FLOAT if exact else None
+        numbers = [kind in _INTEGERS or pa.types.is_decimal128(kind) for kind in (one, other)]
+        if not all(numbers):
+            return None
+        (p1, s1), (p2, s2) = (_decimal_of(each) for each in (left, right))
+        scale = max(s1, s2)
+        digits = max(p1 - s1, p2 - s2) + scale
+        return pa.decimal128(digits, scale) if digits <= _DIGITS else None
+
+    def _as(self, tree: Any, node: Node, type_: pa.DataType) -> Node:
+        if node.type == type_:
+            return node
+        if isinstance(node, LiteralNode):
+            if type_ == pa.date32() and isinstance(node.value, str):
+                return self._date(tree, node.value)
+            floating = pa.types.is_floating(type_)
+            decimal = pa.types.is_decimal(type_)
+            value = node.value
+            value = float(value) if floating else Decimal(value) if decimal else value
+            return _constant(value, type_)
+        if pa.types.is_floating(type_) and pa.types.is_decimal128(node.type):
+            raise self._mismatch(tree, node)
+        return CastNode(type_, node)
+
+
+def _decimal_of(node: Node) -> tuple[int, int]:
+    """Return the precision and scale of a decimal, or of an integer as a decimal."""
+    kind: Any = node.type
+    if kind in _INTEGERS:
+        return _INTEGERS[kind], 0
+    return kind.precision, kind.scale

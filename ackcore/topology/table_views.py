@@ -1,0 +1,171 @@
+"""The readers of a table: bolts that look it up, and sinks that receive its changed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from ackcore._arrow import as_mapping, one_batch
+from ackcore.tables.folding import finished
+from ackcore.tables.table_segments import TableReader
+from ackcore.tables.table_shape import HASH, TableShape
+from ackcore.topology.batch_collector import conform
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.row_conversion import rows_of
+
+#: The end of the name under which a sink reads the changed rows of a table.
+CHANGES = ".changes"
+#: The stream of changed rows without their former values.
+UPSERTS = "upserts"
+
+
+def change_streams(shape: TableShape) -> dict[str, pa.Schema]:
+    """Return the streams of the changed rows of a table.
+
+    The default stream has the key columns, the values, and the former values as ``old_<name>``,
+    which are null if there was no row. The stream ``"upserts"`` has the rows of the table alone.
+    """
+    rows = shape.row_schema
+    former = [rows.field(name).with_name(f"old_{name}") for name in shape.aggregates]
+    return {DEFAULT_STREAM: pa.schema([*rows, *former]), UPSERTS: rows}
+
+
+class TableSource(Protocol):
+    """A table at one point in time, which a task can open."""
+
+    def reader(self) -> TableReader:
+        """Open the table.
+
+        Raises
+        ------
+        CheckpointCorrupt, StateError
+            If a file of the table is missing, damaged or unreadable.
+        """
+
+
+class TableView:
+    """A table of the topology, as it was after the last finished micro-batch.
+
+    A bolt with ``uses = ["totals"]`` has one as ``self.tables["totals"]``. Every attempt and every
+    repetition of a micro-batch sees the same rows. Updates of the same micro-batch are not in it.
+    Threads may share it.
+
+    Attributes
+    ----------
+    name : str
+        The name of the table.
+    """
+
+    def __init__(self, name: str, reader: TableReader) -> None:
+        self.name = name
+        self._reader = reader
+        self._key_schema = pa.schema(reader.shape.key)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The names of the key columns."""
+        return tuple(self._key_schema.names)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows: the key columns, then the values."""
+        return self._reader.shape.row_schema
+
+    def lookup(self, keys: Any) -> pa.RecordBatch:
+        """Return the rows of some keys.
+
+        Parameters
+        ----------
+        keys : RecordBatch, Table, or mapping of str to column
+            The key columns. Other columns are ignored, so that you can pass a bolt's whole batch. A
+            column is an Arrow array, a numpy array, or a sequence of values, and is cast to the
+            type of the key if the cast is lossless. NULL is a key like any other.
+
+        Returns
+        -------
+        pyarrow.RecordBatch
+            One row per key, in the order of the keys, in the columns of `schema`. All columns of a
+            row, also the key columns, are null if the table has no row for its key.
+
+        Raises
+        ------
+        TypeError
+            If ``keys`` has another type.
+        ValueError
+            If a key column is missing or cannot be cast.
+        """
+        rows, _ = self._found(conform(self._key_columns(keys), self._key_schema, self._title))
+        return rows
+
+    def get(self, key: Any) -> dict[str, Any] | None:
+        """Return the row of one key, or None if the table has none.
+
+        To look up many keys, call `lookup` once: it costs about as much as a few calls of `get`.
+
+        Parameters
+        ----------
+        key : object
+            The value of the key column; for several key columns, a tuple of their values in the
+            order of `key`, or a mapping.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If the key has another number of values than the table has key columns, or a value
+            cannot be cast.
+        """
+        names = self.key
+        named = as_mapping(key)
+        if named is not None:
+            values = self._key_columns(named)
+        elif len(names) == 1:
+            values = {names[0]: key}
+        elif isinstance(key, tuple | list) and len(key) == len(names):
+            values = dict(zip(names, key, strict=True))
+        else:
+            raise ValueError(
+                f"key must have one value for each of {', '.join(names)}, the key columns of "
+                f"{self._title}, got {key!r:.200}; pass a tuple or a mapping"
+            )
+        columns = {name: [value] for name, value in values.items()}
+        batch = conform(columns, self._key_schema, self._title)
+        found, exists = self._found(batch)
+        if not exists:
+            return None
+        rows, misfits = rows_of(found)
+        for _, misfit in misfits:
+            raise misfit
+        return dict(zip(self.schema.names, rows[0], strict=True))
+
+    @property
+    def _title(self) -> str:
+        return f"table {self.name!r}"
+
+    def _key_columns(self, keys: Any) -> Mapping[str, Any]:
+        if isinstance(keys, pa.RecordBatch | pa.Table):
+            given: Mapping[Any, Any] | None = dict(
+                zip(keys.schema.names, keys.columns, strict=True)
+            )
+        else:
+            given = as_mapping(keys)
+        if given is None:
+            raise TypeError(
+                f"keys must be a RecordBatch, a Table or a mapping with the key columns "
+                f"{', '.join(self.key)} of {self._title}, got {type(keys).__name__}"
+            )
+        missing = [name for name in self.key if name not in given]
+        if missing:
+            raise ValueError(
+                f"keys must have the key columns {', '.join(self.key)} of {self._title}, and "
+                f"{', '.join(missing)} is missing among {', '.join(map(str, given)) or 'none'}"
+            )
+        return {name: given[name] for name in self.key}
+
+    def _found(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
+        """Return the rows aligned with the keys, and whether the first key has one."""
+        stored = self._reader.lookup(keys)
+        rows = finished(self._reader.shape, stored).combine_chunks().to_batches()
+        exists = stored.num_rows > 0 and stored.column(HASH)[0].is_valid
+        return one_batch(rows or [pa.RecordBatch.from_pylist([], self.schema)]), exists

@@ -1,0 +1,94 @@
+"""The cost of a micro-batch of the loop after thousands of others, against that of the first ones.
+
+ACKCORE_BENCH_BATCHES says how many micro-batches, 1,000 by default.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+from ackcore.spark import QueryListener, RateSpout, start, to_parquet
+from ackcore.topology import BatchBolt, Reject, TopologyBuilder
+from bench.processes import cpu_s
+
+ROWS = 1000
+
+
+class Flaky(BatchBolt):
+    """Hands numbers on; one in 250 fails at its first attempt, and one in 5,000 is rejected."""
+
+    outputs = RateSpout.schema
+    needs_identity = True
+
+    def process(self, batch: Any, out: Any) -> None:
+        """Fail some rows, and hand on the others."""
+        good = []
+        for row, value in enumerate(batch["value"].to_pylist()):
+            if value % 5000 == 1:
+                out.fail([row], [Reject(f"{value} is refused")])
+            elif value % 250 == 0 and out.identity.attempts[row] == 0:
+                out.fail([row], [ConnectionError(f"{value} fails once")])
+            else:
+                good.append(row)
+        out.emit(batch.take(good), parents=good)
+
+
+def memory_mb(spark: Any) -> dict[str, float]:
+    """The memory that the driver's Python and its JVM cannot give back, in MB."""
+    gc.collect()
+    spark._jvm.System.gc()
+    runtime = spark._jvm.Runtime.getRuntime()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    anonymous = next(line for line in lines if line.startswith("RssAnon"))
+    return {
+        "driver's Python": int(anonymous.split()[1]) * 1024 / 1e6,
+        "JVM's heap": (runtime.totalMemory() - runtime.freeMemory()) / 1e6,
+    }
+
+
+def bench_flat(spark, tmp_path, quick, report_ratio):
+    """Wall time, CPU time and memory of the last tenth of the micro-batches against the second.
+
+    The JVM compiles and fills its caches during the first tenth.
+    """
+    batches = 50 if quick else int(os.environ.get("ACKCORE_BENCH_BATCHES", 1000))
+    tenth = batches // 10
+    found: list[dict[str, float]] = []
+
+    class Noted(QueryListener):
+        def __init__(self) -> None:
+            self.took: list[float] = []
+            self.cpu = cpu_s()
+
+        def on_progress(self, progress: Any, counts: Any) -> None:
+            self.took.append(progress.duration_s)
+            if len(self.took) == tenth:
+                by_wall, by_cpu = statistics.median(self.took), (cpu_s() - self.cpu) / tenth
+                found.append({"wall time": by_wall, "CPU time": by_cpu} | memory_mb(spark))
+                print(len(found), found[-1])
+                self.took, self.cpu = [], cpu_s()
+
+    builder = TopologyBuilder()
+    builder.spout("numbers", RateSpout(ROWS * batches, max_rows_per_batch=ROWS))
+    builder.bolt("flaky", Flaky()).shuffle("numbers")
+    builder.sink("flaky", to_parquet(tmp_path / "sink"))
+    query = start(
+        builder.build(backoff_s=0.2, max_backoff_s=1),
+        spark,
+        tmp_path / "checkpoint",
+        trigger={"availableNow": True},
+        listeners=[Noted()],
+    )
+    query.await_termination()
+    counts = query.counts
+    assert (counts.acked, counts.dead) == (ROWS * batches - batches // 5, batches // 5)
+    for name, before in found[1].items():
+        after = statistics.median(each[name] for each in found[-3:])
+        title = (
+            f"micro-batches up to {batches:,} / up to {2 * tenth:,}: {name} ({before:.3g} before)"
+        )
+        report_ratio(title, [after / before], 1.1, at_most=True)

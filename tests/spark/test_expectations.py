@@ -1,0 +1,393 @@
+"""Expectations: the same results as Spark SQL, and the consequences of tuples that fail them."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PySparkException
+
+from ackcore import testing
+from ackcore.metrics.readings import READINGS, MetricsSnapshot
+from ackcore.spark import QueryListener, RateSpout, RunFailed, dead_letters, run_batch, start
+from ackcore.spark.engine.insist import ExpectationFailed
+from ackcore.spark.engine.progress import Progress
+from ackcore.topology import BatchBolt, TopologyBuilder, TopologyError
+from ackcore.topology.expectations import checks_of, expect
+from ackcore.topology.sql_conditions import UnsupportedSql, condition, spark_types
+
+ROWS = 400
+DECIMAL, WIDE = pa.decimal128(10, 2), pa.decimal128(30, 6)
+#: By column: its type, values at the edges, and literals that conditions compare it with.
+COLUMNS = {
+    "i8": (pa.int8(), [-128, -1, 0, 1, 127], ["0", "1", "-128", "300", "1.5"]),
+    "i16": (pa.int16(), [-(2**15), 0, 7, 2**15 - 1], ["0", "7", "-32768", "1e2"]),
+    "i32": (pa.int32(), [-(2**31), -1, 0, 3, 2**31 - 1], ["0", "3", "2147483648", "2.50"]),
+    "i64": (
+        pa.int64(),
+        [-(2**63), -1, 0, 2**53 + 1, 2**63 - 1],
+        ["0", "9223372036854775807", "9007199254740993L", "9007199254740992.0", "9e18"],
+    ),
+    "f32": (pa.float32(), [float("nan"), -0.0, 0.1, 0.5, float("inf")], ["0", "0.1", "1e-1"]),
+    "f64": (
+        pa.float64(),
+        [float("nan"), -0.0, 0.0, 0.1, 2.0**53, float("inf"), -float("inf")],
+        ["0", "0.1", "1e308", "-0.0", "0.30000000000000004"],
+    ),
+    "g64": (pa.float64(), [float("nan"), -0.0, 0.1, float("-inf")], ["1", ".5"]),
+    "dec": (DECIMAL, [Decimal("0.00"), Decimal("-99999999.99"), Decimal("0.10")], ["0", "0.1"]),
+    "wide": (WIDE, [Decimal("0.100000"), Decimal("-1.500000")], ["0.1", "1", "0.1000001"]),
+    "s": (
+        pa.string(),
+        ["", " ", "a", "ab", "b\nc", "Ä", "\U0001f600x", "%", "a_b", " a "],
+        ["'a'", "''", "'Ä'", '"ab"', "' a '"],
+    ),
+    "z": (pa.string(), ["", "a", "\U0001f600", "\uffff"], ["'a'", "'\U0001f600'"]),
+    "day": (
+        pa.date32(),
+        [date(1, 1, 1), date(1582, 10, 15), date(2026, 2, 28), date(9999, 12, 31)],
+        ["DATE '2026-02-28'", "'1582-10-15'"],
+    ),
+    "at": (
+        pa.timestamp("us", "UTC"),
+        [datetime(1900, 1, 1, tzinfo=UTC), datetime(2026, 3, 29, 1, 30, 0, 1, tzinfo=UTC)],
+        ["TIMESTAMP '2026-03-29 01:30:00.000001Z'", "TIMESTAMP '2026-03-29 03:30:00+02:00'"],
+    ),
+    "yes": (pa.bool_(), [True, False], ["TRUE", "FALSE"]),
+}
+NUMBERS = ["i8", "i16", "i32", "i64", "f32", "f64", "g64", "dec", "wide"]
+PATTERNS = ["'%a%'", "'a%'", "'%b'", "'_'", "'b_c'", "'a_b'", "'%'", "''", "'.'", "'a'"]
+LISTS = {
+    "i64": "0, -1, 9223372036854775807",
+    "i32": ", ".join(map(str, range(-3, 40))),
+    "s": "'a', 'Ä', ''",
+    "f64": "0.1, 0",
+    "dec": "0.1, -99999999.99",
+    "day": "DATE '2026-02-28', DATE '0001-01-01'",
+}
+
+
+def table(rng):
+    """Random rows, with a null in every fourth value."""
+    columns = {}
+    for name, (kind, edges, _) in COLUMNS.items():
+        values = [rng.choice(edges) if rng.random() < 0.75 else None for _ in range(ROWS)]
+        if kind == pa.float64():
+            values = [
+                rng.choice([one, rng.gauss(0, 2)]) if one is not None else None for one in values
+            ]
+        columns[name] = pa.array(values, kind)
+    return pa.table(columns)
+
+
+def number(rng, depth=2):
+    """A random expression with a number as its value."""
+    column = rng.choice(NUMBERS)
+    if depth == 0 or rng.random() < 0.3:
+        return column if rng.random() < 0.6 else rng.choice(COLUMNS[column][2])
+    left, right = number(rng, depth - 1), number(rng, depth - 1)
+    kind = rng.random()
+    if kind < 0.7:
+        return f"({left} {rng.choice('+-*/')} {right})"
+    if kind < 0.8:
+        return f"abs({left})"
+    return f"length({rng.choice('sz')})" if kind < 0.9 else f"coalesce({left}, {right})"
+
+
+def boolean(rng, depth=3):
+    """A random condition."""
+    kind = rng.random()
+    if depth and kind < 0.4:
+        left, right = boolean(rng, depth - 1), boolean(rng, depth - 1)
+        word = rng.choice(["AND", "OR"])
+        return f"({left}) {word} ({right})" if rng.random() < 0.5 else f"{left} {word} NOT {right}"
+    how = rng.choice(["=", "==", "<>", "!=", "<", "<=", ">", ">=", "<=>"])
+    if kind < 0.5:
+        return f"{number(rng)} {how} {number(rng)}"
+    name = rng.choice(list(COLUMNS))
+    literal = rng.choice(COLUMNS[name][2])
+    alike = [one for one in COLUMNS if COLUMNS[one][0] == COLUMNS[name][0]]
+    return rng.choice(
+        [
+            f"{name} {how} {literal}",
+            f"{literal} {how} {name}",
+            f"{name} {how} {rng.choice(alike)}",
+            f"{rng.choice(NUMBERS)} {how} {rng.choice(NUMBERS)}",
+            f"{name} IS {rng.choice(['', 'NOT '])}NULL",
+            f"{name} BETWEEN {literal} AND {rng.choice(COLUMNS[name][2])}",
+            f"{name} NOT BETWEEN {literal} AND {name}",
+            f"{rng.choice('sz')} {rng.choice(['', 'NOT '])}LIKE {rng.choice(PATTERNS)}",
+            f"{(one := rng.choice(list(LISTS)))} {rng.choice(['', 'NOT '])}IN ({LISTS[one]})",
+            f"isnan({rng.choice(['f32', 'f64'])})",
+            f"trim(s) {how} {literal}",
+            "yes",
+            f"(yes IS {rng.choice(['', 'NOT '])}{rng.choice(['TRUE', 'FALSE'])})",
+            f"isnull({name}) = isnotnull({rng.choice(alike)})",
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
+    rng = random.Random(seed)
+    rows = table(rng)
+    pq.write_table(rows, str(tmp_path / "rows.parquet"))
+    frame = spark.read.parquet(str(tmp_path / "rows.parquet")).coalesce(1)
+    batch = rows.combine_chunks().to_batches()[0]
+    types = spark_types(frame.schema)
+    assert types == {field.name: field.type for field in rows.schema}
+    compiled, refused = {}, 0
+    while len(compiled) < 120:
+        sql = boolean(rng)
+        try:
+            compiled[sql] = condition(sql, types)
+        except UnsupportedSql:
+            refused += 1
+    assert refused < 240
+    # Where Spark raises for a row, that row does not pass.  It raises for the whole query.
+    checks = list(checks_of([expect(*compiled)], types))
+    errors = [check.failed(batch)[1] for check in checks]
+    assert 20 > sum(map(bool, errors)) > 3
+    plain = [check for check, raised in zip(checks, errors, strict=True) if not raised]
+    for ansi in ("true", "false"):
+        conf("spark.sql.ansi.enabled", ansi)
+        for first in range(0, len(plain), 40):
+            some = plain[first : first + 40]
+            found = frame.selectExpr(*(f"{one.name} AS c{n}" for n, one in enumerate(some)))
+            for check, values in zip(some, _columns(found), strict=True):
+                assert check.by.of(batch, False).to_pylist() == list(values), check.name
+    conf("spark.sql.ansi.enabled", "true")
+    for check, raised in zip(checks, errors, strict=True):
+        if not raised:
+            continue
+        good = np.setdiff1d(np.arange(ROWS), list(raised))
+        _write(tmp_path / "good", rows.take(good))
+        _write(tmp_path / "bad", rows.take([next(iter(raised))]))
+        (values,) = _columns(spark.read.parquet(str(tmp_path / "good")).selectExpr(check.name))
+        unmet = np.setdiff1d(check.failed(batch)[0], list(raised))
+        assert good[[one is False for one in values]].tolist() == unmet.tolist(), check.name
+        with pytest.raises(PySparkException):
+            spark.read.parquet(str(tmp_path / "bad")).selectExpr(check.name).collect()
+
+
+def _write(directory, rows):
+    directory.mkdir(exist_ok=True)
+    pq.write_table(rows, str(directory / "rows.parquet"))
+
+
+def _columns(frame):
+    return list(zip(*map(tuple, frame.collect()), strict=True))
+
+
+# ------------------------------------------------------------------------------------ consequences
+
+ORDERS = pa.schema([("id", pa.int64()), ("amount", pa.int64()), ("currency", pa.string())])
+
+
+class Split(BatchBolt):
+    """Emits each order, and the large ones also to another stream."""
+
+    outputs: ClassVar = {"default": ORDERS, "large": ORDERS}
+
+    def process(self, batch, out):
+        out.emit(batch, parents=range(len(batch)))
+        large = np.flatnonzero(np.nan_to_num(batch["amount"].to_numpy(zero_copy_only=False)) > 50)
+        out.emit(batch.take(pa.array(large)), parents=large, stream="large")
+
+
+def not_seventh(batch):
+    return batch["id"].to_numpy() % 7 != 0
+
+
+def orders(source, expected, *of_bolt, fields=("id",), **spout):
+    builder = TopologyBuilder()
+    builder.spout("orders", source, expect=expected, **spout)
+    split = builder.bolt("split", Split(), expect=of_bolt)
+    split.fields("orders", *fields) if fields else split.local_or_shuffle("orders")
+    builder.sink("split", lambda frame, number: None)
+    builder.sink("split", lambda frame, number: None, stream="large")
+    return builder.build()
+
+
+@pytest.mark.parametrize("kills", [{}, {"split": [3, 40, 41]}])
+@pytest.mark.parametrize("fields", [("id",), ()], ids=["shuffled", "one stage"])
+def test_each_tuple_has_the_consequence_of_its_expectation_and_is_counted_once(fields, kills):
+    rng = random.Random(1)
+    rows = [
+        (n, rng.choice([None, *range(-9, 99)]), rng.choice(["EUR", "USD", "X", None]))
+        for n in range(120)
+    ]
+    topology = orders(
+        testing.Source(ORDERS),
+        [
+            expect("amount >= 0", on_fail="drop"),
+            expect("currency IN ('EUR', 'USD')", "100 / (amount - 20) < 50"),
+        ],
+        expect(not_seventh),
+        expect("amount <= 90", on_fail="drop", stream="large"),
+        expect("id <> -1", on_fail="fail", stream="large"),
+        fields=fields,
+    )
+    ran = testing.run(topology, {"orders": rows}, tasks=3, kills=kills)
+    assert ran.kills == len(kills.get("split", ()))
+
+    known = [currency in ("EUR", "USD", None) for _, _, currency in rows]
+    # 100 / 0 raises; 100 / (22 - 20) is 50, and 100 / (21 - 20) is more.
+    small = [amount not in (20, 21, 22) for _, amount, _ in rows]
+    negative = [amount is not None and amount < 0 for _, amount, _ in rows]
+    passed = [
+        row
+        for row, *fine, minus in zip(rows, known, small, negative, strict=True)
+        if all(fine) and not minus
+    ]
+    large = [(n, amount) for n, amount, _ in passed if (amount or 0) > 50]
+    good = [row for row in passed if row[0] % 7]
+    written = [tuple(row.values()) for row in ran.outputs["split"]]
+    assert sorted(written) == sorted(good)
+    written = sorted(row["id"] for row in ran.outputs["split.large"])
+    assert written == [n for n, amount in large if n % 7 and amount <= 90]
+    bad = {n for (n, *_), *fine in zip(rows, known, small, strict=True) if not all(fine)}
+    bad |= {row[0] for row in passed if row[0] % 7 == 0}
+    assert {letter.payload["id"] for letter in ran.dead} == bad
+    assert {letter.error_type for letter in ran.dead} == {"ExpectationFailed"}
+    assert {letter.attempts for letter in ran.dead} == {1}
+    ran.check(dead=len(bad))
+
+    def counts(met):
+        return {"passed": sum(met), "failed": len(met) - sum(met)}
+
+    (progress,) = ran.progress
+    assert progress.expectations == {
+        "orders": {
+            "amount >= 0": counts([not one for one in negative]),
+            "currency IN ('EUR', 'USD')": counts(known),
+            "100 / (amount - 20) < 50": counts(small),
+        },
+        "split": {"not_seventh": counts([row[0] % 7 != 0 for row in passed])},
+        "split.large": {
+            "amount <= 90": counts([amount <= 90 for _, amount in large]),
+            "id <> -1": counts([True for _ in large]),
+        },
+    }
+    unmet = sum(one["failed"] for _, _, one in progress.expected())
+    assert str(progress).endswith(f", {unmet} unmet expectations")
+    assert Progress.from_json(progress.to_json()) == progress
+
+
+def test_a_reason_names_the_expectation_and_the_values():
+    topology = orders(
+        testing.Source(ORDERS),
+        expect("amount > 0 AND 1 / amount < 1", "length(currency) = 3"),
+        expect(lambda batch: [True]),
+    )
+    rows = [(1, -5, "EUR"), (2, 0, "EUR"), (3, 5, "x" * 5000), (4, 5, "EUR"), (5, 6, "EUR")]
+    ran = testing.run(topology, {"orders": rows}, tasks=1)
+    first, second, third, *others = sorted(ran.dead, key=lambda one: one.payload["id"])
+    condition = "expectation amount > 0 AND 1 / amount < 1 is not met: amount="
+    assert first.error_message == f"{condition}-5"
+    assert second.error_message == f"{condition}0"
+    assert third.error_message == (
+        f"expectation length(currency) = 3 is not met: currency='{'x' * 98}…"
+    )
+    for letter in others:
+        if "must return" in letter.error_message:
+            assert letter.component == "split"
+            assert "<lambda> must return a boolean for each of the " in letter.error_message
+
+
+def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems():
+    with pytest.raises(TopologyError) as raised:
+        orders(
+            testing.Source(ORDERS),
+            expect("amout > 0", "amount", "amount > '1'", "rand() > amount", "amount > 0; id > 1"),
+            expect("id > 0", stream="late"),
+            expect("id > 0", "id  >  0"),
+        )
+    problems = "\n".join(raised.value.problems)
+    for text in (
+        "expect of spout 'orders' has 'amout > 0': there is no column 'amout'; did you mean "
+        "'amount'?",
+        "has 'amount': it must be a condition (BOOLEAN), got int64",
+        "has \"amount > '1'\": amount > '1' combines int64 and string, which ackcore does not",
+        "has 'rand() > amount': RAND() has a Rand, which is not supported; use a function",
+        "has 'amount > 0; id > 1': it must be one SQL expression",
+        "bolt 'split' expects conditions of stream 'late', which it does not have",
+        "expect of bolt 'split' has id > 0 twice",
+    ):
+        assert text in problems, text
+    assert len(raised.value.problems) == 7
+    with pytest.raises(TopologyError, match="untracked records have none"):
+        orders(testing.Source(ORDERS), expect("id > 0"), tracked=False)
+
+
+class Seen(QueryListener):
+    """Keeps the reports and the metrics."""
+
+    def __init__(self):
+        self.metrics, self.reports = MetricsSnapshot(), []
+
+    def on_progress(self, progress, counts):
+        self.reports.append(progress)
+        self.metrics.take(progress, counts)
+
+
+def test_on_spark_a_failed_expectation_ends_the_query_before_anything_is_written(spark, tmp_path):
+    columns = ["id", "id % 10 - 1 AS amount", "'EUR' AS currency"]
+    frame = spark.range(0, 1000, 1, numPartitions=3).selectExpr(*columns)
+    written = []
+
+    def run(seen, *expected):
+        builder = TopologyBuilder()
+        builder.spout("orders", frame, expect=expected)
+        builder.bolt("split", Split(), expect=expect(not_seventh)).fields("orders", "amount")
+        builder.sink("split", lambda rows, number: written.append(rows.count()))
+        return run_batch(builder.build(), spark, str(tmp_path / "checkpoint"), listeners=[seen])
+
+    with pytest.raises(RunFailed, match=r"expectation amount >= 0 is not met: amount=-1 \(emitted"):
+        run(Seen(), expect("amount >= 0", on_fail="fail"))
+    assert written == []
+    seen = Seen()
+    counts = run(seen, expect("amount >= 0"), expect("amount < 8", on_fail="drop"))
+    sevenths = [n for n in range(1000) if n % 7 == 0 and 0 <= n % 10 - 1 < 8]
+    assert (counts.dead, counts.acked) == (100 + len(sevenths), 900 - len(sevenths))
+    assert written == [800 - len(sevenths)]
+    (report,) = seen.reports
+    assert report.runs == 1
+    assert report.expectations["orders"] == {
+        "amount >= 0": {"passed": 900, "failed": 100},
+        "amount < 8": {"passed": 900, "failed": 100},
+    }
+    (reading,) = [one for one in READINGS if one.name == "ackcore.expectation.checks"]
+    values = {tuple(labels.values()): value for labels, value in reading.values(seen.metrics)}
+    assert values["split", "not_seventh", "failed"] == len(sevenths)
+    letters = dead_letters(str(tmp_path / "checkpoint"), spark).filter("component = 'orders'")
+    (reason,) = letters.select("error_message").distinct().collect()
+    assert reason[0] == "expectation amount >= 0 is not met: amount=-1"
+    assert issubclass(ExpectationFailed, RunFailed)
+
+
+def test_a_stream_ends_with_the_expectation_and_continues_after_its_correction(spark, tmp_path):
+    written = []
+
+    def run(on_fail):
+        builder = TopologyBuilder()
+        source = RateSpout(50, max_rows_per_batch=20)
+        builder.spout("rate", source, expect=expect("value <> 30", on_fail=on_fail))
+        builder.sink("rate", lambda rows, number: written.append(rows.count()))
+        query = start(
+            builder.build(), spark, tmp_path / "checkpoint", trigger={"availableNow": True}
+        )
+        query.await_termination(60)
+        return query
+
+    with pytest.raises(ExpectationFailed, match=r"micro-batch 1: .* not met: value=30 .* 'rate'"):
+        run("fail")
+    assert written == [20]
+    assert run("drop").counts.acked == 50
+    assert written == [20, 19, 10]

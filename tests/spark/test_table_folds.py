@@ -1,0 +1,368 @@
+"""Tables against an oracle: each ACKED line counts once, whatever fails, is refused or dies."""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from worlds import Killed, Source, Upper, World, killed
+
+from ackcore.spark import SinkRejects
+from ackcore.spark.base.errors import CheckpointCorrupt, CheckpointForeign, CheckpointInUse
+from ackcore.spark.base.schemas import SinkFile
+from ackcore.spark.checkpoint import segment_files
+from ackcore.spark.engine import act, batch, runs
+from ackcore.spark.engine.insist import SinkError
+from ackcore.spark.tables.table_places import snapshot_of
+from ackcore.spark.tasks.row_files import RowFileWriter
+from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction
+from ackcore.tables.folding import finished
+from ackcore.topology import TopologyBuilder, TopologyError
+from ackcore.topology.tuples import Reason
+
+STEPS = [
+    *("planned", "ran", "checked", "decided", "in-sink", "refused", "refusals-closed", "folded"),
+    *("tables-recorded", "in-dead-letters", "acted", "marked", "pruned"),
+]
+ROWS = pa.schema([("line", pa.string()), ("shop", pa.string()), ("size", pa.int32())])
+VALUE = {"orders": count(), "euros": sum_of("size"), "lines": collect("line", 1000)}
+
+
+class Shops(Upper):
+    outputs = ROWS
+
+
+class TableWorld(World):
+    """A world with a table; a line's first letter is its shop, its last character what it does."""
+
+    def __init__(self, path, value=VALUE, *, table="totals", key="shop", ttl_s=None, **changes):
+        self.of = {"key": key, "value": value, "ttl_s": ttl_s}
+        self.table, self.fed = table, []
+        super().__init__(path, {"max_attempts": 3}, behaves=_behaves, **changes)
+
+    def __post_init__(self):
+        builder = TopologyBuilder()
+        builder.spout("lines", Source())
+        builder.bolt("upper", Shops()).shuffle("lines")
+        builder.sink("upper", self)
+        if self.table:
+            builder.table(self.table, from_="upper", **self.of)
+        self.topology = builder.build(backoff_s=10.0, **self.settings)
+
+    def _file(self, work, rows, roots):
+        lines, owners = [line for line, _ in rows], [root for _, root in rows]
+        sizes = pa.array(map(len, lines), pa.int32())
+        columns = [pa.array(lines, pa.string()), pa.array([x[:1] for x in lines], pa.string())]
+        columns += [sizes, pa.array(owners, roots.type)]
+        schema = ROWS.append(roots)
+        file = RowFileWriter(work, schema, 0, 7)
+        file.write(pa.record_batch(columns, schema=schema))
+        return SinkFile("upper", "default", *file.finish()[:2], file.nbytes)
+
+    def write(self, accepted):
+        super().write(accepted)
+        bad = [row for row in self.written[accepted.batch_id] if row.endswith("R")]
+        if not bad:
+            return None
+        act.failpoint("in-sink", accepted.batch_id)
+        return SinkRejects(pa.table({"line": bad}), "refused")
+
+    def take(self, number, lines=()):
+        """Run a micro-batch, and check the table against the lines that are ACKED now."""
+        self.fed += [line for line in lines if line not in self.fed]
+        self.process(number, lines)
+        self.check()
+
+    def check(self):
+        state, _ = self.driver()
+        with state:
+            last = state.last_done
+            waits = state.waiting(last)
+            waiting = [
+                line
+                for spout in waits
+                for table in waits.tables(spout)
+                for line in table["line"].to_pylist()
+            ]
+            assert len(waiting) == len(set(waiting))
+            gone = {*waiting, *self.parked}
+            assert self.found(state, last) == oracle(one for one in self.fed if one not in gone)
+
+    def found(self, state, number):
+        """Return the lines by shop; check that the other values agree with them."""
+        snapshot = pickle.loads(pickle.dumps(snapshot_of(state, self.topology, number)))
+        table = snapshot[self.table]
+        rows = [
+            row
+            for stored in table.reader().scan()
+            for row in finished(table.shape, stored).to_pylist()
+        ]
+        recorded = state.tables.of(number)[self.table]
+        assert recorded.rows == len(rows) == len({row["shop"] for row in rows})
+        for row in rows:
+            assert row["orders"] == len(row["lines"])
+            assert row["euros"] == sum(map(len, row["lines"]))
+        return {row["shop"]: sorted(row["lines"]) for row in rows}
+
+
+def _behaves(line, attempt):
+    does = line[-1]
+    if does == "f" or (does in "12" and attempt < int(does)):
+        return Reason("upper", "ValueError", "no", does == "f" and "x" in line)
+    return None
+
+
+def oracle(lines):
+    """Return the lines of each shop, of an ACKED record each."""
+    found = collections.defaultdict(list)
+    for line in lines:
+        found[line[0].upper()].append(line.upper())
+    return {shop: sorted(some) for shop, some in found.items()}
+
+
+@contextmanager
+def dying_at(step, number):
+    """Kill the driver at a step of a micro-batch, if it comes there."""
+
+    def failpoint(name, n=None):
+        if (name, n) == (step, number):
+            raise killed(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (act, batch, runs):
+            patch.setattr(module, "failpoint", failpoint)
+        with suppress(Killed):
+            yield
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("ooo12fR")), max_size=9),
+            st.lists(st.sampled_from(STEPS), max_size=3),
+        ),
+        min_size=1,
+        max_size=7,
+    ),
+    st.sampled_from([1, 3, 8]),
+)
+def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_compaction, "MAX_DELTAS", deltas)
+        patch.setattr(table_compaction, "DELTA_ROWS", 4)
+        world = TableWorld(Path(path))
+        for number, (lines, steps) in enumerate(batches):
+            world.now_ms += 15_000
+            named = [f"{shop}{number}.{i}.{does}" for i, (shop, does) in enumerate(lines)]
+            world.fed += named
+            for step in steps:
+                with dying_at(step, number):
+                    world.process(number, named)
+            world.take(number, named)
+        counts = world.drain(len(batches))
+        world.check()
+        assert counts.balanced
+        assert not counts.waiting
+        files = list(Path(path).glob("ackcore/tables/totals/*"))
+        named = _named(world)
+        assert {file.name for file in files} >= {Path(one).name for one in named}
+        assert len(files) <= len(named) + 2 * deltas + 4
+
+
+def _named(world):
+    state, _ = world.driver()
+    with state:
+        return state.tables.files(0)
+
+
+@pytest.mark.parametrize("world", ["disk", "bucket"])
+@pytest.mark.parametrize(
+    "step", ["in-sink", "refusals-closed", "folded", "tables-recorded", "acted"]
+)
+def test_a_driver_that_dies_in_a_bucket_as_on_a_disk(tmp_path, request, world, step):
+    place = tmp_path if world == "disk" else request.getfixturevalue("bucket")
+    it = TableWorld(place)
+    lines = ["a1.o", "b1.1", "a2.R", "b2.f"]
+    it.take(0, lines[:2])
+    with dying_at(step, 1):
+        it.process(1, lines[2:])
+    it.now_ms += 15_000
+    it.take(1, lines[2:])
+    it.take(2, ["a9.o"])
+
+
+def test_a_row_of_several_records_counts_if_all_are_acked(tmp_path):
+    world = TableWorld(tmp_path, shared_rows=[("A.O", "B.O"), ("D.O", "C.R")])
+    world.process(0, ["a.o", "b.o", "c.R", "d.o"])
+    state, _ = world.driver()
+    with state:
+        assert world.found(state, 0) == {"A": ["A.O", "A.O&B.O"], "B": ["B.O"]}
+
+
+def test_a_driver_that_was_replaced_changes_nothing(bucket):
+    world = TableWorld(bucket)
+    world.take(0, ["a1.o", "b1.o"])
+    state, engine = world.driver()
+    took = []
+
+    def failpoint(name, n=None):
+        if name == "folded" and not took:
+            took.append(n)
+            world.take(1, ["a2.o"])
+            world.take(2, ["b2.o"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(act, "failpoint", failpoint)
+        with state, pytest.raises(CheckpointInUse):
+            engine.process(1, [("lines", "a2.o")])
+    assert took == [1]
+    world.take(3, ["c3.o"])
+    world.take(4)
+
+
+@pytest.mark.parametrize("harm", ["remove", "flip", "cut"])
+def test_a_harmed_segment_ends_the_query_by_name(tmp_path, harm, monkeypatch):
+    world = TableWorld(tmp_path)
+    world.take(0, ["a1.o", "b1.o"])
+    (file,) = tmp_path.glob("ackcore/tables/totals/*.arrow")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.unlink()
+    if harm != "remove":
+        file.write_bytes(data if harm == "flip" else data[:-8])
+    # As in another process.
+    monkeypatch.setattr(segment_files, "_CHECKED", segment_files._Checked())
+    with pytest.raises(CheckpointCorrupt, match=f"{file.name}.*(missing|damaged)"):
+        world.process(1, ["a2.o"])
+    state, _ = world.driver()
+    with state:
+        assert state.last_done == 0
+        with pytest.raises(CheckpointCorrupt, match=file.name):
+            snapshot_of(state, world.topology, 0)["totals"].reader()
+
+
+def test_rows_end_after_their_ttl(tmp_path):
+    world = TableWorld(tmp_path, ttl_s=100)
+    world.take(0, ["a1.o", "b1.o"])
+    world.now_ms += 60_000
+    world.take(1, ["a2.o"])
+    world.now_ms += 60_000
+    world.process(2)
+    state, _ = world.driver()
+    with state:
+        reader = snapshot_of(state, world.topology, 2)["totals"].reader()
+        assert [row["shop"] for table in reader.scan() for row in table.to_pylist()] == ["A"]
+
+
+def test_values_are_added_and_removed_and_other_changes_refused(tmp_path):
+    TableWorld(tmp_path).take(0, ["a1.o", "b1.o"])
+
+    def opened(*of, accept=True, **changes):
+        world = TableWorld(tmp_path, *of, **changes)
+        state, engine = world.driver(accept_changes=accept)
+        return world, state, engine
+
+    more = {**VALUE, "most": max_of("size")}
+    for value, changes, text in (
+        (VALUE, {"key": ["shop", "line"]}, "had the key shop: string, and has shop: string, line"),
+        (VALUE, {"ttl_s": 5}, "had ttl_s=None, and has 5"),
+        ({"orders": sum_of("size")}, {}, "its value 'orders' was .*Count.* and is .*Sum"),
+    ):
+        with pytest.raises(CheckpointForeign, match="differs in its"):
+            opened(value, accept=False, **changes)
+        with pytest.raises(CheckpointForeign, match=text):
+            opened(value, **changes)
+    world, state, engine = opened(more)
+    with state:
+        engine.process(1, [("lines", "a2.oo")])
+        table = snapshot_of(state, world.topology, 1)["totals"]
+        rows = [
+            row for one in table.reader().scan() for row in finished(table.shape, one).to_pylist()
+        ]
+        assert {row["shop"]: (row["orders"], row["most"]) for row in rows} == {
+            "A": (2, 5),
+            "B": (1, None),
+        }
+    world, state, engine = opened({"orders": count()})
+    with state:
+        engine.process(2, [])
+    with pytest.raises(CheckpointForeign, match="its value 'euros' was removed before"):
+        opened({"orders": count(), "euros": sum_of("size")})
+    with dying_at("decided", 3):
+        _, state, engine = opened({"orders": count()})
+        with state:
+            engine.process(3, [("lines", "c.o")])
+    with pytest.raises(CheckpointForeign, match="has changed, and micro-batch 3 was decided"):
+        opened({"orders": count(), "new": count()})
+    world, state, engine = opened({"orders": count()})
+    with state:
+        engine.process(3, [])
+    # Without the table: its files are deleted once no record names them.
+    world, state, engine = opened(VALUE, table=None)
+    with state:
+        for number in (4, 5, 6):
+            engine.process(number, [])
+    assert not list(tmp_path.glob("ackcore/tables/**/*.arrow"))
+
+
+def test_a_fold_that_fails_ends_the_query_and_is_repeated_by_the_next(tmp_path):
+    world = TableWorld(tmp_path)
+    world.take(0, ["a1.o"])
+    with pytest.MonkeyPatch.context() as patch:
+
+        def failing(*of):
+            raise OverflowError("too large")
+
+        patch.setattr("ackcore.spark.tables.table_fold.merge_states", failing)
+        with pytest.raises(SinkError, match=r"table 'totals' failed .* too large"):
+            world.process(1, ["a2.o"])
+    world.take(1, ["a2.o"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"from_": "spout"}, TopologyError, "table 't' reads spout 'spout', whose columns"),
+        ({"from_": "uper"}, TopologyError, "reads 'uper', which is not declared; did you mean"),
+        ({"stream": "x"}, TopologyError, "table 't' reads stream 'x' of 'upper'"),
+        ({"key": "shap"}, TopologyError, "table 't': key must be of the columns"),
+        ({"value": {"n": sum_of("line")}}, TopologyError, "table 't': value\\['n'\\] must be"),
+        ({"value": {"n": 3}}, TypeError, "value of table 't' must map names .* got 3 for 'n'"),
+        ({"value": [count()]}, TypeError, "value of table 't' must map names .* got list"),
+        ({"key": 3}, TypeError, "key of table 't' must be the name of a column"),
+        ({"ttl_s": "1 day"}, TypeError, "ttl_s of table 't' must be a number of seconds"),
+        ({"ttl_s": 0}, ValueError, "ttl_s of table 't' must be a positive number"),
+        ({"name": "upper"}, TopologyError, "2 components and tables are named 'upper'"),
+        ({"name": "a/b"}, TopologyError, "the name of table 'a/b' must be"),
+    ],
+)
+def test_a_wrong_table_is_refused_by_name(changes, error, text):
+    builder = TopologyBuilder()
+    builder.spout("spout", Source())
+    builder.bolt("upper", Shops()).shuffle("spout")
+    of = {"name": "t", "from_": "upper", "key": "shop", "value": {"n": count()}, **changes}
+
+    def declared():
+        builder.table(of.pop("name"), **of)
+        return builder.build()
+
+    with pytest.raises(error, match=text):
+        declared()
+
+
+def test_a_table_is_drawn():
+    builder = TopologyBuilder()
+    builder.spout("spout", Source())
+    builder.bolt("upper", Shops()).shuffle("spout")
+    builder.table("t", from_="upper", key=["shop"], value={"last": latest("size", "line")})
+    topology = builder.build()
+    assert "──▶ table t: shop" in topology.explain()
+    assert topology.structure["tables"]["t"]["from"] == ["upper", "default"]

@@ -1,0 +1,173 @@
+"""Readers of tables on real Spark: bolts, sinks of changed rows, DataFrames, the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from typer.testing import CliRunner
+
+from ackcore.cli.reporting import app_of
+from ackcore.spark import run_batch, table, to_parquet
+from ackcore.spark.base.errors import CheckpointCorrupt
+from ackcore.spark.inspect.status import read_status
+from ackcore.spark.sinks.rejects import SinkRejects, TooManyRefused
+from ackcore.spark.sinks.sink import Sink
+from ackcore.tables import count, mean_of, sum_of
+from ackcore.topology import BasicBolt, BatchBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SEEN = pa.schema([("shop", pa.string()), ("euros", pa.int64()), ("before", pa.int64())])
+
+
+class Rate(BasicBolt):
+    outputs = SEEN
+    uses = ("totals",)
+
+    def execute(self, tuple, collector):
+        if tuple["fails"] > tuple.attempt:
+            raise TimeoutError("the service is out")
+        row = self.tables["totals"].get(tuple["shop"])
+        collector.emit((tuple["shop"], tuple["euros"], None if row is None else row["euros"]))
+
+
+class Again(BatchBolt):
+    outputs = SEEN
+    uses = ("totals",)
+
+    def process(self, batch, out):
+        found = self.tables["totals"].lookup(batch)
+        columns = {"shop": batch["shop"], "euros": batch["euros"], "before": found["euros"]}
+        out.emit(columns, parents=range(len(batch)))
+
+
+ORDERS = [("north", 5, 0), ("south", 7, 0), ("north", 10, 1), ("north", 20, 2), ("west", 1, 9)]
+
+
+def topology(spark, tmp_path, changes=None, writer=None):
+    builder = TopologyBuilder()
+    orders = spark.createDataFrame(ORDERS, "shop string, euros long, fails int")
+    builder.spout("orders", orders)
+    builder.bolt("rate", Rate()).shuffle("orders")
+    builder.bolt("again", Again()).fields("rate", "shop")
+    value = {"euros": sum_of("euros"), "n": count(), "mean": mean_of("euros")}
+    builder.table("totals", from_="again", key="shop", value=value)
+    builder.sink("again", writer or to_parquet(tmp_path / "rows"))
+    builder.sink("totals.changes", changes or to_parquet(tmp_path / "changes"))
+    return builder.build(max_attempts=3, backoff_s=0.01, max_sink_attempts=1)
+
+
+AT_END = [("north", 35, 3, 35 / 3), ("south", 7, 1, 7.0)]
+
+
+@pytest.fixture(scope="module")
+def done(live_spark, tmp_path_factory):
+    """The directory of a query that has ended."""
+    spark = live_spark.session
+    path = tmp_path_factory.mktemp("tables")
+    counts = run_batch(topology(spark, path), spark, path / "checkpoint")
+    assert (counts.acked, counts.dead) == (4, 1)
+    return path
+
+
+def rows_of(spark, path):
+    return spark.read.parquet(str(path)).orderBy("euros").collect()
+
+
+def test_bolts_and_sinks_see_the_table_before_each_micro_batch(spark, done):
+    found = [(row.euros, row.before) for row in rows_of(spark, done / "rows")]
+    assert found == [(5, None), (7, None), (10, 5), (20, 15)]
+    changes = [
+        (row.shop, row.euros, row.n, row.old_euros, row.old_n, row.old_mean)
+        for row in rows_of(spark, done / "changes")
+    ]
+    assert changes == [
+        ("north", 5, 1, None, None, None),
+        ("south", 7, 1, None, None, None),
+        ("north", 15, 2, 5, 1, 5.0),
+        ("north", 35, 3, 15, 2, 7.5),
+    ]
+
+
+def test_a_table_is_a_dataframe(spark, done):
+    frame = table(done / "checkpoint", "totals", spark)
+    assert frame.schema.simpleString() == "struct<shop:string,euros:bigint,n:bigint,mean:double>"
+    assert sorted(map(tuple, frame.collect())) == AT_END
+    with pytest.raises(ValueError, match="'total'; did you mean 'totals'"):
+        table(done / "checkpoint", "total", spark)
+    with pytest.raises(FileNotFoundError):
+        table(done, "totals", spark)
+
+
+def test_the_command_line_shows_rows_and_sizes(done):
+    app = app_of(["table", "status"])
+
+    def ackcore(*words, code=0):
+        ended = CliRunner().invoke(app, list(map(str, words)))
+        assert ended.exit_code == code, ended.output
+        return ended.output
+
+    where = ("table", "show", done / "checkpoint", "totals")
+    assert json.loads(ackcore(*where, "--key", "south", "--json")) == {
+        "shop": "south",
+        "euros": 7,
+        "n": 1,
+        "mean": 7.0,
+    }
+    lines = ackcore(*where, "--json").splitlines()
+    assert sorted(json.loads(line)["shop"] for line in lines) == ["north", "south"]
+    assert len(ackcore(*where, "--json", "--limit", 1).splitlines()) == 1
+    shown = ackcore(*where)
+    assert "north" in shown
+    assert "35" in shown
+    ackcore(*where, "--key", "west", code=1)
+    assert "table totals: " in ackcore("status", done / "checkpoint")
+    assert "one value for each of shop" in ackcore(*where, "--key", "a", "--key", "b", code=2)
+    size = read_status(done / "checkpoint").to_json()["tables"]["totals"]
+    assert size["rows"] >= 2
+    assert size["bytes"] > 0
+
+
+class Refusing(Sink):
+    def write(self, batch):
+        rows = pa.Table.from_batches(batch.record_batches())
+        return SinkRejects(rows.select(["shop"]), "too long")
+
+
+def test_a_refused_change_ends_the_query_by_name_and_a_new_sink_gets_the_same_rows(spark, tmp_path):
+    with pytest.raises(TooManyRefused, match=r"'totals.changes' refuses changed rows.*too long"):
+        run_batch(topology(spark, tmp_path, Refusing()), spark, tmp_path / "checkpoint")
+    run_batch(topology(spark, tmp_path), spark, tmp_path / "checkpoint")
+    assert len(rows_of(spark, tmp_path / "changes")) == 4
+    assert sorted(map(tuple, table(tmp_path / "checkpoint", "totals", spark).collect())) == AT_END
+
+
+class Damaging(Sink):
+    """A sink of changes that damages the table's file, after the fold and before the mark."""
+
+    def __init__(self, directory):
+        self.directory = Path(directory)
+
+    def write(self, batch):
+        for file in self.directory.glob("*.arrow"):
+            data = bytearray(file.read_bytes())
+            data[len(data) // 2] ^= 1
+            file.unlink()  # the driver has mapped it
+            file.write_bytes(data)
+
+
+def test_a_damaged_table_ends_the_query_by_name_and_no_record_fails_for_it(spark, tmp_path):
+    checkpoint = tmp_path / "checkpoint"
+    damaging = Damaging(checkpoint / "ackcore/tables/totals")
+    with pytest.raises(CheckpointCorrupt, match=r"tables/totals/0\.e1\..*checksum"):
+        run_batch(topology(spark, tmp_path, damaging), spark, checkpoint)
+    status = read_status(checkpoint)
+    assert (status.counts.acked, status.counts.waiting) == (2, 3)
+    assert status.under_way.decided is False
+    with pytest.raises(Exception, match=r"call table\(\) again"):
+        table(checkpoint, "totals", spark).collect()
