@@ -24,7 +24,7 @@ from ackcore.spark.inspect import table_reading
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.tables.table_places import snapshot_of
 from ackcore.spark.tasks.row_files import RowFileWriter
-from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction
+from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction, table_segments
 from ackcore.tables.folding import finished
 from ackcore.topology import TopologyBuilder, TopologyError
 from ackcore.topology.tuples import Reason
@@ -160,7 +160,7 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_compaction, "MAX_DELTAS", deltas)
         patch.setattr(table_compaction, "DELTA_ROWS", 4)
-        patch.setattr(table_compaction, "RANGE_ROWS", 2)
+        patch.setattr(table_segments, "RANGE_ROWS", 2)
         world = TableWorld(Path(path))
         for number, (lines, steps) in enumerate(batches):
             world.now_ms += 15_000
@@ -177,7 +177,7 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
         files = list(Path(path).glob("ackcore/tables/totals/*"))
         named = _named(world)
         assert {file.name for file in files} >= {Path(one).name for one in named}
-        assert len(files) <= len(named) + 2 * deltas + 4
+        assert len(files) <= len(named) + 2 * deltas + 12
 
 
 def _named(world):
