@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import ClassVar
@@ -12,10 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from branching import ROWS as BRANCHES
-from branching import Branch
 from pyspark.errors import PySparkException
-from test_stages import Simulation
 
 from ackcore import testing
 from ackcore.metrics.readings import READINGS, MetricsSnapshot
@@ -25,7 +21,6 @@ from ackcore.spark.engine.progress import Progress
 from ackcore.topology import BatchBolt, TopologyBuilder, TopologyError
 from ackcore.topology.expectations import checks_of, expect
 from ackcore.topology.sql_conditions import UnsupportedSql, condition, spark_types
-from ackcore.topology.tuples import Reason
 
 ROWS = 400
 DECIMAL, WIDE = pa.decimal128(10, 2), pa.decimal128(30, 6)
@@ -332,31 +327,6 @@ def test_a_reason_names_the_expectation_and_the_values():
         if "must return" in letter.error_message:
             assert letter.component == "split"
             assert "<lambda> must return a boolean for each of the " in letter.error_message
-
-
-def test_no_condition_is_called_without_tuples(tmp_path):
-    """No tuple is left of a chunk that cannot be decoded, and a function may need one."""
-    builder = TopologyBuilder()
-    builder.spout("spout", testing.Source(BRANCHES), expect=expect(least))
-    builder.bolt("split", Branch(1, 0)).local_or_shuffle("spout")
-    builder.sink("split", lambda frame, number: None)
-    topology = builder.build()
-    simulation = Simulation(topology, tmp_path)
-    simulation.work = replace(simulation.work, checks=topology.checks)
-    simulation.source = replace(simulation.source, decode=undecodable)
-    done = simulation.rest(simulation.first(range(7)), np.random.default_rng(0))
-    assert done.problems == ()
-    assert len(done.failed) == 7
-    assert {Reason.decode(one).type for one in done.failed["reason"].to_pylist()} == {"ValueError"}
-
-
-def least(batch):
-    """Compare with the least value; raises for a batch without tuples."""
-    return batch["value"].to_numpy() >= batch["value"].to_numpy().min()
-
-
-def undecodable(batch):
-    return batch, dict.fromkeys(range(len(batch)), Reason.of("spout", ValueError("no JSON")))
 
 
 def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems():
