@@ -35,7 +35,6 @@ class Topology:
     def __init__(self, bolts=("count",), **spouts):
         self.tables = {}
         self.spouts = {name: Spout() for name in spouts}
-        self.tables = {}
         self.schemas = {
             name: pa.schema([(field, pa.string()) for field in fields])
             for name, fields in spouts.items()
