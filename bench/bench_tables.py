@@ -21,7 +21,7 @@ import pytest
 from ackcore.tables import count, latest, sum_of
 from ackcore.tables.folding import fold_rows, merge_states
 from ackcore.tables.table_compaction import SegmentInfo, merged, merges_due
-from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
+from ackcore.tables.table_segments import RANGE_ROWS, TableReader, TableSegment, write_segment
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
 
 SCHEMA = pa.schema([("shop", pa.int64()), ("euros", pa.float64()), ("at", pa.timestamp("us"))])
@@ -123,6 +123,15 @@ def bench_bytes_against_parquet(base, report_ratio, tmp_path):
         pq.write_table(part.drop_columns([HASH]), tmp_path / "part.parquet")
         nbytes += (tmp_path / "part.parquet").stat().st_size
     report_ratio("bytes against Parquet", [base.nbytes / nbytes], 1.5, True)
+    numbers = np.random.default_rng(5).permutation(10_000_000)[: min(base.keys, RANGE_ROWS)]
+    for key in ("shop-{:07d}", "user{0}@example{0:.2}.com"):
+        texts = pa.array([key.format(str(n)) if "@" in key else key.format(n) for n in numbers])
+        rows = pa.Table.from_batches([orders(numbers, 6)]).set_column(0, "shop", texts)
+        shape = TableShape.of("totals", rows.schema, "shop", SHAPE.aggregates)
+        stored = fold_rows(shape, [rows], 0)
+        pq.write_table(stored.drop_columns([HASH]), tmp_path / "part.parquet")
+        ratio = len(write_segment(shape, stored)) / (tmp_path / "part.parquet").stat().st_size
+        report_ratio(f"bytes against Parquet, keys {texts[0]}", [ratio], 1.5, True)
 
 
 def totals_of_spark(source):

@@ -42,8 +42,11 @@ def show(
 
     Exits with 1 if there is no row of the key.
     """
-    found = read_table(checkpoint, name)
-    rows = rows_of_key(found, key) if key else first_rows(found, limit)
+    found, rows = read_table(
+        checkpoint,
+        name,
+        lambda it: (it, rows_of_key(it, key) if key else first_rows(it, limit)),
+    )
     if as_json:
         for line in _json_lines(rows):
             print(line)

@@ -459,14 +459,23 @@ class BatchFold(Aggregate):
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
         """Return the types of the state."""
-        if not isinstance(getattr(self, "state", None), pa.Schema) or not len(self.state):
-            raise TypeError("an aggregate whose attribute state is a pyarrow.Schema with columns")
+        state = getattr(self, "state", None)
+        if not isinstance(state, pa.Schema) or not 0 < len(state) == len(set(state.names)):
+            raise TypeError(
+                "an aggregate whose attribute state is a pyarrow.Schema with columns of different "
+                "names"
+            )
         return {field.name: field.type for field in self.state}
 
     def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
         """Return the type of the value."""
-        states = [pa.array([], field.type) for field in self.state]
-        return plain_type(self.finish(states).type)
+        value = self.finish([pa.array([], field.type) for field in self.state])
+        if not isinstance(value, pa.Array) or pa.types.is_null(value.type):
+            raise TypeError(
+                "an aggregate whose method finish returns a pyarrow.Array with the type of the "
+                f"values, also for no states (for these it returned {short_repr(value)})"
+            )
+        return plain_type(value.type)
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         """Return the state of each group of rows."""
@@ -476,7 +485,10 @@ class BatchFold(Aggregate):
                 pa.array([{}] * len(groups.order), pa.struct([]))
             )
         ordered = rows.take(pa.array(groups.order)) if self.columns else rows
-        return self._checked(self.fold(ordered, groups.starts), "fold", len(groups))
+        starts = groups.starts.view()
+        # A fold that changed them would change other aggregates.
+        starts.flags.writeable = False
+        return self._checked(self.fold(ordered, starts), "fold", len(groups))
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         """Return the merged state of each group of states."""
@@ -654,7 +666,8 @@ def _sums(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
             return _nullable(sums, remains, kind)
     exact = _exact_sums(numbers[rows], starts)
     limit = 2**63 if words == 1 else 10**kind.precision
-    wrong = [total for total in exact if not -limit < total < limit]
+    lowest = -limit if words == 1 else 1 - limit
+    wrong = [total for total in exact if not lowest <= total < limit]
     if wrong:
         raise OverflowError(
             f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; use a column of "
@@ -711,7 +724,10 @@ def _ordinals(column: pa.Array) -> Int64s:
         order: Int64s = floats.view(np.int64)
         order ^= (order >> 63) & 0x7FFFFFFFFFFFFFFF
         return order
-    if (types.is_integer(kind) or types.is_temporal(kind)) and kind != pa.uint64():
+    narrow_decimal = types.is_decimal(kind) and kind.bit_width <= 64
+    if narrow_decimal or (
+        (types.is_integer(kind) or types.is_temporal(kind)) and kind != pa.uint64()
+    ):
         width = kind.bit_width // 8
         sign = "u" if types.is_unsigned_integer(kind) else "i"
         numbers = np.frombuffer(column.buffers()[1], f"{sign}{width}", n, column.offset * width)

@@ -8,7 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore.tables.key_groups import KeyGroups, UInt64s, group_rows, hashes_of, plain
+from ackcore._arrow import short_repr
+from ackcore.tables.key_groups import (
+    KeyGroups,
+    UInt64s,
+    group_rows,
+    hashes_of,
+    plain,
+    plain_type,
+)
 from ackcore.tables.table_shape import EXPIRES, HASH, TableShape, one_chunk
 
 #: The maximum rows and bytes of input that are folded at once.
@@ -64,7 +72,19 @@ def finished(shape: TableShape, stored: pa.Table) -> pa.Table:
     columns = [stored.column(name) for name in shape.key_names]
     for name, aggregate in shape.aggregates.items():
         states = [one_chunk(stored.column(field.name)) for field in shape.states(name)]
-        columns.append(aggregate.finish(states))
+        value = aggregate.finish(states)
+        kind, n = shape.row_schema.field(name).type, len(stored)
+        got = f"{len(value)} of {value.type}" if isinstance(value, pa.Array) else short_repr(value)
+        if (
+            not isinstance(value, pa.Array)
+            or len(value) != n
+            or plain_type(value.type) != plain_type(kind)
+        ):
+            raise ValueError(
+                f"table {shape.name!r}: {type(aggregate).__name__}.finish must return {n} values "
+                f"of {kind}, one per state, got {got}"
+            )
+        columns.append(value if value.type == kind else plain(value))
     return pa.Table.from_arrays(columns, schema=shape.row_schema)
 
 

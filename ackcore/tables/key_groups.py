@@ -20,12 +20,20 @@ UInt64s = npt.NDArray[np.uint64]
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which a table holds values of a type: without encodings and views."""
+    """Return the type in which a table holds values of a type: without encodings and views.
+
+    Raises
+    ------
+    pyarrow.ArrowNotImplementedError
+        If the type contains a union.
+    """
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return plain_type(kind.value_type)
+    if types.is_union(kind):
+        raise pa.ArrowNotImplementedError("unions have no plain type")
     if types.is_string_view(kind):
         return pa.string()
     if types.is_binary_view(kind):
@@ -173,7 +181,10 @@ def _separate(order: Int64s, starts: Int64s, is_start: Bools, keys: Sequence[pa.
 
 
 def rows_equal(
-    left: Sequence[pa.Array], left_rows: Int64s, right: Sequence[pa.Array], right_rows: Int64s
+    left: Sequence[pa.Array],
+    left_rows: Int64s,
+    right: Sequence[pa.Array],
+    right_rows: Int64s | None,
 ) -> Bools:
     """Return whether keys are equal, pair by pair.
 
@@ -185,11 +196,13 @@ def rows_equal(
     left, right : sequence of pyarrow.Array
         The columns of the keys, of equal plain types.
     left_rows, right_rows : numpy.ndarray of int64
-        The rows to compare.
+        The rows to compare; None for all rows of ``right``.
     """
     equal = np.ones(len(left_rows), np.bool_)
     for one, other in zip(left, right, strict=True):
-        equal &= values_equal(one.take(pa.array(left_rows)), other.take(pa.array(right_rows)))
+        if right_rows is not None:
+            other = other.take(pa.array(right_rows))
+        equal &= values_equal(one.take(pa.array(left_rows)), other)
     return equal
 
 

@@ -1,21 +1,26 @@
 """Columns of a segment: stored in fewer bytes, still readable by row without decompression.
 
 Integers, times and decimals are stored as the distance from the smallest one, in 1, 2, 4 or 8
-bytes; floats in 4 bytes where that is exact; text with few distinct values as a dictionary.
+bytes; floats in 4 bytes where that is exact; text with few distinct values as a dictionary, other
+text without the prefix that all values have.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ackcore._arrow.record_batches import has_offsets, valid_rows
 
 #: Text is stored as a dictionary if this part of a sample's rows or fewer are distinct.
 _SAMPLE_ROWS, _DISTINCT = 1_000, 0.25
+#: Longer text is not packed: the size of a segment must tell how much memory its rows need.
+_SHORT_BYTES = 256
 
 Note = dict[str, Any]
 
@@ -37,8 +42,16 @@ def packed(column: pa.Array) -> tuple[pa.Array, Note]:
             return _with_nulls(narrow, valid_rows(column)), {}
     elif has_offsets(kind):
         sample = column.slice(0, _SAMPLE_ROWS)
-        if n > 1 and len(sample.unique()) <= len(sample) * _DISTINCT:
+        is_short = sample.nbytes <= _SHORT_BYTES * len(sample)
+        if n > 1 and is_short and len(sample.unique()) <= len(sample) * _DISTINCT:
             return column.dictionary_encode(), {}
+        wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+        octets = column.cast(pa.large_binary() if wide else pa.binary())
+        # The common prefix of the smallest and the largest text is that of all.
+        bounds = list(pc.min_max(octets).as_py().values())
+        prefix = os.path.commonprefix(bounds)[:_SHORT_BYTES]  # noqa: RUF071 - no paths
+        if prefix:
+            return pc.binary_replace_slice(octets, 0, len(prefix), b""), {"prefix": prefix.hex()}
     return column, {}
 
 
@@ -54,6 +67,11 @@ def unpacked(column: pa.Array, note: Note, kind: pa.DataType) -> pa.Array:
         numbers = stored.astype(np.uint64)
         numbers += np.uint64(note["base"])
         return _of_integers(numbers.view(np.int64), valid, kind)
+    if "prefix" in note:
+        prefix, nothing = (
+            pa.scalar(each, column.type) for each in (bytes.fromhex(note["prefix"]), b"")
+        )
+        return pc.binary_join_element_wise(prefix, column, nothing).cast(kind, safe=False)
     if pa.types.is_dictionary(column.type) and len(column) < len(column.dictionary):
         return column.dictionary.take(column.indices).cast(kind)
     return column if column.type == kind else column.cast(kind)

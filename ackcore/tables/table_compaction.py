@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import bisect
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from ackcore.tables.table_segments import RANGE_ROWS, TableSegment, merged_rows
+from ackcore.tables.table_segments import TableSegment, merged_rows, ranges_of
 from ackcore.tables.table_shape import HASH_END, TableShape
 
 #: The number of deltas from which some are merged.
@@ -62,46 +62,53 @@ class SegmentMerge(NamedTuple):
 def merges_due(segments: Sequence[SegmentInfo]) -> list[SegmentMerge]:
     """Return the merges that a table needs now, maybe none.
 
-    All of them are of one kind: either one merge of the newest deltas, or one merge for each range
-    of a new base.  A record that has the new segments drops every segment that is named in any of
-    them.  Merges are independent of each other: tasks may run them in parallel.
+    All of them are of one kind: of the newest deltas, or of all segments into a new base.  Each
+    makes the segment of one range.  A record that has the new segments drops every segment that
+    is named in any of them.  Merges are independent of each other: tasks may run them in parallel.
 
     Parameters
     ----------
     segments : sequence of SegmentInfo
         The segments of the table, the newest first.
     """
-    first = len(segments)
-    # The base: the oldest segments, as long as their ranges are disjoint.
-    while first and all(
-        segments[first - 1].hi <= other.lo or other.hi <= segments[first - 1].lo
-        for other in segments[first:]
-    ):
-        first -= 1
-    deltas, base = segments[:first], segments[first:]
-    rows = sum(each.rows for each in deltas)
-    base_rows = sum(each.rows for each in base)
-    if rows > max(DELTA_ROWS, DELTA_PART * base_rows):
-        return _base_merges(segments, rows + base_rows)
+    base, *deltas = _runs(segments) or [[]]
+    deltas.reverse()
+    sizes = [sum(each.rows for each in delta) for delta in deltas]
+    if sum(sizes) > max(DELTA_ROWS, DELTA_PART * sum(each.rows for each in base)):
+        return _by_range(segments, True)
     if len(deltas) <= MAX_DELTAS:
         return []
     # Few enough rows that the next older delta has more: each row is merged rarely.
-    merged, count = deltas[0].rows, 1
-    while count < len(deltas) and (count < 2 or deltas[count].rows < merged):
-        merged += deltas[count].rows
+    merged, count = sizes[0], 1
+    while count < len(deltas) and (count < 2 or sizes[count] < merged):
+        merged += sizes[count]
         count += 1
-    return [SegmentMerge(tuple(deltas[:count]), 0, HASH_END, False)]
+    return _by_range(segments[: sum(map(len, deltas[:count]))], False)
 
 
-def _base_merges(segments: Sequence[SegmentInfo], rows: int) -> list[SegmentMerge]:
-    """Return the merges of all segments into a base of ranges of about equal size."""
-    parts = -(-rows // RANGE_ROWS)
-    cuts = [HASH_END * part // parts for part in range(parts + 1)]
+def _runs(segments: Sequence[SegmentInfo]) -> list[list[SegmentInfo]]:
+    """Return segments in runs of disjoint ranges, the oldest first: the base, then the deltas."""
+    runs: list[list[SegmentInfo]] = []
+    ranges: list[tuple[int, int]] = []
+    for segment in reversed(segments):
+        place = bisect.bisect(ranges, (segment.lo, segment.hi))
+        before, after = ranges[max(0, place - 1) : place], ranges[place : place + 1]
+        if not runs or any(segment.lo < hi and lo < segment.hi for lo, hi in before + after):
+            runs.append([])
+            ranges, place = [], 0
+        runs[-1].append(segment)
+        ranges.insert(place, (segment.lo, segment.hi))
+    return runs
+
+
+def _by_range(segments: Sequence[SegmentInfo], into_base: bool) -> list[SegmentMerge]:
+    """Return the merges of segments into ranges of about equal size."""
+    rows, nbytes = sum(each.rows for each in segments), sum(each.nbytes for each in segments)
     return [
         SegmentMerge(
-            tuple(each for each in segments if each.lo < hi and lo < each.hi), lo, hi, True
+            tuple(each for each in segments if each.lo < hi and lo < each.hi), lo, hi, into_base
         )
-        for lo, hi in itertools.pairwise(cuts)
+        for lo, hi in ranges_of(0, HASH_END, rows, nbytes)
     ]
 
 

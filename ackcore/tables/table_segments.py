@@ -20,8 +20,8 @@ from ackcore.tables.key_groups import UInt64s, hashes_of, rows_equal
 from ackcore.tables.segment_columns import Note, packed, unpacked
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 
-#: The maximum rows of all segments that a scan reads at once, and of a segment of the base.
-RANGE_ROWS = 500_000
+#: The rows and bytes of all segments that a scan or a merge reads at once, about.
+RANGE_ROWS, RANGE_BYTES = 500_000, 128 << 20
 _NOTES = b"ackcore.segment"
 
 
@@ -96,46 +96,49 @@ class TableSegment:
         """The number of rows."""
         return int(self.batch.num_rows)
 
-    def lookup(self, hashes: UInt64s, keys: Sequence[pa.Array]) -> Int64s:
-        """Return the row of each key; -1 for a key that the segment does not have.
+    def lookup(self, hashes: UInt64s, keys: Sequence[pa.Array]) -> tuple[Int64s, pa.Table]:
+        """Return the keys that the segment has, and their rows.
 
         Parameters
         ----------
         hashes : numpy.ndarray of uint64
-            The hashes of the keys, all in the segment's range.
+            The hashes of the keys, ascending and in the segment's range.
         keys : sequence of pyarrow.Array
-            The columns of the keys, in plain types.  Look-ups are fastest if they ascend by hash.
+            The columns of the keys, in plain types.
+
+        Returns
+        -------
+        tuple
+            The numbers of the keys that are found, and a row with ``shape.stored_schema`` for each.
         """
         stored = self._short_hashes
         wanted = _short(hashes, self.lo, self._shift)
-        found = np.full(len(hashes), -1, np.int64)
-        places = np.searchsorted(stored, wanted).astype(np.int64)
+        places = np.searchsorted(stored, wanted)
         left = np.arange(len(hashes))
-        while len(left):
-            at = places[left]
-            within = at < len(stored)
-            left, at = left[within], at[within]
-            same = stored[at] == wanted[left]
-            left, at = left[same], at[same]
-            if not len(left):
+        numbers = [left[:0]]
+        tables: list[pa.Table] = []
+        while True:
+            left = left[places[left] < len(stored)]
+            left = left[stored[places[left]] == wanted[left]]
+            if tables and not len(left):
                 break
-            mine = [self._column(field.name, at) for field in self.shape.key]
-            equal = rows_equal(keys, left, mine, np.arange(len(at)))
-            found[left[equal]] = at[equal]
+            rows = self._table(self.batch.take(pa.array(places[left])), hashes[left])
+            mine = [one_chunk(rows.column(field.name)) for field in self.shape.key]
+            equal = rows_equal(keys, left, mine, None)
+            numbers.append(left[equal])
+            tables.append(rows if equal.all() else rows.filter(pa.array(equal)))
             left = left[~equal]
             places[left] += 1
-        return found
+        return np.concatenate(numbers), pa.concat_tables(tables)
 
     def take(self, rows: Int64s) -> pa.Table:
         """Return rows by their numbers, with ``shape.stored_schema``."""
-        names = self.shape.stored_schema.names[1:]
-        return self._table([self._column(name, rows) for name in names])
+        return self._table(self.batch.take(pa.array(rows)))
 
     def rows_between(self, lo: int, hi: int) -> pa.Table:
         """Return the rows of a range of hashes, ascending by hash."""
         start, stop = self.places(lo, hi)
-        names = self.shape.stored_schema.names[1:]
-        table = self._table([self._column(name, slice(start, stop)) for name in names])
+        table = self._table(self.batch.slice(start, stop - start))
         # The stored bits do not decide at the ends of the range.
         hashes: UInt64s = one_chunk(table.column(HASH)).to_numpy()
         first = int(np.searchsorted(hashes, np.uint64(lo)))
@@ -160,24 +163,18 @@ class TableSegment:
     def _short_hashes(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
         return self.batch.column(0).to_numpy()  # type: ignore[no-any-return]
 
-    def _column(self, name: str, rows: Int64s | slice) -> pa.Array:
-        kind = self.shape.stored_schema.field(name).type
-        place = self.batch.schema.get_field_index(name)
-        if place < 0:
-            n = len(rows) if isinstance(rows, np.ndarray) else rows.stop - rows.start
-            return pa.nulls(n, kind)
-        column = self.batch.column(place)
-        if isinstance(rows, slice):
-            column = column.slice(rows.start, rows.stop - rows.start)
-        else:
-            column = column.take(pa.array(rows))
-        return unpacked(column, self._notes[name], kind)
-
-    def _table(self, columns: list[pa.Array]) -> pa.Table:
-        """Return columns with the hash of the key."""
-        keys = columns[: len(self.shape.key)]
-        hashes = pa.array(hashes_of(keys, len(keys[0])))
-        return pa.Table.from_arrays([hashes, *columns], schema=self.shape.stored_schema)
+    def _table(self, batch: pa.RecordBatch, hashes: UInt64s | None = None) -> pa.Table:
+        """Return stored columns in their types, with the hash of the key."""
+        n, columns = batch.num_rows, []
+        for field in list(self.shape.stored_schema)[1:]:
+            place = self.batch.schema.get_field_index(field.name)
+            if place < 0:
+                columns.append(pa.nulls(n, field.type))
+            else:
+                columns.append(unpacked(batch.column(place), self._notes[field.name], field.type))
+        if hashes is None:
+            hashes = hashes_of(columns[: len(self.shape.key)], n)
+        return pa.Table.from_arrays([pa.array(hashes), *columns], schema=self.shape.stored_schema)
 
 
 class TableReader:
@@ -233,15 +230,16 @@ class TableReader:
             wanted = np.flatnonzero(missing[start:stop]) + start
             if not len(wanted) or not segment.rows:
                 continue
-            sought = arrays
-            if len(wanted) < n:
+            if len(wanted) == stop - start:
+                sought = [column.slice(start, stop - start) for column in arrays]
+            else:
                 sought = [column.take(pa.array(wanted)) for column in arrays]
-            rows = segment.lookup(hashes[wanted], sought)
-            hit = rows >= 0
-            places[order[wanted[hit]]] = total + np.arange(int(hit.sum()))
-            missing[wanted[hit]] = False
-            found.append(segment.take(rows[hit]))
-            total += found[-1].num_rows
+            hit, rows = segment.lookup(hashes[wanted], sought)
+            hit = wanted[hit]
+            places[order[hit]] = total + np.arange(len(hit))
+            missing[hit] = False
+            found.append(rows)
+            total += len(hit)
         stored = pa.concat_tables(found)
         if self.shape.ttl_s is not None and total:
             expires = one_chunk(stored.column(EXPIRES)).to_numpy()
@@ -275,12 +273,22 @@ def merged_rows(
         older rows of their keys.
     """
     places = [segment.places(lo, hi) for segment in segments]
-    total = sum(stop - start for start, stop in places)
-    # Hashes are uniform: equal parts of the range have about the same number of rows.
-    parts = max(1, -(-total // RANGE_ROWS))
-    cuts = [lo + (hi - lo) * part // parts for part in range(parts + 1)]
-    for start, stop in itertools.pairwise(cuts):
+    rows = sum(stop - start for start, stop in places)
+    nbytes = sum(
+        segment.batch.slice(start, stop - start).nbytes
+        for segment, (start, stop) in zip(segments, places, strict=True)
+    )
+    for start, stop in ranges_of(lo, hi, rows, nbytes):
         tables = [segment.rows_between(start, stop) for segment in segments]
-        rows = live_rows(shape, newest_rows(shape, tables), horizon_ms)
-        if rows.num_rows:
-            yield rows
+        live = live_rows(shape, newest_rows(shape, tables), horizon_ms)
+        if live.num_rows:
+            yield live
+
+
+def ranges_of(lo: int, hi: int, rows: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Divide a range of hashes into ranges that can be held in memory.
+
+    Hashes are uniform: equal parts of a range have about the same number of rows.
+    """
+    parts = max(1, -(-rows // RANGE_ROWS), -(-nbytes // RANGE_BYTES))
+    return itertools.pairwise(lo + (hi - lo) * part // parts for part in range(parts + 1))

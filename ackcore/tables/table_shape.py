@@ -18,6 +18,8 @@ HASH = "_hash"
 #: The column with the time at which a row ends to exist, in milliseconds since 1970.
 EXPIRES = "_expires_ms"
 _STATE = "_state."
+#: The range of a ttl: from 1 ms to about 300 years.
+MIN_TTL_S, MAX_TTL_S = 0.001, 10**10
 #: The end of the range of all hashes.
 HASH_END = 2**64
 
@@ -68,7 +70,8 @@ class TableShape:
         value : mapping of str to Aggregate
             The aggregates by the names of their columns.
         ttl_s : float, optional
-            The seconds, above 0, after the last change of a row at which it ends to exist.
+            The seconds after the last change of a row at which it ends to exist, from 0.001 to
+            10,000,000,000.
 
         Raises
         ------
@@ -87,9 +90,14 @@ class TableShape:
                 f'{{"orders": count()}}, got {short_repr(value)}'
             )
         if ttl_s is not None and (
-            isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0
+            isinstance(ttl_s, bool)
+            or not isinstance(ttl_s, int | float)
+            or not MIN_TTL_S <= ttl_s <= MAX_TTL_S
         ):
-            raise ValueError(f"{where} ttl_s must be seconds above 0, got {short_repr(ttl_s)}")
+            raise ValueError(
+                f"{where} ttl_s must be seconds from {MIN_TTL_S} to {MAX_TTL_S:,}, "
+                f"got {short_repr(ttl_s)}"
+            )
         for one, aggregate in value.items():
             if not isinstance(one, str):
                 raise TypeError(f"{where} value must have names as keys, got {short_repr(one)}")
@@ -98,6 +106,12 @@ class TableShape:
                 raise TypeError(
                     f"{where} value[{one!r}] must be an aggregate, such as count() or "
                     f"sum_of(column), got {short_repr(aggregate)}{way_out}"
+                )
+            columns: object = aggregate.columns
+            if isinstance(columns, str):
+                raise TypeError(
+                    f"{where} value[{one!r}] must be an aggregate whose attribute columns is a "
+                    f"tuple of names, got {columns!r}"
                 )
             if one in keys:
                 raise ValueError(
@@ -136,12 +150,21 @@ class TableShape:
                 ) from None
         for one, aggregate in value.items():
             try:
-                aggregate.state_types([inputs[column] for column in aggregate.columns])
+                types = [inputs[column] for column in aggregate.columns]
+                aggregate.state_types(types)
+                aggregate.value_type(types)
             except TypeError as error:
                 got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
                 raise TypeError(f"{where} value[{one!r}] must be {error}, got {got}") from None
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
-        return cls(name, fields, dict(value), ttl_s, inputs)
+        shape = cls(name, fields, dict(value), ttl_s, inputs)
+        names = shape.stored_schema.names
+        for one in {one for one in names if names.count(one) > 1}:
+            raise ValueError(
+                f"{where} value must have states with different names, got "
+                f"{one.removeprefix(_STATE)!r} twice; rename one"
+            )
+        return shape
 
     @property
     def input_columns(self) -> list[str]:

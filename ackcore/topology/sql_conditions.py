@@ -239,7 +239,10 @@ class InNode(Node):
         """Return NULL for NULL, unlike Arrow."""
         values = self.node.of(batch, alone)
         found = pc.is_in(values, value_set=self.literals)
-        return pc.if_else(values.is_valid(), found, None) if values.null_count else found
+        # For a batch of one row the values may be a scalar, such as the first of a coalesce.
+        if isinstance(values, pa.Array) and not values.null_count:
+            return found
+        return pc.if_else(pc.is_valid(values), found, None)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Topology:
     """Return the facts that the state reads of a topology."""
 
     def __init__(self, bolts=("count",), **spouts):
+        self.tables = {}
         self.spouts = {name: Spout() for name in spouts}
         self.schemas = {
             name: pa.schema([(field, pa.string()) for field in fields])

@@ -176,6 +176,34 @@ def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
             spark.read.parquet(str(tmp_path / "bad")).selectExpr(check.name).collect()
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_tuple_alone_has_the_result_that_it_has_among_others(seed):
+    """Also where the value is no column, such as that of a coalesce that begins with a literal."""
+    rng = random.Random(seed)
+    batch = table(rng).combine_chunks().to_batches()[0].slice(0, 30)
+    types = {field.name: field.type for field in batch.schema}
+    literals = [
+        f"coalesce(7, i32) IN ({LISTS['i32']})",
+        "coalesce('x', s) NOT IN ('a', 'x')",
+        "coalesce('x', s) LIKE 'x'",
+        "coalesce(1e0, f64) <=> g64",
+    ]
+    tested = 0
+    for sql in (*literals, *(boolean(rng) for _ in range(60))):
+        try:
+            condition(sql, types)
+        except UnsupportedSql:
+            assert sql not in literals
+            continue
+        (check,) = checks_of([expect(sql)], types)
+        together, errors = check.failed(batch)
+        alone = [check.failed(batch.slice(place, 1)) for place in range(len(batch))]
+        assert [n for n, (places, _) in enumerate(alone) if len(places)] == sorted(together), sql
+        assert [found for _, found in alone if found] == [{0: errors[n]} for n in sorted(errors)]
+        tested += 1
+    assert tested > 30
+
+
 def _write(directory, rows):
     directory.mkdir(exist_ok=True)
     pq.write_table(rows, str(directory / "rows.parquet"))

@@ -67,7 +67,7 @@ def test_points_are_read_from_the_text():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("palnned", "names the failpoint 'palnned'; it must be one of acted, checked"),
+        ("palnned", "names the failpoint 'palnned'; it must be one of acted, changes-rec"),
         ("planned:x", "'planned:x' must give the micro-batch as name:number"),
         ("planned:", "must give the micro-batch"),
         ("planned=boom", "has an unknown action; write =raise, =kill, =stop or none"),

@@ -35,6 +35,7 @@ from ackcore.spark.tasks.task import called_as
 from ackcore.spark.tasks.task_results import RESULT_SCHEMA
 from ackcore.testing import Source
 from ackcore.topology import BatchBolt, TopologyBuilder
+from ackcore.topology.expectations import expect
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.tuples import Raised, Reason
 
@@ -192,6 +193,31 @@ def test_a_tuple_too_large_for_a_shuffle_fails_with_its_size(simulate, monkeypat
     reason = Reason.decode(text)
     assert (reason.component, reason.type) == ("spout", "TupleTooLarge")
     assert "has 16 bytes, and no more than 15 cross a shuffle" in reason.message
+
+
+def test_no_condition_is_called_without_tuples(tmp_path):
+    """No tuple is left of a chunk that cannot be decoded, and a function may need one."""
+    builder = TopologyBuilder()
+    builder.spout("spout", Source(ROWS), expect=expect(least))
+    builder.bolt("split", Branch(1, 0)).local_or_shuffle("spout")
+    builder.sink("split", lambda frame, number: None)
+    topology = builder.build()
+    simulation = Simulation(topology, tmp_path)
+    simulation.work = dataclasses.replace(simulation.work, checks=topology.checks)
+    simulation.source = dataclasses.replace(simulation.source, decode=undecodable)
+    done = simulation.rest(simulation.first(range(7)), np.random.default_rng(0))
+    assert done.problems == ()
+    assert len(done.failed) == 7
+    assert {Reason.decode(one).type for one in done.failed["reason"].to_pylist()} == {"ValueError"}
+
+
+def least(batch):
+    """Compare with the least value; raises for a batch without tuples."""
+    return batch["value"].to_numpy() >= batch["value"].to_numpy().min()
+
+
+def undecodable(batch):
+    return batch, dict.fromkeys(range(len(batch)), Reason.of("spout", ValueError("no JSON")))
 
 
 class Count(BatchBolt):

@@ -20,9 +20,11 @@ from ackcore.spark.base.schemas import SinkFile
 from ackcore.spark.checkpoint import segment_files
 from ackcore.spark.engine import act, batch, runs
 from ackcore.spark.engine.insist import SinkError
+from ackcore.spark.inspect import table_reading
+from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.tables.table_places import snapshot_of
 from ackcore.spark.tasks.row_files import RowFileWriter
-from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction
+from ackcore.tables import collect, count, latest, max_of, sum_of, table_compaction, table_segments
 from ackcore.tables.folding import finished
 from ackcore.topology import TopologyBuilder, TopologyError
 from ackcore.topology.tuples import Reason
@@ -158,6 +160,7 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_compaction, "MAX_DELTAS", deltas)
         patch.setattr(table_compaction, "DELTA_ROWS", 4)
+        patch.setattr(table_segments, "RANGE_ROWS", 2)
         world = TableWorld(Path(path))
         for number, (lines, steps) in enumerate(batches):
             world.now_ms += 15_000
@@ -174,7 +177,7 @@ def test_a_table_has_each_acked_line_once_whoever_dies_when(batches, deltas):
         files = list(Path(path).glob("ackcore/tables/totals/*"))
         named = _named(world)
         assert {file.name for file in files} >= {Path(one).name for one in named}
-        assert len(files) <= len(named) + 2 * deltas + 4
+        assert len(files) <= len(named) + 2 * deltas + 12
 
 
 def _named(world):
@@ -228,6 +231,34 @@ def test_a_driver_that_was_replaced_changes_nothing(bucket):
     world.take(4)
 
 
+def test_a_table_costs_no_put_of_the_records(tmp_path, monkeypatch):
+    puts = collections.Counter()
+
+    def counting(name):
+        real = getattr(LocalStore, name)
+
+        def counted(store, key, *rest):
+            puts[name, key.partition("/")[0]] += 1
+            return real(store, key, *rest)
+
+        monkeypatch.setattr(LocalStore, name, counted)
+
+    counting("replace")
+    counting("put")
+    found = {}
+    for table in ("totals", None):
+        world = TableWorld(tmp_path / str(table), table=table)
+        for number, lines in enumerate([["a1.o"], [], ["b1.o", "c.1"]]):
+            puts.clear()
+            world.process(number, lines)
+            found[table, number] = dict(puts)
+    for number in range(3):
+        of_table = found["totals", number].pop(("put", "tables"), 0)
+        assert of_table == (number != 1)
+        assert found["totals", number] == found[None, number]
+        assert sum(found[None, number].values()) >= 3
+
+
 @pytest.mark.parametrize("harm", ["remove", "flip", "cut"])
 def test_a_harmed_segment_ends_the_query_by_name(tmp_path, harm, monkeypatch):
     world = TableWorld(tmp_path)
@@ -247,6 +278,22 @@ def test_a_harmed_segment_ends_the_query_by_name(tmp_path, harm, monkeypatch):
         assert state.last_done == 0
         with pytest.raises(CheckpointCorrupt, match=file.name):
             snapshot_of(state, world.topology, 0)["totals"].reader()
+
+
+def test_a_reader_gets_the_newer_table_if_the_query_deletes_the_older(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_compaction, "DELTA_ROWS", 0)
+    world = TableWorld(tmp_path)
+    world.take(0, ["a0.o", "b0.o"])
+    calls = []
+
+    def use(table):
+        calls.append(table)
+        for number in (1, 2, 3) if len(calls) == 1 else ():
+            world.take(number, [f"a{number}.o"])
+        return table_reading.rows_of_key(table, ["A"]).to_pylist()
+
+    (row,) = table_reading.read_table(tmp_path, "totals", use)
+    assert (row["orders"], len(calls)) == (4, 2)
 
 
 def test_rows_end_after_their_ttl(tmp_path):

@@ -62,6 +62,7 @@ VALUES = {
     "n": (pa.int32(), [0, 1, -5, 2**31 - 1]),
     "x": (pa.float64(), [0.0, -0.0, 1.25, -7.5, math.nan, math.inf]),
     "d": (pa.decimal128(12, 2), [D("0.00"), D("1.10"), D("-9999999999.99")]),
+    "q": (getattr(pa, "decimal64", pa.decimal128)(12, 2), [D("0.00"), D("1.10"), D("-9.99")]),
     "at": (pa.timestamp("ns"), TIMES[:4]),
     "s": (pa.string(), TEXTS),
     "e": (pa.dictionary(pa.int32(), pa.string()), ["red", "blue"]),
@@ -115,6 +116,7 @@ AGGREGATES = {
     "e_max": max_of("e"),
     "u_max": max_of("u"),
     "d_min": min_of("d"),
+    "q_min": min_of("q"),
     "at_max": max_of("at"),
     "first_w": first("at", "w"),
     "last_s": latest("at", "s"),
@@ -143,7 +145,7 @@ def chosen(rows, by, column, pick):
 def expected(rows):
     """Return the values of all aggregates for the rows of one key, in the order of the fold."""
     n, x = present(rows, "n"), present(rows, "x")
-    s, e, d, at, u = (present(rows, name) for name in ("s", "e", "d", "at", "u"))
+    s, e, d, q, at, u = (present(rows, name) for name in ("s", "e", "d", "q", "at", "u"))
     latest_by = {
         by: (lambda rows, by=by: max(reversed(rows), key=lambda row: number_order(row[by])))
         for by in ("at", "x")
@@ -160,6 +162,7 @@ def expected(rows):
         "e_max": max(e) if e else None,
         "u_max": max(u) if u else None,
         "d_min": min(d) if d else None,
+        "q_min": min(q) if q else None,
         "at_max": max(at) if at else None,
         "first_w": chosen(rows, "at", "w", lambda rows: min(rows, key=lambda row: row["at"])),
         "last_s": chosen(rows, "at", "s", latest_by["at"]),

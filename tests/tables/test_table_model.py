@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import table_model as model
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ackcore._arrow import hash_columns
-from ackcore.tables import key_groups, sum_of, table_compaction, table_segments
+from ackcore.tables import key_groups, min_of, sum_of, table_compaction, table_segments
 from ackcore.tables.folding import finished, fold_rows, merge_states
 from ackcore.tables.table_compaction import SegmentInfo, merged, merges_due
 from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
@@ -85,7 +85,6 @@ def as_dict(shape, stored):
 def small(monkeypatch):
     """Make segments and merges so small that few rows need many of them."""
     monkeypatch.setattr(table_segments, "RANGE_ROWS", 3)
-    monkeypatch.setattr(table_compaction, "RANGE_ROWS", 3)
     monkeypatch.setattr(table_compaction, "DELTA_ROWS", 6)
     monkeypatch.setattr(table_compaction, "MAX_DELTAS", 2)
     mask = {"bits": MASKS[0]}
@@ -155,16 +154,17 @@ def test_a_table_equals_a_dict(small, data):
 
 
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(-(2**62), 2**63 - 1)), min_size=1),
+    rows=st.lists(st.tuples(st.integers(0, 3), st.integers(-(2**63), 2**63 - 1)), min_size=1),
     cents=st.integers(0, 10**38 - 1),
 )
+@example(rows=[(0, -(2**63))], cents=0)
 def test_sums_are_exact_or_an_error(rows, cents):
     numbers = pa.table({"k": [k for k, _ in rows], "v": pa.array([v for _, v in rows], pa.int64())})
     shape = TableShape.of("t", numbers.schema, "k", {"v": sum_of("v")})
     sums = defaultdict(int)
     for k, v in rows:
         sums[k] += v
-    if max(map(abs, sums.values())) >= 2**63:
+    if not all(-(2**63) <= total < 2**63 for total in sums.values()):
         with pytest.raises(OverflowError, match="the sum of column 'v' must fit int64, got "):
             fold_rows(shape, [numbers], 0)
     else:
@@ -211,10 +211,11 @@ def test_an_expired_row_hides_older_rows_until_a_merge_into_the_base():
     assert TableReader(shape, [old], 5_000).lookup(rows).column(HASH).null_count == 0
 
 
-def test_merges_keep_few_deltas_and_rewrite_each_row_rarely():
+@pytest.mark.parametrize("row_bytes", [1, 5_000])
+def test_merges_keep_few_deltas_and_rewrite_each_row_rarely(row_bytes):
     infos, written, rows, batches = [], 0, 1_000, 3_000
     for number in range(batches):
-        infos.insert(0, SegmentInfo(str(number), rows, rows, 0, HASH_END))
+        infos.insert(0, SegmentInfo(str(number), rows, rows * row_bytes, 0, HASH_END))
         due = merges_due(infos)
         gone = {info for merge in due for info in merge.segments}
         for merge in due:
@@ -225,16 +226,28 @@ def test_merges_keep_few_deltas_and_rewrite_each_row_rarely():
             )
             size = round(sum(shares))
             written += size
-            infos.append(SegmentInfo(f"m{number}", size, size, merge.lo, merge.hi))
-            if not merge.into_base:
-                infos.insert(0, infos.pop())
-                assert any(info.lo == 0 and info not in gone for info in infos[1:])
+            infos.insert(0, SegmentInfo(f"m{number}", size, size * row_bytes, merge.lo, merge.hi))
+            assert size <= 1.01 * table_segments.RANGE_ROWS
+            assert size * row_bytes <= 1.01 * table_segments.RANGE_BYTES
+            # Expired rows may be dropped only if nothing older remains.
+            assert merge.into_base is (infos[-1] in gone)
         infos = [info for info in infos if info not in gone]
-        base = [info for info in infos if info.lo or info.hi < HASH_END]
-        assert len(infos) - len(base) <= table_compaction.MAX_DELTAS + 1
-        assert all(info.rows <= 1.01 * table_segments.RANGE_ROWS for info in base)
+        for place in range(0, HASH_END, HASH_END // 50):
+            covering = sum(info.lo <= place < info.hi for info in infos)
+            assert covering <= table_compaction.MAX_DELTAS + 2
     assert sum(info.rows for info in infos) == pytest.approx(rows * batches, rel=0.01)
     assert written < 12 * rows * batches
+
+
+@pytest.mark.parametrize("texts", [range(100), ["open", "paid"] * 50])
+def test_scans_and_merges_hold_a_bounded_number_of_bytes(texts, monkeypatch):
+    monkeypatch.setattr(table_segments, "RANGE_BYTES", 1 << 16)
+    rows = pa.table({"k": range(100), "v": [f"{text:4000}" for text in texts]})
+    shape = TableShape.of("t", rows.schema, "k", {"v": min_of("v")})
+    segment = TableSegment.open(write_segment(shape, fold_rows(shape, [rows], 0)), shape)
+    parts = list(merged(shape, [segment], 0, HASH_END, None))
+    assert sum(map(len, parts)) == 100
+    assert max(part.nbytes for part in parts) < 3 << 16
 
 
 @given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ SCHEMA = pa.schema(
         ("v", pa.int64()),
         ("u", pa.uint64()),
         ("m", pa.map_(pa.string(), pa.int8())),
+        ("o", pa.sparse_union([pa.field("one", pa.int8())])),
         ("_hash", pa.int64()),
     ]
 )
@@ -55,6 +57,50 @@ class Short(BatchFold):
         return later.rename_columns(["w"])
 
 
+class OneName(Short):
+    columns = "v"
+
+
+class Twice(Short):
+    state = pa.schema([("v", pa.int64())] * 2)
+
+
+class Dotted(Short):
+    state = pa.schema([("v.v", pa.int64())])
+
+
+class Untyped(Short):
+    def finish(self, states):
+        return pa.array([value + 1 for value in states[0].to_pylist()])
+
+
+class OneValue(Fold):
+    """A fold that finishes too few values."""
+
+    columns = ("v",)
+    type = pa.int64()
+
+    def empty(self):
+        return 0
+
+    def fold(self, value, row):
+        return row["v"]
+
+    def merge(self, earlier, later):
+        return later
+
+    def finish(self, states):
+        return states[0].slice(0, 1)
+
+
+class Greedy(Short):
+    """A fold that changes the starts, which other aggregates read too."""
+
+    def fold(self, rows, starts):
+        starts[:] = 0
+        return rows
+
+
 @pytest.mark.parametrize(
     ("key", "value", "ttl_s", "words"),
     [
@@ -74,8 +120,15 @@ class Short(BatchFold):
         ("k", {"n": mean_of("k")}, None, "must be a column of integers, floats or decimals"),
         ("k", {"n": min_of("m")}, None, "must be a column of numbers, times, booleans, text or"),
         ("k", {"n": first("m", "v")}, None, "must be a column of numbers, times, booleans, text"),
-        ("k", {"n": count()}, 0, "ttl_s must be seconds above 0, got 0"),
-        ("k", {"n": count()}, float("nan"), "ttl_s must be seconds above 0, got nan"),
+        ("k", {"n": first("v", "o")}, None, "must have a type that can be stored, got 'o' of"),
+        ("k", {"n": OneName()}, None, "attribute columns is a tuple of names, got 'v'"),
+        ("k", {"n": Twice()}, None, "a pyarrow.Schema with columns of different names"),
+        ("k", {"n": Untyped()}, None, "method finish returns a pyarrow.Array with the type"),
+        ("k", {"n.v": Short(), "n": Dotted()}, None, "different names, got 'n.v.v' twice"),
+        ("k", {"n": count()}, 0, "ttl_s must be seconds from 0.001 to 10,000,000,000, got 0"),
+        ("k", {"n": count()}, 1e-9, "ttl_s must be seconds from 0.001"),
+        ("k", {"n": count()}, math.inf, "ttl_s must be seconds from 0.001"),
+        ("k", {"n": count()}, math.nan, "ttl_s must be seconds from 0.001"),
     ],
 )
 def test_a_wrong_shape_is_refused_by_name(key, value, ttl_s, words):
@@ -132,6 +185,13 @@ def test_results_of_users_folds_are_checked():
     shape = TableShape.of("t", ROWS.schema, "k", {"n": Short()})
     with pytest.raises(ValueError, match=r"Short.fold must return 2 rows, one per key, got 1"):
         fold_rows(shape, [ROWS], 0)
+    shape = TableShape.of("t", ROWS.schema, "k", {"n": Greedy(), "v": sum_of("v")})
+    with pytest.raises(ValueError, match="read-only"):
+        fold_rows(shape, [ROWS], 0)
+    shape = TableShape.of("t", ROWS.schema, "k", {"n": OneValue()})
+    with pytest.raises(ValueError, match=r"OneValue.finish must return 2 values of int64, .*got 1"):
+        finished(shape, fold_rows(shape, [ROWS], 0))
+    shape = TableShape.of("t", ROWS.schema, "k", {"n": Short()})
     states = TableShape.of("t", ROWS.schema, "k", {"n": sum_of("v")})
     stored = fold_rows(states, [ROWS], 0).rename_columns(shape.stored_schema.names)
     with pytest.raises(

@@ -92,6 +92,8 @@ class Records:
         self._before: dict[str, Any] = {} if found is None else self._parsed(found.data)
         self.epoch: int = self._before.get("epoch", 0) + 1
         self._records: Bodies = self._before.get("records", {})
+        #: Records that the next put writes, too.
+        self._next: Bodies = {}
         #: Objects that the stored head names.
         self._named = _objects_of(self._records)
         self._progress: list[dict[str, Any]] = self._before.get("progress", [])
@@ -202,6 +204,7 @@ class Records:
     def _has_put(self, records: Bodies) -> None:
         """Note that this driver's put of these records succeeded and no later put has."""
         self._recorded(records)
+        self._next = {}
         self._deletable |= self._dropped - self._named
         self._dropped = set()
 
@@ -215,12 +218,12 @@ class Records:
         """
         with self._lock:
             if not self._owned:
-                self._take_over(change(self._records))
+                self._take_over({**change(self._records), **self._next})
                 return
             for _ in range(_TRIES):
                 if self._version is None:
                     self._load()
-                version, records = self._version, change(self._records)
+                version, records = self._version, {**change(self._records), **self._next}
                 assert version is not None
                 # Unknown until there is an answer: an interrupt may come anywhere.
                 self._version = None
@@ -315,7 +318,7 @@ class Records:
         return of_deployment(body, self._deployment, self.entry(name), self.entry(META))
 
     def _body(self, name: str) -> dict[str, Any] | None:
-        body = self._records.get(name)
+        body = self._next.get(name) or self._records.get(name)
         if body is None or "object" not in body:
             return body
         key = body["object"]
@@ -328,18 +331,26 @@ class Records:
             self._large[key] = json.loads(found.data)
         return self._large[key]
 
-    def write(self, name: str, body: Mapping[str, Any], *, once: bool = False) -> None:
+    def write(
+        self, name: str, body: Mapping[str, Any], *, once: bool = False, with_next: bool = False
+    ) -> None:
         """Write a record. With ``once`` it must not exist yet.
+
+        With ``with_next`` it is written together with the next record or at `close`, in one put,
+        so that it costs none.  Until then only this driver reads it.
 
         Raises
         ------
         CheckpointInUse
             If another driver has taken over, or has written a record with ``once``.
         """
-        self._write(name, {"deployment_key": self._deployment, "epoch": self.epoch, **body}, once)
+        body = {"deployment_key": self._deployment, "epoch": self.epoch, **body}
+        self._write(name, body, once, with_next=with_next)
 
-    def _write(self, name: str, body: Mapping[str, Any], once: bool) -> None:
-        if once and name in self._records:
+    def _write(
+        self, name: str, body: Mapping[str, Any], once: bool, *, with_next: bool = False
+    ) -> None:
+        if once and (name in self._records or name in self._next):
             raise written_by_another(self.entry(name))
         data = json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
         kept: dict[str, Any] = json.loads(data)
@@ -349,7 +360,11 @@ class Records:
             self._store.put(key, data)
             self._large[key] = kept
             kept = {"object": key, "bytes": len(data), "blake2b": digest}
-        self._replace(lambda records: {**records, name: kept})
+        if with_next:
+            with self._lock:
+                self._next = {**self._next, name: kept}
+        else:
+            self._replace(lambda records: {**records, name: kept})
 
     def append_progress(self, line: Mapping[str, Any]) -> None:
         """Log the results of a micro-batch for readers outside the query.

@@ -8,7 +8,7 @@ Its layout, below ``<checkpoint>/ackcore/``, written by one driver at a time::
         batches/N.plan        the plan of micro-batch N
         batches/N.decision    its results; written after the tables that it names
         batches/N.refused*    rows that its sinks refused; written between decision and mark
-        batches/N.tables      the tables after it; written between decision and mark
+        batches/N.tables      the tables after it; written with the changed rows or the mark
         batches/N.done        the mark: all effects of the decision are done
     records/                  records of more than 64 kB, which the head names
     lock                      locked by the driver while it runs; on a file system only

@@ -1,7 +1,9 @@
-"""The record ``batches/N.tables``: the tables after micro-batch N, written before its mark.
+"""The record ``batches/N.tables``: the tables after micro-batch N.
 
-It is written once.  The tables in force are those of the last micro-batch that is done; a
-micro-batch without rows for a table carries its entry on.
+It is written once, in the same put as the next record: that of the changed rows, or the mark.  So
+it costs no put.  A driver that finds no record folds again, from the last marked tables.  The
+tables in force are those of the last micro-batch that is done; a micro-batch without rows for a
+table carries its entry on.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class TableRecords:
         return {name: TableState.of(state) for name, state in body["tables"].items()}
 
     def write(self, number: int, tables: Mapping[str, TableState]) -> None:
-        """Record the tables after a micro-batch.
+        """Record the tables after a micro-batch, together with the next record.
 
         Raises
         ------
@@ -83,7 +85,7 @@ class TableRecords:
             If another driver has taken over, or has recorded them.
         """
         body = {"tables": {name: state._asdict() for name, state in tables.items()}}
-        self._records.write(_name(number), body, once=True)
+        self._records.write(_name(number), body, once=True, with_next=True)
 
     def files(self, first: int) -> set[str] | None:
         """Return the files that the records from micro-batch ``first`` on name; None without a

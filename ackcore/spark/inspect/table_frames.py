@@ -49,7 +49,7 @@ def table(checkpoint: str | os.PathLike[str], name: str, spark: SparkSession) ->
         If the checkpoint cannot be read.
     """
     refuse_session(spark)
-    found = read_table(checkpoint, name)
+    found = read_table(checkpoint, name, lambda snapshot: snapshot)
     declared = from_arrow_schema(found.shape.row_schema)
     target = to_arrow_schema(declared)
     parts = max(1, -(-sum(segment.rows for segment in found.segments) // RANGE_ROWS))

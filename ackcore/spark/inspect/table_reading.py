@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -16,9 +17,14 @@ from ackcore.tables.folding import finished
 from ackcore.tables.recorded_shapes import read_shape
 from ackcore.topology._words import near_miss
 
+T = TypeVar("T")
 
-def read_table(path: str | os.PathLike[str], name: str) -> TableSnapshot:
-    """Return a table after the last finished micro-batch, whether its query runs or not.
+
+def read_table(path: str | os.PathLike[str], name: str, use: Callable[[TableSnapshot], T]) -> T:
+    """Return what ``use`` reads of a table after the last finished micro-batch.
+
+    The query may run: if it has deleted files meanwhile, ``use`` is called again with the newer
+    table.
 
     Parameters
     ----------
@@ -26,6 +32,8 @@ def read_table(path: str | os.PathLike[str], name: str) -> TableSnapshot:
         The checkpoint.
     name : str
         The table.
+    use : callable
+        Reads the table; repeatable.
 
     Raises
     ------
@@ -36,7 +44,7 @@ def read_table(path: str | os.PathLike[str], name: str) -> TableSnapshot:
     CheckpointCorrupt, CheckpointNewer, StateError
         If it cannot be read.
     """
-    return steady(opened_checkpoint(path), lambda now: _read(now, name))
+    return steady(opened_checkpoint(path), lambda now: use(_read(now, name)))
 
 
 def _read(checkpoint: CheckpointView, name: str) -> TableSnapshot:
