@@ -61,6 +61,9 @@ class JournalAnswers(Protocol):
     def get(self, key: bytes) -> bytes | None:
         """Return the answer to a key, or None."""
 
+    def known_keys(self) -> list[bytes]:
+        """Return the keys of the known answers."""
+
     def append(self, key: bytes, data: bytes) -> None:
         """Append an answer, which counts only if it turns out to be the first one."""
 
@@ -158,6 +161,11 @@ class Journal:
                 self._look()
                 data = self._known(key)
             return data
+
+    def known_keys(self) -> list[bytes]:
+        """Return the keys of the known answers, as of the last `get` of an unknown key."""
+        with self._lock:
+            return list(self._decided | self._own | self._candidates)
 
     def _known(self, key: bytes) -> bytes | None:
         for places in (self._decided, self._own, self._candidates):

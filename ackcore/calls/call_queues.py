@@ -196,8 +196,12 @@ class KeyQueue:
             return self.new[0], self.endpoints.lease(None)
         return firsts[0][2], None
 
+    def waiting(self) -> Call:
+        """Return a call that waits, whether or not there is room for it."""
+        return self.new[0] if self.new else next(iter(self.due.values()))[0][2]
+
     def remove(self, call: Call) -> None:
-        """Remove the call that `lease` returned."""
+        """Remove the call that `lease` or `waiting` returned."""
         if self.new and self.new[0] is call:
             self.new.popleft()
             return

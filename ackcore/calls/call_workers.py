@@ -74,6 +74,8 @@ class Workers:
         loop does not run.
     key_of : callable
         Returns the key of an item, if `CallSettings.limit` has keys.
+    refusal : callable, optional
+        See `Calls`.
 
     Attributes
     ----------
@@ -88,6 +90,7 @@ class Workers:
         most: int,
         clock: Callable[[], int],
         key_of: Callable[[Any], Hashable],
+        refusal: Callable[[], Retry | None] | None = None,
     ) -> None:
         self._function = function
         self._settings = settings
@@ -101,6 +104,11 @@ class Workers:
         self.queues = FairQueues(settings, self._most, self.now_ns, self.counts, self._wake_at)
         self._window = self.queues.window
         self._key_of = key_of
+        self._refusal = refusal
+        limit = settings.limit
+        self._reports = limit is not None and (
+            limit.tokens_per_min is not None or limit.cost_per_run is not None
+        )
         self._most_kept = settings.max_buffered
         if self._window is not None:
             self._most_kept = max(_READ_AHEAD, settings.max_buffered)
@@ -197,7 +205,7 @@ class Workers:
                 continue
             self._last = worker
             value, error, usage = None, None, None
-            if call.queue.spent is not None:
+            if self._reports:
                 USAGE.set(usage := Usage())
             try:
                 if named:
@@ -260,6 +268,13 @@ class Workers:
             if found is None:
                 return None
             queue, after_ns = found
+            refusal = None if self._refusal is None else self._refusal()
+            if refusal is not None:
+                call = queue.waiting()
+                queue.remove(call)
+                self._give_back(call, refusal.asked_s, refusal)
+                queues.changed(queue)
+                continue
             call, lease = queue.lease()
             if lease is None and after_ns is None:
                 queues.put_aside(queue)  # its calls avoid the endpoints with room
@@ -268,7 +283,8 @@ class Workers:
             if lease is not None:
                 break
             assert after_ns is not None
-            self._give_back(call, after_ns)
+            after_s = after_ns / _S
+            self._give_back(call, after_s, queue.endpoints.out(after_s))
             queues.changed(queue)
         # Read the clock again: pulling the item may have taken time.
         now = self.now_ns()
@@ -421,16 +437,16 @@ class Workers:
         wait_ns = max(backoff_ns, int((after_s or 0.0) * _S), SHORTEST_WAIT_NS)
         return wait_ns if call.waited + wait_ns <= self._wait_ns else None
 
-    def _give_back(self, call: Call, after_ns: int) -> None:
-        """End a call that is not made, because no endpoint answers.
+    def _give_back(self, call: Call, after_s: float | None, error: Retry) -> None:
+        """End a call that is not made, because no endpoint answers or no money is left.
 
         If it was made before, its last error remains, and it counts as an attempt. Otherwise an
         item whose own failures open the breaker would be called for ever.
         """
         self.counts.given_back += 1
-        call.after_s = after_ns / _S
+        call.after_s = after_s
         if not call.made:
-            call.error = call.queue.endpoints.out(call.after_s)
+            call.error = error
         self._finish(call)
 
     def _finish(self, call: Call) -> None:

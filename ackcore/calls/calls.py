@@ -13,7 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 from ackcore.calls.call_limits import BreakerState
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.calls.call_workers import Workers
-from ackcore.calls.outcomes import CallCounts, CallOutcome, Value
+from ackcore.calls.outcomes import CallCounts, CallOutcome, Retry, Value
 from ackcore.calls.threads import CallThreads, is_async
 from ackcore.flow.consumers import ConsumerState
 
@@ -42,6 +42,8 @@ class Calls(Generic[Item, Value]):
         The selector of the event loop.
     key_of : callable, optional
         Returns the key of an item; by default `RateLimit.key_of` of the settings' limit.
+    refusal : callable, optional
+        Called before each call. If it returns an exception, the item ends with it, uncalled.
 
     Raises
     ------
@@ -66,6 +68,7 @@ class Calls(Generic[Item, Value]):
         clock: Callable[[], int] = time.monotonic_ns,
         selector: selectors.BaseSelector | None = None,
         key_of: Callable[[Item], Hashable] | None = None,
+        refusal: Callable[[], Retry | None] | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"function must be callable, got {type(function).__name__}")
@@ -81,7 +84,7 @@ class Calls(Generic[Item, Value]):
         make = function if self._threads is None else self._in_thread
         if key_of is None:
             key_of = _no_key if settings.limit is None else settings.limit.key_of
-        self._workers = Workers(make, settings, most, clock, key_of)
+        self._workers = Workers(make, settings, most, clock, key_of, refusal)
         self._loop = CallLoop(self._workers.now_ns, selector)
         self._running = False
         self._entered = False

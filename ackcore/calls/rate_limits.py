@@ -16,6 +16,8 @@ from ackcore.flow.numbers import positive
 _MOST_PER_S = 1e9
 #: More tokens of a report are refused as mistakes: their key would wait for ever.
 _MOST_TOKENS = 1e9
+#: Larger costs are refused as mistakes.
+_MOST_COST = 1e15
 #: The key of all NaN.
 _NAN = math.nan
 
@@ -44,6 +46,13 @@ class RateLimit:
         more tokens are used than the limit allows, no call begins. So the excess is at most the
         tokens of the calls that were in flight in a task; the next task does not wait for it. None
         for no limit.
+    cost_per_run : float, optional
+        The most money that the calls of a bolt may cost, of all keys together, in the unit in which
+        calls report it by ``used(cost=...)``. A run is all micro-batches of a checkpoint, restarts
+        included. When it is spent, the other tuples are not called and wait: `Unavailable`, no
+        attempt counted. The excess is at most the cost of the calls that were in flight when it ran
+        out. Only for an `AsyncBolt` with ``journal = True`` behind an exchange, whose tasks have
+        equal shares of what is left. None for no limit.
     concurrency : int or callable, optional
         The largest number of calls of a key at once, in each task: a number, or a callable without
         arguments that makes a `Limit`, such as a class of `ackcore.flow`. Only with `per`, and in
@@ -67,13 +76,15 @@ class RateLimit:
     Examples
     --------
     >>> RateLimit(per="tenant", calls_per_s=5, concurrency=2)
-    RateLimit(per='tenant', calls_per_s=5.0, concurrency=2, tokens_per_min=None)
+    RateLimit(per='tenant', calls_per_s=5.0, concurrency=2, tokens_per_min=None, \
+cost_per_run=None)
     """
 
     per: str | Callable[[Any], Hashable] | None = None
     calls_per_s: float | None = None
     concurrency: int | Callable[[], Limit] | None = None
     tokens_per_min: float | None = None
+    cost_per_run: float | None = None
 
     def __post_init__(self) -> None:
         if self.per is not None and not (isinstance(self.per, str) or callable(self.per)):
@@ -89,12 +100,16 @@ class RateLimit:
         if self.tokens_per_min is not None:
             rate = positive(self.tokens_per_min, "tokens_per_min", 60 * _MOST_PER_S)
             object.__setattr__(self, "tokens_per_min", rate)
+        if self.cost_per_run is not None:
+            cost = positive(self.cost_per_run, "cost_per_run", _MOST_COST)
+            object.__setattr__(self, "cost_per_run", cost)
         if self.concurrency is not None:
             self._check_concurrency()
-        if self.per is None and self.calls_per_s is None and self.tokens_per_min is None:
+        limits = (self.per, self.calls_per_s, self.tokens_per_min, self.cost_per_run)
+        if all(limit is None for limit in limits):
             raise ValueError(
-                "a RateLimit must limit something; give calls_per_s=..., tokens_per_min=... or "
-                "per=..."
+                "a RateLimit must limit something; give calls_per_s=..., tokens_per_min=..., "
+                "cost_per_run=... or per=..."
             )
 
     def _check_concurrency(self) -> None:
@@ -153,44 +168,56 @@ class RateLimit:
 
 
 class Usage:
-    """The tokens that one call has reported."""
+    """The tokens and the cost that one call has reported."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ("cost", "tokens")
 
     def __init__(self) -> None:
         self.tokens: float | None = None
+        self.cost = 0.0
 
 
-#: The usage of the call that is running; None if its tokens are not limited.
+#: The usage of the call that is running; None if neither tokens nor cost are limited.
 USAGE: ContextVar[Usage | None] = ContextVar("ackcore.calls.usage", default=None)
 
 
-def used(*, tokens: float) -> None:
-    """Report the tokens that the running call has used, such as those of a language model.
+def used(*, tokens: float | None = None, cost: float | None = None) -> None:
+    """Report the tokens that the running call has used, such as those of a language model, or the
+    money that it has cost.
 
     Call it in an `AsyncBolt`, or in a function of `attempt` or `guard`, also in a thread or
     coroutine that `asyncio` starts for the call. Several reports of a call add up. It has no effect
-    without a `RateLimit` with ``tokens_per_min``.
+    without a `RateLimit` with ``tokens_per_min`` or ``cost_per_run``. Report a failed call that
+    costs money before the exception.
 
     Parameters
     ----------
-    tokens : float
-        At least 0.
+    tokens : float, optional
+        At least 0, at most a billion.
+    cost : float, optional
+        At least 0, at most 1e15, in the unit of ``cost_per_run``.
 
     Raises
     ------
     TypeError
-        If it is not a number.
+        If one is not a number, or both are missing.
     ValueError
-        If it is negative or above a billion.
+        If one is out of range.
     """
-    if isinstance(tokens, bool) or not isinstance(tokens, (int, float)):
-        raise TypeError(f"tokens must be a number, got {type(tokens).__name__} {tokens!r}")
-    if not 0 <= tokens <= _MOST_TOKENS:
-        raise ValueError(f"tokens must be in 0..{_MOST_TOKENS:.0f}, got {tokens}")
+    if tokens is None and cost is None:
+        raise TypeError("used() needs tokens=... or cost=..., got neither")
+    for name, given, most in (("tokens", tokens, _MOST_TOKENS), ("cost", cost, _MOST_COST)):
+        if given is None:
+            continue
+        if isinstance(given, bool) or not isinstance(given, (int, float)):
+            raise TypeError(f"{name} must be a number, got {type(given).__name__} {given!r}")
+        if not 0 <= given <= most:
+            raise ValueError(f"{name} must be in 0..{most:.0f}, got {given}")
     usage = USAGE.get()
     if usage is not None:
-        usage.tokens = (usage.tokens or 0.0) + tokens
+        if tokens is not None:
+            usage.tokens = (usage.tokens or 0.0) + tokens
+        usage.cost += cost or 0.0
 
 
 def checked_limit(given: Any) -> RateLimit | None:

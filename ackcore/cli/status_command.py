@@ -126,6 +126,7 @@ def _counts(status: CheckpointStatus) -> RenderableType:
     title = f"counts after {counts.batches:,} micro-batches" + (
         "" if counts.balanced else ": THEY DO NOT BALANCE"
     )
+    title += "".join(f"; {bolt} spent {cost:g}" for bolt, cost in sorted(counts.spent.items()))
     found = table(title, "spout", *names, right=names)
     for spout, account in sorted(counts.spouts.items()):
         found.add_row(cell(spout), *(f"{getattr(account, name):,}" for name in names))

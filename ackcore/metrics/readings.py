@@ -143,6 +143,11 @@ def _expected(at: MetricsSnapshot) -> Iterable[Value]:
         yield {COMPONENT: component, EXPECTATION: name, OUTCOME: outcome}, tuples
 
 
+def _spent(at: MetricsSnapshot) -> Iterable[Value]:
+    for bolt, cost in at.counts.spent.items() if at.counts is not None else ():
+        yield {COMPONENT: bolt}, cost
+
+
 def _of_tables(what: str) -> Callable[[MetricsSnapshot], Iterable[Value]]:
     def values(at: MetricsSnapshot) -> Iterable[Value]:
         for name, size in at.progress.tables.items() if at.progress is not None else ():
@@ -192,6 +197,7 @@ READINGS: tuple[Reading, ...] = (
     Reading(
         "ackcore.lag", "gauge", "{message}", "Offsets of a KafkaSpout that are not done.", _lag
     ),
+    Reading("ackcore.spent", "counter", "1", "Cost of a bolt's calls, as reported.", _spent),
     Reading("ackcore.table.rows", "gauge", "{row}", "Stored rows of a table.", _of_tables("rows")),
     Reading("ackcore.table.size", "gauge", "By", "Bytes of a table.", _of_tables("bytes")),
     Reading(

@@ -424,13 +424,19 @@ def read_concurrency(
 
 
 def check_limit(frame: DataFrame, kind: Kind, limit: RateLimit | None) -> None:
-    """Refuse a limit with a key that rows of the frame do not have.
+    """Refuse a limit with a key that rows of the frame do not have, or with a limit of the cost.
 
     Raises
     ------
     ValueError
-        If the key is no column, or the function has no rows.
+        If the key is no column, the function has no rows, or there is a ``cost_per_run``.
     """
+    if limit is not None and limit.cost_per_run is not None:
+        raise ValueError(
+            f"limit must have no cost_per_run here, got {limit.cost_per_run:g}: no journal exists "
+            "in which the cost of a task that died could be found; write an AsyncBolt with "
+            "journal = True"
+        )
     per = None if limit is None else limit.per
     if per is None:
         return

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
+from ackcore.calls.outcomes import Unavailable
 from ackcore.topology.bolt_calls import cleaned_up, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker
@@ -71,6 +72,8 @@ class CallExecutor(RowExecutor):
         #: Makes the object that runs the calls.
         self.make_calls: Callable[..., Calls[Group, None]] = Calls
         self._calls: Calls[Group, None] | None = None
+        #: See `Calls`.
+        self._refusal: Callable[[], Unavailable | None] | None = None
         self._trips = 0  # trips of its breakers that were reported
         if isinstance(component, Bolt):
             self.collector._keep_apart()
@@ -119,7 +122,7 @@ class CallExecutor(RowExecutor):
             function = self._execute_in_thread
         limit = self._settings.limit
         key_of = None if limit is None else lambda group: limit.key_of(group[0].tuple)
-        return self.make_calls(function, self._settings, key_of=key_of)
+        return self.make_calls(function, self._settings, key_of=key_of, refusal=self._refusal)
 
     def _run_all(self, origin: Origin, batch: pa.RecordBatch, first: int) -> None:
         """Execute all rows, and convert their emissions to Arrow after each slice."""

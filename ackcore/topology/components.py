@@ -115,8 +115,8 @@ class AsyncCollector(BasicCollector, Protocol):
 
     endpoint: Any
 
-    def used(self, *, tokens: float) -> None:
-        """Report the tokens that the call has used, for a limit with ``tokens_per_min``.
+    def used(self, *, tokens: float | None = None, cost: float | None = None) -> None:
+        """Report what the call has used, for a limit with ``tokens_per_min`` or ``cost_per_run``.
 
         The same as `ackcore.calls.used`. One collector reports for all tuples of a call.
         """

@@ -28,7 +28,9 @@ import pyarrow as pa
 
 from ackcore._files.journal import MOST_BYTES, JournalAnswers
 from ackcore._files.journal_format import KEY_BYTES
+from ackcore.calls.budgets import Budget
 from ackcore.calls.call_settings import CallSettings
+from ackcore.calls.rate_limits import USAGE
 from ackcore.topology.bolt_calls import joined
 from ackcore.topology.call_executor import CallExecutor, CallInput, Group
 from ackcore.topology.components import AsyncBolt, BasicBolt, Context
@@ -49,7 +51,21 @@ from ackcore.topology.tuples import (
 
 _EMITTED, _FAILED = 0, 1
 _HEAD = struct.Struct("<BxxxI")  # the kind of answer, the number of streams
+#: Added to the kind of an answer whose call reported a cost, which follows the head with its key.
+_PAID = 2
+_KEY_CHARS = 200  # more of a key is not reported
+_COST = struct.Struct("<dI")  # the cost, the number of bytes of its key
 _STREAM = struct.Struct("<II")  # the stream's index, the number of bytes of its rows
+
+
+class Cost(NamedTuple):
+    """The money that the calls of an input cost, and the key of its limit as a text."""
+
+    cost: float
+    key: str
+
+
+NO_COST = Cost(0.0, "")
 
 
 class Answer(NamedTuple):
@@ -57,6 +73,7 @@ class Answer(NamedTuple):
 
     batches: Mapping[str, pa.RecordBatch]
     reason: Reason | None
+    cost: Cost = NO_COST
 
 
 class _Seen:
@@ -103,10 +120,16 @@ class Answers:
     journal : JournalAnswers
         The journal in a directory of the bolt's own, with the context that `context_of` returns for
         the same arguments.
+    budget : Budget, optional
+        The money that the calls may cost. The answers that the journal already has are counted.
     """
 
     def __init__(
-        self, component: str, schemas: Mapping[str, pa.Schema], journal: JournalAnswers
+        self,
+        component: str,
+        schemas: Mapping[str, pa.Schema],
+        journal: JournalAnswers,
+        budget: Budget | None = None,
     ) -> None:
         self._component = component
         self._streams = {
@@ -114,6 +137,11 @@ class Answers:
         }
         self._names = tuple(schemas)
         self._journal = journal
+        self.budget = budget
+        self._counted: set[bytes] = set()  # the keys whose cost is in the budget
+        if budget is not None:
+            for key in journal.known_keys():
+                self._count(key, journal.get(key))
         # Equal inputs are numbered; it does not matter which has which number.  The first eight
         # bytes of a key suffice to see that most inputs are not repeated.
         self._seen = _Seen()
@@ -133,7 +161,21 @@ class Answers:
         """Return whether the journal has an answer for this input."""
         return self._journal.get(key) is not None
 
-    def emitted(self, key: bytes, rows: Mapping[str, Sequence[Row]], reasons: ReasonMaker) -> None:
+    def _count(self, key: bytes, data: bytes | None) -> None:
+        """Add the cost of an answer to the budget, unless it is in it."""
+        if self.budget is not None and data is not None and key not in self._counted:
+            cost = _cost_in(data)
+            if cost.cost:
+                self._counted.add(key)
+                self.budget.add(*cost)
+
+    def emitted(
+        self,
+        key: bytes,
+        rows: Mapping[str, Sequence[Row]],
+        reasons: ReasonMaker,
+        cost: Cost = NO_COST,
+    ) -> None:
         """Write the rows that a call emitted; if they do not fit their schema, write a failure.
 
         Parameters
@@ -144,6 +186,8 @@ class Answers:
             The rows of each stream, as `RowSchema.row` returns them.
         reasons : ReasonMaker
             The reasons of the component.
+        cost : Cost, optional
+            The cost of the calls of the input, which the caller has added to the budget.
         """
         parts = []
         try:
@@ -154,18 +198,27 @@ class Answers:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a value's own methods are user code
-            self.failed(key, reasons.of(error))
+            self.failed(key, reasons.of(error), cost)
             return
-        answer = b"".join([_HEAD.pack(_EMITTED, len(parts) // 2), *parts])
+        answer = b"".join([self._head(key, _EMITTED, len(parts) // 2, cost), *parts])
         if len(answer) >= MOST_BYTES:
             text = f"its call emitted {len(answer)} bytes, and the limit is {MOST_BYTES - 1}"
-            self.failed(key, Reason(self._component, "AnswerTooLarge", text))
+            self.failed(key, Reason(self._component, "AnswerTooLarge", text), cost)
             return
         self._journal.append(key, answer)
 
-    def failed(self, key: bytes, reason: Reason) -> None:
-        """Write the reason of a failed call."""
-        self._journal.append(key, _HEAD.pack(_FAILED, 0) + reason.encode().encode())
+    def failed(self, key: bytes, reason: Reason, cost: Cost = NO_COST) -> None:
+        """Write the reason of a failed call; ``cost`` as for `emitted`."""
+        head = self._head(key, _FAILED, 0, cost)
+        self._journal.append(key, head + reason.encode().encode())
+
+    def _head(self, key: bytes, kind: int, streams: int, cost: Cost) -> bytes:
+        """Return the beginning of an answer of this task."""
+        if not cost.cost:
+            return _HEAD.pack(kind, streams)
+        self._counted.add(key)
+        text = cost.key.encode("utf-8", "surrogatepass")
+        return _HEAD.pack(kind | _PAID, streams) + _COST.pack(cost.cost, len(text)) + text
 
     def settled(
         self, inputs: Sequence[tuple[bytes, int]]
@@ -201,19 +254,24 @@ class Answers:
                     f"the journal of {self._component} no longer has a readable answer to an "
                     "input that was answered; run the task again"
                 )
+            self._count(key, data)  # perhaps of another attempt of this task
             answer = self._read(data)
             if answer.reason is not None:
                 failures[handle] = answer.reason
             for name, batch in answer.batches.items():
                 pieces[name].append((batch, Anchors(np.full(len(batch), handle), None)))
         self._journal.forget(key for key, _ in inputs)
+        self._counted.difference_update(key for key, _ in inputs)
         return [one for name, some in pieces.items() for one in joined(name, some)], failures
 
     def _read(self, data: bytes) -> Answer:
         kind, streams = _HEAD.unpack_from(data)
-        if kind == _FAILED:
-            return Answer({}, Reason.decode(data[_HEAD.size :].decode()))
-        batches, at, whole = {}, _HEAD.size, pa.py_buffer(data)
+        at = _HEAD.size
+        if kind & _PAID:
+            at += _COST.size + _COST.unpack_from(data, at)[1]
+        if kind & ~_PAID == _FAILED:
+            return Answer({}, Reason.decode(data[at:].decode()))
+        batches, whole = {}, pa.py_buffer(data)
         for _ in range(streams):
             place, size = _STREAM.unpack_from(data, at)
             at += _STREAM.size
@@ -222,6 +280,15 @@ class Answers:
             batches[name] = pa.ipc.read_record_batch(whole.slice(at, size), schema)
             at += size
         return Answer(batches, None)
+
+
+def _cost_in(data: bytes) -> Cost:
+    """Return the cost in an answer."""
+    if not _HEAD.unpack_from(data)[0] & _PAID:
+        return NO_COST
+    cost, size = _COST.unpack_from(data, _HEAD.size)
+    at = _HEAD.size + _COST.size
+    return Cost(cost, data[at : at + size].decode("utf-8", "surrogatepass"))
 
 
 def context_of(key: int, component: str, schemas: Mapping[str, pa.Schema]) -> bytes:
@@ -369,15 +436,37 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         CallExecutor.__init__(self, component, context, reasons, settings, progressed)
         self._answers = answers
         self._unwritten: OSError | None = None
+        self._costs: dict[int, Cost] = {}  # of inputs without an answer, by handle
+        if answers.budget is not None:
+            self._refusal = answers.budget.refusal
 
     async def _await_execute(self, group: Group, endpoint: object = None) -> None:
-        await super()._await_execute(group, endpoint)
+        try:
+            await super()._await_execute(group, endpoint)
+        finally:
+            self._add_cost(group[0])
         self._write_down(group[0])
 
     async def _await_execute_many(self, group: Group, endpoint: object = None) -> None:
-        await super()._await_execute_many(group, endpoint)
+        try:
+            await super()._await_execute_many(group, endpoint)
+        finally:
+            self._add_cost(group[0])
         for input in group:
             self._write_down(input)
+
+    def _add_cost(self, input: CallInput) -> None:
+        """Add the cost of a call that ended to the budget, and to those of its first input."""
+        budget, usage = self._answers.budget, USAGE.get()
+        if budget is None or usage is None or not usage.cost:
+            return
+        limit, handle = self._settings.limit, input.tuple._handle
+        key = ""
+        if limit is not None and limit.per is not None:
+            key = str(limit.key_of(input.tuple))[:_KEY_CHARS]
+        before = self._costs.get(handle, NO_COST)
+        self._costs[handle] = Cost(before.cost + usage.cost, key)
+        budget.add(usage.cost, key)
 
     def _execute_in_thread(self, group: Group) -> None:
         super()._execute_in_thread(group)
@@ -390,7 +479,9 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
             for name, out in self.collector._streams.items()
         }
         try:
-            self._answers.emitted(self._keys[input.tuple._handle], rows, self.reasons)
+            handle = input.tuple._handle
+            cost = self._costs.pop(handle, NO_COST)
+            self._answers.emitted(self._keys[handle], rows, self.reasons, cost)
         except OSError as error:
             # A failure of the journal, not of the call that this runs in.
             self._unwritten = self._unwritten or error
@@ -400,6 +491,7 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
             raise self._unwritten
         if error is not None:
             # If the call did return, the journal has its answer already, and keeps the first.
-            key = self._keys[input.tuple._handle]
-            self._answers.failed(key, self.reasons.of(error))
+            handle = input.tuple._handle
+            cost = self._costs.pop(handle, NO_COST)
+            self._answers.failed(self._keys[handle], self.reasons.of(error), cost)
         self._ack(input.tuple)

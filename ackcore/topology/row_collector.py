@@ -428,9 +428,9 @@ class CallCollector:
                 self._collector._refuse_late(self._input)
             emitted.setdefault(out, []).append((row, self._input))
 
-    def used(self, *, tokens: float) -> None:
+    def used(self, *, tokens: float | None = None, cost: float | None = None) -> None:
         """See `AsyncCollector.used`."""
-        used(tokens=tokens)
+        used(tokens=tokens, cost=cost)
 
     def close(self) -> Emitted:
         """Refuse further emissions, and return those so far."""

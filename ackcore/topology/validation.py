@@ -126,6 +126,7 @@ def problems(
     names = [table.name for table in tables]
     for bolt in bolts:
         yield from _uses(bolt, names)
+        yield from _budget(bolt)
     changes = {f"{name}{CHANGES}" for name in names}
     for name in (*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)):
         if name in changes:
@@ -500,6 +501,25 @@ def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
         yield (
             f"limit of bolt {bolt.name!r} has the key {limit.per!r}, which {words} does not have; "
             f"{near_miss(limit.per, found.fields, 'fields')}"
+        )
+
+
+def _budget(bolt: BoltSpec) -> Iterator[str]:
+    """Yield the errors of a bolt whose limit of the cost could not be kept."""
+    limit = getattr(bolt.component, "limit", None)
+    if not isinstance(limit, RateLimit) or limit.cost_per_run is None:
+        return
+    needs = f"limit of bolt {bolt.name!r} has cost_per_run={limit.cost_per_run:g}, which needs "
+    if bolt.component.journal is not True:
+        yield (
+            f"{needs}journal = True: without it, the cost of a run that died is unknown, and its "
+            "calls are paid again; set journal = True"
+        )
+    if not any(each.grouping.moves(bolt.parallelism) for each in bolt.inputs):
+        yield (
+            f"{needs}an exchange in front of the bolt: the money is divided by the number of its "
+            f"tasks, which is known only there; give .bolt({bolt.name!r}, ..., parallelism=...), "
+            "or group its input by .fields(...)"
         )
 
 

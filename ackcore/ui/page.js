@@ -97,6 +97,7 @@ const showTiles = (s) => {
   ];
   if (Object.keys(s.lag).length) tiles.push(["lag, offsets", number(lag)]);
   for (const [name, size] of Object.entries(s.tables)) tiles.push([`rows of table ${name}`, number(size.rows)]);
+  for (const [bolt, cost] of Object.entries(s.counts.spent)) tiles.push([`spent by ${bolt}`, String(+cost.toPrecision(6))]);
   if (s.dead.dropped) tiles.push(["dead letters dropped", number(s.dead.dropped)]);
   if (s.requests) tiles.push(["requested replays", number(s.requests)]);
   if (!s.counts.balanced) tiles.push(["counts", "do not balance"]);

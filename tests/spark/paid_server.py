@@ -2,7 +2,8 @@
 
     python paid_server.py
 
-A POST of ``{"id": n}`` is answered after 20 ms by a label and the tokens that it used, and charged.
+A POST of ``{"id": n}`` is answered after 20 ms by a label, the tokens that it used and its cost of
+0.25, and charged.
 Each tenant has so many calls a second; what exceeds them is refused: 429. Every 40th id is left
 without an answer, once. Every 50th id is a bad request. ``{"ask": 1}`` returns the charges by id,
 the number of refused calls, and the number of open connections with a call. It prints its port, and
@@ -43,7 +44,7 @@ async def answer_of(body, reader):
         raise ConnectionError
     await asyncio.sleep(0.02)
     charged[n] += 1
-    return b"200 OK", {"label": f"label {n}", "tokens": 30 + n % 20}
+    return b"200 OK", {"label": f"label {n}", "tokens": 30 + n % 20, "cost": 0.25}
 
 
 async def serve(reader, writer):

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ackcore.spark import dead_letters
+from ackcore.spark.inspect.status import read_status
 
 ROOT = Path(__file__).parents[2]
 ROWS = 160
@@ -56,13 +57,14 @@ def service():
 
 
 @contextmanager
-def script(code, service, folder):
+def script(code, service, folder, budget=1000):
     """A recipe in a process of its own; killed at the end, with all of its processes."""
     path = folder / "recipe.py"
     path.write_text(code)
     env = os.environ | {
         "URL": service.url,
         "FOLDER": str(folder),
+        "BUDGET": str(budget),
         "PYTHONPATH": str(ROOT),
         "PYSPARK_SUBMIT_ARGS": "--master local[2] --conf spark.ui.enabled=false "
         "--conf spark.sql.shuffle.partitions=2 pyspark-shell",
@@ -127,6 +129,37 @@ def test_rows_are_classified_although_the_job_is_killed_twice(spark, tmp_path, s
     assert len(before) < ROWS - len(DEAD)
     assert sum(charged.values()) - len(charged) <= 2 * 2 * 16
     assert max(charged.values()) <= 3
+
+
+def test_a_budget_is_kept_although_the_job_is_killed_and_more_of_it_calls_the_rest(
+    spark, tmp_path, service
+):
+    """0.25 for an answer: 40 answers, then 10 more from another driver, then all."""
+    rows(tmp_path)
+    in_flight = 2 * 16
+
+    def spent():
+        status = read_status(tmp_path / "checkpoint")
+        return 0 if status is None else status.counts.spent.get("classify", 0)
+
+    for budget, kills in ((10, True), (10, False), (12.5, False)):
+        with script(CLASSIFY, service, tmp_path, budget):
+            if kills:
+                service.until(lambda charged, _: len(charged) >= 20)
+            else:
+                service.until(lambda *_, budget=budget: spent() >= budget)
+        service.until(lambda charged, found: not found["callers"])
+        paid = 0.25 * sum(service.ask()[0].values())
+        # The first driver's calls in flight, and those of two tasks when the money ran out.
+        assert paid <= budget + 0.25 * 2 * in_flight
+        assert paid - 0.25 * in_flight <= spent() <= paid or kills
+    before = len(service.ask()[0])
+    assert before < ROWS - len(DEAD)
+    with script(CLASSIFY, service, tmp_path, 1000) as process:
+        assert process.wait(300) == 0, (tmp_path / "log").read_text()[-3000:]
+    check(spark, tmp_path)
+    charged = service.ask()[0]
+    assert sum(charged.values()) - len(charged) <= in_flight
 
 
 def test_orders_are_enriched_by_an_api_whose_tenants_have_different_limits(

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
+from ackcore.calls.budgets import largest
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED, TEXTS
 from ackcore.spark.base.root_ids import in_order
@@ -208,6 +209,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         emitted={name: dict(streams) for name, streams in emitted.items()},
         expectations=_added(report["expectations"] for report in reports),
         unexpected=min(filter(None, (report["unexpected"] for report in reports)), default=None),
+        spent=_costs(report["spent"] for report in reports),
         traces=_traces([report["trace"] for report in reports if "trace" in report]),
     )
 
@@ -223,6 +225,17 @@ def _added(counts: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str,
         component: {name: dict(outcomes) for name, outcomes in expectations.items()}
         for component, expectations in found.items()
     }
+
+
+def _costs(spent: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Return the sums of the costs that tasks report."""
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for of_task in spent:
+        for bolt, keys in of_task.items():
+            total = found[bolt]
+            for key, cost in keys.items():
+                total[key] += cost
+    return {bolt: largest(keys) for bolt, keys in found.items()}
 
 
 def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:

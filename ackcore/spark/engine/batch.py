@@ -267,7 +267,7 @@ class Engine:
             replace(
                 outcome.decision,
                 counts=_counts(outcome),
-                totals=before.after(outcome.changes).to_json(),
+                totals=before.after(outcome.changes, outcome.spent).to_json(),
             )
         )
         failpoint("decided", plan.number)
@@ -388,7 +388,7 @@ def _counts(outcome: BatchOutcome) -> dict[str, Any]:
         name: sum(getattr(account, name) for account in outcome.changes.values())
         for name in ("records", "acked", "retried", "replayed", "dead")
     }
-    of_run = ("failed", "uncounted", "breaker_trips", "emitted", "expectations")
+    of_run = ("failed", "uncounted", "breaker_trips", "emitted", "expectations", "spent")
     return found | {name: getattr(outcome, name) for name in of_run}
 
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,10 +76,13 @@ class Counts:
         Micro-batches done.
     spouts : mapping from str to Account
         The account of each tracked spout.
+    spent : mapping from str to float
+        By bolt whose limit has ``cost_per_run``: the cost of its calls.
     """
 
     batches: int = 0
     spouts: Mapping[str, Account] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
 
     def _sum(self, of: Callable[[Account], int]) -> int:
         return sum(map(of, self.spouts.values()))
@@ -123,8 +127,15 @@ class Counts:
         """Whether ``records + replayed == acked + waiting + dead``, spout by spout."""
         return all(account.balanced for account in self.spouts.values())
 
-    def after(self, changes: Mapping[str, Account]) -> Counts:
-        """Return the counts after one more micro-batch; its ``waiting`` replaces the old one."""
+    def after(
+        self,
+        changes: Mapping[str, Account],
+        spent: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    ) -> Counts:
+        """Return the counts after one more micro-batch; its ``waiting`` replaces the old one.
+
+        ``spent`` has the costs of the micro-batch, by bolt and key.
+        """
         spouts = dict(self.spouts)
         for name, change in changes.items():
             before = spouts.get(name, Account())
@@ -133,7 +144,10 @@ class Counts:
                 for each in fields(Account)
             }
             spouts[name] = Account(**{**sums, "waiting": change.waiting})
-        return Counts(self.batches + 1, spouts)
+        costs = dict(self.spent)
+        for bolt, keys in spent.items():
+            costs[bolt] = costs.get(bolt, 0.0) + sum(keys.values())
+        return Counts(self.batches + 1, spouts, costs)
 
     def corrected(self, changes: Mapping[str, Account]) -> Counts:
         """Return the counts of the same micro-batch with the outcomes of some records changed."""
@@ -148,6 +162,7 @@ class Counts:
         return {
             "batches": self.batches,
             "spouts": {name: asdict(account) for name, account in self.spouts.items()},
+            "spent": dict(self.spent),
         }
 
     @classmethod
@@ -157,6 +172,7 @@ class Counts:
         return cls(
             found.get("batches", 0),
             {name: Account(**account) for name, account in spouts.items()},
+            found.get("spent", {}),
         )
 
 
@@ -212,6 +228,11 @@ class Progress:
         By component, or ``component.stream``, and expectation: the emitted tuples that met it and
         those that did not, in the accepted run: ``{"orders": {"amount > 0": {"passed": 99,
         "failed": 1}}}``. A retried record is checked, and counts, at each execution.
+    spent : mapping from str to mapping from str to float
+        By bolt whose limit has ``cost_per_run``: the cost of the micro-batch's calls, those of
+        lost runs included, by key: ``{"classify": {"tenant 1": 0.5}}``. The key is "" for a limit
+        without ``per``. With more than 100 keys the others are together under "(other keys)".
+        `Counts` has the total.
     tables : mapping from str to mapping from str to int
         By table: ``rows``, which counts a key again for each file with a row of it, and ``bytes``
         in the checkpoint.
@@ -239,6 +260,7 @@ class Progress:
     lag: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[RecordTrace, ...] = field(default=(), repr=False)
 
@@ -253,13 +275,16 @@ class Progress:
         again = f", {self.runs} runs" if self.runs > 1 else ""
         unmet = sum(counts["failed"] for _, _, counts in self.expected())
         unexpected = f", {unmet} unmet expectations" if unmet else ""
+        cost = "".join(
+            f", {bolt} spent {sum(keys.values()):g}" for bolt, keys in self.spent.items()
+        )
         lag = f", lag {sum(self.lag.values())}" if self.lag else ""
         return (
             f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed{free}, "
             f"{self.retried} retried{replayed}, {self.dead} dead, {self.waiting} waiting{oldest}, "
             f"{took}"
             f"{self.records_per_s:.0f} records/s, {self.duration_s:.2f} s"
-            f"{lag}{trips}{again}{unexpected}"
+            f"{lag}{trips}{again}{unexpected}{cost}"
         )
 
     def expected(self) -> Iterator[tuple[str, str, Mapping[str, int]]]:

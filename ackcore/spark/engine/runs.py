@@ -61,7 +61,7 @@ from ackcore.spark.engine.insist import (
     wrong_value,
 )
 from ackcore.spark.engine.key_order import Ordering, held_back
-from ackcore.spark.engine.progress import Stopwatch, warn_of_failures, with_outcomes
+from ackcore.spark.engine.progress import Counts, Stopwatch, warn_of_failures, with_outcomes
 from ackcore.spark.engine.setup import InputFrame, PlannedRows, RunPlan, RunResult
 from ackcore.spark.engine.suspects import (
     count_crash,
@@ -334,6 +334,7 @@ class Runs:
             breaker_trips=ran.breaker_trips,
             emitted=ran.emitted,
             expectations=ran.expectations,
+            spent=ran.spent,
             traces=with_outcomes(ran.traces, failed),
         )
 
@@ -367,7 +368,13 @@ class Runs:
             rules=self._rules_in_run(plan),
             by_root=by_root,
             tables=self._used_tables(plan),
+            spent=self._spent(plan),
         )
+
+    def _spent(self, plan: Plan) -> Mapping[str, float]:
+        """Return the cost of each bolt's calls before a micro-batch."""
+        before = None if plan.parent is None else self._state.decision(plan.parent)
+        return {} if before is None else Counts.from_json(before.totals).spent
 
     def _used_tables(self, plan: Plan) -> Mapping[str, TableSource]:
         """Return the tables that bolts use, as they were after the micro-batch before."""

@@ -192,6 +192,8 @@ class RunPlan:
         Whether each root is settled by itself, and not with its cohort.
     tables : mapping from str to TableSource
         The tables that bolts use, as they were after the last finished micro-batch.
+    spent : mapping from str to float
+        See `TaskSpec.spent`.
     """
 
     number: int
@@ -207,6 +209,7 @@ class RunPlan:
     rules: Rules | None = None
     by_root: bool = False
     tables: Mapping[str, TableSource] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,8 @@ class RunResult:
         By component and stream, the number of emitted tuples.
     expectations : mapping
         The counts of `Progress.expectations`.
+    spent : mapping
+        The costs of `Progress.spent`.
     unexpected : str or None
         A tuple that did not meet an expectation with ``on_fail="fail"``: the query must end.
     traces : tuple of (int, RecordTrace)
@@ -267,6 +272,7 @@ class RunResult:
     breaker_trips: int = 0
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
+    spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     unexpected: str | None = None
     traces: tuple[tuple[int, RecordTrace], ...] = ()
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
@@ -376,6 +382,7 @@ class RunSetup:
             by_root=plan.by_root,
             checks=topology.checks,
             tables=plan.tables,
+            spent=plan.spent,
         )
 
     def slices(self) -> tuple[Slice, ...]:

@@ -90,6 +90,11 @@ class ObjectJournal:
             data = self._known(key)
         return data
 
+    def known_keys(self) -> list[bytes]:
+        """Return the keys of the known answers."""
+        with self._lock:
+            return [*self._decided, *(key for key in self._own if key not in self._decided)]
+
     def _known(self, key: bytes) -> bytes | None:
         with self._lock:
             place = self._decided.get(key)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from ackcore._arrow import bytes_before, end_within, offsets_of
 from ackcore._files.journal import Journal, JournalAnswers
 from ackcore._records import Int64s
+from ackcore.calls.budgets import largest
 from ackcore.ids import edge_ids
 from ackcore.spark.stores.object_journal import ObjectJournal
 from ackcore.spark.stores.opening import is_bucket, open_store
@@ -256,8 +257,23 @@ class Bolts:
             context = context_of(spec.key, name, schemas)
             journal = _journal(spec.journal, f"{name}/{task}", context)
             self._journals.append(journal)
-            self._answers[name] = Answers(name, schemas, journal)
+            self._answers[name] = Answers(name, schemas, journal, spec.budget(name))
         return self._answers[name]
+
+    def spent(self) -> dict[str, dict[str, float]]:
+        """Return the cost of the calls in this micro-batch, by bolt and key, `MOST_KEYS` at most.
+
+        The journal has the answers of earlier runs, even if this one has no rows for the bolt. The
+        cost of the other keys is under `OTHER_KEYS`.
+        """
+        found = {}
+        for name in self._spec.layout.at(self._attempt.level):
+            limit = getattr(self._spec.components[name], "limit", None)
+            if limit is not None and limit.cost_per_run is not None:
+                budget = self._answers_of(name).budget
+                assert budget is not None
+                found[name] = largest(budget.keys)
+        return found
 
     def close(self) -> None:
         """Close the journals and unfinished files."""

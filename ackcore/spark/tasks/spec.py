@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from ackcore.calls.budgets import Budget
 from ackcore.spark.tasks.exchange_format import SETTLE
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.topology.components import AsyncBolt, Component
@@ -74,6 +75,8 @@ class TaskSpec:
         The expectations of emitted rows, by component and stream.
     tables : mapping from str to TableSource
         The tables that bolts use, as they were after the last finished micro-batch.
+    spent : mapping from str to float
+        By bolt with ``cost_per_run``, the cost of its calls in earlier micro-batches.
     make_executor : callable
         `executor_for`, or a wrapper of it.
     """
@@ -99,7 +102,19 @@ class TaskSpec:
     by_root: bool = False
     checks: Mapping[tuple[str, str], tuple[StreamCheck, ...]] = field(default_factory=dict)
     tables: Mapping[str, TableSource] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
     make_executor: Callable[..., Executor] = executor_for
+
+    def budget(self, bolt: str) -> Budget | None:
+        """Return the share of a task in the money for a bolt's calls; None without a limit.
+
+        The bolt is behind an exchange, so that the number of its tasks is known.
+        """
+        limit = getattr(self.components[bolt], "limit", None)
+        if limit is None or limit.cost_per_run is None:
+            return None
+        tasks = max(map(self._tasks_of, self.layout.into(bolt)))
+        return Budget(bolt, limit.cost_per_run, self.spent.get(bolt, 0.0), tasks)
 
     def tasks_at_once(self, bolt: str) -> int:
         """Return the largest number of tasks that may call for a bolt, or for one key of its

@@ -181,6 +181,7 @@ class Task:
         report["emitted"] = self._bolts.emitted
         report["expectations"] = self._bolts.expected.counts
         report["unexpected"] = self._bolts.expected.fatal
+        report["spent"] = self._bolts.spent()
         report["kept"] = self.kept
         if self.tracer is not None:
             report["trace"] = self.tracer.to_json()
