@@ -553,7 +553,7 @@ def test_what_fails_after_it_was_sent_is_judged_by_its_task(simulate, inline_byt
 
 @pytest.mark.parametrize(("name", "first"), [("a", "behind"), ("c", "in front")])
 def test_what_fails_on_both_sides_has_the_first_reason_of_both(simulate, name, first):
-    """What the tasks in front have judged does not count, since it may be for the other reason."""
+    """Judgements of tasks in front do not count, since they may be for the other reason."""
     back = Says("behind")
     topology = in_front(Says("in front"), behind=back, name=name, sends=True, chunk_rows=4)
     simulation = simulate(topology)
