@@ -510,6 +510,11 @@ def _budget(bolt: BoltSpec) -> Iterator[str]:
     if not isinstance(limit, RateLimit) or limit.cost_per_run is None:
         return
     needs = f"limit of bolt {bolt.name!r} has cost_per_run={limit.cost_per_run:g}, which needs "
+    if not isinstance(bolt.component, AsyncBolt):
+        yield (
+            f"{needs}an AsyncBolt, whose calls report their cost, got "
+            f"{type(bolt.component).__name__}; make it an AsyncBolt, or rename its attribute limit"
+        )
     if bolt.component.journal is not True:
         yield (
             f"{needs}journal = True: without it, the cost of a run that died is unknown, and its "

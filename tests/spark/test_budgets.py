@@ -15,7 +15,7 @@ from ackcore import testing
 from ackcore.calls import RateLimit, Reject, Retry
 from ackcore.metrics import PrometheusListener
 from ackcore.spark.engine.progress import Counts
-from ackcore.topology import AsyncBolt, TopologyBuilder, TopologyError
+from ackcore.topology import AsyncBolt, BasicBolt, TopologyBuilder, TopologyError
 
 ROW = pa.schema([("n", pa.int64()), ("tenant", pa.string()), ("cost", pa.float64())])
 #: The charges of the service, by row. The copies of bolts in tasks find it here.
@@ -146,3 +146,21 @@ def test_counts_of_a_checkpoint_without_costs_are_read():
     assert Counts.from_json({"batches": 3, "spouts": {}}) == Counts(3)
     counts = Counts(1, {}, {"a": 1.5}).after({}, {"a": {"x": 1.0, "y": 2.0}, "b": {"": 1.0}})
     assert Counts.from_json(counts.to_json()) == Counts(2, {}, {"a": 4.5, "b": 1.0})
+
+
+class Limited(BasicBolt):
+    outputs = ROW
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def execute(self, tuple, collector):
+        collector.emit(tuple.values)
+
+
+def test_other_bolts_may_have_an_attribute_of_that_name_without_a_budget():
+    ran = testing.run(topology(Limited(10)), rows([1.0] * 4))
+    assert ran.counts.acked == 4
+    assert ran.counts.spent == {}
+    with pytest.raises(TopologyError, match="which needs an AsyncBolt.*got Limited"):
+        topology(Limited(RateLimit(cost_per_run=1)))

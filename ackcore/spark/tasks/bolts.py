@@ -268,8 +268,7 @@ class Bolts:
         """
         found = {}
         for name in self._spec.layout.at(self._attempt.level):
-            limit = getattr(self._spec.components[name], "limit", None)
-            if limit is not None and limit.cost_per_run is not None:
+            if self._spec.budget(name) is not None:
                 budget = self._answers_of(name).budget
                 assert budget is not None
                 found[name] = largest(budget.keys)

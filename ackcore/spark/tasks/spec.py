@@ -110,7 +110,8 @@ class TaskSpec:
 
         The bolt is behind an exchange, so that the number of its tasks is known.
         """
-        limit = getattr(self.components[bolt], "limit", None)
+        component = self.components[bolt]
+        limit = component.limit if isinstance(component, AsyncBolt) else None
         if limit is None or limit.cost_per_run is None:
             return None
         tasks = max(map(self._tasks_of, self.layout.into(bolt)))
