@@ -7,18 +7,18 @@ from collections.abc import Mapping
 
 from ackcore.calls.outcomes import Unavailable
 
-#: The seconds until the next try of an uncalled tuple, if no money was left at the start.
+#: Seconds until a tuple is tried again, if no money was left when its micro-batch began.
 _WAIT_S = 60.0
-#: The part of a share that may be missing: sums of floats are rounded.
+#: A share is spent when no more than this part of it is left: sums of floats are rounded.
 _ROUNDING = 1e-9
-#: The most keys of a report, besides `OTHER_KEYS`.
+#: The most keys that a report names.
 MOST_KEYS = 100
-#: The name of the cost of all other keys.
+#: The key of a report that has the sum of the costs of all other keys.
 OTHER_KEYS = "(other keys)"
 
 
-def largest(costs: Mapping[str, float]) -> dict[str, float]:
-    """Return the costs of the keys with the largest ones, and the sum of the others."""
+def largest_costs(costs: Mapping[str, float]) -> dict[str, float]:
+    """Return the `MOST_KEYS` largest costs by key, and the sum of the others as `OTHER_KEYS`."""
     others = costs.get(OTHER_KEYS, 0.0)
     named = sorted((-cost, key) for key, cost in costs.items() if key != OTHER_KEYS)
     found = {key: -cost for cost, key in named[:MOST_KEYS]}
@@ -27,38 +27,40 @@ def largest(costs: Mapping[str, float]) -> dict[str, float]:
 
 
 class Budget:
-    """The share of one task in the money that is left for a bolt's calls.
+    """The share that one task has of the money left for a bolt's calls.
 
     Parameters
     ----------
     bolt : str
         The bolt's name.
     limit : float
-        ``cost_per_run`` of its limit.
+        The bolt's ``cost_per_run``.
     before : float
-        The cost of its calls in earlier micro-batches.
+        The cost of the bolt's calls in earlier micro-batches.
     tasks : int
         The number of tasks of the bolt, which have equal shares of the rest.
 
     Attributes
     ----------
-    keys : Counter of str
-        The cost of this micro-batch's calls in the task, by key; "" without keys.
+    spent : float
+        The cost of this micro-batch's calls in the task.
+    by_key : Counter of str
+        The same cost by key; the key is "" for a limit without keys.
     """
 
     def __init__(self, bolt: str, limit: float, before: float, tasks: int) -> None:
         self._bolt, self._limit, self._before = bolt, limit, before
         self._share = max(0.0, limit - before) / tasks
         self.spent = 0.0
-        self.keys = Counter[str]()
+        self.by_key = Counter[str]()
 
     def add(self, cost: float, key: str) -> None:
         """Add the cost of a call."""
         self.spent += cost
-        self.keys[key] += cost  # type: ignore[assignment]  # costs are floats
+        self.by_key[key] += cost  # type: ignore[assignment]  # costs are floats
 
     def refusal(self) -> Unavailable | None:
-        """Return the error of a tuple that must not be called, or None while money is left."""
+        """Return the error of tuples that the task must not call, or None while money is left."""
         if self.spent < self._share * (1 - _ROUNDING):
             return None
         text = (

@@ -106,7 +106,7 @@ class Workers:
         self._key_of = key_of
         self._refusal = refusal
         limit = settings.limit
-        self._reports = limit is not None and (
+        self._needs_usage = limit is not None and (
             limit.tokens_per_min is not None or limit.cost_per_run is not None
         )
         self._most_kept = settings.max_buffered
@@ -205,7 +205,7 @@ class Workers:
                 continue
             self._last = worker
             value, error, usage = None, None, None
-            if self._reports:
+            if self._needs_usage:
                 USAGE.set(usage := Usage())
             try:
                 if named:

@@ -43,7 +43,8 @@ class Calls(Generic[Item, Value]):
     key_of : callable, optional
         Returns the key of an item; by default `RateLimit.key_of` of the settings' limit.
     refusal : callable, optional
-        Called before each call. If it returns an exception, the item ends with it, uncalled.
+        Called before each call. If it returns an exception, the item is not called, and ends with
+        this exception.
 
     Raises
     ------

@@ -49,10 +49,10 @@ class RateLimit:
     cost_per_run : float, optional
         The most money that the calls of a bolt may cost, of all keys together, in the unit in which
         calls report it by ``used(cost=...)``. A run is all micro-batches of a checkpoint, restarts
-        included. When it is spent, the other tuples are not called and wait: `Unavailable`, no
-        attempt counted. The excess is at most the cost of the calls that were in flight when it ran
-        out. Only for an `AsyncBolt` with ``journal = True`` behind an exchange, whose tasks have
-        equal shares of what is left. None for no limit.
+        included. When it is spent, the other tuples are not called. They fail with `Unavailable`,
+        so their records wait, and no attempt counts. The excess is at most the cost of the calls
+        that were in flight when the money ran out. Only for an `AsyncBolt` with ``journal = True``
+        behind an exchange; its tasks have equal shares of what is left. None for no limit.
     concurrency : int or callable, optional
         The largest number of calls of a key at once, in each task: a number, or a callable without
         arguments that makes a `Limit`, such as a class of `ackcore.flow`. Only with `per`, and in
@@ -187,8 +187,8 @@ def used(*, tokens: float | None = None, cost: float | None = None) -> None:
 
     Call it in an `AsyncBolt`, or in a function of `attempt` or `guard`, also in a thread or
     coroutine that `asyncio` starts for the call. Several reports of a call add up. It has no effect
-    without a `RateLimit` with ``tokens_per_min`` or ``cost_per_run``. Report a failed call that
-    costs money before the exception.
+    without a `RateLimit` with ``tokens_per_min`` or ``cost_per_run``. If a failed call costs money,
+    report the cost before you raise the exception.
 
     Parameters
     ----------

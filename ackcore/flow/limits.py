@@ -175,12 +175,12 @@ class DelayTarget:
     10 s and 50 round trips after ``base_rtt`` was last measured, the limit becomes 1. The first ack
     of a tuple that was outstanding alone measures it again, and ends this limit.
 
-    ``base_rtt`` is the shortest round trip, until one tuple overtakes another: a consumer with a
-    single queue answers in order. If round trips differ without a queue by more than the target,
-    the window shrinks to 2, and there a tuple is overtaken sooner or later. Then ``base_rtt`` is
-    the mean round trip with at most 2 tuples outstanding, and the target is at least a quarter of
-    it and 3/4 of their standard deviation. The window doubles until the mean round trip is longer
-    by half. A larger mean is not taken over while all tuples are late, that is, while the tuples of
+    ``base_rtt`` is the shortest round trip. That is too short for a consumer whose round trips
+    differ by more than the target without a queue: the window shrinks to 2. If a tuple then
+    overtakes another, the consumer does not have a single queue. From then on, ``base_rtt`` is the
+    mean round trip with at most 2 tuples outstanding. The target is at least a quarter of this
+    mean, and at least 3/4 of the standard deviation. The window doubles until the mean round trip
+    is longer by half. A larger mean is ignored while all tuples are late, because then tuples of
     other producers are queued.
 
     A failure or time-out takes 1 off at once and multiplies ``service`` by 1.5, up to 64 times in
@@ -250,9 +250,13 @@ class DelayTarget:
 
     _FAILURE, _MOST = 1.5, 64.0
     _STALE_NS, _PROBE_RTTS = 10_000_000_000, 50
-    #: The part of a block's excess that all of its tuples have, if there is a queue; the standard
-    #: errors of a mean of 16 round trips that are taken for chance, over 4; the samples of a mean.
-    _SHARE, _NOISE, _ENOUGH = 0.25, 0.75, 16
+    #: There is a queue if the shortest round trip of a block has this part of the mean's excess.
+    _SHARE = 0.25
+    #: The standard deviations by which a mean may be longer by chance: 3 standard errors of a mean
+    #: of 16 round trips.
+    _NOISE = 0.75
+    #: The round trips after which a mean is no longer new.
+    _ENOUGH = 16
 
     def __init__(
         self,
@@ -278,12 +282,13 @@ class DelayTarget:
         self.base_rtt_ns = 0.0
         # base_rtt = shortest + risen + spread
         self._shortest_ns = math.inf
+        # What was added to the shortest: because it rose, and because the mean is used.
         self._risen_ns = self._spread_ns = 0.0
-        self._noise_ns = 0.0  # what chance adds to the mean of a block, if round trips differ
-        self._known = 0  # the samples of the spread
-        self._stale_ns = 0.0  # until then a larger spread is not taken over
+        self._noise_ns = 0.0  # what chance may add to the mean of a block
+        self._known = 0  # the round trips in the mean; 0 if the mean is not used
+        self._stale_ns = 0.0  # until this time, a larger mean is ignored
         self._ramp = 0  # a window that doubles until there is a queue; 0 if none
-        self._sent_ns = 0  # of the answered tuple that was sent last
+        self._sent_ns = 0  # when the last sent one of the answered tuples was sent
         self._overtaken = 0
         self._begin(self._last_ns)
 
@@ -314,13 +319,13 @@ class DelayTarget:
             self._end(now)
 
     def _end(self, now: int) -> None:
-        """End a block of round trips: look for a queue, and for round trips that differ without."""
+        """End a block of round trips, and adapt the base and the ramp to it."""
         acks = self._acks
         mean = self._sum_ns / acks
         deviation = max(0.0, self._square_ns / acks - mean * mean) ** 0.5
         target, base, noise = self.threshold_ns, self.base_rtt_ns, self._noise_ns
         floor = self._shortest_ns + self._risen_ns
-        # Of a queue that stands, each tuple has a part.
+        # All tuples wait in a queue that stands, also the fastest.
         is_queued = self._least_ns - floor > max(target / 2, self._SHARE * (mean - floor))
         if self._known and not is_queued:
             self._probe_ns = max(self._probe_ns, now + self._STALE_NS)

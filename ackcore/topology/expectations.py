@@ -1,4 +1,4 @@
-"""Expectations: conditions that the tuples of a stream must meet, and what happens if not.
+"""Expectations: conditions on the tuples of a stream, and the consequence of an unmet one.
 
 `expect` declares them, `checks_of` compiles them for a stream in ``build``, and tasks call
 `StreamCheck.failed` for each batch.
@@ -17,19 +17,19 @@ import pyarrow.compute as pc
 from ackcore._arrow.shown import shown_values
 from ackcore._records import Int64s
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.sql_conditions import Node, UnsupportedSql, condition
+from ackcore.topology.sql_conditions import Node, UnsupportedSql, compile_condition
 
 OnFail = Literal["dead_letter", "drop", "fail"]
 #: A function of a batch that returns a boolean column.
 BatchCondition = Callable[[pa.RecordBatch], Any]
 
-#: The most characters of a value in a reason, and the most columns of a function's reason.
+#: The most characters of a value in a reason, and the most columns in the reason of a function.
 _CHARS, _COLUMNS = 100, 8
 
 
 @dataclass(frozen=True)
 class Expectations:
-    """Conditions with a common consequence; `expect` makes them."""
+    """Conditions that have the same consequence; `expect` creates them."""
 
     conditions: tuple[str | BatchCondition, ...]
     on_fail: OnFail
@@ -41,7 +41,9 @@ def expect(
     on_fail: OnFail = "dead_letter",
     stream: str = DEFAULT_STREAM,
 ) -> Expectations:
-    """Declare conditions for the tuples of a spout or bolt, for ``builder.spout`` and ``.bolt``.
+    """Return the argument ``expect`` of ``builder.spout`` and ``builder.bolt``.
+
+    It declares conditions that the tuples of the spout or bolt must meet.
 
     A tuple meets a condition that is true or NULL, as with CHECK of SQL tables: add ``col IS NOT
     NULL`` where NULL is wrong. A condition that raises (overflow, division by zero) is not met.
@@ -54,16 +56,16 @@ def expect(
         boolean column of n values, the same for the same tuples.
     on_fail : {"dead_letter", "drop", "fail"}, default "dead_letter"
         The consequence for a tuple that does not meet a condition. ``"dead_letter"``: its records
-        die, without a retry. ``"drop"``: the tuple is not emitted, and its records continue
-        without it. ``"fail"``: the query ends with `ExpectationFailed`, and nothing of the
+        become dead letters, without a retry. ``"drop"``: the tuple is not emitted, and its records
+        continue without it. ``"fail"``: the query ends with `ExpectationFailed`, and nothing of the
         micro-batch is written.
     stream : str, default "default"
-        The stream of a bolt.
+        The stream of a bolt that the conditions concern.
 
     Returns
     -------
     Expectations
-        The argument ``expect`` of a spout or a bolt.
+        One such argument; a list of several is one, too.
 
     Raises
     ------
@@ -97,7 +99,7 @@ def expectations_of(given: Any, subject: str) -> tuple[Expectations, ...]:
 
 
 class WrongResult(TypeError):
-    """A function of a batch returned something else than a boolean for each tuple."""
+    """A function of a batch did not return a boolean for each tuple."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ class StreamCheck:
     name : str
         The SQL text, or the name of the function.
     on_fail : {"dead_letter", "drop", "fail"}
-        The consequence.
-    by : Node or callable
+        The consequence for a tuple that does not meet the condition.
+    condition : Node or callable
         The compiled expression, or the function.
     columns : tuple of str
         The columns whose values a reason shows.
@@ -118,7 +120,7 @@ class StreamCheck:
 
     name: str
     on_fail: OnFail
-    by: Node | BatchCondition
+    condition: Node | BatchCondition
     columns: tuple[str, ...]
 
     def failed(self, batch: pa.RecordBatch) -> tuple[Int64s, dict[int, str]]:
@@ -133,7 +135,7 @@ class StreamCheck:
             start, stop = spans.pop()
             part = batch if stop - start == len(batch) else batch.slice(start, stop - start)
             try:
-                places = self._places(part)
+                places = self._unmet(part)
             except WrongResult as error:
                 places = np.arange(len(part))
                 errors.update(dict.fromkeys(range(start, stop), str(error)))
@@ -151,18 +153,19 @@ class StreamCheck:
                 found.append(places + start)
         return (np.concatenate(found) if found else np.empty(0, np.int64)), errors
 
-    def _places(self, batch: pa.RecordBatch) -> Int64s:
-        if isinstance(self.by, Node):
-            met = self.by.of(batch, len(batch) == 1)
+    def _unmet(self, batch: pa.RecordBatch) -> Int64s:
+        """Return the places of tuples that do not meet the condition, or raise its error."""
+        if isinstance(self.condition, Node):
+            met = self.condition.evaluate(batch, len(batch) == 1)
             met = pa.array([met.as_py()], pa.bool_()) if isinstance(met, pa.Scalar) else met
         else:
-            met = self._called(batch)
+            met = self._function_result(batch)
         if not met.false_count:
             return np.empty(0, np.int64)
         return pc.indices_nonzero(pc.invert(met)).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
-    def _called(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        met = self.by(batch)  # type: ignore[operator]
+    def _function_result(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        met = self.condition(batch)  # type: ignore[operator]
         try:
             if isinstance(met, pa.ChunkedArray):
                 met = met.combine_chunks()
@@ -179,7 +182,10 @@ class StreamCheck:
     def reasons(
         self, batch: pa.RecordBatch, places: Int64s, errors: Mapping[int, str]
     ) -> list[str]:
-        """Return the texts of the reasons for tuples that do not meet the condition."""
+        """Return the reason for each tuple that does not meet the condition.
+
+        ``places`` and ``errors`` are parts of the result of `failed`.
+        """
         at = pa.array(places)
         columns = [shown_values(batch.column(name).take(at)) for name in self.columns]
         texts = []
@@ -200,9 +206,9 @@ def _short(value: Any) -> str:
 def checks_of(
     expected: Sequence[Expectations], types: Mapping[str, pa.DataType | None]
 ) -> Iterator[StreamCheck | str]:
-    """Yield the checks of a stream's expectations, and an error for each that cannot be checked.
+    """Yield a check for each condition of a stream, or the text of the condition's problem.
 
-    ``types`` has the types of the stream's columns; None for types that SQL cannot compare.
+    ``types`` has the types of the stream's columns; None for a type that conditions cannot compare.
     """
     names = set()
     for one in expected:
@@ -219,7 +225,7 @@ def checks_of(
                 yield StreamCheck(name, one.on_fail, given, tuple(types)[:_COLUMNS])
                 continue
             try:
-                node = condition(given, types)
+                node = compile_condition(given, types)
             except (UnsupportedSql, ImportError) as error:
                 yield f"has {given!r}: {error}"
             else:

@@ -51,15 +51,15 @@ from ackcore.topology.tuples import (
 
 _EMITTED, _FAILED = 0, 1
 _HEAD = struct.Struct("<BxxxI")  # the kind of answer, the number of streams
-#: Added to the kind of an answer whose call reported a cost, which follows the head with its key.
+#: A bit of the kind: the calls reported a cost. The cost and its key follow the head.
 _PAID = 2
-_KEY_CHARS = 200  # more of a key is not reported
+_KEY_CHARS = 200  # longer keys of a limit are cut
 _COST = struct.Struct("<dI")  # the cost, the number of bytes of its key
 _STREAM = struct.Struct("<II")  # the stream's index, the number of bytes of its rows
 
 
 class Cost(NamedTuple):
-    """The money that the calls of an input cost, and the key of its limit as a text."""
+    """The cost of the calls of an input, and the input's key of the limit, as a text."""
 
     cost: float
     key: str
@@ -121,7 +121,7 @@ class Answers:
         The journal in a directory of the bolt's own, with the context that `context_of` returns for
         the same arguments.
     budget : Budget, optional
-        The money that the calls may cost. The answers that the journal already has are counted.
+        The money that the calls may cost. The costs in the journal are added to it at once.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Answers:
         self._names = tuple(schemas)
         self._journal = journal
         self.budget = budget
-        self._counted: set[bytes] = set()  # the keys whose cost is in the budget
+        self._counted: set[bytes] = set()  # inputs whose cost has been added to the budget
         if budget is not None:
             for key in journal.known_keys():
                 self._count(key, journal.get(key))
@@ -162,7 +162,7 @@ class Answers:
         return self._journal.get(key) is not None
 
     def _count(self, key: bytes, data: bytes | None) -> None:
-        """Add the cost of an answer to the budget, unless it is in it."""
+        """Add the cost of an answer to the budget, unless it has been added before."""
         if self.budget is not None and data is not None and key not in self._counted:
             cost = _cost_in(data)
             if cost.cost:
@@ -213,7 +213,7 @@ class Answers:
         self._journal.append(key, head + reason.encode().encode())
 
     def _head(self, key: bytes, kind: int, streams: int, cost: Cost) -> bytes:
-        """Return the beginning of an answer of this task."""
+        """Return the head of an answer of this task, and record that its cost has been added."""
         if not cost.cost:
             return _HEAD.pack(kind, streams)
         self._counted.add(key)
@@ -254,7 +254,7 @@ class Answers:
                     f"the journal of {self._component} no longer has a readable answer to an "
                     "input that was answered; run the task again"
                 )
-            self._count(key, data)  # perhaps of another attempt of this task
+            self._count(key, data)  # another attempt of this task may have written it
             answer = self._read(data)
             if answer.reason is not None:
                 failures[handle] = answer.reason
@@ -436,7 +436,7 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         CallExecutor.__init__(self, component, context, reasons, settings, progressed)
         self._answers = answers
         self._unwritten: OSError | None = None
-        self._costs: dict[int, Cost] = {}  # of inputs without an answer, by handle
+        self._costs: dict[int, Cost] = {}  # by handle, of inputs whose answer is not yet written
         if answers.budget is not None:
             self._refusal = answers.budget.refusal
 
@@ -456,7 +456,7 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
             self._write_down(input)
 
     def _add_cost(self, input: CallInput) -> None:
-        """Add the cost of a call that ended to the budget, and to those of its first input."""
+        """Add the cost of a call that ended to the budget, and to the cost of its first input."""
         budget, usage = self._answers.budget, USAGE.get()
         if budget is None or usage is None or not usage.cost:
             return

@@ -1,9 +1,8 @@
 """SQL conditions over the columns of a batch, evaluated by Arrow with the results of Spark SQL.
 
-sqlglot parses a condition in the driver. `condition` checks its names and types, and returns a tree
-of Arrow calls, which tasks evaluate without sqlglot. It accepts only what Arrow and Spark (in ANSI
-mode) evaluate alike, and refuses everything else. `tests/spark/test_expectations.py` compares the
-two.
+sqlglot parses a condition in the driver. `compile_condition` checks its names and types, and
+returns a tree of Arrow calls, which tasks evaluate without sqlglot. It accepts only conditions that
+Arrow and Spark (in ANSI mode) evaluate alike. `tests/spark/test_expectations.py` compares the two.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _MOMENT = re.compile(
     rf"{_DATE.pattern}[ T]\d{{2}}:\d{{2}}:\d{{2}}(\.\d{{1,6}})?(Z|[+-]\d{{2}}:\d{{2}})"
 )
-#: The largest integer up to which 32-bit floats have all integers, and the digits of decimals.
+#: A 32-bit float is exact for all integers up to this one; the most digits of a decimal.
 _EXACT_FLOAT, _DIGITS = 1 << 24, 38
-#: The number of numbers that are faster to compare one by one than to hash.
+#: For up to this many numbers in an IN, comparisons one by one are faster than a hash table.
 _FEW = 16
 
 
@@ -84,7 +83,7 @@ def spark_types(schema: Any) -> dict[str, pa.DataType | None]:
 
 # ------------------------------------------------------------------------------------------ trees
 
-#: Arrow's comparisons, and for floats those that are negations of others: NaN is the largest value.
+#: Arrow's functions, by operator of Spark.
 _FUNCTIONS = {
     "=": "equal",
     "<>": "not_equal",
@@ -93,25 +92,26 @@ _FUNCTIONS = {
     ">": "greater",
     ">=": "greater_equal",
 }
+#: For floats: the functions whose negation is the operator. So NaN is the largest value.
 _NEGATED = {"<>": "equal", ">": "less_equal", ">=": "less"}
 
 
 @dataclass(frozen=True)
 class Node:
-    """A part of a condition, with the type of its values; None for a type not supported here."""
+    """A part of a condition, with the type of its values; None for an unsupported type."""
 
     type: pa.DataType | None
 
-    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return the values for a batch.
 
-        With ``alone`` the batch has one row, and parts that Spark does not evaluate for it are
-        not evaluated: the other side of a decided AND or OR, for example.
+        With ``alone`` the batch has one row. Parts that Spark does not evaluate for this row are
+        skipped, such as the second operand of an AND whose first operand is false.
         """
         raise NotImplementedError
 
     def columns(self) -> Iterator[str]:
-        """Yield the names of the columns."""
+        """Yield the names of the columns that this part uses."""
         for value in vars(self).values():
             for each in value if isinstance(value, tuple) else (value,):
                 if isinstance(each, Node):
@@ -124,7 +124,7 @@ class ColumnNode(Node):
 
     name: str
 
-    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return the column."""
         values = batch.column(self.name)
         return values if self.type in (None, values.type) else values.cast(self.type)
@@ -141,22 +141,22 @@ class LiteralNode(Node):
     value: Any
     scalar: pa.Scalar
 
-    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return the scalar."""
         return self.scalar
 
 
 @dataclass(frozen=True)
 class CallNode(Node):
-    """A call of one of Arrow's functions; ``options`` is the class of its options and a value."""
+    """A call of an Arrow function; ``options`` is the name of its options' class, and a value."""
 
     function: str
     arguments: tuple[Node, ...]
     options: tuple[str, str] | None = None
 
-    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return the function's result."""
-        values = [each.of(batch, alone) for each in self.arguments]
+        values = [each.evaluate(batch, alone) for each in self.arguments]
         # Arrow's options cannot be pickled.
         options = None if self.options is None else getattr(pc, self.options[0])(self.options[1])
         return pc.call_function(self.function, values, options)
@@ -164,80 +164,82 @@ class CallNode(Node):
 
 @dataclass(frozen=True)
 class CastNode(Node):
-    """Numbers as a wider type; large integers are rounded to a double, as in Spark."""
+    """A conversion of numbers to a wider type; as in Spark, doubles round large integers."""
 
     node: Node
 
-    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return the converted values."""
-        return pc.cast(self.node.of(batch, alone), self.type, safe=False)
+        return pc.cast(self.node.evaluate(batch, alone), self.type, safe=False)
 
 
 @dataclass(frozen=True)
 class ArithmeticNode(CallNode):
-    """An operation of two numbers. Like Spark, it evaluates the divisor first, and if the first
-    operand is NULL, not the second.
+    """An arithmetic operation on two numbers.
+
+    As in Spark, a division evaluates the divisor first, and a NULL operand that is evaluated first
+    makes the other one needless.
     """
 
-    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return the numbers."""
-        turned = self.function == "divide_checked"
-        first, second = self.arguments[::-1] if turned else self.arguments
-        one = first.of(batch, alone)
+        swapped = self.function == "divide_checked"
+        first, second = self.arguments[::-1] if swapped else self.arguments
+        one = first.evaluate(batch, alone)
         if alone and _is_null(one):
             return pa.nulls(1, self.type)
-        values = [one, second.of(batch, alone)]
-        return pc.call_function(self.function, values[::-1] if turned else values)
+        values = [one, second.evaluate(batch, alone)]
+        return pc.call_function(self.function, values[::-1] if swapped else values)
 
 
 @dataclass(frozen=True)
 class ComparisonNode(Node):
-    """A comparison of two operands of the same type; ``how`` is Spark's operator."""
+    """A comparison of two operands of the same type by an operator of Spark."""
 
-    how: str
+    operator: str
     left: Node
     right: Node
 
-    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return the result. If the left operand is NULL, Spark does not evaluate the right one."""
-        left = self.left.of(batch, alone)
-        if alone and self.how != "<=>" and _is_null(left):
+        left = self.left.evaluate(batch, alone)
+        if alone and self.operator != "<=>" and _is_null(left):
             return pa.nulls(1, _BOOL)
-        right = self.right.of(batch, alone)
-        if self.how != "<=>":
-            return self._compared(self.how, left, right)
+        right = self.right.evaluate(batch, alone)
+        if self.operator != "<=>":
+            return self._compared(self.operator, left, right)
         equal = pc.coalesce(self._compared("=", left, right), pa.scalar(False))
         return pc.or_(equal, pc.and_(pc.is_null(left), pc.is_null(right)))
 
-    def _compared(self, how: str, left: Values, right: Values) -> Values:
+    def _compared(self, operator: str, left: Values, right: Values) -> Values:
         # Spark: NaN equals NaN, and is larger than any other value.  No literal is NaN.
         if not pa.types.is_floating(self.left.type or pa.null()):
-            return pc.call_function(_FUNCTIONS[how], [left, right])
+            return pc.call_function(_FUNCTIONS[operator], [left, right])
         if isinstance(self.right, LiteralNode):
-            if how in _NEGATED:
-                return pc.invert(pc.call_function(_NEGATED[how], [left, right]))
-            return pc.call_function(_FUNCTIONS[how], [left, right])
-        if how in ("=", "<>"):
+            if operator in _NEGATED:
+                return pc.invert(pc.call_function(_NEGATED[operator], [left, right]))
+            return pc.call_function(_FUNCTIONS[operator], [left, right])
+        if operator in ("=", "<>"):
             both = pc.and_kleene(pc.is_nan(left), pc.is_nan(right))
             found = pc.or_kleene(pc.equal(left, right), both)
-            return found if how == "=" else pc.invert(found)
-        if how in (">", "<="):
+            return found if operator == "=" else pc.invert(found)
+        if operator in (">", "<="):
             left, right = right, left
         smaller = pc.and_kleene(pc.is_nan(right), pc.invert(pc.is_nan(left)))
         found = pc.or_kleene(pc.less(left, right), smaller)
-        return found if how in ("<", ">") else pc.invert(found)
+        return found if operator in ("<", ">") else pc.invert(found)
 
 
 @dataclass(frozen=True)
 class InNode(Node):
-    """Whether values are among some literals, which are not NULL."""
+    """The condition that values are among literals, none of which is NULL."""
 
     node: Node
     literals: pa.Array
 
-    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return NULL for NULL, unlike Arrow."""
-        values = self.node.of(batch, alone)
+    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
+        """Return the result, which is NULL for NULL, unlike that of Arrow's function."""
+        values = self.node.evaluate(batch, alone)
         found = pc.is_in(values, value_set=self.literals)
         # For a batch of one row the values may be a scalar, such as the first of a coalesce.
         if isinstance(values, pa.Array) and not values.null_count:
@@ -247,32 +249,33 @@ class InNode(Node):
 
 @dataclass(frozen=True)
 class LazyNode(CallNode):
-    """An AND, an OR or a coalesce, whose later arguments are evaluated only where they matter.
+    """An AND, an OR or a coalesce.
 
-    ``ends`` has the values that decide the result: (False,) for AND.
+    Of a row alone, the arguments after the one that decides the result are not evaluated. ``ends``
+    has the values that decide it, such as (False,) for AND; () stands for all but NULL.
     """
 
     ends: tuple[Any, ...] = ()
 
-    def of(self, batch: pa.RecordBatch, alone: bool) -> Values:
+    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
         """Return the result."""
-        values = self.arguments[0].of(batch, alone)
+        values = self.arguments[0].evaluate(batch, alone)
         for each in self.arguments[1:]:
-            if alone and self._ends(_one(values)):
+            if alone and self._ends(_first(values)):
                 return values
-            values = pc.call_function(self.function, [values, each.of(batch, alone)])
+            values = pc.call_function(self.function, [values, each.evaluate(batch, alone)])
         return values
 
     def _ends(self, value: pa.Scalar) -> bool:
         return value.as_py() in self.ends if self.ends else value.is_valid
 
 
-def _one(values: Values) -> pa.Scalar:
+def _first(values: Values) -> pa.Scalar:
     return values if isinstance(values, pa.Scalar) else values[0]
 
 
 def _is_null(values: Values) -> bool:
-    return not _one(values).is_valid
+    return not _first(values).is_valid
 
 
 def _call(type_: pa.DataType, function: str, *arguments: Node, options: Any = None) -> Node:
@@ -302,8 +305,8 @@ def _constant(value: Any, type_: pa.DataType) -> LiteralNode:
 # ---------------------------------------------------------------------------------------- compiler
 
 
-def condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node:
-    """Return a condition as a tree.
+def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node:
+    """Return a condition as a tree of Arrow calls.
 
     Parameters
     ----------
@@ -330,11 +333,11 @@ def condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node:
         raise UnsupportedSql("it has a backslash, and escapes are not supported")
     try:
         if any(each.text == "!" for each in sqlglot.tokenize(sql, read="spark")):
-            raise UnsupportedSql("it has a !, which binds differently in Spark; write NOT")
+            raise UnsupportedSql("it has a !, which Spark binds otherwise than sqlglot; write NOT")
         trees = sqlglot.parse(sql, read="spark")
     except sqlglot.errors.SqlglotError as error:
-        said = str(error).partition("\n")[0]
-        raise UnsupportedSql(f"it is not an SQL expression: {said}") from None
+        cause = str(error).partition("\n")[0]
+        raise UnsupportedSql(f"it is not an SQL expression: {cause}") from None
     if len(trees) != 1 or trees[0] is None:
         raise UnsupportedSql("it must be one SQL expression")
     found = _Compiler(types).node(trees[0])
@@ -359,7 +362,7 @@ _SWAPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "<
 #: Nodes that sqlglot and Spark bind differently beside a comparison, unless in parentheses.
 _PREDICATES = {*_COMPARED, "Is", "In", "Like", "Between", "Not", "And", "Or"}
 _ARITHMETIC = {"Add": "add_checked", "Sub": "subtract_checked", "Mul": "multiply_checked"}
-#: Arguments of sqlglot's nodes that do not change the meaning of a condition.
+#: Arguments of sqlglot's nodes that `_Compiler` reads, or that have no effect on a condition.
 _HARMLESS = {"this", "expression", "expressions", "low", "high", "to", "_type", "typed", "safe"}
 _HARMLESS |= {"quoted", "is_string", "negate"}
 
@@ -454,7 +457,7 @@ class _Compiler:
         if type(inner).__name__ == "Literal" and not inner.args.get("is_string"):
             return self._number(tree, f"-{inner.this}")
         node = self.node(inner)
-        return _call(self._of_numbers(tree, node), "negate_checked", node)
+        return _call(self._number_type(tree, node), "negate_checked", node)
 
     def _from_cast(self, tree: Any) -> Node:
         """Return a literal with a type, such as ``DATE '2020-01-01'`` or ``1L``."""
@@ -511,15 +514,16 @@ class _Compiler:
         return _not(self._condition(tree.this))
 
     def _operand(self, tree: Any) -> Node:
+        """Return an operand; refuse a condition that is not in parentheses."""
         if type(tree).__name__ in _PREDICATES:
             raise UnsupportedSql(f"put {tree.sql('spark')} into parentheses")
         return self.node(tree)
 
     def _from_is(self, tree: Any) -> Node:
-        node, what = self._operand(tree.this), type(tree.expression).__name__
-        if what == "Null":
+        node, kind = self._operand(tree.this), type(tree.expression).__name__
+        if kind == "Null":
             return _call(_BOOL, "is_null", node)
-        if what != "Boolean" or node.type != _BOOL:
+        if kind != "Boolean" or node.type != _BOOL:
             raise self._refused(tree)
         value = node if tree.expression.this else _not(node)
         return _call(_BOOL, "coalesce", value, _constant(False, _BOOL))
@@ -537,12 +541,12 @@ class _Compiler:
         left, right = self._operand(tree.this), self._operand(tree.expression)
         return self._compared(tree, _COMPARED[name], left, right)
 
-    def _compared(self, tree: Any, how: str, left: Node, right: Node) -> Node:
+    def _compared(self, tree: Any, operator: str, left: Node, right: Node) -> Node:
         if isinstance(left, LiteralNode):
-            left, right, how = right, left, _SWAPPED[how]
+            left, right, operator = right, left, _SWAPPED[operator]
         if isinstance(left, LiteralNode):
             raise UnsupportedSql(f"{tree.sql('spark')} compares two literals")
-        return ComparisonNode(_BOOL, how, *self._alike(tree, left, right))
+        return ComparisonNode(_BOOL, operator, *self._in_common_type(tree, left, right))
 
     def _from_between(self, tree: Any) -> Node:
         node = self._operand(tree.this)
@@ -559,7 +563,7 @@ class _Compiler:
         few = len(items) <= (1 if node.type == pa.string() else _FEW)
         if few or pa.types.is_floating(node.type or pa.null()):
             return reduce(_or, [self._compared(tree, "=", node, each) for each in items])
-        pairs = [self._alike(tree, node, each) for each in items]
+        pairs = [self._in_common_type(tree, node, each) for each in items]
         if not all(left is node for left, _ in pairs):
             raise self._mismatch(tree, node, *items)
         literals = pa.array([one.value for _, one in pairs if isinstance(one, LiteralNode)])
@@ -575,7 +579,8 @@ class _Compiler:
 
     # -- numbers and functions --------------------------------------------------------------------
 
-    def _of_numbers(self, tree: Any, node: Node) -> pa.DataType:
+    def _number_type(self, tree: Any, node: Node) -> pa.DataType:
+        """Return the type of a node; refuse it if that is no type of numbers."""
         kind = node.type
         if kind is None or not (
             kind in _INTEGERS or pa.types.is_floating(kind) or pa.types.is_decimal128(kind)
@@ -585,20 +590,20 @@ class _Compiler:
 
     def _arithmetic(self, tree: Any, name: str) -> Node:
         left, right = self._operand(tree.this), self._operand(tree.expression)
-        kinds = {self._of_numbers(tree, left), self._of_numbers(tree, right)}
+        kinds = {self._number_type(tree, left), self._number_type(tree, right)}
         if any(map(pa.types.is_decimal128, kinds)) and not any(map(pa.types.is_floating, kinds)):
-            return self._of_decimals(tree, name, left, right)
+            return self._decimal_arithmetic(tree, name, left, right)
         if name == "Div":
             sides = [self._as(tree, each, _DOUBLE) for each in (left, right)]
             return ArithmeticNode(_DOUBLE, "divide_checked", tuple(sides))
         # A 32-bit float and an integer become float or double, depending on Spark's mode.
         if _FLOAT in kinds and kinds & set(_INTEGERS):
             raise self._mismatch(tree, left, right)
-        left, right = self._alike(tree, left, right)
+        left, right = self._in_common_type(tree, left, right)
         assert left.type is not None
         return ArithmeticNode(left.type, _ARITHMETIC[name], (left, right))
 
-    def _of_decimals(self, tree: Any, name: str, left: Node, right: Node) -> Node:
+    def _decimal_arithmetic(self, tree: Any, name: str, left: Node, right: Node) -> Node:
         (p1, s1), (p2, s2) = (_decimal_of(each) for each in (left, right))
         if name == "Div":
             raise self._refused(tree)
@@ -612,7 +617,7 @@ class _Compiler:
 
     def _from_abs(self, tree: Any) -> Node:
         node = self.node(tree.this)
-        return _call(self._of_numbers(tree, node), "abs_checked", node)
+        return _call(self._number_type(tree, node), "abs_checked", node)
 
     def _from_isnan(self, tree: Any) -> Node:
         node = self.node(tree.this)
@@ -621,14 +626,14 @@ class _Compiler:
         return _call(_BOOL, "coalesce", _call(_BOOL, "is_nan", node), _constant(False, _BOOL))
 
     def _from_length(self, tree: Any) -> Node:
-        return _call(pa.int32(), "utf8_length", self._text(tree))
+        return _call(pa.int32(), "utf8_length", self._text_node(tree))
 
     def _from_trim(self, tree: Any) -> Node:
         if tree.args.get("expression"):
             raise self._refused(tree)
-        return _call(pa.string(), "utf8_trim", self._text(tree), options=("TrimOptions", " "))
+        return _call(pa.string(), "utf8_trim", self._text_node(tree), options=("TrimOptions", " "))
 
-    def _text(self, tree: Any) -> Node:
+    def _text_node(self, tree: Any) -> Node:
         node = self.node(tree.this)
         if node.type != pa.string():
             raise self._mismatch(tree, node)
@@ -652,20 +657,20 @@ class _Compiler:
 
     # -- types ------------------------------------------------------------------------------------
 
-    def _alike(self, tree: Any, left: Node, right: Node) -> tuple[Node, Node]:
-        """Return two operands in their common type, as in Spark."""
+    def _in_common_type(self, tree: Any, left: Node, right: Node) -> tuple[Node, Node]:
+        """Return two operands, converted to the type to which Spark converts both."""
         kinds = (left.type, right.type)
         if None in kinds:
             raise self._mismatch(tree, left, right)
         if kinds[0] == kinds[1]:
             return left, right
-        common = self._common(left, right)
+        common = self._common_type(left, right)
         if common is None:
             raise self._mismatch(tree, left, right)
         return self._as(tree, left, common), self._as(tree, right, common)
 
     @staticmethod
-    def _common(left: Node, right: Node) -> pa.DataType | None:
+    def _common_type(left: Node, right: Node) -> pa.DataType | None:
         one, other = left.type, right.type
         if one in _INTEGERS and other in _INTEGERS:
             return max(one, other, key=_INTEGERS.__getitem__)
@@ -690,6 +695,7 @@ class _Compiler:
         return pa.decimal128(digits, scale) if digits <= _DIGITS else None
 
     def _as(self, tree: Any, node: Node, type_: pa.DataType) -> Node:
+        """Return a node, converted to a type."""
         if node.type == type_:
             return node
         if isinstance(node, LiteralNode):

@@ -505,7 +505,7 @@ def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
 
 
 def _budget(bolt: BoltSpec) -> Iterator[str]:
-    """Yield the errors of a bolt whose limit of the cost could not be kept."""
+    """Yield the problems of a bolt whose ``cost_per_run`` could not be kept."""
     limit = getattr(bolt.component, "limit", None)
     if not isinstance(limit, RateLimit) or limit.cost_per_run is None:
         return
@@ -655,7 +655,7 @@ def compiled_checks(
 ) -> tuple[dict[tuple[str, str], tuple[StreamCheck, ...]], list[str]]:
     """Return the compiled expectations by component and stream, and the problems found.
 
-    ``readers`` has the sinks and the tables, ``broken`` the bolts whose streams are unknown.
+    ``readers`` has the sinks and the tables. ``broken`` names the bolts whose streams are unknown.
     """
     read = {(each.component, each.stream) for bolt in bolts for each in bolt.inputs}
     read |= {(reader.component, reader.stream) for reader in readers}
@@ -701,7 +701,7 @@ def compiled_checks(
 
 
 def _types_of(schema: Any) -> dict[str, pa.DataType | None]:
-    """Return the types of a schema's columns, Arrow's or Spark's, as conditions use them."""
+    """Return the types in which conditions use the columns of a schema of Arrow or Spark."""
     if not isinstance(schema, pa.Schema):
         return spark_types(schema)
     return {field.name: supported_type(field.type) for field in schema}

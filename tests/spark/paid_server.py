@@ -2,12 +2,11 @@
 
     python paid_server.py
 
-A POST of ``{"id": n}`` is answered after 20 ms by a label, the tokens that it used and its cost of
-0.25, and charged.
-Each tenant has so many calls a second; what exceeds them is refused: 429. Every 40th id is left
-without an answer, once. Every 50th id is a bad request. ``{"ask": 1}`` returns the charges by id,
-the number of refused calls, and the number of open connections with a call. It prints its port, and
-ends with its stdin.
+After 20 ms the server answers a POST of ``{"id": n}`` with a label, the number of tokens and the
+cost of 0.25, and charges it. Each tenant has a rate; calls above it are refused by 429. The first
+call of every 40th id gets no answer. Every 50th id is a bad request. ``{"ask": 1}`` returns the
+charges by id, the number of refused calls, and the number of other open connections. The server
+prints its port, and ends when its stdin ends.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ RATES = {None: 60, "small": 5, "middle": 20, "large": 100}
 charged: Counter[int] = Counter()
 refused: Counter[str | None] = Counter()
 hung: set[int] = set()
-begun = {tenant: [0.0] * rate for tenant, rate in RATES.items()}  # the last ones, oldest first
+#: The times of the last calls, oldest first.
+begun = {tenant: [0.0] * rate for tenant, rate in RATES.items()}
 callers = 0
 
 
@@ -48,7 +48,7 @@ async def answer_of(body, reader):
 
 
 async def serve(reader, writer):
-    """A connection, to its end."""
+    """Serve a connection until it ends."""
     global callers
     callers += 1
     try:
@@ -61,8 +61,10 @@ async def serve(reader, writer):
                 found["callers"] = callers - 1
             else:
                 status, found = await answer_of(body, reader)
-            said = json.dumps(found).encode()
-            writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(said), said))
+            content = json.dumps(found).encode()
+            writer.write(
+                b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(content), content)
+            )
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()
     finally:

@@ -1,4 +1,4 @@
-"""The calls of a run cost no more than its budget, besides those in flight when it was spent."""
+"""The excess over the budget of a run is at most the cost of the calls in flight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ackcore.spark.engine.progress import Counts
 from ackcore.topology import AsyncBolt, BasicBolt, TopologyBuilder, TopologyError
 
 ROW = pa.schema([("n", pa.int64()), ("tenant", pa.string()), ("cost", pa.float64())])
-#: The charges of the service, by row. The copies of bolts in tasks find it here.
+#: The number of charges by row, of all copies of the bolt in tasks.
 CHARGED: Counter[int] = Counter()
 CONCURRENCY, TASKS = 2, 3
 
@@ -27,7 +27,6 @@ class Paid(AsyncBolt):
     outputs = ROW
     journal = True
     max_concurrency = CONCURRENCY
-    max_batch = 1
     breaker_failures = None
     wait_in_task_s = 60
 
@@ -82,7 +81,7 @@ def rows(costs):
     max_batch=st.sampled_from([1, 4]),
 )
 def test_the_excess_is_at_most_the_calls_in_flight(costs, share, kills, per, fields, max_batch):
-    """With killed tasks, one task with all rows, failed and repeated calls; all money is used."""
+    """Also with killed tasks, uneven tasks, and failed and repeated calls; all money is used."""
     CHARGED.clear()
     budget = share * sum(costs) or 1.0
     bolt = Paid(budget, per, max_batch)
@@ -117,7 +116,7 @@ def test_rows_without_money_wait_and_count_no_attempt():
     assert len(unpaid) == 16 - len(CHARGED)
     # 200 s of waiting: once a minute each, and a few times while a task had money left.
     assert 3 <= max(ran.attempts["in"]) <= 12
-    # Each but the last was no attempt: one is allowed.
+    # Only the last failure counts as an attempt.
     assert {letter.attempts for letter in unpaid} == {1}
     assert all(
         "4 was spent" in text

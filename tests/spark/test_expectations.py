@@ -20,7 +20,7 @@ from ackcore.spark.engine.insist import ExpectationFailed
 from ackcore.spark.engine.progress import Progress
 from ackcore.topology import BatchBolt, TopologyBuilder, TopologyError
 from ackcore.topology.expectations import checks_of, expect
-from ackcore.topology.sql_conditions import UnsupportedSql, condition, spark_types
+from ackcore.topology.sql_conditions import UnsupportedSql, compile_condition, spark_types
 
 ROWS = 400
 DECIMAL, WIDE = pa.decimal128(10, 2), pa.decimal128(30, 6)
@@ -146,7 +146,7 @@ def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
     while len(compiled) < 120:
         sql = boolean(rng)
         try:
-            compiled[sql] = condition(sql, types)
+            compiled[sql] = compile_condition(sql, types)
         except UnsupportedSql:
             refused += 1
     assert refused < 240
@@ -161,7 +161,9 @@ def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
             some = plain[first : first + 40]
             found = frame.selectExpr(*(f"{one.name} AS c{n}" for n, one in enumerate(some)))
             for check, values in zip(some, _columns(found), strict=True):
-                assert check.by.of(batch, False).to_pylist() == list(values), check.name
+                assert check.condition.evaluate(batch, False).to_pylist() == list(values), (
+                    check.name
+                )
     conf("spark.sql.ansi.enabled", "true")
     for check, raised in zip(checks, errors, strict=True):
         if not raised:
@@ -178,7 +180,7 @@ def test_conditions_have_the_results_of_spark(spark, conf, tmp_path, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_tuple_alone_has_the_result_that_it_has_among_others(seed):
-    """Also where the value is no column, such as that of a coalesce that begins with a literal."""
+    """Also if the value is a scalar: a coalesce that begins with a literal has one."""
     rng = random.Random(seed)
     batch = table(rng).combine_chunks().to_batches()[0].slice(0, 30)
     types = {field.name: field.type for field in batch.schema}
@@ -191,7 +193,7 @@ def test_a_tuple_alone_has_the_result_that_it_has_among_others(seed):
     tested = 0
     for sql in (*literals, *(boolean(rng) for _ in range(60))):
         try:
-            condition(sql, types)
+            compile_condition(sql, types)
         except UnsupportedSql:
             assert sql not in literals
             continue
@@ -219,7 +221,7 @@ ORDERS = pa.schema([("id", pa.int64()), ("amount", pa.int64()), ("currency", pa.
 
 
 class Split(BatchBolt):
-    """Emits each order, and the large ones also to another stream."""
+    """Emits each order to the default stream, and large ones also to another stream."""
 
     outputs: ClassVar = {"default": ORDERS, "large": ORDERS}
 
@@ -355,7 +357,7 @@ def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems(
 
 
 class Seen(QueryListener):
-    """Keeps the reports and the metrics."""
+    """A listener that keeps the reports and the metrics."""
 
     def __init__(self):
         self.metrics, self.reports = MetricsSnapshot(), []

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
-from ackcore.calls.budgets import largest
+from ackcore.calls.budgets import largest_costs
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED, TEXTS
 from ackcore.spark.base.root_ids import in_order
@@ -235,7 +235,7 @@ def _costs(spent: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, dict
             total = found[bolt]
             for key, cost in keys.items():
                 total[key] += cost
-    return {bolt: largest(keys) for bolt, keys in found.items()}
+    return {bolt: largest_costs(keys) for bolt, keys in found.items()}
 
 
 def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from ackcore._arrow import bytes_before, end_within, offsets_of
 from ackcore._files.journal import Journal, JournalAnswers
 from ackcore._records import Int64s
-from ackcore.calls.budgets import largest
+from ackcore.calls.budgets import largest_costs
 from ackcore.ids import edge_ids
 from ackcore.spark.stores.object_journal import ObjectJournal
 from ackcore.spark.stores.opening import is_bucket, open_store
@@ -271,7 +271,7 @@ class Bolts:
             if self._spec.budget(name) is not None:
                 budget = self._answers_of(name).budget
                 assert budget is not None
-                found[name] = largest(budget.keys)
+                found[name] = largest_costs(budget.by_key)
         return found
 
     def close(self) -> None:

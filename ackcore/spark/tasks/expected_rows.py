@@ -1,4 +1,4 @@
-"""The expectations of a task: each batch of emitted rows is checked before it is passed on."""
+"""The expectations of a task, which checks each batch of emitted rows before it passes it on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ackcore.spark.tasks.tracking import AnchoredRows, some_rows
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.tuples import Reason
 
-#: The type of reasons, as in `ExpectationFailed`.
-FAILED = "ExpectationFailed"
+#: The error type of dead letters: the name of the exception of ``on_fail="fail"``.
+_ERROR_TYPE = "ExpectationFailed"
 
 
 class ExpectedRows:
@@ -24,8 +24,9 @@ class ExpectedRows:
     Parameters
     ----------
     spec : TaskSpec
+        The task, with its checks by component and stream.
     time_limit : TimeLimit
-        The time limit of each call of a function.
+        The time limit of the checks of a batch.
     ledger_rows : LedgerRows
         The collector of failures.
 
@@ -36,7 +37,7 @@ class ExpectedRows:
         tuples that met it and that did not, as ``{"passed": 3, "failed": 1}``.
     fatal : str or None
         The description of the first tuple that did not meet an expectation with
-        ``on_fail="fail"``. The run cannot be accepted, so the task passes on no more rows.
+        ``on_fail="fail"``. The run will be refused, so the task passes on no more rows.
     """
 
     def __init__(self, spec: TaskSpec, time_limit: TimeLimit, ledger_rows: LedgerRows) -> None:
@@ -47,7 +48,7 @@ class ExpectedRows:
         self.fatal: str | None = None
 
     def passing(self, source: str, stream: str, rows: AnchoredRows) -> AnchoredRows:
-        """Return the rows to pass on; fail or drop the others."""
+        """Return the rows to pass on, and fail or drop the others."""
         checks = self._checks.get((source, stream), ())
         n = len(rows)
         dead: dict[int, Reason] = {}
@@ -73,13 +74,13 @@ class ExpectedRows:
             for place, text in zip(
                 places.tolist(), check.reasons(rows.batch, places, errors), strict=True
             ):
-                dead[place] = Reason.of(source, text, final=True)._replace(type=FAILED)
+                dead[place] = Reason.of(source, text, final=True)._replace(type=_ERROR_TYPE)
         if self.fatal is not None:
             return some_rows(rows, np.empty(0, np.int64))
         if dropped:
             gone = np.setdiff1d(np.concatenate(dropped), np.fromiter(dead, np.int64, len(dead)))
             kept = np.delete(np.arange(n), gone)
-            numbers = {int(old): new for new, old in enumerate(kept.tolist())} if dead else {}
+            moved = {int(old): new for new, old in enumerate(kept.tolist())} if dead else {}
             rows = some_rows(rows, kept)
-            dead = {numbers[place]: reason for place, reason in dead.items()}
+            dead = {moved[place]: reason for place, reason in dead.items()}
         return self._ledger_rows.fail_some(rows, dead, source)
