@@ -505,16 +505,20 @@ def _limit(bolt: BoltSpec, found: _DeclaredStream, words: str) -> Iterator[str]:
 
 
 def _budget(bolt: BoltSpec) -> Iterator[str]:
-    """Yield the problems of a bolt whose ``cost_per_run`` could not be kept."""
+    """Yield the problems of a bolt whose limit has no effect, or whose budget cannot be kept."""
     limit = getattr(bolt.component, "limit", None)
-    if not isinstance(limit, RateLimit) or limit.cost_per_run is None:
+    if not isinstance(limit, RateLimit):
         return
-    needs = f"limit of bolt {bolt.name!r} has cost_per_run={limit.cost_per_run:g}, which needs "
     if not isinstance(bolt.component, AsyncBolt):
         yield (
-            f"{needs}an AsyncBolt, whose calls report their cost, got "
-            f"{type(bolt.component).__name__}; make it an AsyncBolt, or rename its attribute limit"
+            f"limit of bolt {bolt.name!r} must belong to an AsyncBolt, whose calls it limits, got "
+            f"{type(bolt.component).__name__}, which is none; derive it from AsyncBolt, or rename "
+            "its attribute limit"
         )
+        return
+    if limit.cost_per_run is None:
+        return
+    needs = f"limit of bolt {bolt.name!r} has cost_per_run={limit.cost_per_run:g}, which needs "
     if bolt.component.journal is not True:
         yield (
             f"{needs}journal = True: without it, the cost of a run that died is unknown, and its "
