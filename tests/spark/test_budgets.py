@@ -162,5 +162,5 @@ def test_other_bolts_may_have_an_attribute_of_that_name_without_a_budget():
     assert ran.counts.acked == 4
     assert ran.counts.spent == {}
     for limit in (RateLimit(cost_per_run=1), RateLimit(calls_per_s=2)):
-        with pytest.raises(TopologyError, match="must belong to an AsyncBolt.*got Limited"):
+        with pytest.raises(TopologyError, match=r"must belong to an AsyncBolt.*got Limited"):
             topology(Limited(limit))
