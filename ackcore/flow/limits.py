@@ -282,13 +282,13 @@ class DelayTarget:
         self.base_rtt_ns = 0.0
         # base_rtt = shortest + risen + spread
         self._shortest_ns = math.inf
-        # What was added to the shortest: because it rose, and because the mean is used.
+        # risen: the shortest has become longer. spread: the mean minus the shortest.
         self._risen_ns = self._spread_ns = 0.0
         self._noise_ns = 0.0  # what chance may add to the mean of a block
         self._known = 0  # the round trips in the mean; 0 if the mean is not used
         self._stale_ns = 0.0  # until this time, a larger mean is ignored
         self._ramp = 0  # a window that doubles until there is a queue; 0 if none
-        self._sent_ns = 0  # when the last sent one of the answered tuples was sent
+        self._sent_ns = 0  # the latest time of sending among the answered tuples
         self._overtaken = 0
         self._begin(self._last_ns)
 
@@ -325,7 +325,7 @@ class DelayTarget:
         deviation = max(0.0, self._square_ns / acks - mean * mean) ** 0.5
         target, base, noise = self.threshold_ns, self.base_rtt_ns, self._noise_ns
         floor = self._shortest_ns + self._risen_ns
-        # All tuples wait in a queue that stands, also the fastest.
+        # In a standing queue all tuples wait, so even the shortest round trip is long.
         is_queued = self._least_ns - floor > max(target / 2, self._SHARE * (mean - floor))
         if self._known and not is_queued:
             self._probe_ns = max(self._probe_ns, now + self._STALE_NS)

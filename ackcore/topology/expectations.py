@@ -65,7 +65,7 @@ def expect(
     Returns
     -------
     Expectations
-        One such argument; a list of several is one, too.
+        The argument. A list of them is allowed, too.
 
     Raises
     ------
