@@ -29,6 +29,8 @@ BUCKET = "docs/buckets.md", '"s3://bucket/live"'  # in test_bucket_runs.py
 PLANNED = "docs/sources.md", "class Orders(PlannedSource)"
 FILES = "docs/sources.md", "from ackcore.spark import FileSpout"
 REMOTE = "docs/spark-connect.md", "SparkSession.builder.remote("
+CLASSIFY = "docs/recipes.md", "class Classify(AsyncBolt)"  # both in test_recipes.py
+ENRICH = "docs/recipes.md", "class Enrich(AsyncBolt)"
 
 
 def snippets():
@@ -54,7 +56,7 @@ def run(snippet, names, instead=()):
 
 
 def test_each_snippet_is_known():
-    known = [WRITE, SPOUT, SERVED, LISTENERS, BUCKET, REMOTE, PLANNED, FILES]
+    known = [WRITE, SPOUT, SERVED, LISTENERS, BUCKET, REMOTE, PLANNED, FILES, CLASSIFY, ENRICH]
     of_each = [
         [snippet for snippet in known if snippet[0] == page and snippet[1] in fence]
         for page, fence in snippets()
