@@ -162,5 +162,5 @@ def test_other_bolts_may_have_an_attribute_of_that_name_without_a_budget():
     ran = testing.run(topology(Limited(10)), rows([1.0] * 4))
     assert ran.counts.acked == 4
     assert ran.counts.spent == {}
-    with pytest.raises(TopologyError, match="which needs an AsyncBolt.*got Limited"):
+    with pytest.raises(TopologyError, match=r"which needs an AsyncBolt.*got Limited"):
         topology(Limited(RateLimit(cost_per_run=1)))
