@@ -487,7 +487,7 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
             try:
                 self._answers.paid(cost)
             except OSError as error:
-                self._unwritten = self._unwritten or error  # as in `_write_down`
+                self._unwritten = error  # as in `_write_down`
 
     def _execute_in_thread(self, group: Group) -> None:
         super()._execute_in_thread(group)
