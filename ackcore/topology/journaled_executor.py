@@ -14,6 +14,7 @@ to the byte, whichever of two tasks made the call.
 
 from __future__ import annotations
 
+import secrets
 import struct
 from array import array
 from bisect import bisect_left
@@ -138,7 +139,8 @@ class Answers:
         self._names = tuple(schemas)
         self._journal = journal
         self.budget = budget
-        self._counted: set[bytes] = set()  # inputs whose cost has been added to the budget
+        self._counted: set[bytes] = set()  # keys whose cost has been added to the budget
+        self._paid: list[bytes] = []  # keys that `paid` has written
         if budget is not None:
             for key in journal.known_keys():
                 self._count(key, journal.get(key))
@@ -187,7 +189,7 @@ class Answers:
         reasons : ReasonMaker
             The reasons of the component.
         cost : Cost, optional
-            The cost of the calls of the input, which the caller has added to the budget.
+            The cost of the call, which the caller has added to the budget.
         """
         parts = []
         try:
@@ -208,9 +210,17 @@ class Answers:
         self._journal.append(key, answer)
 
     def failed(self, key: bytes, reason: Reason, cost: Cost = NO_COST) -> None:
-        """Write the reason of a failed call; ``cost`` as for `emitted`."""
+        """Write the reason of a failure; ``cost`` as for `emitted`."""
         head = self._head(key, _FAILED, 0, cost)
         self._journal.append(key, head + reason.encode().encode())
+
+    def paid(self, cost: Cost) -> None:
+        """Write the cost of a failed call at once, since its input may be called again or wait for
+        its end. The caller has added it to the budget.
+        """
+        key = secrets.token_bytes(KEY_BYTES)  # that of no input
+        self._paid.append(key)
+        self._journal.append(key, self._head(key, _FAILED, 0, cost))
 
     def _head(self, key: bytes, kind: int, streams: int, cost: Cost) -> bytes:
         """Return the head of an answer of this task, and record that its cost has been added."""
@@ -260,8 +270,9 @@ class Answers:
                 failures[handle] = answer.reason
             for name, batch in answer.batches.items():
                 pieces[name].append((batch, Anchors(np.full(len(batch), handle), None)))
-        self._journal.forget(key for key, _ in inputs)
-        self._counted.difference_update(key for key, _ in inputs)
+        done, self._paid = [*(key for key, _ in inputs), *self._paid], []
+        self._journal.forget(done)
+        self._counted.difference_update(done)
         return [one for name, some in pieces.items() for one in joined(name, some)], failures
 
     def _read(self, data: bytes) -> Answer:
@@ -436,52 +447,60 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         CallExecutor.__init__(self, component, context, reasons, settings, progressed)
         self._answers = answers
         self._unwritten: OSError | None = None
-        self._costs: dict[int, Cost] = {}  # by handle, of inputs whose answer is not yet written
         if answers.budget is not None:
             self._refusal = answers.budget.refusal
 
     async def _await_execute(self, group: Group, endpoint: object = None) -> None:
         try:
             await super()._await_execute(group, endpoint)
-        finally:
-            self._add_cost(group[0])
-        self._write_down(group[0])
+        except BaseException:
+            self._pay(group[0])
+            raise
+        self._write_down(group[0], self._cost_of(group[0]))
 
     async def _await_execute_many(self, group: Group, endpoint: object = None) -> None:
         try:
             await super()._await_execute_many(group, endpoint)
-        finally:
-            self._add_cost(group[0])
+        except BaseException:
+            self._pay(group[0])
+            raise
+        cost = self._cost_of(group[0])
         for input in group:
-            self._write_down(input)
+            self._write_down(input, cost)
+            cost = NO_COST
 
-    def _add_cost(self, input: CallInput) -> None:
-        """Add the cost of a call that ended to the budget, and to the cost of its first input."""
+    def _cost_of(self, input: CallInput) -> Cost:
+        """Return the cost of a call that ended, by its first input, and add it to the budget."""
         budget, usage = self._answers.budget, USAGE.get()
         if budget is None or usage is None or not usage.cost:
-            return
-        limit, handle = self._settings.limit, input.tuple._handle
-        key = ""
+            return NO_COST
+        limit, key = self._settings.limit, ""
         if limit is not None and limit.per is not None:
             key = str(limit.key_of(input.tuple))[:_KEY_CHARS]
-        before = self._costs.get(handle, NO_COST)
-        self._costs[handle] = Cost(before.cost + usage.cost, key)
         budget.add(usage.cost, key)
+        return Cost(usage.cost, key)
+
+    def _pay(self, input: CallInput) -> None:
+        """Write the cost of a call that raised."""
+        cost = self._cost_of(input)
+        if cost.cost:
+            try:
+                self._answers.paid(cost)
+            except OSError as error:
+                self._unwritten = error  # as in `_write_down`
 
     def _execute_in_thread(self, group: Group) -> None:
         super()._execute_in_thread(group)
         if group[0].stopped is None:
             self._write_down(group[0])
 
-    def _write_down(self, input: CallInput) -> None:
+    def _write_down(self, input: CallInput, cost: Cost = NO_COST) -> None:
         rows = {
             name: [row for row, _ in input.emitted.get(out, ())]
             for name, out in self.collector._streams.items()
         }
         try:
-            handle = input.tuple._handle
-            cost = self._costs.pop(handle, NO_COST)
-            self._answers.emitted(self._keys[handle], rows, self.reasons, cost)
+            self._answers.emitted(self._keys[input.tuple._handle], rows, self.reasons, cost)
         except OSError as error:
             # A failure of the journal, not of the call that this runs in.
             self._unwritten = self._unwritten or error
@@ -491,7 +510,5 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
             raise self._unwritten
         if error is not None:
             # If the call did return, the journal has its answer already, and keeps the first.
-            handle = input.tuple._handle
-            cost = self._costs.pop(handle, NO_COST)
-            self._answers.failed(self._keys[handle], self.reasons.of(error), cost)
+            self._answers.failed(self._keys[input.tuple._handle], self.reasons.of(error))
         self._ack(input.tuple)

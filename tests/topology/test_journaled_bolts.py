@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ackcore._files.journal import Journal
-from ackcore.calls import Reject, Unavailable
+from ackcore.calls import RateLimit, Reject, Retry, Unavailable
+from ackcore.calls.budgets import Budget
 from ackcore.topology import journaled_executor as answers_module
 from ackcore.topology.components import AsyncBolt, BasicBolt, BatchBolt, Bolt
 from ackcore.topology.executors import executor_for
@@ -32,10 +33,10 @@ def identity_of(batch, attempt=0, stable=None):
 class Task:
     """One attempt at a task of a bolt with a journal."""
 
-    def __init__(self, directory, bolt, key=7, component="b"):
+    def __init__(self, directory, bolt, key=7, component="b", budget=None):
         bolt.journal = True
         self.journal = Journal(directory, context_of(key, component, TWO))
-        self.answers = Answers(component, TWO, self.journal)
+        self.answers = Answers(component, TWO, self.journal, budget)
         self.bolt = bolt
         self.executor = executor_for(component, bolt, answers=self.answers)
 
@@ -452,3 +453,47 @@ def test_a_journal_that_cannot_be_written_is_no_failure_of_a_call(make, tmp_path
     assert failed([result]) == {}
     assert emitted([result]) == [(n, [n]) for n in range(20)]
     again.end()
+
+
+class Paying(AsyncBolt):
+    """Each call costs 1. The first input kills the task when another was called and failed."""
+
+    outputs = TWO
+    limit = RateLimit(cost_per_run=100)
+    breaker_failures = None
+    wait_in_task_s = 1e6
+
+    def __init__(self, error, max_batch):
+        self.error, self.max_batch, self.called = error, max_batch, 0
+
+    async def execute(self, t, collector):
+        await self.execute_many([t], [collector])
+
+    async def execute_many(self, tuples, collectors):
+        if tuples[0][0] == 0:
+            while not self.called:
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            raise KeyboardInterrupt
+        collectors[0].used(cost=1)
+        self.called += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("max_batch", [1, 2])
+@pytest.mark.parametrize("error", [Reject("no"), Retry("later", after_s=1e5), ValueError("bad")])
+def test_costs_of_failed_calls_are_counted_after_a_crash(error, max_batch, tmp_path):
+    """Also of those that wait to be called again, or for the answers to earlier inputs."""
+    values = [0, 1, 2, 3] if max_batch == 1 else [0, 0, 1, 1, 2, 2, 3, 3]
+    first = Task(tmp_path, Paying(error, max_batch), budget=Budget("b", 100, 0, 1))
+    with pytest.raises(KeyboardInterrupt):
+        first.process(*values)
+    first.executor.abandon()
+    found = Budget("b", 100, 0, 1)
+    again = Task(tmp_path, Asking([]), budget=found)
+    assert found.spent == first.bolt.called >= 1
+    assert found.by_key == {"": found.spent}
+    again.process(2, 4)
+    again.end()
+    assert found.spent == first.bolt.called
+    first.journal.close()
