@@ -20,7 +20,6 @@ import hosts
 import obstore
 import places
 import pytest
-from conftest import Job
 from counts import numbers
 from processes import eventually
 from s3_server import FaultProxy, store_of
@@ -42,7 +41,7 @@ CUT_S = 60
 class SparkCluster:
     """The hosts, and a job of so many files."""
 
-    def __init__(self, directory, server, files, stack):
+    def __init__(self, directory, job, server, files, stack):
         self.files, self._directory, self._fed = files, directory, 0
         self.network = hosts.Network(seed=30)
         stack.callback(self.network.close)
@@ -56,8 +55,7 @@ class SparkCluster:
         place = places.Bucket.before(proxy, directory / "job")
         place.more = {}
         self._store = store_of(server.endpoint, place.bucket)
-        self.job = Job(
-            directory / "job",
+        self.job = job(
             {},
             files=0,
             place=place,
@@ -159,12 +157,12 @@ class SparkCluster:
 
 
 @pytest.fixture
-def cluster(tmp_path, s3_server):
+def cluster(tmp_path, job, s3_server):
     """``cluster(files)`` starts one, for a job of so many files; a packet in 200 is lost."""
     with contextlib.ExitStack() as stack:
 
         def cluster(files):
-            it = SparkCluster(tmp_path, s3_server, files, stack)
+            it = SparkCluster(tmp_path, job, s3_server, files, stack)
             it.network.delay_s, it.network.loss = 0.002, 0.005
             return it
 
