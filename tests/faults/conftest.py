@@ -241,8 +241,8 @@ def job(request, tmp_path):
     """``job(records, place="disk", **config)`` puts a job into a directory or a bucket of its own.
 
     The bucket is of either S3 server; what a driver hears of it goes through the fixture `s3`, or
-    `second_s3` of "s3proxy".  "hdfs" and "own_hdfs" are a real HDFS.  A place that is no name is used
-    as it is.
+    `second_s3` of "s3proxy".  "hdfs" and "own_hdfs" are a real HDFS.  A place that is no name
+    is used as it is.
     """
 
     def job(records, name="job", place="disk", **config):
