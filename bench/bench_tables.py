@@ -20,8 +20,14 @@ import pytest
 
 from ackcore.tables import count, latest, sum_of
 from ackcore.tables.folding import fold_rows, merge_states
-from ackcore.tables.table_compaction import SegmentInfo, merged, merges_due
-from ackcore.tables.table_segments import RANGE_ROWS, TableReader, TableSegment, write_segment
+from ackcore.tables.table_compaction import SegmentInfo, merges_due
+from ackcore.tables.table_segments import (
+    RANGE_ROWS,
+    TableReader,
+    TableSegment,
+    merged_rows,
+    write_segment,
+)
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
 
 SCHEMA = pa.schema([("shop", pa.int64()), ("euros", pa.float64()), ("at", pa.timestamp("us"))])
@@ -61,7 +67,7 @@ class StoredBase:
         self.nbytes = 0
         for number, merge in enumerate(self.merges):
             lo, hi = (merge.lo, merge.hi) if merge else (0, HASH_END)
-            rows = pa.concat_tables(merged(SHAPE, self.deltas, lo, hi, None))
+            rows = pa.concat_tables(merged_rows(SHAPE, self.deltas, lo, hi, None))
             data = write_segment(SHAPE, rows, lo, hi)
             self.nbytes += len(data)
             (self.directory / f"{number}.arrow").write_bytes(data)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import pyarrow as pa
-
-from ackcore.tables.table_segments import TableSegment, merged_rows, ranges_of
-from ackcore.tables.table_shape import HASH_END, TableShape
+from ackcore.tables.table_segments import ranges_of
+from ackcore.tables.table_shape import HASH_END
 
 #: The number of deltas from which some are merged.
 MAX_DELTAS = 8
@@ -50,7 +48,7 @@ class SegmentMerge(NamedTuple):
         The range of hashes of the new segment: from ``lo`` to below ``hi``.
     into_base : bool
         Whether nothing older than the new segment remains.  Only then may expired rows be dropped:
-        pass ``horizon_ms`` to `merged` if it is True, and None if it is False.
+        pass ``horizon_ms`` to `merged_rows` if it is True, and None if it is False.
     """
 
     segments: tuple[SegmentInfo, ...]
@@ -110,28 +108,3 @@ def _by_range(segments: Sequence[SegmentInfo], into_base: bool) -> list[SegmentM
         )
         for lo, hi in ranges_of(0, HASH_END, rows, nbytes)
     ]
-
-
-def merged(
-    shape: TableShape,
-    segments: Sequence[TableSegment],
-    lo: int,
-    hi: int,
-    horizon_ms: int | None,
-) -> Iterator[pa.Table]:
-    """Yield the rows of a merge, ascending by hash, in tables of bounded size.
-
-    Their concatenation is the content of the new segment.
-
-    Parameters
-    ----------
-    shape : TableShape
-        The table.
-    segments : sequence of TableSegment
-        The segments of the merge, the newest first.
-    lo, hi : int
-        The range of the merge.
-    horizon_ms : int or None
-        The time at which expired rows are dropped; None for a merge that is not into the base.
-    """
-    yield from merged_rows(shape, segments, lo, hi, horizon_ms)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from ackcore._arrow import hash_columns
 from ackcore.tables import key_groups, min_of, sum_of, table_compaction, table_segments
 from ackcore.tables.folding import finished, fold_rows, merge_states
-from ackcore.tables.table_compaction import SegmentInfo, merged, merges_due
-from ackcore.tables.table_segments import TableReader, TableSegment, write_segment
+from ackcore.tables.table_compaction import SegmentInfo, merges_due
+from ackcore.tables.table_segments import TableReader, TableSegment, merged_rows, write_segment
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
 
 #: The bits of the hash that are kept: all, two, or none, where all keys collide.
@@ -61,7 +61,9 @@ class StoredTable:
         made = []
         for merge in due:
             horizon = self.horizon if merge.into_base else None
-            tables = merged(self.shape, self.opened(merge.segments), merge.lo, merge.hi, horizon)
+            tables = merged_rows(
+                self.shape, self.opened(merge.segments), merge.lo, merge.hi, horizon
+            )
             rows = pa.concat_tables([self.shape.stored_schema.empty_table(), *tables])
             made.append(self.put(rows, merge.lo, merge.hi))
         self.infos = made + [info for info in self.infos if info not in gone]
@@ -201,13 +203,13 @@ def test_an_expired_row_hides_older_rows_until_a_merge_into_the_base():
     older, newer = (fold_rows(shape, [rows], 0) for shape in shapes)
     shape = shapes[0]
     old, new = (TableSegment.open(write_segment(shape, each), shape) for each in (older, newer))
-    hidden = pa.concat_tables(merged(shape, [new], 0, HASH_END, None))
+    hidden = pa.concat_tables(merged_rows(shape, [new], 0, HASH_END, None))
     hidden = TableSegment.open(write_segment(shape, hidden), shape)
     for segments in ([new, old], [hidden, old]):
         reader = TableReader(shape, segments, 5_000)
         assert reader.lookup(rows).column(HASH).null_count == 2
         assert not list(reader.scan())
-        assert not list(merged(shape, segments, 0, HASH_END, 5_000))
+        assert not list(merged_rows(shape, segments, 0, HASH_END, 5_000))
     assert TableReader(shape, [old], 5_000).lookup(rows).column(HASH).null_count == 0
 
 
@@ -245,7 +247,7 @@ def test_scans_and_merges_hold_a_bounded_number_of_bytes(texts, monkeypatch):
     rows = pa.table({"k": range(100), "v": [f"{text:4000}" for text in texts]})
     shape = TableShape.of("t", rows.schema, "k", {"v": min_of("v")})
     segment = TableSegment.open(write_segment(shape, fold_rows(shape, [rows], 0)), shape)
-    parts = list(merged(shape, [segment], 0, HASH_END, None))
+    parts = list(merged_rows(shape, [segment], 0, HASH_END, None))
     assert sum(map(len, parts)) == 100
     assert max(part.nbytes for part in parts) < 3 << 16
 

@@ -148,7 +148,7 @@ def fold_tables(
     for name, table in topology.tables.items():
         files = accepted_files(state, decision, table.component, table.stream)
         known = before.get(name, TableState(table.shape.structure(), 0))
-        fold = TableFold(spark, state.segments, table.shape, number, decision.now_ms)
+        fold = TableFold(state.segments, table.shape, number, decision.now_ms)
         after[name] = SinkCalls(spark, number, pause).insist(
             f"table {name!r}", partial(fold.folded, known, files, nonacked), topology.settings
         )

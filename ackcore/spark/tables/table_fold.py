@@ -1,4 +1,4 @@
-"""The fold of a micro-batch's rows into a table, in this process or as Spark jobs."""
+"""The fold of a micro-batch's rows into a table, in the driver's process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
 
 from ackcore._records import Int64s
 from ackcore.spark.base.errors import CheckpointCorrupt, RowFileDamaged
@@ -15,8 +14,8 @@ from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.sinks.sink_batch import BatchFile, read_all
 from ackcore.spark.tables.table_places import opened_segments
 from ackcore.tables.folding import fold_rows, merge_states
-from ackcore.tables.table_compaction import SegmentInfo, SegmentMerge, merged, merges_due
-from ackcore.tables.table_segments import TableReader, write_segment
+from ackcore.tables.table_compaction import SegmentInfo, SegmentMerge, merges_due
+from ackcore.tables.table_segments import TableReader, merged_rows, write_segment
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
 
 
@@ -25,8 +24,6 @@ class TableFold:
 
     Parameters
     ----------
-    spark : SparkSession or None
-        The session for jobs.
     files : SegmentFiles
         The files of the checkpoint's tables.
     shape : TableShape
@@ -39,13 +36,11 @@ class TableFold:
 
     def __init__(
         self,
-        spark: SparkSession | None,
         files: SegmentFiles,
         shape: TableShape,
         number: int,
         now_ms: int,
     ) -> None:
-        self._spark = spark
         self._files = files
         self._shape = shape
         self._number = number
@@ -117,7 +112,9 @@ class TableFold:
         shape = self._shape
         segments = opened_segments(self._files, shape, merge.segments)
         horizon = self._now_ms if merge.into_base else None
-        return self._put(merged(shape, segments, merge.lo, merge.hi, horizon), merge.lo, merge.hi)
+        return self._put(
+            merged_rows(shape, segments, merge.lo, merge.hi, horizon), merge.lo, merge.hi
+        )
 
     def _put(self, tables: Iterable[pa.Table], lo: int, hi: int) -> SegmentInfo:
         shape = self._shape
