@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from ackcore.spark.base.checksummed import check_data, check_size, checksum_of
 from ackcore.spark.base.errors import corrupt
+from ackcore.spark.checkpoint.unnamed_files import UnnamedFiles
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 from ackcore.tables.table_compaction import SegmentInfo
@@ -72,8 +73,7 @@ class SegmentFiles:
     def __init__(self, store: Store, epoch: int) -> None:
         self._store = store
         self._epoch = epoch
-        #: The known keys of existing files; None before the first list.
-        self._there: set[str] | None = None
+        self._unnamed = UnnamedFiles(store, BELOW)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SegmentFiles, (self._store, self._epoch)
@@ -86,8 +86,7 @@ class SegmentFiles:
         """Write a segment of micro-batch ``number``, durably, and return its entry for a record."""
         file = f"{table}/{number}.e{self._epoch}.{checksum_of(data, 16)}.arrow"
         self._store.put(f"{BELOW}/{file}", data)
-        if self._there is not None:
-            self._there.add(f"{BELOW}/{file}")
+        self._unnamed.add(file)
         return SegmentInfo(file, rows, len(data), lo, hi)
 
     def read(self, segment: SegmentInfo) -> pa.Buffer:
@@ -120,26 +119,5 @@ class SegmentFiles:
         return {each.key.removeprefix(prefix) for each in self._store.list(prefix + table)}
 
     def unnamed(self, number: int, named: Collection[str]) -> set[str]:
-        """Return the keys of files before micro-batch ``number - 1`` that no record names, once.
-
-        Parameters
-        ----------
-        number : int
-            The last micro-batch that is done.
-        named : collection of str
-            The files that the kept records name.
-        """
-        kept = {f"{BELOW}/{file}" for file in named}
-        if self._there is None:
-            # The list may lag: a later driver deletes the files that it lacks.
-            self._there = {entry.key for entry in self._store.list(BELOW)}
-        self._there |= kept
-        old = {key for key in self._there - kept if _number_in(key) < number - 1}
-        self._there -= old
-        return old
-
-
-def _number_in(key: str) -> int:
-    """Return the micro-batch number in a file's key, or a huge number if there is none."""
-    number = key.rpartition("/")[2].partition(".")[0]
-    return int(number) if number.isdecimal() else 1 << 63
+        """Return what `UnnamedFiles.take` returns."""
+        return self._unnamed.take(number, named)

@@ -25,6 +25,7 @@ from ackcore.spark.base.checksummed import (
 )
 from ackcore.spark.base.errors import corrupt
 from ackcore.spark.base.paths import Place
+from ackcore.spark.checkpoint.unnamed_files import UnnamedFiles
 from ackcore.spark.stores.interface import Store
 from ackcore.spark.stores.local import LocalStore
 from ackcore.spark.stores.run_files import Workshop, adopt_object
@@ -61,8 +62,7 @@ class TableCache:
         self._mapped: dict[str, pa.Table] = {}
         #: The lengths of files in bytes, as written or as recorded.
         self._sizes: dict[str, int] = {}
-        #: The known keys of existing tables; None before the first list.
-        self._there: set[str] | None = None
+        self._unnamed = UnnamedFiles(store, _BELOW)
 
     def expect(self, sizes: Mapping[str, int]) -> None:
         """Set the recorded lengths of files, in bytes. A file of another length is refused when it
@@ -163,8 +163,7 @@ class TableCache:
         return file
 
     def _has(self, file: str, nbytes: int) -> None:
-        if self._there is not None:
-            self._there.add(f"{_BELOW}/{file}")
+        self._unnamed.add(file)
         self.wrote(file, nbytes)
 
     def write_table(self, directory: str, name: str, table: pa.Table) -> str:
@@ -221,32 +220,11 @@ class TableCache:
         self._sizes[file] = nbytes
 
     def unnamed(self, number: int, named: Collection[str]) -> Collection[str]:
-        """Return the keys of tables before ``number - 1`` that no record names. Return each key
-        once.
-
-        Parameters
-        ----------
-        number : int
-            The last micro-batch that is done.
-        named : collection of str
-            The files that the kept records name.
-        """
-        if self._there is None:
-            # The list may lag: a later driver deletes the tables that it lacks.
-            self._there = {entry.key for entry in self._store.list(_BELOW)}
-        kept = {f"{_BELOW}/{file}" for file in named}
-        old = {key for key in self._there - kept if _number_in(key) < number - 1}
-        self._there -= old
-        return old
+        """Return what `UnnamedFiles.take` returns."""
+        return self._unnamed.take(number, named)
 
     def keep(self, files: Collection[str]) -> None:
         """Remove all but the given files from the cache."""
         self._verified.intersection_update(files)
         self._sizes = {file: nbytes for file, nbytes in self._sizes.items() if file in files}
         self._mapped = {file: table for file, table in self._mapped.items() if file in files}
-
-
-def _number_in(key: str) -> int:
-    """Return the micro-batch number in a table's key, or a huge number if there is none."""
-    number = key.split("/")[1].partition(".")[0]
-    return int(number) if number.isdecimal() else 1 << 63
