@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from ackcore._arrow.shown import shown_values
 from ackcore._records import Int64s
 from ackcore.topology.components import DEFAULT_STREAM
-from ackcore.topology.sql_conditions import Node, UnsupportedSql, compile_condition
+from ackcore.topology.condition_nodes import Node
+from ackcore.topology.sql_conditions import UnsupportedSql, compile_condition
 
 OnFail = Literal["dead_letter", "drop", "fail"]
 #: A function of a batch that returns a boolean column.

@@ -8,20 +8,26 @@ Arrow and Spark (in ANSI mode) evaluate alike. `tests/spark/test_expectations.py
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import date, datetime
 from decimal import Decimal
 from functools import reduce
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ackcore.topology._words import near_miss
-
-#: A column or a single value.
-Values = Any
+from ackcore.topology.condition_nodes import (
+    ArithmeticNode,
+    CallNode,
+    CastNode,
+    ColumnNode,
+    ComparisonNode,
+    InNode,
+    LazyNode,
+    LiteralNode,
+    Node,
+)
 
 _BOOL, _DOUBLE, _FLOAT = pa.bool_(), pa.float64(), pa.float32()
 #: Spark's integers, by width, and the precision of the decimals that they become.
@@ -79,203 +85,6 @@ def spark_types(schema: Any) -> dict[str, pa.DataType | None]:
             else pa.decimal128(*map(int, decimal.groups()))
         )
     return found
-
-
-# ------------------------------------------------------------------------------------------ trees
-
-#: Arrow's functions, by operator of Spark.
-_FUNCTIONS = {
-    "=": "equal",
-    "<>": "not_equal",
-    "<": "less",
-    "<=": "less_equal",
-    ">": "greater",
-    ">=": "greater_equal",
-}
-#: For floats: the functions whose negation is the operator. So NaN is the largest value.
-_NEGATED = {"<>": "equal", ">": "less_equal", ">=": "less"}
-
-
-@dataclass(frozen=True)
-class Node:
-    """A part of a condition, with the type of its values; None for an unsupported type."""
-
-    type: pa.DataType | None
-
-    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the values for a batch.
-
-        With ``alone`` the batch has one row. Parts that Spark does not evaluate for this row are
-        skipped, such as the second operand of an AND whose first operand is false.
-        """
-        raise NotImplementedError
-
-    def columns(self) -> Iterator[str]:
-        """Yield the names of the columns that this part uses."""
-        for value in vars(self).values():
-            for each in value if isinstance(value, tuple) else (value,):
-                if isinstance(each, Node):
-                    yield from each.columns()
-
-
-@dataclass(frozen=True)
-class ColumnNode(Node):
-    """A column."""
-
-    name: str
-
-    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the column."""
-        values = batch.column(self.name)
-        return values if self.type in (None, values.type) else values.cast(self.type)
-
-    def columns(self) -> Iterator[str]:
-        """Yield the name."""
-        yield self.name
-
-
-@dataclass(frozen=True)
-class LiteralNode(Node):
-    """A literal as a Python value, and as an Arrow scalar."""
-
-    value: Any
-    scalar: pa.Scalar
-
-    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the scalar."""
-        return self.scalar
-
-
-@dataclass(frozen=True)
-class CallNode(Node):
-    """A call of an Arrow function; ``options`` is the name of its options' class, and a value."""
-
-    function: str
-    arguments: tuple[Node, ...]
-    options: tuple[str, str] | None = None
-
-    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the function's result."""
-        values = [each.evaluate(batch, alone) for each in self.arguments]
-        # Arrow's options cannot be pickled.
-        options = None if self.options is None else getattr(pc, self.options[0])(self.options[1])
-        return pc.call_function(self.function, values, options)
-
-
-@dataclass(frozen=True)
-class CastNode(Node):
-    """A conversion of numbers to a wider type; as in Spark, doubles round large integers."""
-
-    node: Node
-
-    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the converted values."""
-        return pc.cast(self.node.evaluate(batch, alone), self.type, safe=False)
-
-
-@dataclass(frozen=True)
-class ArithmeticNode(CallNode):
-    """An arithmetic operation on two numbers.
-
-    As in Spark, a division evaluates the divisor first, and a NULL operand that is evaluated first
-    makes the other one needless.
-    """
-
-    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the numbers."""
-        swapped = self.function == "divide_checked"
-        first, second = self.arguments[::-1] if swapped else self.arguments
-        one = first.evaluate(batch, alone)
-        if alone and _is_null(one):
-            return pa.nulls(1, self.type)
-        values = [one, second.evaluate(batch, alone)]
-        return pc.call_function(self.function, values[::-1] if swapped else values)
-
-
-@dataclass(frozen=True)
-class ComparisonNode(Node):
-    """A comparison of two operands of the same type by an operator of Spark."""
-
-    operator: str
-    left: Node
-    right: Node
-
-    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the result. If the left operand is NULL, Spark does not evaluate the right one."""
-        left = self.left.evaluate(batch, alone)
-        if alone and self.operator != "<=>" and _is_null(left):
-            return pa.nulls(1, _BOOL)
-        right = self.right.evaluate(batch, alone)
-        if self.operator != "<=>":
-            return self._compared(self.operator, left, right)
-        equal = pc.coalesce(self._compared("=", left, right), pa.scalar(False))
-        return pc.or_(equal, pc.and_(pc.is_null(left), pc.is_null(right)))
-
-    def _compared(self, operator: str, left: Values, right: Values) -> Values:
-        # Spark: NaN equals NaN, and is larger than any other value.  No literal is NaN.
-        if not pa.types.is_floating(self.left.type or pa.null()):
-            return pc.call_function(_FUNCTIONS[operator], [left, right])
-        if isinstance(self.right, LiteralNode):
-            if operator in _NEGATED:
-                return pc.invert(pc.call_function(_NEGATED[operator], [left, right]))
-            return pc.call_function(_FUNCTIONS[operator], [left, right])
-        if operator in ("=", "<>"):
-            both = pc.and_kleene(pc.is_nan(left), pc.is_nan(right))
-            found = pc.or_kleene(pc.equal(left, right), both)
-            return found if operator == "=" else pc.invert(found)
-        if operator in (">", "<="):
-            left, right = right, left
-        smaller = pc.and_kleene(pc.is_nan(right), pc.invert(pc.is_nan(left)))
-        found = pc.or_kleene(pc.less(left, right), smaller)
-        return found if operator in ("<", ">") else pc.invert(found)
-
-
-@dataclass(frozen=True)
-class InNode(Node):
-    """The condition that values are among literals, none of which is NULL."""
-
-    node: Node
-    literals: pa.Array
-
-    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the result, which is NULL for NULL, unlike that of Arrow's function."""
-        values = self.node.evaluate(batch, alone)
-        found = pc.is_in(values, value_set=self.literals)
-        # For a batch of one row the values may be a scalar, such as the first of a coalesce.
-        if isinstance(values, pa.Array) and not values.null_count:
-            return found
-        return pc.if_else(pc.is_valid(values), found, None)
-
-
-@dataclass(frozen=True)
-class LazyNode(CallNode):
-    """An AND, an OR or a coalesce.
-
-    Of a row alone, the arguments after the one that decides the result are not evaluated. ``ends``
-    has the values that decide it, such as (False,) for AND; () stands for all but NULL.
-    """
-
-    ends: tuple[Any, ...] = ()
-
-    def evaluate(self, batch: pa.RecordBatch, alone: bool) -> Values:
-        """Return the result."""
-        values = self.arguments[0].evaluate(batch, alone)
-        for each in self.arguments[1:]:
-            if alone and self._ends(_first(values)):
-                return values
-            values = pc.call_function(self.function, [values, each.evaluate(batch, alone)])
-        return values
-
-    def _ends(self, value: pa.Scalar) -> bool:
-        return value.as_py() in self.ends if self.ends else value.is_valid
-
-
-def _first(values: Values) -> pa.Scalar:
-    return values if isinstance(values, pa.Scalar) else values[0]
-
-
-def _is_null(values: Values) -> bool:
-    return not _first(values).is_valid
 
 
 def _call(type_: pa.DataType, function: str, *arguments: Node, options: Any = None) -> Node:
