@@ -2,17 +2,16 @@
 
 This package is the part without files and Spark:
 
-- `aggregates`: the aggregates of a table, built-in and your own;
+- `aggregates`: the aggregates of a table; `own_folds`: the base classes of your own;
+- `group_values`: sums and extremes of groups of rows;
 - `table_shape`: the columns of a table, checked;
 - `folding`: rows become states by key, and states are merged;
 - `table_segments`: stored rows as Arrow files, look-ups and scans;
-- `table_compaction`: which segments are merged, and their rows.
+- `table_compaction`: the choice of the segments that are merged.
 """
 
 from ackcore.tables.aggregates import (
     Aggregate,
-    BatchFold,
-    Fold,
     approx_distinct,
     collect,
     count,
@@ -23,6 +22,7 @@ from ackcore.tables.aggregates import (
     min_of,
     sum_of,
 )
+from ackcore.tables.own_folds import BatchFold, Fold
 
 __all__ = [
     "Aggregate",

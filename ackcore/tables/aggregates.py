@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ackcore._arrow import array_of, hash_columns, offsets_of, short_repr
-from ackcore._arrow.record_batches import valid_rows
+from ackcore._arrow import hash_columns, offsets_of, short_repr
 from ackcore._columns import as_count
 from ackcore._records import Int64s
-from ackcore.tables.key_groups import Bools, KeyGroups, plain_type
+from ackcore.tables.group_values import extreme_rows, has_order, sums_of, valid_of
+from ackcore.tables.key_groups import Bools, KeyGroups
 
 
 class Aggregate(ABC):
@@ -233,7 +233,7 @@ class _Count(_OfColumns):
         return [pa.array(groups.sizes)]
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        return [_sums(states[0], groups, "count")]
+        return [sums_of(states[0], groups, "count")]
 
 
 class _Sum(_OfColumns):
@@ -256,7 +256,7 @@ class _Sum(_OfColumns):
         return self.combine([columns[0].cast(self.value_type([columns[0].type]))], groups)
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        return [_sums(states[0], groups, self.columns[0])]
+        return [sums_of(states[0], groups, self.columns[0])]
 
 
 class _Mean(_OfColumns):
@@ -274,7 +274,7 @@ class _Mean(_OfColumns):
         return self.combine([columns[0].cast(pa.float64(), safe=False), counts], groups)
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        return [_sums(state, groups, self.columns[0]) for state in states]
+        return [sums_of(state, groups, self.columns[0]) for state in states]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
         return pc.divide(states[0], states[1].cast(pa.float64(), safe=False))
@@ -287,7 +287,7 @@ class _Extreme(_OfColumns):
     last: bool
 
     def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        if not _has_order(inputs[0]):
+        if not has_order(inputs[0]):
             raise TypeError("a column of numbers, times, booleans, text or bytes")
         return dict(zip(("by", "value"), inputs, strict=False))
 
@@ -295,7 +295,7 @@ class _Extreme(_OfColumns):
         return inputs[-1]
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        rows = _extreme_rows(states[0], groups, self.largest, self.last)
+        rows = extreme_rows(states[0], groups, self.largest, self.last)
         return [state.take(rows) for state in states]
 
     def finish(self, states: Sequence[pa.Array]) -> pa.Array:
@@ -330,7 +330,7 @@ class _Collect(_OfColumns):
         return pa.list_(inputs[0])
 
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        return [self._lists(columns[0], _valid(columns[0])[groups.order], groups.order, groups)]
+        return [self._lists(columns[0], valid_of(columns[0])[groups.order], groups.order, groups)]
 
     def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         lists = states[0].take(pa.array(groups.order))
@@ -372,7 +372,7 @@ class _ApproxDistinct(_OfColumns):
     def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
         from datasketches import hll_sketch  # noqa: PLC0415
 
-        wanted = _valid(columns[0])[groups.order]
+        wanted = valid_of(columns[0])[groups.order]
         hashes = hash_columns(columns, len(columns[0]))[groups.order]
         sketches = []
         for start, stop in zip(groups.starts[:-1], groups.starts[1:], strict=True):
@@ -407,352 +407,3 @@ class _ApproxDistinct(_OfColumns):
             ],
             pa.int64(),
         )
-
-
-class BatchFold(Aggregate):
-    """Base class of your own aggregates that are computed in columns.
-
-    Set ``columns``, ``state`` and implement `fold` and `merge`; `finish` if the value is not the
-    only column of the state.  Both must be deterministic and must not change their arguments.
-
-    Attributes
-    ----------
-    columns : tuple of str
-        The columns of the rows that `fold` gets.
-    state : pyarrow.Schema
-        The columns of a state.
-    """
-
-    state: pa.Schema
-
-    @abstractmethod
-    def fold(self, rows: pa.RecordBatch, starts: Int64s) -> pa.RecordBatch:
-        """Return the state of each key.
-
-        Parameters
-        ----------
-        rows : pyarrow.RecordBatch
-            The rows with ``columns``, ordered by key; rows of a key are in the order of the files.
-        starts : numpy.ndarray of int64, shape (keys + 1,)
-            The first row of each key, and the number of rows.  Each key has at least one row.
-
-        Returns
-        -------
-        pyarrow.RecordBatch
-            One row per key with the schema ``state``.
-        """
-
-    @abstractmethod
-    def merge(self, earlier: pa.RecordBatch, later: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the states of rows of which some were folded earlier and some later.
-
-        Parameters
-        ----------
-        earlier, later : pyarrow.RecordBatch
-            States with the schema ``state``; row *i* of both is of the same key.
-
-        Returns
-        -------
-        pyarrow.RecordBatch
-            The merged states in the same order.
-        """
-
-    def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return the types of the state."""
-        state = getattr(self, "state", None)
-        if not isinstance(state, pa.Schema) or not 0 < len(state) == len(set(state.names)):
-            raise TypeError(
-                "an aggregate whose attribute state is a pyarrow.Schema with columns of different "
-                "names"
-            )
-        return {field.name: field.type for field in self.state}
-
-    def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        """Return the type of the value."""
-        value = self.finish([pa.array([], field.type) for field in self.state])
-        if not isinstance(value, pa.Array) or pa.types.is_null(value.type):
-            raise TypeError(
-                "an aggregate whose method finish returns a pyarrow.Array with the type of the "
-                f"values, also for no states (for these it returned {short_repr(value)})"
-            )
-        return plain_type(value.type)
-
-    def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the state of each group of rows."""
-        rows = pa.RecordBatch.from_arrays(list(columns), names=list(self.columns))
-        if not self.columns:
-            rows = pa.RecordBatch.from_struct_array(
-                pa.array([{}] * len(groups.order), pa.struct([]))
-            )
-        ordered = rows.take(pa.array(groups.order)) if self.columns else rows
-        starts = groups.starts.view()
-        # A fold that changed them would change other aggregates.
-        starts.flags.writeable = False
-        return self._checked(self.fold(ordered, starts), "fold", len(groups))
-
-    def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the merged state of each group of states."""
-        present = np.logical_or.reduce([_valid(state) for state in states])
-        rows, starts, remains = groups.among(present)
-        groups_of = KeyGroups(rows, np.append(starts, len(rows)))
-        merged = _pairwise(states, groups_of, self._merged)
-        return merged if remains is None else [_spread(state, remains) for state in merged]
-
-    def _merged(self, earlier: list[pa.Array], later: list[pa.Array]) -> list[pa.Array]:
-        pair = (
-            pa.RecordBatch.from_arrays(each, names=self.state.names) for each in (earlier, later)
-        )
-        return self._checked(self.merge(*pair), "merge", len(earlier[0]))
-
-    def _checked(self, states: pa.RecordBatch, method: str, n: int) -> list[pa.Array]:
-        where = f"{type(self).__name__}.{method} must return"
-        if not isinstance(states, pa.RecordBatch):
-            raise TypeError(f"{where} a pyarrow.RecordBatch, got {type(states).__name__}")
-        if states.num_rows != n:
-            raise ValueError(f"{where} {n} rows, one per key, got {states.num_rows}")
-        if states.schema.names != self.state.names or states.schema.types != self.state.types:
-            raise TypeError(
-                f"{where} the columns {_described(self.state)}, got {_described(states.schema)}"
-            )
-        return list(states.columns)
-
-    def structure(self) -> dict[str, Any]:
-        """Return the definition with the name of the class."""
-        return {**super().structure(), "class": type(self).__qualname__}
-
-
-class Fold(Aggregate):
-    """Base class of your own aggregates that are computed row by row, as Python values.
-
-    Set ``columns`` and ``type``, and implement `empty`, `fold` and `merge`.  They must be
-    deterministic and must not change a value that they did not make.  None, the null of the
-    column, stands for the empty value: `merge` gets `empty()` in its place.
-
-    Attributes
-    ----------
-    columns : tuple of str
-        The columns of the rows that `fold` gets.
-    type : pyarrow.DataType
-        The Arrow type of the value.
-    """
-
-    type: pa.DataType
-
-    @abstractmethod
-    def empty(self) -> Any:
-        """Return the value before the first row."""
-
-    @abstractmethod
-    def fold(self, value: Any, row: dict[str, Any]) -> Any:
-        """Return the value after one more row."""
-
-    @abstractmethod
-    def merge(self, earlier: Any, later: Any) -> Any:
-        """Return the value of rows of which some were folded earlier and some later."""
-
-    def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
-        """Return the types of the state."""
-        if not isinstance(getattr(self, "type", None), pa.DataType):
-            raise TypeError("an aggregate whose attribute type is a pyarrow.DataType")
-        return {"value": self.type}
-
-    def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
-        """Return the type of the value."""
-        return self.type
-
-    def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the state of each group of rows."""
-        lists = [column.take(pa.array(groups.order)).to_pylist() for column in columns]
-        values = []
-        for start, stop in zip(
-            groups.starts[:-1].tolist(), groups.starts[1:].tolist(), strict=True
-        ):
-            value = self.empty()
-            for row in range(start, stop):
-                items = {name: items[row] for name, items in zip(self.columns, lists, strict=True)}
-                value = self.fold(value, items)
-            values.append(value)
-        return [self._column(values, "fold")]
-
-    def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
-        """Return the merged state of each group of states."""
-        return _pairwise(states, groups, self._merged)
-
-    def _merged(self, earlier: list[pa.Array], later: list[pa.Array]) -> list[pa.Array]:
-        values = ([self._value(one) for one in each[0].to_pylist()] for each in (earlier, later))
-        return [self._column([self.merge(*pair) for pair in zip(*values, strict=True)], "merge")]
-
-    def _value(self, stored: Any) -> Any:
-        return self.empty() if stored is None else stored
-
-    def _column(self, values: list[Any], method: str) -> pa.Array:
-        try:
-            column = array_of(values, self.type)
-        except ValueError as error:
-            raise ValueError(
-                f"{type(self).__name__}.{method} must return values of {self.type}: {error}"
-            ) from error
-        return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-    def structure(self) -> dict[str, Any]:
-        """Return the definition with the name of the class."""
-        return {**super().structure(), "class": type(self).__qualname__}
-
-
-def _pairwise(states: Sequence[pa.Array], groups: KeyGroups, merge: Any) -> list[pa.Array]:
-    """Merge groups of states, one more state of each group at a time."""
-    merged = [state.take(pa.array(groups.firsts)) for state in states]
-    sizes = groups.sizes
-    for number in range(1, int(sizes.max(initial=1))):
-        rows = np.flatnonzero(sizes > number)
-        later = pa.array(groups.order[groups.starts[rows] + number])
-        newer = merge(
-            [state.take(pa.array(rows)) for state in merged], [s.take(later) for s in states]
-        )
-        # Row i of the group states is replaced by the row of its merged state.
-        places = np.arange(len(groups))
-        places[rows] = len(groups) + np.arange(len(rows))
-        merged = [
-            pa.concat_arrays([old, new]).take(pa.array(places))
-            for old, new in zip(merged, newer, strict=True)
-        ]
-    return merged
-
-
-def _described(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
-
-
-def _valid(column: pa.Array) -> Bools:
-    valid = valid_rows(column)
-    if pa.types.is_null(column.type):
-        return np.zeros(len(column), np.bool_)
-    return np.ones(len(column), np.bool_) if valid is None else valid != 0
-
-
-def _nullable(values: Any, remains: Bools | None, kind: pa.DataType) -> pa.Array:
-    """Return one value per group; null for a group without any."""
-    column = pa.array(values, kind)
-    return column if remains is None else _spread(column, remains)
-
-
-def _spread(column: pa.Array, remains: Bools) -> pa.Array:
-    """Return the values for the groups that remain, and null for the others."""
-    return column.take(pa.array(np.cumsum(remains) - 1, mask=~remains))
-
-
-def _sums(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
-    """Add the values of each group, without nulls."""
-    kind = column.type
-    if not len(groups):
-        return pa.array([], kind)
-    rows, starts, remains = groups.among(None if not column.null_count else _valid(column))
-    if not len(starts):
-        return pa.nulls(len(groups), kind)
-    if pa.types.is_floating(kind):
-        values = column.to_numpy(zero_copy_only=False)[rows]
-        with np.errstate(invalid="ignore", over="ignore"):
-            return _nullable(np.add.reduceat(values, starts), remains, kind)
-    words = kind.bit_width // 64
-    numbers = np.frombuffer(
-        column.buffers()[1], np.int64, len(column) * words, column.offset * 8 * words
-    ).reshape(-1, words)
-    if words == 1:
-        values = numbers[rows, 0]
-        largest = max(-int(values.min()), int(values.max()))
-        longest = int(np.diff(np.append(starts, len(rows))).max())
-        if largest * longest < 2**63:
-            sums = pa.array(np.add.reduceat(values, starts)).cast(kind)
-            return _nullable(sums, remains, kind)
-    exact = _exact_sums(numbers[rows], starts)
-    limit = 2**63 if words == 1 else 10**kind.precision
-    lowest = -limit if words == 1 else 1 - limit
-    wrong = [total for total in exact if not lowest <= total < limit]
-    if wrong:
-        raise OverflowError(
-            f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; use a column of "
-            "decimals or floats"
-        )
-    if words == 1:
-        return _nullable(pa.array(exact, pa.int64()).cast(kind), remains, kind)
-    raw = b"".join(total.to_bytes(16, "little", signed=True) for total in exact)
-    column = pa.Array.from_buffers(kind, len(exact), [None, pa.py_buffer(raw)])
-    return _nullable(column, remains, kind)
-
-
-def _exact_sums(numbers: Any, starts: Int64s) -> list[int]:
-    """Add integers of one or two 64-bit words exactly."""
-    totals = [0] * len(starts)
-    words = numbers.shape[1]
-    for word in range(words):
-        for half in range(2):
-            part = numbers[:, word] >> 32 if half else numbers[:, word] & 0xFFFFFFFF
-            if half and word < words - 1:
-                part = part & 0xFFFFFFFF
-            shift = 64 * word + 32 * half
-            for group, total in enumerate(np.add.reduceat(part, starts).tolist()):
-                totals[group] += total << shift
-    return totals
-
-
-def _has_order(kind: pa.DataType) -> bool:
-    """Return whether values of a type have an order."""
-    types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_decimal(kind)
-        or types.is_boolean(kind)
-        or (types.is_temporal(kind) and not types.is_interval(kind))
-        or types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_fixed_size_binary(kind)
-    )
-
-
-def _ordinals(column: pa.Array) -> Int64s:
-    """Return integers in the order of a column's values; arbitrary where it is null."""
-    kind, n = column.type, len(column)
-    types = pa.types
-    if types.is_floating(kind):
-        width = kind.bit_width // 8
-        floats = np.frombuffer(column.buffers()[1], f"f{width}", n, column.offset * width)
-        floats = floats.astype(np.float64) + 0.0
-        floats[np.isnan(floats)] = np.nan
-        order: Int64s = floats.view(np.int64)
-        order ^= (order >> 63) & 0x7FFFFFFFFFFFFFFF
-        return order
-    narrow_decimal = types.is_decimal(kind) and kind.bit_width <= 64
-    if narrow_decimal or (
-        (types.is_integer(kind) or types.is_temporal(kind)) and kind != pa.uint64()
-    ):
-        width = kind.bit_width // 8
-        sign = "u" if types.is_unsigned_integer(kind) else "i"
-        numbers = np.frombuffer(column.buffers()[1], f"{sign}{width}", n, column.offset * width)
-        return numbers.astype(np.int64)
-    ranks = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
-    ordinals: Int64s = ranks.to_numpy(zero_copy_only=False).astype(np.int64)
-    return ordinals
-
-
-def _extreme_rows(by: pa.Array, groups: KeyGroups, largest: bool, last: bool) -> pa.Array:
-    """Return the row of each group with the smallest or largest value; null without any value."""
-    if not len(groups):
-        return pa.array([], pa.int64())
-    rows, starts, remains = groups.among(_valid(by) if by.null_count else None)
-    if not len(starts):
-        return pa.nulls(len(groups), pa.int64())
-    ordinals = _ordinals(by)[rows]
-    if largest:
-        np.invert(ordinals, out=ordinals)
-    best = np.minimum.reduceat(ordinals, starts)
-    sizes = np.diff(np.append(starts, len(rows)))
-    places = np.flatnonzero(ordinals == np.repeat(best, sizes))
-    # The first or the last of the best places of each group.
-    if last:
-        found = places[np.searchsorted(places, starts + sizes) - 1]
-    else:
-        found = places[np.searchsorted(places, starts)]
-    return _nullable(rows[found], remains, pa.int64())

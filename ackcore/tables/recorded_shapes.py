@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore.tables import aggregates
-from ackcore.tables.aggregates import Aggregate, BatchFold, Fold
+from ackcore.tables.aggregates import Aggregate
+from ackcore.tables.own_folds import BatchFold, Fold
 from ackcore.tables.table_shape import TableShape
 
 

@@ -1,4 +1,4 @@
-"""Compaction: which segments of a table are merged, and the rows of the merged ones."""
+"""Compaction: the choice of the segments of a table that are merged."""
 
 from __future__ import annotations
 

@@ -1,0 +1,149 @@
+"""Sums and extremes of groups of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._arrow.record_batches import valid_rows
+from ackcore._records import Int64s
+from ackcore.tables.key_groups import Bools, KeyGroups
+
+
+def valid_of(column: pa.Array) -> Bools:
+    """Return whether each value is not null."""
+    valid = valid_rows(column)
+    if pa.types.is_null(column.type):
+        return np.zeros(len(column), np.bool_)
+    return np.ones(len(column), np.bool_) if valid is None else valid != 0
+
+
+def _nullable(values: Any, remains: Bools | None, kind: pa.DataType) -> pa.Array:
+    """Return one value per group; null for a group without any."""
+    column = pa.array(values, kind)
+    return column if remains is None else spread(column, remains)
+
+
+def spread(column: pa.Array, remains: Bools) -> pa.Array:
+    """Return the values for the groups that remain, and null for the others."""
+    return column.take(pa.array(np.cumsum(remains) - 1, mask=~remains))
+
+
+def sums_of(column: pa.Array, groups: KeyGroups, name: str) -> pa.Array:
+    """Add the values of each group, without nulls."""
+    kind = column.type
+    if not len(groups):
+        return pa.array([], kind)
+    rows, starts, remains = groups.among(None if not column.null_count else valid_of(column))
+    if not len(starts):
+        return pa.nulls(len(groups), kind)
+    if pa.types.is_floating(kind):
+        values = column.to_numpy(zero_copy_only=False)[rows]
+        with np.errstate(invalid="ignore", over="ignore"):
+            return _nullable(np.add.reduceat(values, starts), remains, kind)
+    words = kind.bit_width // 64
+    numbers = np.frombuffer(
+        column.buffers()[1], np.int64, len(column) * words, column.offset * 8 * words
+    ).reshape(-1, words)
+    if words == 1:
+        values = numbers[rows, 0]
+        largest = max(-int(values.min()), int(values.max()))
+        longest = int(np.diff(np.append(starts, len(rows))).max())
+        if largest * longest < 2**63:
+            sums = pa.array(np.add.reduceat(values, starts)).cast(kind)
+            return _nullable(sums, remains, kind)
+    exact = _exact_sums(numbers[rows], starts)
+    limit = 2**63 if words == 1 else 10**kind.precision
+    lowest = -limit if words == 1 else 1 - limit
+    wrong = [total for total in exact if not lowest <= total < limit]
+    if wrong:
+        raise OverflowError(
+            f"the sum of column {name!r} must fit {kind}, got {wrong[0]}; use a column of "
+            "decimals or floats"
+        )
+    if words == 1:
+        return _nullable(pa.array(exact, pa.int64()).cast(kind), remains, kind)
+    raw = b"".join(total.to_bytes(16, "little", signed=True) for total in exact)
+    column = pa.Array.from_buffers(kind, len(exact), [None, pa.py_buffer(raw)])
+    return _nullable(column, remains, kind)
+
+
+def _exact_sums(numbers: Any, starts: Int64s) -> list[int]:
+    """Add integers of one or two 64-bit words exactly."""
+    totals = [0] * len(starts)
+    words = numbers.shape[1]
+    for word in range(words):
+        for half in range(2):
+            part = numbers[:, word] >> 32 if half else numbers[:, word] & 0xFFFFFFFF
+            if half and word < words - 1:
+                part = part & 0xFFFFFFFF
+            shift = 64 * word + 32 * half
+            for group, total in enumerate(np.add.reduceat(part, starts).tolist()):
+                totals[group] += total << shift
+    return totals
+
+
+def has_order(kind: pa.DataType) -> bool:
+    """Return whether values of a type have an order."""
+    types = pa.types
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_decimal(kind)
+        or types.is_boolean(kind)
+        or (types.is_temporal(kind) and not types.is_interval(kind))
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
+def _ordinals(column: pa.Array) -> Int64s:
+    """Return integers in the order of a column's values; arbitrary where it is null."""
+    kind, n = column.type, len(column)
+    types = pa.types
+    if types.is_floating(kind):
+        width = kind.bit_width // 8
+        floats = np.frombuffer(column.buffers()[1], f"f{width}", n, column.offset * width)
+        floats = floats.astype(np.float64) + 0.0
+        floats[np.isnan(floats)] = np.nan
+        order: Int64s = floats.view(np.int64)
+        order ^= (order >> 63) & 0x7FFFFFFFFFFFFFFF
+        return order
+    narrow_decimal = types.is_decimal(kind) and kind.bit_width <= 64
+    if narrow_decimal or (
+        (types.is_integer(kind) or types.is_temporal(kind)) and kind != pa.uint64()
+    ):
+        width = kind.bit_width // 8
+        sign = "u" if types.is_unsigned_integer(kind) else "i"
+        numbers = np.frombuffer(column.buffers()[1], f"{sign}{width}", n, column.offset * width)
+        return numbers.astype(np.int64)
+    ranks = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
+    ordinals: Int64s = ranks.to_numpy(zero_copy_only=False).astype(np.int64)
+    return ordinals
+
+
+def extreme_rows(by: pa.Array, groups: KeyGroups, largest: bool, last: bool) -> pa.Array:
+    """Return the row of each group with the smallest or largest value; null without any value."""
+    if not len(groups):
+        return pa.array([], pa.int64())
+    rows, starts, remains = groups.among(valid_of(by) if by.null_count else None)
+    if not len(starts):
+        return pa.nulls(len(groups), pa.int64())
+    ordinals = _ordinals(by)[rows]
+    if largest:
+        np.invert(ordinals, out=ordinals)
+    best = np.minimum.reduceat(ordinals, starts)
+    sizes = np.diff(np.append(starts, len(rows)))
+    places = np.flatnonzero(ordinals == np.repeat(best, sizes))
+    # The first or the last of the best places of each group.
+    if last:
+        found = places[np.searchsorted(places, starts + sizes) - 1]
+    else:
+        found = places[np.searchsorted(places, starts)]
+    return _nullable(rows[found], remains, pa.int64())

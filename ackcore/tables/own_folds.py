@@ -1,0 +1,230 @@
+"""The base classes of users' own aggregates."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._arrow import array_of, short_repr
+from ackcore._records import Int64s
+from ackcore.tables.aggregates import Aggregate
+from ackcore.tables.group_values import spread, valid_of
+from ackcore.tables.key_groups import KeyGroups, plain_type
+
+
+class BatchFold(Aggregate):
+    """Base class of your own aggregates that are computed in columns.
+
+    Set ``columns``, ``state`` and implement `fold` and `merge`; `finish` if the value is not the
+    only column of the state.  Both must be deterministic and must not change their arguments.
+
+    Attributes
+    ----------
+    columns : tuple of str
+        The columns of the rows that `fold` gets.
+    state : pyarrow.Schema
+        The columns of a state.
+    """
+
+    state: pa.Schema
+
+    @abstractmethod
+    def fold(self, rows: pa.RecordBatch, starts: Int64s) -> pa.RecordBatch:
+        """Return the state of each key.
+
+        Parameters
+        ----------
+        rows : pyarrow.RecordBatch
+            The rows with ``columns``, ordered by key; rows of a key are in the order of the files.
+        starts : numpy.ndarray of int64, shape (keys + 1,)
+            The first row of each key, and the number of rows.  Each key has at least one row.
+
+        Returns
+        -------
+        pyarrow.RecordBatch
+            One row per key with the schema ``state``.
+        """
+
+    @abstractmethod
+    def merge(self, earlier: pa.RecordBatch, later: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the states of rows of which some were folded earlier and some later.
+
+        Parameters
+        ----------
+        earlier, later : pyarrow.RecordBatch
+            States with the schema ``state``; row *i* of both is of the same key.
+
+        Returns
+        -------
+        pyarrow.RecordBatch
+            The merged states in the same order.
+        """
+
+    def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
+        """Return the types of the state."""
+        state = getattr(self, "state", None)
+        if not isinstance(state, pa.Schema) or not 0 < len(state) == len(set(state.names)):
+            raise TypeError(
+                "an aggregate whose attribute state is a pyarrow.Schema with columns of different "
+                "names"
+            )
+        return {field.name: field.type for field in self.state}
+
+    def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
+        """Return the type of the value."""
+        value = self.finish([pa.array([], field.type) for field in self.state])
+        if not isinstance(value, pa.Array) or pa.types.is_null(value.type):
+            raise TypeError(
+                "an aggregate whose method finish returns a pyarrow.Array with the type of the "
+                f"values, also for no states (for these it returned {short_repr(value)})"
+            )
+        return plain_type(value.type)
+
+    def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
+        """Return the state of each group of rows."""
+        rows = pa.RecordBatch.from_arrays(list(columns), names=list(self.columns))
+        if not self.columns:
+            rows = pa.RecordBatch.from_struct_array(
+                pa.array([{}] * len(groups.order), pa.struct([]))
+            )
+        ordered = rows.take(pa.array(groups.order)) if self.columns else rows
+        starts = groups.starts.view()
+        # A fold that changed them would change other aggregates.
+        starts.flags.writeable = False
+        return self._checked(self.fold(ordered, starts), "fold", len(groups))
+
+    def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
+        """Return the merged state of each group of states."""
+        present = np.logical_or.reduce([valid_of(state) for state in states])
+        rows, starts, remains = groups.among(present)
+        groups_of = KeyGroups(rows, np.append(starts, len(rows)))
+        merged = _pairwise(states, groups_of, self._merged)
+        return merged if remains is None else [spread(state, remains) for state in merged]
+
+    def _merged(self, earlier: list[pa.Array], later: list[pa.Array]) -> list[pa.Array]:
+        pair = (
+            pa.RecordBatch.from_arrays(each, names=self.state.names) for each in (earlier, later)
+        )
+        return self._checked(self.merge(*pair), "merge", len(earlier[0]))
+
+    def _checked(self, states: pa.RecordBatch, method: str, n: int) -> list[pa.Array]:
+        where = f"{type(self).__name__}.{method} must return"
+        if not isinstance(states, pa.RecordBatch):
+            raise TypeError(f"{where} a pyarrow.RecordBatch, got {type(states).__name__}")
+        if states.num_rows != n:
+            raise ValueError(f"{where} {n} rows, one per key, got {states.num_rows}")
+        if states.schema.names != self.state.names or states.schema.types != self.state.types:
+            raise TypeError(
+                f"{where} the columns {_described(self.state)}, got {_described(states.schema)}"
+            )
+        return list(states.columns)
+
+    def structure(self) -> dict[str, Any]:
+        """Return the definition with the name of the class."""
+        return {**super().structure(), "class": type(self).__qualname__}
+
+
+class Fold(Aggregate):
+    """Base class of your own aggregates that are computed row by row, as Python values.
+
+    Set ``columns`` and ``type``, and implement `empty`, `fold` and `merge`.  They must be
+    deterministic and must not change a value that they did not make.  None, the null of the
+    column, stands for the empty value: `merge` gets `empty()` in its place.
+
+    Attributes
+    ----------
+    columns : tuple of str
+        The columns of the rows that `fold` gets.
+    type : pyarrow.DataType
+        The Arrow type of the value.
+    """
+
+    type: pa.DataType
+
+    @abstractmethod
+    def empty(self) -> Any:
+        """Return the value before the first row."""
+
+    @abstractmethod
+    def fold(self, value: Any, row: dict[str, Any]) -> Any:
+        """Return the value after one more row."""
+
+    @abstractmethod
+    def merge(self, earlier: Any, later: Any) -> Any:
+        """Return the value of rows of which some were folded earlier and some later."""
+
+    def state_types(self, inputs: Sequence[pa.DataType]) -> Mapping[str, pa.DataType]:
+        """Return the types of the state."""
+        if not isinstance(getattr(self, "type", None), pa.DataType):
+            raise TypeError("an aggregate whose attribute type is a pyarrow.DataType")
+        return {"value": self.type}
+
+    def value_type(self, inputs: Sequence[pa.DataType]) -> pa.DataType:
+        """Return the type of the value."""
+        return self.type
+
+    def partial(self, columns: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
+        """Return the state of each group of rows."""
+        lists = [column.take(pa.array(groups.order)).to_pylist() for column in columns]
+        values = []
+        for start, stop in zip(
+            groups.starts[:-1].tolist(), groups.starts[1:].tolist(), strict=True
+        ):
+            value = self.empty()
+            for row in range(start, stop):
+                items = {name: items[row] for name, items in zip(self.columns, lists, strict=True)}
+                value = self.fold(value, items)
+            values.append(value)
+        return [self._column(values, "fold")]
+
+    def combine(self, states: Sequence[pa.Array], groups: KeyGroups) -> list[pa.Array]:
+        """Return the merged state of each group of states."""
+        return _pairwise(states, groups, self._merged)
+
+    def _merged(self, earlier: list[pa.Array], later: list[pa.Array]) -> list[pa.Array]:
+        values = ([self._value(one) for one in each[0].to_pylist()] for each in (earlier, later))
+        return [self._column([self.merge(*pair) for pair in zip(*values, strict=True)], "merge")]
+
+    def _value(self, stored: Any) -> Any:
+        return self.empty() if stored is None else stored
+
+    def _column(self, values: list[Any], method: str) -> pa.Array:
+        try:
+            column = array_of(values, self.type)
+        except ValueError as error:
+            raise ValueError(
+                f"{type(self).__name__}.{method} must return values of {self.type}: {error}"
+            ) from error
+        return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+    def structure(self) -> dict[str, Any]:
+        """Return the definition with the name of the class."""
+        return {**super().structure(), "class": type(self).__qualname__}
+
+
+def _pairwise(states: Sequence[pa.Array], groups: KeyGroups, merge: Any) -> list[pa.Array]:
+    """Merge groups of states, one more state of each group at a time."""
+    merged = [state.take(pa.array(groups.firsts)) for state in states]
+    sizes = groups.sizes
+    for number in range(1, int(sizes.max(initial=1))):
+        rows = np.flatnonzero(sizes > number)
+        later = pa.array(groups.order[groups.starts[rows] + number])
+        newer = merge(
+            [state.take(pa.array(rows)) for state in merged], [s.take(later) for s in states]
+        )
+        # Row i of the group states is replaced by the row of its merged state.
+        places = np.arange(len(groups))
+        places[rows] = len(groups) + np.arange(len(rows))
+        merged = [
+            pa.concat_arrays([old, new]).take(pa.array(places))
+            for old, new in zip(merged, newer, strict=True)
+        ]
+    return merged
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
