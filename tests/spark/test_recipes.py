@@ -152,7 +152,9 @@ def test_a_budget_is_kept_although_the_job_is_killed_and_more_of_it_calls_the_re
         paid = 0.25 * sum(service.ask()[0].values())
         # The first driver's calls in flight, and those of two tasks when the money ran out.
         assert paid <= budget + 0.25 * 2 * in_flight
-        assert paid - 0.25 * in_flight <= spent() <= paid or kills
+        assert spent() <= paid
+        if not kills:  # a killed micro-batch has no report yet
+            assert spent() >= paid - 0.25 * in_flight
     before = len(service.ask()[0])
     assert before < ROWS - len(DEAD)
     finished(CLASSIFY, service, tmp_path)
