@@ -94,7 +94,7 @@ def expectations_of(given: Any, subject: str) -> tuple[Expectations, ...]:
     if not isinstance(some, Sequence) or not all(isinstance(one, Expectations) for one in some):
         raise TypeError(
             f"expect of {subject} must be expect(...) or a list of them, got "
-            f"{type(given).__name__} {given!r}"
+            f"{type(given).__name__} {given!r}; write expect('amount > 0', 'id IS NOT NULL')"
         )
     return tuple(some)
 

@@ -145,8 +145,10 @@ def compile_condition(sql: str, types: Mapping[str, pa.DataType | None]) -> Node
             raise UnsupportedSql("it has a !, which Spark binds otherwise than sqlglot; write NOT")
         trees = sqlglot.parse(sql, read="spark")
     except sqlglot.errors.SqlglotError as error:
-        cause = str(error).partition("\n")[0]
-        raise UnsupportedSql(f"it is not an SQL expression: {cause}") from None
+        # sqlglot's text may name its own classes. An unfinished text or quote has no place.
+        places = getattr(error, "errors", None)
+        near = f"; the error is at {places[0]['highlight']!r}" if places else ""
+        raise UnsupportedSql(f"it is not an SQL expression{near}") from None
     if len(trees) != 1 or trees[0] is None:
         raise UnsupportedSql("it must be one SQL expression")
     found = _Compiler(types).node(trees[0])
@@ -201,8 +203,7 @@ class _Compiler:
     @staticmethod
     def _refused(tree: Any) -> UnsupportedSql:
         return UnsupportedSql(
-            f"{tree.sql('spark')} has a {type(tree).__name__}, which is not supported; "
-            "use a function of a pyarrow.RecordBatch"
+            f"{tree.sql('spark')} is not supported; use a function of a pyarrow.RecordBatch"
         )
 
     @staticmethod

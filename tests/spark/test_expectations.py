@@ -336,6 +336,7 @@ def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems(
         orders(
             testing.Source(ORDERS),
             expect("amout > 0", "amount", "amount > '1'", "rand() > amount", "amount > 0; id > 1"),
+            expect("amount >"),
             expect("id > 0", stream="late"),
             expect("id > 0", "id  >  0"),
         )
@@ -345,13 +346,14 @@ def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems(
         "'amount'?",
         "has 'amount': it must be a condition (BOOLEAN), got int64",
         "has \"amount > '1'\": amount > '1' combines int64 and string, which ackcore does not",
-        "has 'rand() > amount': RAND() has a Rand, which is not supported; use a function",
+        "has 'rand() > amount': RAND() is not supported; use a function",
         "has 'amount > 0; id > 1': it must be one SQL expression",
+        "has 'amount >': it is not an SQL expression; the error is at '>'",
         "bolt 'split' expects conditions of stream 'late', which it does not have",
         "expect of bolt 'split' has id > 0 twice",
     ):
         assert text in problems, text
-    assert len(raised.value.problems) == 7
+    assert len(raised.value.problems) == 8
     with pytest.raises(TopologyError, match="untracked records have none"):
         orders(testing.Source(ORDERS), expect("id > 0"), tracked=False)
 
