@@ -71,10 +71,7 @@ _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 def choosing(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that select letters, in place of its parameter ``wanted``.
 
-    Parameters
-    ----------
-    *without : str
-        Options to leave out.
+    ``*without``: options to leave out.
     """
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -355,10 +352,7 @@ def _refuse_all(wanted: LetterFilter, all_of_them: bool) -> None:
 def time_in(text: str) -> int:
     """Return the time in a text, in milliseconds since 1970.
 
-    Raises
-    ------
-    typer.BadParameter
-        If the text is not a time.
+    Raises typer.BadParameter if the text is not a time.
     """
     ago = _AGO.fullmatch(text.removesuffix("ago").strip())
     try:

@@ -213,12 +213,8 @@ def _attend(
 def described(activity: Activity | None, tasks: str = "") -> str:
     """Describe the activity of a run.
 
-    Parameters
-    ----------
-    activity : Activity or None
-        None before its first micro-batch.
-    tasks : str, default ""
-        The number of Spark's tasks that have ended.
+    ``activity``: None before its first micro-batch. ``tasks``: the number of Spark's tasks that
+    have ended.
     """
     if activity is None:
         return "starting"
@@ -247,10 +243,7 @@ def described(activity: Activity | None, tasks: str = "") -> str:
 class Quiet:
     """A check whether nothing was printed for a while.
 
-    Parameters
-    ----------
-    now_s : float
-        The time of a monotonic clock.
+    ``now_s``: the time of a monotonic clock.
     """
 
     def __init__(self, now_s: float):

@@ -38,13 +38,7 @@ class Reader:
     An asynchronous source is awaited in its own task, at most one `read` ahead, so that it blocks
     nothing else.
 
-    Parameters
-    ----------
-    source : Source
-    start : int
-        The first position.
-    wake : callable, optional
-        Called in the loop when records have come after a `read` that found too few.
+    ``wake``: called in the loop when records have come after a `read` that found too few.
 
     Attributes
     ----------
@@ -178,13 +172,8 @@ class Trees:
         """Ack the edges of the records that did not fail. Return the records whose trees are
         complete.
 
-        Parameters
-        ----------
-        batch : Batch
-        roots, edges : array of int64, shape (n,)
-            The result of `begin` for this batch.
-        failed : array of bool, shape (n,)
-            The records that failed.
+        ``roots``, ``edges`` (array of int64, shape (n,)): the result of `begin` for this batch.
+        ``failed`` (array of bool, shape (n,)): the records that failed.
         """
         current = [self._roots.get(record.position) for record in batch]
         acked = [

@@ -27,16 +27,8 @@ _new = object.__new__
 class Windows:
     """Consumers, outstanding leases, and items that wait to be sent again.
 
-    Parameters
-    ----------
-    chooser : Chooser
-        Chooses the consumer of each lease.
-    max_pending : int or None
-        The largest number of outstanding leases in all.
-    timeout_ns : int
-        Nanoseconds after which a lease has timed out.
-    clock : callable
-        Returns the time in nanoseconds.
+    ``max_pending``: the largest number of outstanding leases in all. ``timeout_ns``: nanoseconds
+    after which a lease has timed out.
     """
 
     def __init__(

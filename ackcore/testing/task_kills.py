@@ -27,12 +27,7 @@ class TaskKilled(BaseException):
 class Kills:
     """The tuples at which tasks die, and the number of tuples that each bolt took.
 
-    Parameters
-    ----------
-    kills : mapping from str to int, collection of int or callable
-        The tuples, as for `ackcore.testing.run`.
-    bolts : collection of str
-        The names of the bolts.
+    ``kills``: the tuples, as for `ackcore.testing.run`.
 
     Raises
     ------

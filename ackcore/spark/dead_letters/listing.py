@@ -52,13 +52,7 @@ class LetterId:
 
     @classmethod
     def of(cls, text: str) -> LetterId:
-        """Return the id with this text form.
-
-        Raises
-        ------
-        ValueError
-            If the text is not an id.
-        """
+        """Return the id with this text form. Raises ValueError if the text is not an id."""
         found = _ID.fullmatch(text)
         if found is None:
             raise ValueError(
@@ -70,31 +64,19 @@ class LetterId:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """A filter of dead letters. All given conditions must hold.
+    """A filter of dead letters. All given conditions must hold."""
 
-    Parameters
-    ----------
-    ids : sequence of LetterId
-        The ids of the letters; any if empty.
-    spout, component, error_type : str, optional
-        The spout of the record, the component that failed it, and the type of the error.
-    message : str, optional
-        A substring of the error message. Case is ignored.
-    since_ms, until_ms : int, optional
-        The earliest time of death, and the time before which the record died, in milliseconds since
-        1970.
-    sent : bool, optional
-        Whether the letter was sent again.
-    """
-
-    ids: Sequence[LetterId] = ()
+    ids: Sequence[LetterId] = ()  # the ids of the letters; any if empty
+    #: The spout of the record, the component that failed it, and the type of the error.
     spout: str | None = None
     component: str | None = None
     error_type: str | None = None
-    message: str | None = None
+    message: str | None = None  # a substring of the error message; case is ignored
+    #: The earliest time of death, and the time before which the record died, in milliseconds since
+    #: 1970.
     since_ms: int | None = None
     until_ms: int | None = None
-    sent: bool | None = None
+    sent: bool | None = None  # whether the letter was sent again
 
     def rows(self, file: LetterFile, spout: str, notes: Sequence[Note]) -> Int64s:
         """Return the numbers of the matching rows of a file, sorted."""
@@ -184,23 +166,11 @@ def list_letters(
 ) -> Iterator[Letter]:
     """Yield letters, the newest micro-batch first.
 
-    Parameters
-    ----------
-    store : Letters
-        The store.
-    wanted : LetterFilter
-        The filter.
-    limit : int, optional
-        The largest number of letters; no limit by default.
-    payload : bool, default False
-        Whether to read the records too.
-    damaged : list of CheckpointCorrupt, optional
-        Receives the error of each unreadable file. The letters of the other files are yielded.
+    Raises CheckpointCorrupt if a note is damaged, or a file is and ``damaged`` is not given.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If a note is damaged, or a file is and ``damaged`` is not given.
+    ``limit``: the largest number of letters; no limit by default. ``payload``: whether to read the
+    records too. ``damaged``: receives the error of each unreadable file. The letters of the other
+    files are yielded.
     """
     notes = notes_of(store)
     left = 2**63 if limit is None else limit

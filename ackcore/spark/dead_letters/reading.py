@@ -141,10 +141,7 @@ _SPARK: dict[pa.DataType, T.DataType] = {
 def session_of(spark: SparkSession | None) -> SparkSession:
     """Return the given session, or by default the active one, or else the last one created.
 
-    Raises
-    ------
-    ValueError
-        If there is no such session.
+    Raises ValueError if there is no such session.
     """
     try:
         found = spark or SparkSession.active()
@@ -192,16 +189,8 @@ def letters_of(
 ) -> DataFrame:
     """Return the letters of files with the same columns, with the payload as written.
 
-    Parameters
-    ----------
-    session : SparkSession
-        The session that reads the files.
-    kind : FileGroup
-        The files.
-    notes : sequence of Note
-        The notes of letters that were sent again or dropped.
-    places : bool, default False
-        Whether to add columns for the file's name and the row number.
+    ``notes``: the notes of letters that were sent again or dropped. ``places``: whether to add
+    columns for the file's name and the row number.
     """
     spans = [row for file in kind.files for row in _spans_in(file, kind.spout, notes)]
     frame = read_files(session, [file.path for file in kind.files])
@@ -258,21 +247,11 @@ def matching_rows(
 ) -> dict[ObjectFile, Int64s]:
     """Return the numbers of the rows that satisfy a Spark condition, by file.
 
-    Parameters
-    ----------
-    spark : SparkSession or None
-        The session that evaluates the condition. None for the active session.
-    kinds : sequence of FileGroup
-        The files.
-    notes : sequence of Note
-        The notes of letters that were sent again or dropped.
-    where : str or Column
-        The condition, over the columns of `dead_letters`.
+    Raises ValueError if ``where`` is not a condition over these columns, or there is no session.
 
-    Raises
-    ------
-    ValueError
-        If ``where`` is not a condition over these columns, or there is no session.
+    ``spark``: the session that evaluates the condition. None for the active session. ``notes``: the
+    notes of letters that were sent again or dropped. ``where``: the condition, over the columns of
+    `dead_letters`.
     """
     session = session_of(spark)
     found: dict[ObjectFile, list[int]] = {}
@@ -310,10 +289,7 @@ def payload_of(frame: DataFrame) -> T.StructType:
 def _widest(kinds: Sequence[FileGroup], frames: Sequence[DataFrame]) -> dict[str, T.DataType]:
     """Return the columns of all payloads, each with a type that holds all its values.
 
-    Raises
-    ------
-    ValueError
-        If no type holds all values of a column.
+    Raises ValueError if no type holds all values of a column.
     """
     whole: dict[str, T.DataType] = {}
     whose: dict[str, FileGroup] = {}

@@ -292,10 +292,7 @@ def _deal_out(files: list[EventFile], cores: int) -> list[list[_Piece]]:
 def read_footers(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[EventFile]:
     """Return the files at some paths, with the data in their footers.
 
-    Raises
-    ------
-    FileNotFoundError, TypeError, ValueError
-        As `ackcore.spark.settle_parquet`.
+    Raises FileNotFoundError, TypeError or ValueError as `ackcore.spark.settle_parquet`.
     """
     sources = _list_files(paths, filesystem)
     with ThreadPoolExecutor(min(_LISTING_THREADS, len(sources))) as pool:

@@ -76,12 +76,8 @@ class JdbcError(RuntimeError):
 class Server:
     """The URL of a database and the connection properties; errors do not show their secrets.
 
-    Parameters
-    ----------
-    url : str
-        The JDBC URL.
-    properties : mapping of str
-        Properties of the JDBC driver, and of Spark, such as ``driver`` and ``batchsize``.
+    ``properties``: properties of the JDBC driver, and of Spark, such as ``driver`` and
+    ``batchsize``.
     """
 
     def __init__(self, url: str, properties: Mapping[str, str]) -> None:
@@ -118,10 +114,7 @@ class Server:
     def told(self, call: Callable[[], T]) -> T:
         """Call a function and return its result; raise Java's errors without secrets.
 
-        Raises
-        ------
-        JdbcError
-            If Java or Spark raises.
+        Raises JdbcError if Java or Spark raises.
         """
         try:
             return call()
@@ -163,15 +156,7 @@ def _of_database(error: BaseException) -> Any:
 
 
 class JdbcConnection:
-    """A connection of the driver process to a database; statements run in transactions.
-
-    Parameters
-    ----------
-    server : Server
-        The database.
-    table : str
-        The table's name, which Spark's JDBC options require.
-    """
+    """A connection of the driver process to a database; statements run in transactions."""
 
     def __init__(self, server: Server, table: str) -> None:
         context = active_context()
@@ -250,10 +235,7 @@ class JdbcConnection:
     def columns(self, table: str) -> dict[str, bool]:
         """Return a table's columns; the value is True for a NOT NULL column.
 
-        Raises
-        ------
-        JdbcError
-            If the table cannot be read.
+        Raises JdbcError if the table cannot be read.
         """
 
         def read(statement: Any) -> dict[str, bool]:

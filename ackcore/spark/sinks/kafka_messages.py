@@ -98,10 +98,7 @@ class Messages:
     def without_key(self, files: Mapping[int, BatchFile], suspects: Suspects) -> list[Refused]:
         """Return all rows without a key if the topic has refused one of them for that; else none.
 
-        Raises
-        ------
-        DeliveryError
-            If more rows have no key than may be refused.
+        Raises DeliveryError if more rows have no key than may be refused.
         """
         refused: list[Refused] = []
         for number, place, *_ in (
@@ -175,10 +172,7 @@ class Suspects:
     Delivery reports have no headers, so messages are identified by key and value.  If several rows
     have the same key and value, one of them may be sent twice.
 
-    Parameters
-    ----------
-    keyed : bool
-        Whether the sink has a column of keys.  If so, a missing key is the row's fault.
+    ``keyed``: whether the sink has a column of keys. If so, a missing key is the row's fault.
 
     Attributes
     ----------

@@ -47,19 +47,12 @@ _AT_ONCE = 16
 
 
 class ParquetParts(NamedTuple):
-    """The names of the objects that hold a micro-batch's rows.
+    """The names of the objects that hold a micro-batch's rows."""
 
-    Attributes
-    ----------
-    content : str
-        The unique part of the names: `SinkBatch.fingerprint`, and after it a number if the rows
-        replaced others.
-    files : int
-        The largest number of files. A file without rows is not written.
-    """
-
+    #: The unique part of the names: `SinkBatch.fingerprint`, and after it a number if the rows
+    #: replaced others.
     content: str
-    files: int
+    files: int  # the largest number of files; one without rows is not written
 
     def name(self, batch_id: int, number: int) -> str:
         """Return the key of one object."""
@@ -211,10 +204,7 @@ def _noted(
 def _check_announced(store: Store, batch_id: int, parts: ParquetParts) -> None:
     """Check that the note of a micro-batch still names these rows.
 
-    Raises
-    ------
-    CheckpointInUse
-        If other rows have replaced them.
+    Raises CheckpointInUse if other rows have replaced them.
     """
     found = store.get(_note_of(batch_id))
     note = {} if found is None else read_note(found.data)
