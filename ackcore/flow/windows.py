@@ -61,7 +61,8 @@ class Windows:
         slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
         # With any law, the choice needs the service time.
         service = limit if isinstance(limit, DelayTarget) else DelayTarget(clock=self._clock)
-        consumer = FlowConsumer(name, slot, limit, service, self._clock())
+        now = self._clock()
+        consumer = FlowConsumer(name, slot, limit, service, heard_ns=now, dropped_ns=now)
         self.consumers[name] = consumer
         self._chooser.join(consumer)
         self._chooser.changed(consumer)
