@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -34,9 +32,6 @@ from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_row
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
 #: The columns that a filter compares.
 _LOOKED_AT = ("component", "error_type", "error_message", "last_ms")
-_REASON_COLUMNS = ("component", "error_type")
-#: Number of reasons in the message that no letter matches.
-_MOST_REASONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,33 +212,11 @@ def count_letters(
 
 
 def none_found(store: Letters) -> str:
-    """Return a message that no letter matches. It lists the most frequent errors in the store."""
-    counted = _count_reasons(store)
-    if not counted:
+    """Return a message that no letter matches, with the number of all."""
+    many = count_letters(store, LetterFilter(), [])
+    if not many:
         return "there are no dead letters"
-    told = [
-        f"{n:,} of {component} with {error}"
-        for (component, error), n in counted.most_common(_MOST_REASONS)
-    ]
-    others = len(counted) - len(told)
-    rest = f", and {others} other reasons" if others else ""
-    return f"no dead letter of {counted.total():,} matches: the store has {', '.join(told)}{rest}"
-
-
-def _count_reasons(store: Letters) -> Counter[tuple[str, str]]:
-    """Return the number of letters for each component and error type, whether sent again or not.
-
-    Unreadable files are skipped.
-    """
-    notes = notes_of(store)
-    counted: Counter[tuple[str, str]] = Counter()
-    for spout, files in files_of(store).items():
-        for file in files:
-            with _noting([]):
-                _, gone = gone_rows(file.path, spout, notes)
-                columns = [_column(file.path, name).to_pylist() for name in _REASON_COLUMNS]
-                counted.update(compress(zip(*columns, strict=True), ~gone))
-    return counted
+    return f"no dead letter of {many:,} matches"
 
 
 def wanted_rows(
