@@ -102,8 +102,8 @@ def listed(
             print_json(_to_json(letter))
     else:
         _print(found, store, wanted, limit, payload)
-    for error in damaged:
-        typer.echo(f"ackcore: {plain(str(error))}", err=True)
+    for each in damaged:
+        typer.echo(f"ackcore: {plain(str(each))}", err=True)
     if damaged:
         raise typer.Exit(CHECKPOINT)
 

@@ -36,20 +36,13 @@ class Reader:
     nothing else.
 
     ``wake``: called in the loop when records have come after a `read` that found too few.
-
-    Attributes
-    ----------
-    position : int
-        The position of the next record.
-    ended : bool
-        Whether the source has no more records.
     """
 
     def __init__(
         self, source: Source, start: int, wake: Callable[[], object] = lambda: None
     ) -> None:
-        self.position = start
-        self.ended = False
+        self.position = start  # of the next record
+        self.ended = False  # whether the source has no more records
         self._wake = wake
         self._later: AsyncIterator[Any] | None = None
         self._task: asyncio.Task[None] | None = None  # awaits the source

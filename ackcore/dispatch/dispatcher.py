@@ -259,7 +259,7 @@ class Dispatcher:
         try:
             self._start = 0 if checkpoint is None else checkpoint.committed
             self._prefix = Prefix(self._start)
-            await self._start_targets()
+            await asyncio.gather(*(target.start() for target in self._targets.values()))
             await self._run(checkpoint)
         finally:
             try:
@@ -286,9 +286,6 @@ class Dispatcher:
         )
 
     # Sending.
-
-    async def _start_targets(self) -> None:
-        await asyncio.gather(*(target.start() for target in self._targets.values()))
 
     async def _close(self) -> None:
         tasks = [*self._tasks.values(), *self._keeping]
@@ -421,21 +418,17 @@ class Dispatcher:
             if lease.fate is Fate.OUT or not failed.any():
                 for record in self._attempts.done(batch, attempt, failed):
                     self._done(record, "acked")
-                self._answered(lease, failed, error)
+                if error is None or not failed.any():  # a bitmap may name none
+                    self._refusals.pop(lease.name, None)
+                    self._flow.ack(lease)
+                    self._works(lease)
+                else:
+                    self._failed(lease, failed, error)
         except KeyboardInterrupt:
             raise
         except BaseException as raised:  # from `acked` or `dead_letters`
             self._error = self._error or raised
         self._more.set()
-
-    def _answered(self, lease: Lease, failed: Any, error: BaseException | None) -> None:
-        if not failed.any():  # a bitmap may name none
-            self._refusals.pop(lease.name, None)
-            self._flow.ack(lease)
-            self._works(lease)
-        else:
-            assert error is not None
-            self._failed(lease, failed, error)
 
     def _expire(self) -> None:
         # No await in this loop: an answer in between could still ack the lease.

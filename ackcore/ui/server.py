@@ -238,16 +238,9 @@ class PageServer:
 
     ``host``: the address to listen at; ``"0.0.0.0"`` for all addresses of this machine. ``port``:
     the port, 0 for any free one. ``token``: the token that allows replays. Without a token, replays
-    are disabled. ``hosts``: further host names of the server.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the port is not a number from 0 to 65535, or the token is empty.
-    FileNotFoundError
-        If there is no checkpoint at a path.
-    OSError
-        If the address cannot be bound: the port is in use, or the host is not of this machine.
+    are disabled. ``hosts``: further host names of the server. Raises TypeError or ValueError for a
+    wrong port or token, FileNotFoundError if there is no checkpoint at a path, and OSError if the
+    address cannot be bound.
     """
 
     def __init__(

@@ -116,26 +116,7 @@ class LetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter.
-
-    Attributes
-    ----------
-    id : LetterId
-        The id of the letter.
-    message_id, attempts, component, error_type, error_message : str, int, str, str, str
-        The columns of the same names in `dead_letters`.
-    first_ms, last_ms : int
-        The times of the record's first intake and of its death, in milliseconds since 1970.
-    replays : int
-        The number of times the record had been sent again when it died.
-    sent : int
-        The number of times this letter was sent again.
-    request : str or None
-        The last request that sent it.
-    payload : str or None
-        The record as JSON, or None if it was not requested. Bytes that are not UTF-8 are escaped
-        (``\\xe9``), and times outside Python's range are ISO 8601.
-    """
+    """A dead letter, with values of the columns of `dead_letters`."""
 
     id: LetterId
     message_id: str
@@ -146,8 +127,10 @@ class Letter:
     first_ms: int
     last_ms: int
     replays: int
-    sent: int
-    request: str | None
+    sent: int  # the number of times this letter was sent again
+    request: str | None  # the last request that sent it
+    #: The record as JSON, or None if it was not requested. Bytes that are not UTF-8 are escaped
+    #: (``\xe9``), and times outside Python's range are ISO 8601.
     payload: str | None = None
 
 
@@ -273,13 +256,14 @@ def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
     if "payload" not in table.column_names:
         yield from shown_rows(table)
         return
-    encode = _encoder(table["payload"].type)
+    encode = encoder_of(table["payload"].type)
     for one in shown_rows(table):
         yield {**one, "payload": encode(one["payload"])}
 
 
-def _encoder(payload: pa.DataType) -> Callable[[Any], str]:
+def encoder_of(kind: pa.DataType) -> Callable[[Any], str]:
+    """Return a function that returns the JSON of a value; Python's text where JSON has no form."""
     try:
-        return json_encoder(payload)
-    except TypeError:  # JSON has no form for a column: its values are Python's text
+        return json_encoder(kind)
+    except TypeError:
         return lambda value: json.dumps(value, ensure_ascii=False, default=str)

@@ -74,12 +74,7 @@ def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
 def sent_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> tuple[Int64s, Int64s]:
     """Return for each row of a file the number of times it was sent again, and the last such note.
 
-    ``notes``: the notes, the oldest first.
-
-    Returns
-    -------
-    times, newest : ndarray of int64
-        ``newest`` is an index into ``notes``, or -1 for a letter that was not sent again.
+    The latter is an index into ``notes``, the oldest first, or -1 if the letter was not sent again.
     """
     times = np.zeros(len(rows), np.int64)
     newest = np.full(len(rows), -1)

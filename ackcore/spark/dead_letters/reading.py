@@ -103,7 +103,9 @@ def dead_letters(
         columns = store.columns(name)
         if columns is not None:
             # No letter has these columns yet: they do not change the types of the letters.
-            for field in from_arrow_schema(read_schema(columns))["payload"].dataType:
+            payload_type = from_arrow_schema(read_schema(columns))["payload"].dataType
+            assert isinstance(payload_type, T.StructType)
+            for field in payload_type:
                 whole.setdefault(field.name, field.dataType)
     target = T.StructType([T.StructField(name, kind) for name, kind in whole.items()])
     return _united(session, [conformed(frame, target) for frame in frames], target)

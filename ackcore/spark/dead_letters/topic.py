@@ -109,15 +109,8 @@ Place = str | os.PathLike[str] | DeadLetterTopic | None
 class TopicWriter:
     """The producer of a query's dead letters.
 
-    ``deployment``: the unique id of the checkpoint's deployment. ``sources``: the columns of each
-    tracked spout.
-
-    Raises
-    ------
-    TypeError
-        If a column cannot be written as JSON.
-    DeliveryError
-        If librdkafka rejects the settings.
+    ``sources``: the columns of each tracked spout. Raises TypeError if a column cannot be written
+    as JSON, and DeliveryError if librdkafka rejects the settings.
     """
 
     def __init__(

@@ -49,10 +49,6 @@ def as_csv(batch: pa.RecordBatch, arrays: list[bool], first: int | None = None) 
     ``arrays``: for each column, True if its lists become PostgreSQL arrays, False if they become
     JSON. ``first``: the number of the first row. If given, the rows' numbers are added as a last
     column.
-
-    Returns
-    -------
-    pyarrow.Buffer
     """
     columns = [
         _plain(column, as_array) for column, as_array in zip(batch.columns, arrays, strict=True)

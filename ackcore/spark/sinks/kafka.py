@@ -201,15 +201,11 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def write(self, batch: SinkBatch) -> SinkRejects | None:
         """Send the rows of a micro-batch.
 
-        Raises SinkUnavailable if a message was not delivered. Raises CheckpointForeign if the topic
-        has other rows of this micro-batch, or the broker may have forgotten whether it has any.
-        Raises CheckpointInUse if another driver has taken over.
-
-        Returns
-        -------
-        SinkRejects or None
-            The rows whose messages are larger than the topic accepts, lack a required key, or have
-            text that is not UTF-8. A transactional sink raises it instead.
+        Returns the rows whose messages are larger than the topic accepts, lack a required key, or
+        have text that is not UTF-8; a transactional sink raises them. Raises SinkUnavailable if a
+        message was not delivered. Raises CheckpointForeign if the topic has other rows of this
+        micro-batch, or the broker may have forgotten whether it has any. Raises CheckpointInUse if
+        another driver has taken over.
         """
         if self.transactional:
             return super().write(batch)

@@ -59,13 +59,6 @@ def is_small(rows: int, size: int) -> bool:
     return rows <= DRIVER_ROWS and size <= DRIVER_BYTES
 
 
-def checked_codec(compression: str) -> str:
-    """Return the name of a codec. Raises ValueError if the codec is not one of those offered."""
-    if compression not in _CODECS:
-        raise ValueError(f"compression must be one of {', '.join(_CODECS)}, got {compression!r}")
-    return compression
-
-
 def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
     """Raise TypeError if Parquet cannot hold a column, or Spark cannot read it back."""
     seen: dict[str, str] = {}
@@ -115,7 +108,11 @@ class ParquetDirectory(Sink):
     def __init__(self, path: Place, compression: str) -> None:
         self._store = open_store(path, "path")
         self.path = self._store.url
-        self.compression = checked_codec(compression)
+        if compression not in _CODECS:
+            raise ValueError(
+                f"compression must be one of {', '.join(_CODECS)}, got {compression!r}"
+            )
+        self.compression = compression
 
     def __repr__(self) -> str:
         return f"to_parquet({self.path!r})"

@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -63,13 +63,6 @@ class ParquetParts(NamedTuple):
         return self.files == files and self.content.partition("-")[0] == fingerprint
 
 
-class Writer(Protocol):
-    """A function that writes the file of a given number."""
-
-    def __call__(self, number: int, rows: Iterable[pa.RecordBatch] | None = None) -> None:
-        """Write the given rows, or by default the rows of the run's files for this number."""
-
-
 class ParquetObjects(ParquetDirectory):
     """The sink that `to_parquet` returns for a URL of a bucket."""
 
@@ -105,11 +98,11 @@ class ParquetObjects(ParquetDirectory):
             tasks.mapInArrow(in_task, "none boolean").collect()
         failpoint("in-sink", batch.batch_id)
 
-    def _writer(self, parts: ParquetParts, batch: SinkBatch) -> Writer:
+    def _writer(self, parts: ParquetParts, batch: SinkBatch) -> Callable[..., None]:
         """Return a function that writes the file of a number, in any process, unless it has no
         rows.
 
-        The function reads the rows from the run's files if they are not given.
+        Its arguments are the number and, unless they are to be read from the run's files, the rows.
         """
         store, compression = self._store, self.compression
         batch_id, files, nonacked = batch.batch_id, batch.files, batch.nonacked

@@ -176,14 +176,9 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         return Written(found[0], found[1], _unpack(batch, found[2]) if is_same else None)
 
     def write_rows(self, transaction: PostgresSession, batch: SinkBatch) -> SinkRejects | None:
-        """Write the rows.
+        """Write the rows; return those that violate a constraint or do not fit.
 
         Raises TooManyRefused if more than `max_refused` rows are refused. Nothing is written then.
-
-        Returns
-        -------
-        SinkRejects or None
-            The rows that violate a constraint or do not fit. All others are written.
         """
         connection, target = transaction.connection, self._target
         where = f"sink {batch.sink!r}, table {target.table},"

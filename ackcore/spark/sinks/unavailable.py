@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 _LONGEST = 500
 _REDACTED = "[redacted]"
-_SHORTEST = 4
+_SHORTEST = 3
 #: Terminal colours in deltalake's errors about a bucket.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 #: The login in an address. It has a colon: ``container`` in ``abfss://container@account`` is none.

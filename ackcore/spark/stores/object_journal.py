@@ -42,14 +42,8 @@ class ObjectJournal:
     journal.
 
     ``below``: the prefix of the keys of its objects. ``context``: 16 bytes that identify the calls.
-    Segments with another context are ignored.
-
-    Raises
-    ------
-    ValueError
-        If the context has another size.
-    StateError
-        If the bucket cannot be read.
+    Segments with another context are ignored. Raises ValueError if the context has another size,
+    and StateError if the bucket cannot be read.
     """
 
     def __init__(self, store: Store, below: str, context: bytes) -> None:
