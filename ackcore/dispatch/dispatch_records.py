@@ -123,7 +123,7 @@ class Reader:
             await aclose()
 
 
-class Attempts:
+class OpenAttempts:
     """The number of the present attempt at each record that is not done.
 
     An answer to an earlier attempt completes nothing. Until a record is sent again or dropped, a

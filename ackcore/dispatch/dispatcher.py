@@ -25,7 +25,7 @@ from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.call_limits import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint, Prefix
 from ackcore.dispatch.dispatch_consumers import Target, as_target
-from ackcore.dispatch.dispatch_records import Attempts, Reader, Record, Source
+from ackcore.dispatch.dispatch_records import OpenAttempts, Reader, Record, Source
 from ackcore.flow import Batch, FlowController, Limit
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import ConsumerState, Fate, Lease
@@ -211,7 +211,7 @@ class Dispatcher:
             timeout_s=timeout_s,
             clock=clock,
         )
-        self._attempts = Attempts()
+        self._attempts = OpenAttempts()
         self._prefix = Prefix()
         self._start = 0
         self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ackcore.dispatch.dispatch_records import Attempts, Record
+from ackcore.dispatch.dispatch_records import OpenAttempts, Record
 from ackcore.flow import Batch
 
 
@@ -16,7 +16,7 @@ def acked(attempts, batch, begun, failed=()):
 
 
 def test_records_are_acked_that_did_not_fail():
-    attempts, batch = Attempts(), batch_of(3, 4, 5)
+    attempts, batch = OpenAttempts(), batch_of(3, 4, 5)
     begun = attempts.begin(batch)
     assert acked(attempts, batch, begun, failed=[1]) == [3, 5]
     assert len(attempts) == 1
@@ -26,7 +26,7 @@ def test_records_are_acked_that_did_not_fail():
 
 
 def test_only_the_attempt_that_is_out_completes_a_record():
-    attempts, batch = Attempts(), batch_of(1, 2)
+    attempts, batch = OpenAttempts(), batch_of(1, 2)
     first = attempts.begin(batch)
     second = attempts.begin(batch_of(2))
     assert acked(attempts, batch, first) == [1]
