@@ -43,6 +43,7 @@ class MetricsSnapshot:
     trips: int = 0
     uncounted: int = 0
     expected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    tokens: dict[str, float] = field(default_factory=dict)
     start_s: float = 0.0
     last_s: float = 0.0
     began_s: float = 0.0
@@ -77,6 +78,8 @@ class SnapshotListener:
             for component, name, checked in progress.expected():
                 for outcome, tuples in checked.items():
                     at.expected[component, name, outcome] += tuples
+            for bolt, keys in progress.tokens.items():
+                at.tokens[bolt] = at.tokens.get(bolt, 0.0) + sum(keys.values())
             at.last_s, at.began_s = time.time(), 0.0
 
     def on_end(self, error: BaseException | None, counts: Any) -> None:
@@ -139,6 +142,11 @@ def _spent(at: MetricsSnapshot) -> Iterable[Value]:
         yield {COMPONENT: bolt}, cost
 
 
+def _tokens(at: MetricsSnapshot) -> Iterable[Value]:
+    for bolt, tokens in at.tokens.items():
+        yield {COMPONENT: bolt}, tokens
+
+
 def _of_tables(what: str) -> Callable[[MetricsSnapshot], Iterable[Value]]:
     def values(at: MetricsSnapshot) -> Iterable[Value]:
         for name, size in at.progress.tables.items() if at.progress is not None else ():
@@ -189,6 +197,13 @@ READINGS: tuple[Reading, ...] = (
         "ackcore.lag", "gauge", "{message}", "Offsets of a KafkaSpout that are not done.", _lag
     ),
     Reading("ackcore.spent", "counter", "1", "Cost of a bolt's calls, as reported.", _spent),
+    Reading(
+        "ackcore.tokens",
+        "counter",
+        "1",
+        "Tokens that a bolt's calls used, as reported, since this start.",
+        _tokens,
+    ),
     Reading("ackcore.table.rows", "gauge", "{row}", "Stored rows of a table.", _of_tables("rows")),
     Reading("ackcore.table.size", "gauge", "By", "Bytes of a table.", _of_tables("bytes")),
     Reading(

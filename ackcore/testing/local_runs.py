@@ -64,6 +64,8 @@ Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _TRIES = 4
 #: The start of simulated time, in milliseconds since 1970; arbitrary, but the same in each test.
 _BEGIN_MS = 1_700_000_000_000
+#: The micro-batches in a row in which all records were unavailable, after which waits are doubled.
+_IN_VAIN = 10
 #: The key of all ids; it is fixed, so that a failing test fails again.
 _KEY = 0x5EED
 #: A directory in memory, if there is one, because a checkpoint is synced at each step.
@@ -168,6 +170,7 @@ class LocalRuns:
         self._kills = kills
         self._now_ms = _BEGIN_MS
         self._attempt = 0
+        self._in_vain = 0  # micro-batches in a row in which all records were unavailable
         self._listeners = listeners
         self._progress: list[Progress] = []
         listeners.add(self)
@@ -237,9 +240,13 @@ class LocalRuns:
     def on_progress(self, progress: Progress, counts: Counts) -> None:
         """Keep the report of a micro-batch."""
         self._progress.append(progress)
+        waits = progress.uncounted == progress.failed > 0 and not progress.acked
+        self._in_vain = self._in_vain + 1 if waits else 0
 
     def _wait(self, seconds: float) -> None:
-        self._now_ms += math.ceil(1000 * seconds)
+        # A week with a try each minute would be ten thousand micro-batches.
+        times = 1 << min(max(0, self._in_vain - _IN_VAIN), 30)
+        self._now_ms += math.ceil(1000 * seconds * times)
 
     def _pause(self, seconds: float) -> bool:
         self._wait(seconds)

@@ -655,8 +655,8 @@ def test_a_collector_reports_tokens(most):
     bolt = Asyncly(execute, limit=RateLimit(per="n", tokens_per_min=1e9), max_batch=most)
     bolt.execute_many = execute_many
     executor = executor_for("b", bolt)
-    executor.process("src", "default", batch_of(*range(8)), None)
-    assert executor._calls.counts.tokens == 80
+    results = executor.process("src", "default", batch_of(*range(8)), None)
+    assert results.used.tokens == {str(n): 10.0 for n in range(8)}
     executor.flush()
     executor.cleanup()
 

@@ -388,7 +388,7 @@ def _counts(outcome: BatchOutcome) -> dict[str, Any]:
         name: sum(getattr(account, name) for account in outcome.changes.values())
         for name in ("records", "acked", "retried", "replayed", "dead")
     }
-    of_run = ("failed", "uncounted", "breaker_trips", "emitted", "expectations", "spent")
+    of_run = ("failed", "uncounted", "breaker_trips", "emitted", "expectations", "spent", "tokens")
     return found | {name: getattr(outcome, name) for name in of_run}
 
 

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from ackcore._arrow import rebatched
 from ackcore._records import Int64s
+from ackcore.calls.usage import largest_sums
 from ackcore.ids import spout_key
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.clocks import Clock
@@ -61,7 +62,13 @@ from ackcore.spark.engine.insist import (
     wrong_value,
 )
 from ackcore.spark.engine.key_order import Ordering, held_back
-from ackcore.spark.engine.progress import Counts, Stopwatch, warn_of_failures, with_outcomes
+from ackcore.spark.engine.progress import (
+    Counts,
+    Stopwatch,
+    UsageWarnings,
+    warn_of_failures,
+    with_outcomes,
+)
 from ackcore.spark.engine.setup import InputFrame, PlannedRows, RunPlan, RunResult
 from ackcore.spark.engine.suspects import (
     count_crash,
@@ -112,6 +119,7 @@ class Runs:
         self._jobs = jobs
         self._clock = clock
         self._offsets = offsets
+        self._usage = UsageWarnings(topology)
         #: By ordered spout, the columns of its key.
         self.ordered_by = {
             name: spout.ordered_by for name, spout in topology.spouts.items() if spout.ordered_by
@@ -298,6 +306,7 @@ class Runs:
                 "the source or the expectation, then start again on the same checkpoint"
             )
         warn_of_failures(plan.number, ran)
+        self._usage.warn(plan.number, ran)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
         failed = with_rejection_reasons(failed, rejections(plan))
 
@@ -335,6 +344,9 @@ class Runs:
             emitted=ran.emitted,
             expectations=ran.expectations,
             spent=ran.spent,
+            tokens={
+                name: largest_sums(used.tokens) for name, used in ran.used.items() if used.tokens
+            },
             traces=with_outcomes(ran.traces, failed),
         )
 

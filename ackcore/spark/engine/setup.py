@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from ackcore._records import Int64s
+from ackcore.calls.usage import UsageCounts
 from ackcore.ids import spout_key
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow, plainly_named
 from ackcore.spark.base.reasons import FAILED
@@ -245,6 +246,8 @@ class RunResult:
         The counts of `Progress.expectations`.
     spent : mapping
         The costs of `Progress.spent`.
+    used : mapping from str to UsageCounts
+        The usage that each bolt's calls reported.
     unexpected : str or None
         A tuple that did not meet an expectation with ``on_fail="fail"``: the query must end.
     traces : tuple of (int, RecordTrace)
@@ -273,6 +276,7 @@ class RunResult:
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    used: Mapping[str, UsageCounts] = field(default_factory=dict)
     unexpected: str | None = None
     traces: tuple[tuple[int, RecordTrace], ...] = ()
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from ackcore._arrow import bytes_before, end_within, offsets_of
 from ackcore._files.journal import Journal, JournalAnswers
 from ackcore._records import Int64s
-from ackcore.calls.budgets import largest_costs
+from ackcore.calls.usage import UsageCounts, largest_sums
 from ackcore.ids import edge_ids
 from ackcore.spark.stores.object_journal import ObjectJournal
 from ackcore.spark.stores.opening import is_bucket, open_store
@@ -178,6 +178,8 @@ class Bolts:
         self.raised: dict[str, Raised] = defaultdict(Raised)
         #: The number of times that a circuit breaker opened.
         self.breaker_trips = 0
+        #: The usage that the calls of each bolt reported.
+        self.usage: dict[str, UsageCounts] = defaultdict(UsageCounts)
         #: The number of tuples that components emitted to streams with readers, including those of
         #: calls that were repeated for parts of a batch.
         self.emitted: dict[str, Counter[str]] = defaultdict(Counter)
@@ -271,7 +273,7 @@ class Bolts:
             if self._spec.budget(name) is not None:
                 budget = self._answers_of(name).budget
                 assert budget is not None
-                found[name] = largest_costs(budget.by_key)
+                found[name] = largest_sums(budget.by_key)
         return found
 
     def close(self) -> None:
@@ -286,6 +288,8 @@ class Bolts:
         if results.raised is not None:
             self.raised[bolt.name] += results.raised
         self.breaker_trips += results.breaker_trips
+        if results.used is not None:
+            self.usage[bolt.name].add(results.used)
         layout = self._spec.layout
         for emission in results.emissions:
             stream = emission.stream
