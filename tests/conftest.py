@@ -51,9 +51,9 @@ if CLASSES.exists():
     ).strip()
 
 
-# The `sitecustomize` there halves the CPU time of Spark's Python workers.
+# The `sitecustomize` there spares Spark's Python workers half of their CPU time.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(Path(__file__).parent / "site"), os.environ.get("PYTHONPATH")])
+    filter(None, [str(Path(__file__).parent / "spark_python"), os.environ.get("PYTHONPATH")])
 )
 
 
@@ -171,20 +171,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: ORDER.get(getattr(item, "originalname", ""), 0))
 
 
-# Workers are forked by this.  One that has failed a task is not used again, and each new one would
-# spend most of a second on these.
-WARM_DAEMON = """
-import runpy
-
-import pandas
-import pyarrow.parquet
-
-import ackcore.spark
-
-runpy.run_module("pyspark.daemon", run_name="__main__")
-"""
-
-
 class LiveSpark:
     """The Spark of all tests, and another one after its JVM has died: that fails one test.
 
@@ -200,7 +186,6 @@ class LiveSpark:
         # The whole JVM ends: in some of Spark's threads the error would be lost.
         "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError",
         "spark.sql.adaptive.enabled": "true",
-        "spark.python.daemon.module": "warm_daemon",
         # Any, of the Spark Connect server that a test may ask for.
         "spark.connect.grpc.binding.port": "0",
     }
@@ -211,7 +196,6 @@ class LiveSpark:
         self._session = None
         self._process = None
         self._connect = None
-        (directory / "warm_daemon.py").write_text(WARM_DAEMON)
 
     @property
     def log(self):
@@ -256,11 +240,8 @@ class LiveSpark:
         # Here, since most tests must run where there is no Spark.
         from ackcore.examples.quiet_spark import spark_session  # noqa: PLC0415
 
-        path = [str(self._directory), os.environ.get("PYTHONPATH", "")]
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-            self._context = spark_session(self.MASTER, self.CONF, self.log)
-            self._session, _ = self._context.__enter__()
+        self._context = spark_session(self.MASTER, self.CONF, self.log)
+        self._session, _ = self._context.__enter__()
         self._process = self._session.sparkContext._gateway.proc
         self._connect = None
 
