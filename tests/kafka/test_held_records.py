@@ -64,8 +64,6 @@ def test_an_answer_to_something_else_is_refused(answer):
         getattr(held, answer)(5, *rest)
 
 
-
-
 def test_what_failed_is_handed_out_first_when_it_is_due():
     held = holder()
     read(held, 0, 1, 2)
@@ -145,8 +143,6 @@ def test_answers_count_once():
     assert held.ack(again)
     assert (held.counts.repeated, held.counts.late) == (2, 3)
     assert committed(held) == [2]
-
-
 
 
 def test_an_answer_of_another_generation_changes_nothing():
@@ -253,12 +249,6 @@ def test_what_is_read_ahead_is_handed_out_without_a_pause_as_room_is_made():
         assert held.pauses() == ([], [])
     read(held, *range(1000, 2000))
     assert held.pauses() == ([KEY], [])
-
-
-
-
-
-
 
 
 def test_a_consumer_that_ends_of_its_dead_has_nothing_due():
@@ -440,8 +430,6 @@ def test_a_letter_names_some_of_many_ranges_and_counts_all():
     named = ", ".join(str(offset) for offset in range(0, 40, 2))
     assert letter.failure.message.startswith(f"offsets {named} and more up to 98, 50 in all, were")
     assert held.lose(KEY, 99, 0, keep=True) == 0
-
-
 
 
 def test_retries_are_handed_out_while_nothing_more_is_read():
