@@ -42,6 +42,7 @@ class MetricsSnapshot:
     active: bool = True
     trips: int = 0
     uncounted: int = 0
+    duplicates: int = 0
     expected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     start_s: float = 0.0
     last_s: float = 0.0
@@ -61,6 +62,7 @@ class MetricsSnapshot:
         self.progress, self.counts = progress, counts
         self.trips += progress.breaker_trips
         self.uncounted += progress.uncounted
+        self.duplicates += progress.duplicates
         for component, name, counts in progress.expected():
             for outcome, tuples in counts.items():
                 self.expected[component, name, outcome] += tuples
@@ -227,6 +229,13 @@ READINGS: tuple[Reading, ...] = (
         "{execution}",
         "Failures that did not count as attempts, since this start.",
         lambda at: [({}, at.uncounted)],
+    ),
+    Reading(
+        "ackcore.duplicates",
+        "counter",
+        "{record}",
+        "Records that were acked without being run, as copies of ACKED ones, since this start.",
+        lambda at: [({}, at.duplicates)],
     ),
     Reading(
         "ackcore.expectation.checks",

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import collections
+import json
+import signal
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pytest
+from dedup_job import does, drive, write_files
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from killed_sinks import in_processes
 from worlds import Killed, killed
 
 from ackcore.spark import Reject, SinkRejects
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS
+from ackcore.spark.base.sources import kept_schemas
+from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine import act, batch, runs
 from ackcore.spark.listeners import Listeners
 from ackcore.spark.sinks.sink import Sink
+from ackcore.spark.tasks.dedup_executor import DedupExecutor, SeenKeys
 from ackcore.testing import Source
 from ackcore.testing.local_runs import _MEMORY, LocalRuns
 from ackcore.testing.task_kills import Kills
-from ackcore.topology import BasicBolt, TopologyBuilder
+from ackcore.topology import BasicBolt, TopologyBuilder, TopologyError
+from ackcore.topology.dedup import DedupBolt
+from ackcore.topology.parts import Dedup
 
 STEPS = [
     *("planned", "ran", "checked", "decided", "in-sink", "refused", "refusals-closed", "folded"),
@@ -191,6 +203,19 @@ class DedupModel:
         return plan_ms if at is None else min(int(at), plan_ms)
 
 
+def topology_of(*, name="orders", sinks=(), **arguments):
+    builder = TopologyBuilder()
+    builder.spout(name, Source(RECORDS), **arguments)
+    builder.bolt("rate", Rate()).shuffle(name)
+    for writer in sinks:
+        builder.sink("rate", writer)
+    return builder.build(max_attempts=2)
+
+
+#: The table of keys of a spout.
+SHAPE = topology_of(dedup="key", within_s=1.0).tables["orders.dedup"].shape
+
+
 def dying_at(step, number):
     def failpoint(name, n=None):
         if (name, n) == (step, number):
@@ -243,3 +268,89 @@ def test_one_record_of_a_key_has_effects_and_none_is_lost(bounds, taken):
         assert sorted([*written, *model.dead, *model.ended]) == list(range(1, n + 1)), (
             "each record ends once"
         )
+
+
+def test_on_spark_a_killed_driver_leaves_each_key_once(tmp_path):
+    """A driver after the other dies a step further on, in a stream of files."""
+    write_files(tmp_path)
+    driver = in_processes(drive, 240)
+    for point in ("ran:0", "tables-recorded:1", "in-sink:2", "decided:3"):
+        assert driver(tmp_path, point) == -signal.SIGKILL, point
+    assert driver(tmp_path, "") == 0
+    source = pads.dataset(tmp_path / "in").to_table().to_pylist()
+    ids = {row["id"] for row in source}
+    dies = {number for number in ids if does(number) == "dies"}
+    written = pads.dataset(tmp_path / "out").to_table()["id"].to_pylist()
+    assert sorted(written) == sorted(ids - dies)
+    dead = sum(row["id"] in dies for row in source)  # each copy of a dead record had its chance
+    counts = json.loads((tmp_path / "told.json").read_text())
+    assert counts == [len(source), len(source) - dead, dead, 0]
+    ran = [tuple(map(int, line.split())) for line in (tmp_path / "ran").read_text().splitlines()]
+    per_batch = collections.defaultdict(set)
+    for number, key, n in ran:
+        per_batch[number, key].add(n)
+    assert all(len(copies) == 1 for copies in per_batch.values()), "two copies ran in a micro-batch"
+
+
+@given(st.lists(st.lists(st.sampled_from([None, 0, 1, 2, 7, 2**40]), max_size=6), max_size=9))
+def test_a_task_lets_the_first_row_of_each_key_pass(batches):
+    keys = SeenKeys(SHAPE, (), 0, np.empty(0, np.uint64), BEGIN_MS)
+    executor = DedupExecutor(DedupBolt("orders", Dedup(("key",), 1.0, None, None)), keys)
+    passed, behind, seen = [], [], set()
+    for some in batches:
+        rows = pa.record_batch({"key": pa.array(some, pa.int64())})
+        found = executor.process("orders", "default", rows, None)
+        passed += [x for one in found.emissions if one.stream == "default" for x in one.anchors[0]]
+        behind += [x for one in found.failures for x in one.handles]
+    wanted, flat = [], [key for some in batches for key in some]
+    for first, key in enumerate(flat):
+        if key is None or key not in seen:
+            wanted.append(first)
+        seen.add(key)
+    assert passed == wanted
+    assert sorted(passed + behind) == list(range(len(flat)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"dedup": "id", "within_s": 1}, "dedup of spout 'orders' names 'id'.*columns"),
+        ({"dedup": "key", "within_s": 1, "event_time": "n"}, "event_time.*timestamps, got 'n' of"),
+        ({"dedup": "key", "within_s": 1, "tracked": False}, "untracked record is never ACKED"),
+        ({"dedup": "key", "within_s": 1, "ordered_by": "key"}, "dedup and ordered_by"),
+        ({"dedup": ["key", "key"], "within_s": 1}, "must name a column once"),
+        ({"dedup": "key"}, "dedup of spout 'orders' needs a bound"),
+        ({"within_s": 1}, "within_s of spout 'orders' limits dedup, which is not set, got 1"),
+        ({"dedup": "key", "within_s": 0}, "within_s of spout 'orders' must be from"),
+        ({"dedup": "key", "within_keys": 0}, "within_keys of spout 'orders' must be at least 1"),
+        ({"dedup": "key", "within_keys": 1, "event_time": "at"}, "event_time.*is not set"),
+        ({"dedup": "key", "within_s": "1 day"}, "within_s .* must be a number of seconds.*'1 day'"),
+    ],
+)
+def test_refused_arguments(arguments, said):
+    with pytest.raises((TopologyError, TypeError, ValueError), match=said):
+        topology_of(**arguments)
+
+
+def test_bounds_may_change_and_the_key_may_not(tmp_path):
+    """A change of the key would forget what is ACKED, or take other records for copies."""
+    model = DedupModel(tmp_path, {"within_s": WITHIN_S})
+    model.take([Record(1, "a", "ok", None)], 0)
+    after = [
+        ({"dedup": "key", "within_s": 1, "within_keys": 9}, None),
+        (
+            {"dedup": "does", "within_s": WITHIN_S},
+            "the key key: binary, and has does: binary.*once without dedup",
+        ),
+    ]
+    for arguments, refused in after:
+        topology = topology_of(**arguments, sinks=[Writer()])
+        empty = {"orders": kept_schemas({"orders": RECORDS}, topology)["orders"]}
+        opened = {"sources": empty, "kind": "batch"}
+        with pytest.raises(CheckpointForeign, match="another topology"):
+            State.open(tmp_path / "checkpoint", topology, **opened)
+        if refused is None:
+            with State.open(tmp_path / "checkpoint", topology, accept_changes=True, **opened):
+                continue
+        with pytest.raises(CheckpointForeign, match=refused):
+            State.open(tmp_path / "checkpoint", topology, accept_changes=True, **opened)
