@@ -9,23 +9,9 @@ from typing import Any
 def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> float:
     """Return a number above 0 as a float.
 
-    Parameters
-    ----------
-    value : int or float
-        The value to check.
-    name : str
-        The name of the argument.
-    most : float, default infinity
-        The largest allowed value. Infinity itself is never allowed.
-    unit : str, optional
-        The unit of the value, for the message.
+    Raises TypeError if it is not a number. Raises ValueError if it is out of range.
 
-    Raises
-    ------
-    TypeError
-        If it is not a number.
-    ValueError
-        If it is out of range.
+    ``most``: the largest allowed value. Infinity itself is never allowed.
     """
     of_unit = f" of {unit}" if unit else ""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
