@@ -156,7 +156,10 @@ def _folded(shape: TableShape, columns: list[pa.Array], now_ms: int) -> pa.Table
     arrays = [pa.array(hashes[groups.firsts]), *(key.take(firsts) for key in keys)]
     for aggregate in shape.aggregates.values():
         arrays += aggregate.partial([named[name] for name in aggregate.columns], groups)
-    if shape.ttl_s is not None:
+    if shape.expires_by is not None:
+        expires = named[shape.expires_by].to_numpy()[groups.order]
+        arrays.append(pa.array(np.maximum.reduceat(expires, groups.starts[:-1])))
+    elif shape.ttl_s is not None:
         arrays.append(pa.array(np.full(len(groups), now_ms + round(shape.ttl_s * 1000))))
     return pa.Table.from_arrays(arrays, schema=shape.stored_schema)
 

@@ -40,6 +40,9 @@ class TableShape:
         The seconds after the last change of a row at which it ends to exist.
     inputs : mapping of str to pyarrow.DataType
         The plain types of the columns that the key and the aggregates read.
+    expires_by : str or None
+        The column with the time at which a row ends to exist, in milliseconds since 1970; of the
+        rows of a key, the latest counts. None: the ttl after the micro-batch.
     """
 
     name: str
@@ -47,6 +50,7 @@ class TableShape:
     aggregates: Mapping[str, Aggregate]
     ttl_s: float | None
     inputs: Mapping[str, pa.DataType]
+    expires_by: str | None = None
 
     @classmethod
     def of(
@@ -56,6 +60,7 @@ class TableShape:
         key: str | Sequence[str],
         value: Mapping[Any, Any],
         ttl_s: float | None = None,
+        expires_by: str | None = None,
     ) -> TableShape:
         """Return the shape of a table that is folded from rows of a schema.
 
@@ -72,6 +77,8 @@ class TableShape:
         ttl_s : float, optional
             The seconds after the last change of a row at which it ends to exist, from 0.001 to
             10,000,000,000.
+        expires_by : str, optional
+            The int64 column with the time at which a row ends to exist, in milliseconds since 1970.
 
         Raises
         ------
@@ -157,7 +164,9 @@ class TableShape:
                 got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
                 raise TypeError(f"{where} value[{one!r}] must be {error}, got {got}") from None
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
-        shape = cls(name, fields, dict(value), ttl_s, inputs)
+        if expires_by is not None:
+            inputs[expires_by] = pa.int64()
+        shape = cls(name, fields, dict(value), ttl_s, inputs, expires_by)
         names = shape.stored_schema.names
         for one in {one for one in names if names.count(one) > 1}:
             raise ValueError(

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
@@ -284,7 +286,10 @@ def _bolt(bolt: BoltSpec, parts: Parts, layout: Layout) -> list[str]:
     asked = "" if bolt.parallelism is None else f", parallelism {bolt.parallelism}"
     branches = []
     for stream, schema in bolt.schemas.items():
-        fields = _fields([f"{field.name}: {field.type}" for field in schema])
+        known = [field.type for field in schema if not pa.types.is_null(field.type)]
+        fields = _fields(
+            [f"{field.name}: {field.type}" for field in schema] if known else schema.names
+        )
         branches.append((f"{stream} {fields}", _readers(bolt.name, stream, parts, layout)))
     return [f"bolt {bolt.name}: {type(bolt.component).__name__}{asked}", *_tree(branches)]
 

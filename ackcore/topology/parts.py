@@ -25,6 +25,9 @@ from ackcore.topology.components import DEFAULT_STREAM, Component
 from ackcore.topology.expectations import Expectations
 from ackcore.topology.table_views import CHANGES, change_streams
 
+#: The end of the name of the bolt and the table for the duplicates of a spout.
+DEDUP = ".dedup"
+
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
@@ -139,6 +142,27 @@ class Input:
     grouping: Grouping
 
 
+class Dedup(NamedTuple):
+    """The arguments of a spout that concern duplicates; see `TopologyBuilder.spout`.
+
+    Attributes
+    ----------
+    columns : tuple of str
+        The columns of the key.
+    within_s : float or None
+        The seconds for which the key of an ACKED record is kept.
+    within_keys : int or None
+        The number of keys that are kept; older ones are forgotten.
+    event_time : str or None
+        The column of the time that `within_s` counts from; None for the time of arrival.
+    """
+
+    columns: tuple[str, ...]
+    within_s: float | None
+    within_keys: int | None
+    event_time: str | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Spout:
     """A source of records. Its only stream is ``"default"``.
@@ -163,6 +187,8 @@ class Spout:
         The columns of a key. No record overtakes an earlier one with the same key. Empty for none.
     expect : tuple of Expectations
         The conditions of its tuples.
+    dedup : Dedup or None
+        The key by which duplicates are recognised.
     """
 
     name: str
@@ -174,6 +200,17 @@ class Spout:
     group: Any = None
     ordered_by: tuple[str, ...] = ()
     expect: tuple[Expectations, ...] = ()
+    dedup: Dedup | None = None
+
+    @property
+    def checks_ids(self) -> bool:
+        """Whether message ids are checked for duplicates, which ``dedup`` expects."""
+        return self.tracked and bool(self.message_id) and not self.unique and self.dedup is None
+
+    @property
+    def emitter(self) -> str:
+        """The component whose stream its readers read: the spout, or its bolt for duplicates."""
+        return self.name if self.dedup is None else f"{self.name}{DEDUP}"
 
     @property
     def kind(self) -> str | None:
@@ -285,9 +322,14 @@ class Parts:
         changed = self.changed_table(sink)
         if changed is not None:
             return change_streams(changed.shape)[sink.stream]
-        if sink.component in self.spouts:
+        if self.source_of(sink.component) is not None:
             return None
         return self.bolts[sink.component].schemas[sink.stream]
+
+    def source_of(self, component: str) -> Spout | None:
+        """Return the spout whose records a component emits: itself, or that of its ``dedup``."""
+        spout = self.spouts.get(component) or self.spouts.get(component.removesuffix(DEDUP))
+        return spout if spout is not None and component in (spout.name, spout.emitter) else None
 
     def streams(self, component: str) -> tuple[str, ...]:
         """Return the names of a component's streams."""

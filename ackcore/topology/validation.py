@@ -22,6 +22,7 @@ from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.outcomes import CallCounts
 from ackcore.tables.table_shape import TableShape
+from ackcore.topology import dedup
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.components import (
@@ -137,6 +138,7 @@ def problems(
     sinks = [sink for sink in sinks if sink.component not in changes]
     for spout in spouts:
         yield from _spout(spout)
+        yield from dedup.problems(spout, [*(bolt.name for bolt in bolts), *names])
     for bolt in bolts:
         yield from _bolt(bolt)
         yield from _final_errors(bolt, reject)

@@ -42,7 +42,8 @@ class Plan:
     interrupted: bool = False  # the driver was interrupted, and did not crash
     #: By planned spout: the rows of the plan, such as offsets, and the start of the next plan.
     offsets: Mapping[str, Any] = field(default_factory=dict)
-    #: By ordered spout, the columns of its key, which determine the places of retries.
+    #: By spout with ``ordered_by`` or ``dedup``, the columns of its key (after "dedup"), which
+    #: determine the places of retries.
     ordered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:

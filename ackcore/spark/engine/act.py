@@ -30,6 +30,7 @@ from ackcore.spark.engine.insist import Failed, Pause, SinkCalls
 from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_refused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_with_roots
+from ackcore.spark.tables.seen_keys import SeenFold
 from ackcore.spark.tables.table_fold import TableFold
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology.builder import Topology
@@ -148,7 +149,10 @@ def fold_tables(
     for name, table in topology.tables.items():
         files = accepted_files(state, decision, table.component, table.stream)
         known = before.get(name, TableState(table.shape.structure(), 0))
-        fold = TableFold(state.segments, table.shape, number, decision.now_ms)
+        of = state.segments, table.shape, number, decision.now_ms
+        spout = topology.source_of(name)
+        dedup = None if spout is None else spout.dedup
+        fold = TableFold(*of) if dedup is None else SeenFold(*of, dedup)
         after[name] = SinkCalls(spark, number, pause).insist(
             f"table {name!r}", partial(fold.folded, known, files, nonacked), topology.settings
         )
