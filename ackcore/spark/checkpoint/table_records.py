@@ -32,6 +32,11 @@ class TableState(NamedTuple):
         The segments with the rows that the micro-batch changed.
     removed : tuple of str
         The names of removed values, whose states may still be in segments.
+    closed : tuple of SegmentInfo
+        The segments with the rows of the windows that the micro-batch closed.
+    watermarks : mapping, optional
+        `Watermarks.body` of a table with windows.  Its ``horizon_ms`` is the bound until which
+        windows are closed.
     """
 
     structure: Mapping[str, Any]
@@ -40,6 +45,8 @@ class TableState(NamedTuple):
     segments: tuple[SegmentInfo, ...] = ()
     changed: tuple[SegmentInfo, ...] = ()
     removed: tuple[str, ...] = ()
+    closed: tuple[SegmentInfo, ...] = ()
+    watermarks: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> TableState:
@@ -49,6 +56,7 @@ class TableState(NamedTuple):
             segments=tuple(map(SegmentInfo._make, state.segments)),
             changed=tuple(map(SegmentInfo._make, state.changed)),
             removed=tuple(state.removed),
+            closed=tuple(map(SegmentInfo._make, state.closed)),
         )
 
     @property
@@ -98,7 +106,7 @@ class TableRecords:
             segment.file
             for number in numbers
             for state in (self.of(number) or {}).values()
-            for segment in (*state.segments, *state.changed)
+            for segment in (*state.segments, *state.changed, *state.closed)
         }
 
 

@@ -71,7 +71,7 @@ class TableFold:
         structure = self._shape.structure()
         gone = before.structure["aggregates"].keys() - structure["aggregates"].keys()
         count = before.rows + new
-        if self._shape.ttl_s is not None:
+        if self._shape.expires:
             # Rows that expired are not subtracted: merges drop them.
             count = min(count, sum(segment.rows for segment in segments))
         return TableState(
@@ -91,12 +91,17 @@ class TableFold:
         partial = fold_rows(shape, read_all(rows, nonacked), self._now_ms)
         if not len(partial):
             return 0, ()
-        older = TableReader(
-            shape, opened_segments(self._files, shape, before), self._now_ms
-        ).lookup(partial.select(shape.key_names))
-        known = older.filter(pc.is_valid(older[HASH]))
+        older = TableReader(shape, opened_segments(self._files, shape, before), self._now_ms)
+        states, new = self._merge(older, partial)
+        return new, (self._put([states], 0, HASH_END),)
+
+    def _merge(self, older: TableReader, partial: pa.Table) -> tuple[pa.Table, int]:
+        """Return the changed states, and by how many there are more rows than before."""
+        shape = self._shape
+        found = older.lookup(partial.select(shape.key_names))
+        known = found.filter(pc.is_valid(found[HASH]))
         states = merge_states(shape, known, partial)
-        return len(states) - len(known), (self._put([states], 0, HASH_END),)
+        return states, len(states) - len(known)
 
     def _compacted(self, segments: tuple[SegmentInfo, ...]) -> tuple[SegmentInfo, ...]:
         """Return the segments, merged as far as is due; without those that have no rows."""
