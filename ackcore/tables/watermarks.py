@@ -1,7 +1,7 @@
-"""Watermarks of a table with windows: how far the times of its rows have come.
+"""WindowWatermarks of a table with windows: how far the times of its rows have come.
 
 All bounds are times of rows minus the lateness of the table, in milliseconds since 1970.  A window
-that ends until the bound `Watermarks.closed` is closed.
+that ends until the bound `WindowWatermarks.closed` is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_MARKS = 64
 
 
 @dataclass(frozen=True)
-class Watermarks:
+class WindowWatermarks:
     """The watermarks of a table after a micro-batch.
 
     Attributes
@@ -49,7 +49,7 @@ class Watermarks:
     marks: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, body: Mapping[str, Any]) -> Watermarks:
+    def of(cls, body: Mapping[str, Any]) -> WindowWatermarks:
         """Rebuild the value from its JSON."""
         return cls(**{**body, "marks": tuple((at, bound) for at, bound in body["marks"])})
 
@@ -79,7 +79,7 @@ class Watermarks:
         times: Mapping[str, int],
         oldest_ms: int | None,
         ends: bool,
-    ) -> Watermarks:
+    ) -> WindowWatermarks:
         """Return the watermarks after one more micro-batch.
 
         Parameters
@@ -99,7 +99,7 @@ class Watermarks:
         """
         begun = now_ms if self.begun_ms is None else self.begun_ms
         if ends:
-            return Watermarks(self.times, self.seen_ms, begun, EVER, EVER)
+            return WindowWatermarks(self.times, self.seen_ms, begun, EVER, EVER)
         marks = self.marks
         if not marks or (marks[-1][0] < now_ms and marks[-1][1] != self.reached):
             marks = (*marks, (now_ms, self.reached))
@@ -114,12 +114,12 @@ class Watermarks:
         ]
         reached = max(self.reached, min(counted, default=NEVER) - window.late_ms)
         if oldest_ms is None:
-            return Watermarks(largest, seen, begun, reached, reached)
+            return WindowWatermarks(largest, seen, begun, reached, reached)
         first = max(0, bisect(marks, (oldest_ms, EVER)) - 1)
         marks = marks[first:]
         while len(marks) > MAX_MARKS:
             # A record without a mark of its own has that before, which is not later.
             marks = (*marks[:1], *marks[2::2])
-        held = Watermarks(largest, seen, begun, reached, self.closed, marks)
+        held = WindowWatermarks(largest, seen, begun, reached, self.closed, marks)
         closed = max(self.closed, min(reached, held.bound(oldest_ms)))
-        return Watermarks(largest, seen, begun, reached, closed, marks)
+        return WindowWatermarks(largest, seen, begun, reached, closed, marks)

@@ -35,8 +35,8 @@ class TableState(NamedTuple):
     closed : tuple of SegmentInfo
         The segments with the rows of the windows that the micro-batch closed.
     watermarks : mapping, optional
-        `Watermarks.body` of a table with windows.  Its ``horizon_ms`` is the bound until which
-        windows are closed.
+        `WindowWatermarks.body` of a table with windows.  Its ``horizon_ms`` is the bound until
+        which windows are closed.
     """
 
     structure: Mapping[str, Any]

@@ -23,7 +23,7 @@ from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.sinks.sink_batch import BatchFile, read_with_roots
 from ackcore.spark.tasks.record_ids import RETRIES, positions_of
 from ackcore.tables.key_groups import Bools
-from ackcore.tables.watermarks import EVER, NEVER, Watermarks
+from ackcore.tables.watermarks import EVER, NEVER, WindowWatermarks
 from ackcore.tables.windows import Window
 from ackcore.topology.parts import Parts, TableSpec
 from ackcore.topology.tuples import Reason
@@ -77,7 +77,7 @@ class ReadRecords:
             found[spout] = sizes
         return found
 
-    def bounds(self, roots: Int64s, watermarks: Watermarks) -> Int64s:
+    def bounds(self, roots: Int64s, watermarks: WindowWatermarks) -> Int64s:
         """Return the bound that decides whether a row of each root is late."""
         found = np.full(len(roots), max(watermarks.reached, watermarks.closed))
         for spout, records in self.due.items():
@@ -181,12 +181,12 @@ class WindowedRows:
             }
         return found
 
-    def _windowed(self) -> Iterator[tuple[TableSpec, Window, Watermarks]]:
+    def _windowed(self) -> Iterator[tuple[TableSpec, Window, WindowWatermarks]]:
         for name, table in self.topology.tables.items():
             if table.shape.window is not None:
                 state = self.tables.get(name)
                 body = None if state is None else state.watermarks
-                watermarks = Watermarks() if body is None else Watermarks.of(body)
+                watermarks = WindowWatermarks() if body is None else WindowWatermarks.of(body)
                 yield table, table.shape.window, watermarks
 
     def _rows(

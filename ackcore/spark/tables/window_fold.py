@@ -17,7 +17,7 @@ from ackcore.spark.tables.table_places import opened_segments
 from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_segments import TableReader
 from ackcore.tables.table_shape import HASH_END, TableShape
-from ackcore.tables.watermarks import NEVER, Watermarks
+from ackcore.tables.watermarks import NEVER, WindowWatermarks
 from ackcore.tables.window_rows import closing_rows, merged_sessions
 from ackcore.topology.parts import Parts, TableSpec
 
@@ -26,7 +26,7 @@ def new_table(shape: TableShape) -> TableState:
     """Return a table before its first micro-batch."""
     if shape.window is None:
         return TableState(shape.structure(), 0)
-    return TableState(shape.structure(), NEVER, watermarks=Watermarks().body())
+    return TableState(shape.structure(), NEVER, watermarks=WindowWatermarks().body())
 
 
 def fold_of(
@@ -55,7 +55,7 @@ def fold_of(
     oldest = min((part.oldest_ms for name in spouts for part in waits.get(name, ())), default=None)
     # The last micro-batch of a finite run, as far as is known.
     ends = state.kind == "batch" and not decision.waiting.rows() and not state.pending_replays()
-    earlier = Watermarks.of(before.watermarks or Watermarks().body())
+    earlier = WindowWatermarks.of(before.watermarks or WindowWatermarks().body())
     times = decision.times.get(table.name, {})
     later = earlier.after(window, spouts, decision.now_ms, times, oldest, ends)
     return WindowFold(state.segments, shape, decision.number, earlier, later)
@@ -72,7 +72,7 @@ class WindowFold(TableFold):
         The table.
     number : int
         The micro-batch.
-    before, after : Watermarks
+    before, after : WindowWatermarks
         The watermarks before and after the micro-batch.
     """
 
@@ -81,8 +81,8 @@ class WindowFold(TableFold):
         files: SegmentFiles,
         shape: TableShape,
         number: int,
-        before: Watermarks,
-        after: Watermarks,
+        before: WindowWatermarks,
+        after: WindowWatermarks,
     ) -> None:
         # Windows that close now are in all reads of the fold, and merges do not drop them yet.
         super().__init__(files, shape, number, before.closed)

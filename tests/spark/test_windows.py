@@ -1,0 +1,386 @@
+"""Windows against an oracle: rows of closed windows, late records, and watermarks."""
+
+from __future__ import annotations
+
+import collections
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from worlds import LINES, Killed, Source, Upper, World, killed
+
+from ackcore.ids import spout_key
+from ackcore.spark import Sink, SinkRejects
+from ackcore.spark.base.schemas import ATTEMPT, SinkFile
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.engine import act, batch, runs, table_changes
+from ackcore.spark.engine.action import Jobs
+from ackcore.spark.engine.batch import Engine
+from ackcore.spark.tables.table_places import snapshot_of
+from ackcore.spark.tasks.record_ids import RETRIES, roots_of
+from ackcore.spark.tasks.row_files import RowFileWriter, read_whole
+from ackcore.tables import (
+    collect,
+    count,
+    session,
+    sliding,
+    sum_of,
+    table_compaction,
+    table_segments,
+    tumbling,
+)
+from ackcore.tables.folding import finished
+from ackcore.topology import TopologyBuilder
+from ackcore.topology.tuples import Reason
+
+STEPS = [
+    *("planned", "ran", "checked", "decided", "in-sink", "refused", "refusals-closed", "folded"),
+    *("tables-recorded", "changes-recorded", "in-dead-letters", "acted", "marked", "pruned"),
+]
+TS = pa.timestamp("ms", tz="UTC")
+ROWS = pa.schema([("line", pa.string()), ("shop", pa.string()), ("ts", TS), ("size", pa.int32())])
+VALUE = {"orders": count(), "size": sum_of("size"), "lines": collect("line", 10_000)}
+NEVER, STEP_S = -(10**12), 15
+
+
+class Shops(Upper):
+    outputs = ROWS
+
+
+def shop_of(line):
+    return line[0]
+
+
+def time_of(line):
+    """Return the time of a line in seconds, or None: lines are like ``a.17.3o``."""
+    text = line.split(".")[1]
+    return None if text in "nN" else int(text)
+
+
+class Closed(Sink):
+    """The rows of closed windows by micro-batch, which are equal in all calls."""
+
+    def __init__(self):
+        self.rows = {}
+
+    def write(self, accepted):
+        table = pa.Table.from_batches(accepted.record_batches(), accepted.schema())
+        rows = [
+            ((row["shop"], _s(row["window_start"]), _s(row["window_end"])), row)
+            for row in table.to_pylist()
+        ]
+        for _, row in rows:
+            assert row["orders"] == len(row["lines"])
+            assert row["size"] == sum(map(len, row["lines"]))
+        found = {key: sorted(row["lines"]) for key, row in rows}
+        assert len(found) == len(rows)
+        assert self.rows.setdefault(accepted.batch_id, found) == found
+        table_changes.failpoint("in-sink", accepted.batch_id)
+
+
+def _s(time):
+    return int(time.timestamp())
+
+
+class WindowWorld(World):
+    """A world with a table of windows, with the root ids of the real spout stage."""
+
+    def __init__(self, path, window, spouts=("lines",), **changes):
+        self.window, self.closed = window, Closed()
+        #: By micro-batch: the spout, the line and the outcome of each record of the last run.
+        self.ran = {}
+        self.fed = []
+        super().__init__(path, {"max_attempts": 3}, spouts, behaves=_behaves, **changes)
+
+    def __post_init__(self):
+        builder = TopologyBuilder()
+        bolt = builder.bolt("upper", Shops())
+        for spout in self.spouts:
+            builder.spout(spout, Source())
+            bolt.shuffle(spout)
+        builder.sink("upper", self)
+        builder.table("hours", from_="upper", key="shop", value=VALUE, window=self.window)
+        builder.sink("hours.closed", self.closed)
+        self.topology = builder.build(backoff_s=10.0, **self.settings)
+
+    def _records(self, inputs, plan):
+        places = collections.Counter()
+        for spout, line in inputs:
+            key = spout_key(plan.key, spout, "", plan.number)
+            (root,) = roots_of(key, 0, np.array([places[spout]]), 0).tolist()
+            places[spout] += 1
+            yield root, spout, None, line, 0
+        for spout, file in plan.retries.items():
+            key = spout_key(plan.key, spout, "", plan.number)
+            table = read_whole(file)
+            attempts = table[ATTEMPT].to_numpy()
+            roots = roots_of(key, RETRIES, np.arange(len(table)), attempts).tolist()
+            lines = table["line"].to_pylist()
+            for place, found in enumerate(zip(roots, lines, attempts.tolist(), strict=True)):
+                root, line, attempt = found
+                yield root, spout, place, line, attempt
+
+    def run(self, topology, layout, inputs, plan):
+        result = super().run(topology, layout, inputs, plan)
+        failed = set(result.failed["root_id"].to_pylist())
+        self.ran[plan.number] = [
+            (spout, line, root not in failed)
+            for root, spout, _, line, _ in self._records(inputs, plan)
+        ]
+        return replace(result, read={0: dict(result.records)})
+
+    def _file(self, work, rows, roots):
+        lines, owners = [line for line, _ in rows], [root for _, root in rows]
+        times = [time_of(line) if line else None for line in lines]
+        columns = [
+            pa.array(lines, pa.string()),
+            pa.array([shop_of(line) for line in lines], pa.string()),
+            pa.array([None if one is None else one * 1000 for one in times], pa.int64()).cast(TS),
+            pa.array(map(len, lines), pa.int32()),
+            pa.array(owners, roots.type),
+        ]
+        schema = ROWS.append(roots)
+        file = RowFileWriter(work, schema, 0, 7)
+        file.write(pa.record_batch(columns, schema=schema))
+        return SinkFile("upper", "default", *file.finish()[:2], file.nbytes)
+
+    def write(self, accepted):
+        super().write(accepted)
+        bad = [row for row in self.written[accepted.batch_id] if row.endswith("R")]
+        if not bad:
+            return None
+        act.failpoint("in-sink", accepted.batch_id)
+        return SinkRejects(pa.table({"line": bad}), "refused")
+
+    def driver(self, **changes):
+        of = {"kind": "stream", "by_spark": False, "clock_ms": self.now_ms, **changes}
+        state = State.open(
+            self.path, self.topology, sources=dict.fromkeys(self.spouts, LINES), **of
+        )
+        jobs = Jobs(self.run, self.snapshot_inputs, self.load_snapshot, self.setup, self.judge)
+        engine = Engine(
+            self.topology,
+            None,
+            state,
+            self.write_dead_letters,
+            clock=lambda: self.now_ms,
+            pause=self.pause,
+            jobs=jobs,
+        )
+        return state, engine
+
+    def open_rows(self, state, number):
+        table = snapshot_of(state, self.topology, number)["hours"]
+        rows = [
+            row
+            for stored in table.reader().scan()
+            for row in finished(table.shape, stored).to_pylist()
+        ]
+        assert state.tables.of(number)["hours"].rows >= len(rows)
+        found = {
+            (row["shop"], _s(row["window_start"]), _s(row["window_end"])): sorted(row["lines"])
+            for row in rows
+        }
+        assert len(found) == len(rows)
+        return found
+
+
+def _behaves(line, attempt):
+    does = line[-1]
+    if does == "f" or (does in "12" and attempt < int(does)):
+        return Reason("upper", "ValueError", "no", does == "f" and "x" in line)
+    return None
+
+
+class Oracle:
+    """Windows computed from all ACKED lines, and watermarks by their definition.
+
+    It gets the records that ran in each micro-batch, and decides what is late and what closes.
+    """
+
+    def __init__(self, windows, spouts, late_s, idle_s=None):
+        self.windows, self.spouts, self.late_s, self.idle_s = windows, spouts, late_s, idle_s
+        self.newest = dict.fromkeys(spouts, NEVER)
+        self.seen, self.begun = {}, None
+        self.reached = self.closed = NEVER
+        #: The bound when each line was first read, and the lines that were ACKED or are dead.
+        self.bounds, self.acked, self.dead = {}, [], set()
+
+    def micro_batch(self, now_s, ran, refused):
+        """Return the lines that are late, and the rows of the windows that close."""
+        self.begun = now_s if self.begun is None else self.begun
+        late, acked = set(), []
+        for _, line, _ in ran:
+            self.bounds.setdefault(line, self.reached)
+        for spout, line, ok in ran:
+            if ok and (time_of(line) is None or self.first_end(line) <= self.bounds[line]):
+                late.add(line)
+            elif ok:
+                self.newest[spout] = max(self.newest[spout], time_of(line))
+                self.seen[spout] = now_s
+                acked.append(line)
+        self.acked += [line for line in acked if line not in refused]
+        active = [
+            self.newest[spout]
+            for spout in self.spouts
+            if self.idle_s is None or now_s - self.seen.get(spout, self.begun) < self.idle_s
+        ]
+        self.reached = max(self.reached, min(active, default=NEVER) - self.late_s)
+        return late
+
+    def close(self, waiting):
+        """Return the rows of the windows that close now, and those that are open."""
+        before = self.closed
+        self.closed = max(before, min([self.reached, *(self.bounds[line] for line in waiting)]))
+        rows = self.windows.rows(self.acked)
+        closing = {
+            key: lines for key, (until, lines) in rows.items() if before < until <= self.closed
+        }
+        return closing, {key: lines for key, (until, lines) in rows.items() if until > self.closed}
+
+    def first_end(self, line):
+        return self.windows.first_end(time_of(line))
+
+
+class Sliding:
+    def __init__(self, size, step):
+        self.size, self.step = size, step
+
+    def window(self, **of):
+        if self.size == self.step:
+            return tumbling(self.size, "ts", **of)
+        return sliding(self.size, self.step, "ts", **of)
+
+    def starts(self, time):
+        first = time // self.step * self.step
+        return [s for s in range(first, first - self.size, -self.step) if s <= time < s + self.size]
+
+    def first_end(self, time):
+        return min(self.starts(time)) + self.size
+
+    def rows(self, lines):
+        found = collections.defaultdict(list)
+        for line in lines:
+            for start in self.starts(time_of(line)):
+                found[shop_of(line).upper(), start, start + self.size].append(line.upper())
+        return {key: (key[2], sorted(some)) for key, some in found.items()}
+
+
+class Sessions:
+    def __init__(self, gap):
+        self.gap = gap
+
+    def window(self, **of):
+        return session(self.gap, "ts", **of)
+
+    def first_end(self, time):
+        return time + self.gap
+
+    def rows(self, lines):
+        found = {}
+        for shop in {shop_of(line) for line in lines}:
+            some = sorted((time_of(line), line.upper()) for line in lines if line[0] == shop)
+            together = [[some[0]]]
+            for one in some[1:]:
+                if one[0] - together[-1][-1][0] < self.gap:
+                    together[-1].append(one)
+                else:
+                    together.append([one])
+            for each in together:
+                end = each[-1][0] + self.gap
+                rows = sorted(line for _, line in each)
+                found[shop.upper(), each[0][0], end] = (end + self.gap, rows)
+        return found
+
+
+@contextmanager
+def dying_at(step, number):
+    """Kill the driver at a step of a micro-batch, if it comes there."""
+
+    def failpoint(name, n=None):
+        if (name, n) == (step, number):
+            raise killed(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (act, batch, runs, table_changes):
+            patch.setattr(module, "failpoint", failpoint)
+        with suppress(Killed):
+            yield
+
+
+KINDS = [Sliding(10, 10), Sliding(10, 4), Sessions(5)]
+RECORD = st.tuples(
+    st.sampled_from("abc"), st.integers(0, 14), st.sampled_from("oooo12fRx"), st.integers(0, 1)
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(KINDS),
+    st.lists(
+        st.tuples(st.lists(RECORD, max_size=8), st.lists(st.sampled_from(STEPS), max_size=2)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(0, 7),
+    st.sampled_from([("lines",), ("lines", "more")]),
+    st.sampled_from([None, 40]),
+    st.sampled_from([1, 3, 8]),
+)
+def test_windows_are_those_of_the_acked_lines_and_close_once(
+    kind, batches, late_s, spouts, idle_s, deltas
+):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_compaction, "MAX_DELTAS", deltas)
+        patch.setattr(table_compaction, "DELTA_ROWS", 4)
+        patch.setattr(table_segments, "RANGE_ROWS", 2)
+        world = WindowWorld(Path(path), kind.window(late_s=late_s, idle_s=idle_s), spouts)
+        oracle = Oracle(kind, spouts, late_s, idle_s)
+        number = 0
+        for number, (records, steps) in enumerate(batches):
+            lines = []
+            for i, (shop, ago, does, spout) in enumerate(records):
+                time = "n" if does == "x" else str(5 * number + 14 - ago)
+                lines.append((spouts[spout % len(spouts)], f"{shop}.{time}.{number}.{i}{does}"))
+            _take(world, oracle, number, lines, steps)
+        while _take(world, oracle, number + 1, [], []):
+            number += 1
+        rows = kind.rows(oracle.acked)
+        emitted = [key for some in world.closed.rows.values() for key in some]
+        assert len(emitted) == len(set(emitted))
+        assert set(emitted) <= rows.keys()
+
+
+def _take(world, oracle, number, lines, steps):
+    """Run a micro-batch with deaths, and check it; return the number of waiting records."""
+    world.now_ms += 1000 * STEP_S
+    for step in steps:
+        with dying_at(step, number):
+            world.process(number, lines)
+    world.process(number, lines)
+    dead = set(world.dead.get(number, []))
+    refused = {line for _, line, ok in world.ran[number] if ok and line.endswith("R")}
+    now_s = world.now_ms // 1000
+    state, _ = world.driver()
+    with state:
+        now_s = state.plan(number).now_ms // 1000
+        late = oracle.micro_batch(now_s, world.ran[number], refused)
+        assert late <= dead
+        assert {line for _, line, ok in world.ran[number] if ok} & dead == late | refused
+        waits = state.waiting(number)
+        waiting = [
+            line
+            for spout in waits
+            for table in waits.tables(spout)
+            for line in table["line"].to_pylist()
+        ]
+        closing, opened = oracle.close(waiting)
+        assert world.closed.rows.get(number, {}) == closing
+        assert world.open_rows(state, number) == opened
+    return len(waiting)
