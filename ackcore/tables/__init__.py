@@ -7,7 +7,7 @@ This package is the part without files and Spark:
 - `table_shape`: the columns of a table, checked;
 - `folding`: rows become states by key, and states are merged;
 - `table_segments`: stored rows as Arrow files, look-ups and scans;
-- `windows`: windows of time; `watermarks`: the time until which they are closed;
+- `time_windows`: windows of time; `watermarks`: the time until which they are closed;
 - `window_rows`: the stored rows of sessions, and of windows that close;
 - `table_compaction`: the choice of the segments that are merged.
 """
@@ -25,7 +25,7 @@ from ackcore.tables.aggregates import (
     sum_of,
 )
 from ackcore.tables.own_folds import BatchFold, Fold
-from ackcore.tables.windows import session, sliding, tumbling
+from ackcore.tables.time_windows import session, sliding, tumbling
 
 __all__ = [
     "Aggregate",

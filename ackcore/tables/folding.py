@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from ackcore._arrow import short_repr
 from ackcore.tables.key_groups import KeyGroups, UInt64s, group_rows, plain, plain_type
 from ackcore.tables.table_shape import EXPIRES, HASH, TableShape, one_chunk
-from ackcore.tables.windows import END, START, sessions
+from ackcore.tables.time_windows import END, START, sessions
 
 #: The maximum rows and bytes of input that are folded at once.
 _BLOCK_ROWS, _BLOCK_BYTES = 1_000_000, 256 << 20

@@ -12,7 +12,7 @@ from ackcore.tables import aggregates
 from ackcore.tables.aggregates import Aggregate
 from ackcore.tables.own_folds import BatchFold, Fold
 from ackcore.tables.table_shape import TableShape
-from ackcore.tables.windows import Window
+from ackcore.tables.time_windows import Window
 
 
 def recorded(shape: TableShape) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ackcore._arrow import hash_columns, short_repr
 from ackcore.tables.aggregates import Aggregate, max_of
 from ackcore.tables.key_groups import UInt64s, hashes_of, plain, plain_type
-from ackcore.tables.windows import END, START, Window
+from ackcore.tables.time_windows import END, START, Window
 
 #: The column with the hash of the key.
 HASH = "_hash"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ackcore.tables.windows import Window
+from ackcore.tables.time_windows import Window
 
 #: Bounds before and after all times.
 NEVER, EVER = -(2**62), 2**62

@@ -13,8 +13,8 @@ from ackcore.tables.folding import live_rows, merge_states, newest_rows
 from ackcore.tables.key_groups import Bools, UInt64s, group_rows
 from ackcore.tables.table_segments import TableReader, TableSegment, ranges_of
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
+from ackcore.tables.time_windows import START
 from ackcore.tables.watermarks import NEVER
-from ackcore.tables.windows import START
 
 
 def merged_sessions(

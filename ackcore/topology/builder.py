@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ackcore.tables.aggregates import Aggregate
-from ackcore.tables.windows import Window
+from ackcore.tables.time_windows import Window
 from ackcore.topology import validation
 from ackcore.topology._words import numbered
 from ackcore.topology.components import (

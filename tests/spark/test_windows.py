@@ -6,6 +6,7 @@ import collections
 import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worlds import LINES, Killed, Source, Upper, World, killed
 
+from ackcore import testing
 from ackcore.ids import spout_key
 from ackcore.spark import Sink, SinkRejects
+from ackcore.spark.base.errors import CheckpointForeign
 from ackcore.spark.base.schemas import ATTEMPT, SinkFile
 from ackcore.spark.checkpoint.state import State
 from ackcore.spark.engine import act, batch, runs, table_changes
@@ -36,7 +39,7 @@ from ackcore.tables import (
     tumbling,
 )
 from ackcore.tables.folding import finished
-from ackcore.topology import TopologyBuilder
+from ackcore.topology import BasicBolt, TopologyBuilder, TopologyError
 from ackcore.topology.tuples import Reason
 
 STEPS = [
@@ -95,7 +98,8 @@ class WindowWorld(World):
         self.window, self.closed = window, Closed()
         #: By micro-batch: the spout, the line and the outcome of each record of the last run.
         self.ran = {}
-        self.fed = []
+        #: Lines of rows without a record.
+        self.loose = []
         super().__init__(path, {"max_attempts": 3}, spouts, behaves=_behaves, **changes)
 
     def __post_init__(self):
@@ -136,6 +140,8 @@ class WindowWorld(World):
         return replace(result, read={0: dict(result.records)})
 
     def _file(self, work, rows, roots):
+        if pa.types.is_int64(roots.type):
+            rows = [*rows, *((line, None) for line in self.loose)]
         lines, owners = [line for line, _ in rows], [root for _, root in rows]
         times = [time_of(line) if line else None for line in lines]
         columns = [
@@ -320,7 +326,7 @@ RECORD = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(KINDS),
     st.lists(
@@ -384,3 +390,122 @@ def _take(world, oracle, number, lines, steps):
         assert world.closed.rows.get(number, {}) == closing
         assert world.open_rows(state, number) == opened
     return len(waiting)
+
+
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+@pytest.mark.parametrize("step", ["folded", "tables-recorded", "changes-recorded", "acted"])
+def test_a_driver_that_dies_in_a_bucket_as_on_a_disk(tmp_path, request, place, step):
+    path = tmp_path if place == "disk" else request.getfixturevalue("bucket")
+    kind = Sliding(10, 10)
+    world, oracle = WindowWorld(path, kind.window()), Oracle(kind, ("lines",), 0)
+    _take(world, oracle, 0, [("lines", "a.3.0o"), ("lines", "b.12.1o")], [])
+    _take(world, oracle, 1, [("lines", "a.25.2o"), ("lines", "a.5.3o")], [step])
+    assert world.closed.rows[1].keys() == {("B", 10, 20)}
+    assert world.dead[1] == ["a.5.3o"]
+
+
+def test_rows_of_several_records_are_late_for_each_and_rows_of_none_are_logged(tmp_path, caplog):
+    world = WindowWorld(tmp_path, tumbling(10, "ts"))
+    world.process(0, ["a.3.o", "b.4.2"])
+    world.now_ms += 15_000
+    world.loose = ["C.2.O"]
+    world.process(1, ["a.31.o"])  # the second line waits until then, so no window closes
+    world.loose = []
+    world.shared_rows = [("B.4.2", "A.33.O")]
+    world.now_ms += 60_000
+    world.process(2, ["a.33.o"])
+    assert world.closed.rows[2] == {
+        ("A", 0, 10): ["A.3.O"],
+        ("B", 0, 10): ["B.4.2", "B.4.2&A.33.O"],
+        ("C", 0, 10): ["C.2.O"],
+    }
+    assert not world.dead
+    world.loose, world.shared_rows = ["C.5.O"], [("A.7.O", "A.34.O")]
+    world.process(3, ["a.7.o", "a.34.o"])
+    assert "table 'hours' leaves out 1 rows without a tracked record" in caplog.text
+    assert sorted(world.dead[3]) == ["a.34.o", "a.7.o"]
+    state, _ = world.driver()
+    with state:
+        letters = state.decision(3).all_dead["lines"]["_ackcore_reason"].to_pylist()
+        assert {(one["component"], one["type"]) for one in letters} == {("hours", "Late")}
+        assert "until 1970-01-01T00:00:33.000 UTC are closed" in letters[0]["message"]
+        assert world.open_rows(state, 3) == {("A", 30, 40): ["A.31.O", "A.33.O"]}
+
+
+def test_late_s_may_change_and_windows_may_not(tmp_path):
+    world = WindowWorld(tmp_path, tumbling(10, "ts", late_s=3))
+    world.process(0, ["a.3.o", "a.12.o"])
+    world.window = tumbling(10, "ts")
+    world.__post_init__()
+    world.process(1, ["a.15.o"])
+    assert world.closed.rows == {1: {("A", 0, 10): ["A.3.O"]}}
+    world.window = tumbling(10, "ts", late_s=30)
+    world.__post_init__()
+    world.process(2, ["a.4.o", "b.17.o"])
+    assert world.dead == {2: ["a.4.o"]}  # a closed window stays closed
+    world.window = tumbling(20, "ts")
+    world.__post_init__()
+    with pytest.raises(CheckpointForeign, match=r"had window=.*10000.* and has .*20000"):
+        world.driver(accept_changes=True)
+
+
+class Visit(BasicBolt):
+    """Emits each visit with the count of its open hour so far; some fail at first."""
+
+    outputs = pa.schema([("shop", pa.string()), ("ts", pa.timestamp("us")), ("so_far", pa.int64())])
+    uses = ("hours",)
+
+    def execute(self, tuple, collector):
+        if tuple["fails"] > tuple.attempt:
+            raise TimeoutError("no")
+        start = tuple["ts"].replace(minute=0)
+        row = self.tables["hours"].get((tuple["shop"], start))
+        collector.emit((tuple["shop"], tuple["ts"], None if row is None else row["n"]))
+
+
+def declared(window, reads=("hours.closed",), **spout):
+    columns = pa.schema([*list(Visit.outputs)[:2], pa.field("fails", pa.int64())])
+    builder = TopologyBuilder()
+    builder.spout("visits", testing.Source(columns), **spout)
+    builder.bolt("visit", Visit()).shuffle("visits")
+    builder.table("hours", from_="visit", key="shop", value={"n": count()}, window=window)
+    for read in reads:
+        builder.sink(read, print)
+    builder.sink("visit", print)
+    return builder.build(max_attempts=3)
+
+
+def test_open_windows_are_looked_up_and_change_and_close_at_the_end_of_a_run():
+    topology = declared(tumbling(3600, "ts"), ["hours.closed", "hours.changes"])
+    assert "of closed windows of hours" in topology.explain()
+    hours = [datetime(2026, 1, 1, hour, 30) for hour in (9, 10)]
+    rows = [("a", hours[0], 0), ("a", hours[0], 1), ("b", hours[1], 0), ("b", hours[1], 2)]
+    ran = testing.run(topology, {"visits": rows}).check()
+    assert [row["so_far"] for row in ran.outputs["visit"]] == [None, None, 1, 1]
+    changes = [(row["shop"], row["n"], row["old_n"]) for row in ran.outputs["hours.changes"]]
+    assert sorted(changes[:2]) == [("a", 1, None), ("b", 1, None)]
+    assert changes[2:] == [("a", 2, 1), ("b", 2, 1)]
+    closed = [tuple(row.values()) for row in ran.outputs["hours.closed"]]
+    bounds = [(at.replace(minute=0), at.replace(hour=at.hour + 1, minute=0)) for at in hours]
+    assert sorted(closed) == [("a", *bounds[0], 2), ("b", *bounds[1], 2)]
+    assert ran.tables["hours"].num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("of", "error", "text"),
+    [
+        ((None, ["hours.closed"]), TopologyError, "closed windows of table 'hours', which has no"),
+        ((session(5, "ts"), ["hours.changes"]), TopologyError, "sessions may join others"),
+        ((tumbling(5, "at"), []), TopologyError, "time of window must be of the columns"),
+        ((tumbling(5, "shop"), []), TopologyError, "must be a column of timestamps, got 'shop'"),
+        (("1 hour", []), TypeError, "window of table 'hours' must be windows of ackcore.tables"),
+    ],
+)
+def test_windows_that_do_not_fit_a_topology_are_refused_by_name(of, error, text):
+    with pytest.raises(error, match=text):
+        declared(*of)
+
+
+def test_a_table_with_windows_needs_tracked_spouts():
+    with pytest.raises(TopologyError, match="fed by spout 'visits', which is not tracked"):
+        declared(tumbling(5, "ts"), tracked=False)

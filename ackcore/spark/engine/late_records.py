@@ -23,8 +23,8 @@ from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.sinks.sink_batch import BatchFile, read_with_roots
 from ackcore.spark.tasks.record_ids import RETRIES, positions_of
 from ackcore.tables.key_groups import Bools
+from ackcore.tables.time_windows import Window
 from ackcore.tables.watermarks import EVER, NEVER, WindowWatermarks
-from ackcore.tables.windows import Window
 from ackcore.topology.parts import Parts, TableSpec
 from ackcore.topology.tuples import Reason
 
