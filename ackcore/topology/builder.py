@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ackcore.tables.aggregates import Aggregate
+from ackcore.tables.time_windows import Window
 from ackcore.topology import dedup as duplicates
 from ackcore.topology import validation
 from ackcore.topology._words import numbered
@@ -338,7 +339,8 @@ class TopologyBuilder:
         ----------
         component : str
             The bolt or spout whose stream is written; or ``"<table>.changes"`` for the rows of a
-            table that a micro-batch has changed, each once.
+            table that a micro-batch has changed, each once; or ``"<table>.closed"`` for the rows of
+            windows that have closed.
         writer : ackcore.spark.Sink or callable
             A sink, such as ``to_parquet(path)``, or a function of (DataFrame, batch_id).
         stream : str, default "default"
@@ -400,6 +402,7 @@ class TopologyBuilder:
         value: Mapping[str, Aggregate],
         stream: str = DEFAULT_STREAM,
         ttl_s: float | None = None,
+        window: Window | None = None,
     ) -> None:
         """Declare a table of the checkpoint: aggregates by key of the rows of ACKED records.
 
@@ -421,6 +424,11 @@ class TopologyBuilder:
         ttl_s : float, optional
             The time in seconds after which a row is removed that no record has changed. By default
             rows stay forever.
+        window : Window, optional
+            Windows of time, from `ackcore.tables.tumbling`, `sliding` or `session`. A row then has
+            the key, the columns ``window_start`` and ``window_end``, and the values. It is emitted
+            to the sinks of ``"<name>.closed"`` when its window closes, and is then removed. A
+            record whose window has closed is a dead letter.
 
         Raises
         ------
@@ -457,7 +465,12 @@ class TopologyBuilder:
                 f"ttl_s of table {name!r} must be a positive number of seconds below "
                 f"{_LONGEST_S:.0e}, got {ttl_s!r}; omit it to keep rows forever"
             )
-        self._tables.append(DeclaredTable(name, from_, stream, keys, dict(value), ttl_s))
+        if window is not None and not isinstance(window, Window):
+            raise TypeError(
+                f"window of table {name!r} must be windows of ackcore.tables, such as "
+                f"tumbling(3600, 'ts'), or None, got {type(window).__name__} {window!r}"
+            )
+        self._tables.append(DeclaredTable(name, from_, stream, keys, dict(value), ttl_s, window))
 
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
         """Check all declarations, and return the topology.
@@ -541,9 +554,10 @@ class TopologyBuilder:
             checks=checks,
         )
         for sink in self._sinks:
-            changed = topology.changed_table(sink)
-            if changed is not None:
-                found.extend(validation.change_problems(sink, changed.shape))
+            read = topology.table_read(sink)
+            if read is not None:
+                found.extend(validation.change_problems(sink, read.shape))
+        found.extend(validation.window_problems(topology))
         if found:
             raise TopologyError(found)
         return topology

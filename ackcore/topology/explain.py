@@ -19,7 +19,7 @@ from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
-from ackcore.topology.table_views import CHANGES
+from ackcore.topology.table_views import CHANGES, CLOSED
 
 _HIGH, _GAP_Y, _GAP_X, _MARGIN = 44, 26, 150, 14
 _CHAR = 8.2
@@ -108,8 +108,9 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
             found.append(_Edge(source, stream, name, label, not local))
     tables = structure.get("tables", {})
     for name, (source, stream) in structure.get("sinks", {}).items():
-        if source.removesuffix(CHANGES) in tables:
-            source = f"table {source.removesuffix(CHANGES)}"
+        table, _, end = source.rpartition(".")
+        if table in tables and f".{end}" in (CHANGES, CLOSED):
+            source = f"table {table}"
         found.append(_Edge(source, stream, f"sink {name}", "", False))
     for name, table in tables.items():
         source, stream = table["from"]
@@ -310,8 +311,11 @@ def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[
     for table in parts.tables.values():
         if (table.component, table.stream) == (component, stream):
             readers.append(f"──▶ table {table.name}: {', '.join(table.shape.key_names)}")
-            changes = [s for s in parts.sinks.values() if parts.changed_table(s) is table]
-            readers += [f"{_sink(sink)}, of changes to {table.name}" for sink in changes]
+            for sink in parts.sinks.values():
+                if parts.table_read(sink) is table:
+                    closed = sink.component.endswith(CLOSED)
+                    what = "closed windows of" if closed else "changes to"
+                    readers.append(f"{_sink(sink)}, of {what} {table.name}")
     return readers or ["─ not read"]
 
 

@@ -21,9 +21,10 @@ import pyarrow as pa
 
 from ackcore.tables.aggregates import Aggregate
 from ackcore.tables.table_shape import TableShape
+from ackcore.tables.time_windows import Window
 from ackcore.topology.components import DEFAULT_STREAM, Component
 from ackcore.topology.expectations import Expectations
-from ackcore.topology.table_views import CHANGES, change_streams
+from ackcore.topology.table_views import CHANGES, CLOSED, change_streams, closed_streams
 
 #: The end of the name of the bolt and the table for the duplicates of a spout.
 DEDUP = ".dedup"
@@ -280,6 +281,7 @@ class DeclaredTable(NamedTuple):
     key: tuple[str, ...]
     value: Mapping[str, Aggregate]
     ttl_s: float | None
+    window: Window | None = None
 
     def spec(self, schema: pa.Schema) -> TableSpec:
         """Return the table of a stream with this schema.
@@ -289,7 +291,9 @@ class DeclaredTable(NamedTuple):
         TypeError, ValueError
             If the key or a value does not fit the schema.
         """
-        shape = TableShape.of(self.name, schema, self.key, self.value, self.ttl_s)
+        shape = TableShape.of(
+            self.name, schema, self.key, self.value, self.ttl_s, window=self.window
+        )
         return TableSpec(self.name, self.component, self.stream, shape)
 
 
@@ -312,16 +316,19 @@ class Parts:
     sinks: Mapping[str, SinkSpec]
     tables: Mapping[str, TableSpec] = field(default_factory=dict, kw_only=True)
 
-    def changed_table(self, sink: SinkSpec) -> TableSpec | None:
-        """Return the table whose changed rows a sink reads, or None."""
-        name = sink.component.removesuffix(CHANGES)
-        return self.tables.get(name) if name != sink.component else None
+    def table_read(self, sink: SinkSpec) -> TableSpec | None:
+        """Return the table whose changed or closed rows a sink reads, or None."""
+        for end in (CHANGES, CLOSED):
+            if sink.component.endswith(end):
+                return self.tables.get(sink.component.removesuffix(end))
+        return None
 
     def sink_schema(self, sink: SinkSpec) -> pa.Schema | None:
         """Return the schema of the rows of a sink; None for a sink of a spout."""
-        changed = self.changed_table(sink)
-        if changed is not None:
-            return change_streams(changed.shape)[sink.stream]
+        table = self.table_read(sink)
+        if table is not None:
+            streams = closed_streams if sink.component.endswith(CLOSED) else change_streams
+            return streams(table.shape)[sink.stream]
         if self.source_of(sink.component) is not None:
             return None
         return self.bolts[sink.component].schemas[sink.stream]
@@ -330,6 +337,17 @@ class Parts:
         """Return the spout whose records a component emits: itself, or that of its ``dedup``."""
         spout = self.spouts.get(component) or self.spouts.get(component.removesuffix(DEDUP))
         return spout if spout is not None and component in (spout.name, spout.emitter) else None
+
+    def spouts_of(self, component: str) -> tuple[str, ...]:
+        """Return the spouts whose tuples reach a component, in the order of the topology."""
+        reached, left = set[str](), [component]
+        while left:
+            name = left.pop()
+            if name not in reached:
+                reached.add(name)
+                if name in self.bolts:
+                    left += [each.component for each in self.bolts[name].inputs]
+        return tuple(name for name in self.spouts if name in reached)
 
     def streams(self, component: str) -> tuple[str, ...]:
         """Return the names of a component's streams."""

@@ -239,8 +239,9 @@ def check_tables(
     Raises
     ------
     CheckpointForeign
-        If the key, the type of a value, or the presence of a ttl has changed; if a value has the
-        name of a removed one; or if anything of a table has changed while a micro-batch is decided.
+        If the key, the windows, the type of a value, or the presence of a ttl has changed; if a
+        value has the name of a removed one; or if anything of a table has changed while a
+        micro-batch is decided.
     """
     before, after = (structure.get("tables", {}) for structure in structures)
     for name in sorted(recorded.keys() & after.keys()):
@@ -255,6 +256,11 @@ def check_tables(
             raise CheckpointForeign(
                 f"{subject} had ttl_s={was['ttl_s']}, and has {now['ttl_s']} now: rows without a "
                 f"time of their end cannot get one later, and the reverse. {other}"
+            )
+        if was.get("window") != now.get("window"):
+            raise CheckpointForeign(
+                f"{subject} had window={was.get('window')}, and has {now.get('window')} now: rows "
+                f"of one cannot be those of the other. {other}"
             )
         for value, what in now["aggregates"].items():
             stored = was["aggregates"].get(value, what)

@@ -35,6 +35,11 @@ class TableState(NamedTuple):
         The names of removed values, whose states may still be in segments.
     spans : tuple of (int, int)
         Of a table of keys with a bound by number: times, and the number of keys of each.
+    closed : tuple of SegmentInfo
+        The segments with the rows of the windows that the micro-batch closed.
+    watermarks : mapping, optional
+        `WindowWatermarks.body` of a table with windows.  Its ``horizon_ms`` is the bound until
+        which windows are closed.
     """
 
     structure: Mapping[str, Any]
@@ -44,6 +49,8 @@ class TableState(NamedTuple):
     changed: tuple[SegmentInfo, ...] = ()
     removed: tuple[str, ...] = ()
     spans: tuple[tuple[int, int], ...] = ()
+    closed: tuple[SegmentInfo, ...] = ()
+    watermarks: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> TableState:
@@ -54,6 +61,7 @@ class TableState(NamedTuple):
             changed=tuple(map(SegmentInfo._make, state.changed)),
             removed=tuple(state.removed),
             spans=tuple((time, count) for time, count in state.spans),
+            closed=tuple(map(SegmentInfo._make, state.closed)),
         )
 
     @property
@@ -103,7 +111,7 @@ class TableRecords:
             segment.file
             for number in numbers
             for state in (self.of(number) or {}).values()
-            for segment in (*state.segments, *state.changed)
+            for segment in (*state.segments, *state.changed, *state.closed)
         }
 
 

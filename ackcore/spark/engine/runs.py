@@ -31,7 +31,7 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.root_ids import ids_in
+from ackcore.spark.base.root_ids import distinct, ids_in
 from ackcore.spark.base.session import ResultsTooLarge
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
@@ -63,6 +63,7 @@ from ackcore.spark.engine.insist import (
     wrong_value,
 )
 from ackcore.spark.engine.key_order import Ordering, held_back
+from ackcore.spark.engine.late_records import ReadRecords, WindowedRows
 from ackcore.spark.engine.progress import (
     Counts,
     Stopwatch,
@@ -325,6 +326,10 @@ class Runs:
             return propagate_failures(failed, ran.files, run_plan.work, self.spouts, ran.judged)
 
         failed = propagate(failed)
+        windowed = self._windowed(plan, retries, run_plan, ran)
+        if windowed is not None:
+            late = windowed.with_late(failed, distinct(*failed_roots(failed, ran.judged)))
+            failed = propagate(late) if len(late) > len(failed) else failed
         rules = rules_of(plan, self._topology.settings, ended_ms)
         if self.ordered_by and len(failed):
             failed = self._ordering(plan, retries, run_plan).all_behind(
@@ -350,9 +355,13 @@ class Runs:
             self._topology.settings,
             self.spouts,
         )
+        decision = replace(outcome.decision, work=os.path.basename(work), reread=ran.to_reread())
+        if windowed is not None:
+            nonacked = distinct(*failed_roots(failed, ran.judged))
+            decision = replace(decision, times=windowed.times(nonacked))
         return replace(
             outcome,
-            decision=replace(outcome.decision, work=os.path.basename(work), reread=ran.to_reread()),
+            decision=decision,
             breaker_trips=ran.breaker_trips,
             emitted=ran.emitted,
             expectations=ran.expectations,
@@ -363,10 +372,25 @@ class Runs:
             traces=with_outcomes(ran.traces, failed),
         )
 
+    def _windowed(
+        self, plan: Plan, retries: Retries, run_plan: RunPlan, ran: RunResult
+    ) -> WindowedRows | None:
+        """Return the rows for tables with windows, or None if no table has windows."""
+        if all(table.shape.window is None for table in self._topology.tables.values()):
+            return None
+        tables = (None if plan.parent is None else self._state.tables.of(plan.parent)) or {}
+        keys = {name: self._spout_key(run_plan, name) for name in self.spouts}
+        records = ReadRecords(keys, ran.read, retries.due)
+        return WindowedRows(self._topology, tables, records, ran.files, run_plan.work)
+
+    def _spout_key(self, run_plan: RunPlan, spout: str) -> int:
+        """Return the key of the root ids of a spout."""
+        return spout_key(run_plan.key, spout, "", run_plan.number)
+
     def _ordering(self, plan: Plan, retries: Retries, run_plan: RunPlan) -> Ordering:
         return Ordering(
             self.ordered_by,
-            {name: spout_key(run_plan.key, name, "", plan.number) for name in self.ordered_by},
+            {name: self._spout_key(run_plan, name) for name in self.ordered_by},
             plan.number,
             plan.now_ms,
             retries.due,

@@ -74,7 +74,7 @@ class TableFold:
         structure = self._shape.structure()
         gone = before.structure["aggregates"].keys() - structure["aggregates"].keys()
         count = before.rows + new
-        if self._shape.ttl_s is not None:
+        if self._shape.expires:
             # Rows that expired are not subtracted: merges drop them.
             count = min(count, sum(segment.rows for segment in segments))
         return TableState(
@@ -94,10 +94,14 @@ class TableFold:
         partial = fold_rows(shape, read_all(rows, nonacked), self._now_ms)
         if not len(partial):
             return 0, partial
-        older = TableReader(
-            shape, opened_segments(self._files, shape, before), self._horizon_ms
-        ).lookup(partial.select(shape.key_names))
-        known = older.filter(pc.is_valid(older[HASH]))
+        older = TableReader(shape, opened_segments(self._files, shape, before), self._horizon_ms)
+        return self._merge(older, partial)
+
+    def _merge(self, older: TableReader, partial: pa.Table) -> tuple[int, pa.Table]:
+        """Return the number of new rows, and all rows that the micro-batch changed."""
+        shape = self._shape
+        found = older.lookup(partial.select(shape.key_names))
+        known = found.filter(pc.is_valid(found[HASH]))
         states = merge_states(shape, known, partial)
         return len(states) - len(known), states
 
