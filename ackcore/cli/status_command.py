@@ -100,7 +100,9 @@ def _heading(status: CheckpointStatus) -> Text:
             step, then = "was not finished", "; the next start continues it"
         again = f", {under_way.due} retries" if under_way.due else ""
         crashes = f", {under_way.crashes} runs crashed" if under_way.crashes else ""
-        lines.append(f"micro-batch {under_way.number} {step}, planned {since} ago{again}{crashes}{then}")
+        lines.append(
+            f"micro-batch {under_way.number} {step}, planned {since} ago{again}{crashes}{then}"
+        )
     if status.requests:
         lines.append(f"replays that wait for a micro-batch: {status.requests}")
     if status.lag:

@@ -11,19 +11,7 @@ from typing import Any
 def real(value: Any, name: str, unit: str = "") -> float:
     """Return a real number of any type, such as a `decimal.Decimal` or one of numpy's, as a float.
 
-    Parameters
-    ----------
-    value : number
-        The value to check; bool is refused.
-    name : str
-        The name of the argument.
-    unit : str, optional
-        The unit of the value, for the message.
-
-    Raises
-    ------
-    TypeError
-        If it is not a number.
+    Raises TypeError if it is not a number, or a bool.
     """
     if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
         of_unit = f" of {unit}" if unit else ""
@@ -40,23 +28,9 @@ def real(value: Any, name: str, unit: str = "") -> float:
 def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> float:
     """Return a number above 0 as a float.
 
-    Parameters
-    ----------
-    value : number
-        The value to check, of any type that `real` accepts.
-    name : str
-        The name of the argument.
-    most : float, default infinity
-        The largest allowed value. Infinity itself is never allowed.
-    unit : str, optional
-        The unit of the value, for the message.
+    Raises TypeError if it is not a number. Raises ValueError if it is out of range.
 
-    Raises
-    ------
-    TypeError
-        If it is not a number.
-    ValueError
-        If it is out of range.
+    ``most``: the largest allowed value. Infinity itself is never allowed.
     """
     number = real(value, name, unit)
     if not 0 < number <= most or number == math.inf:

@@ -48,31 +48,6 @@ class MetricsSnapshot:
     last_s: float = 0.0
     began_s: float = 0.0
 
-    def start(self, counts: Any) -> None:
-        """Record a start."""
-        self.counts, self.active, self.start_s, self.last_s = counts, True, time.time(), 0.0
-        self.began_s = 0.0
-
-    def begin(self) -> None:
-        """Record the beginning of a micro-batch."""
-        self.began_s = time.time()
-
-    def take(self, progress: Any, counts: Any) -> None:
-        """Record a finished micro-batch."""
-        self.progress, self.counts = progress, counts
-        self.trips += progress.breaker_trips
-        self.uncounted += progress.uncounted
-        for component, name, counts in progress.expected():
-            for outcome, tuples in counts.items():
-                self.expected[component, name, outcome] += tuples
-        for bolt, keys in progress.tokens.items():
-            self.tokens[bolt] = self.tokens.get(bolt, 0.0) + sum(keys.values())
-        self.last_s, self.began_s = time.time(), 0.0
-
-    def end(self, counts: Any) -> None:
-        """Record that the query ended, and its final counts."""
-        self.active, self.counts, self.began_s = False, counts, 0.0
-
 
 class SnapshotListener:
     """A listener that keeps the latest values. Subclasses expose them."""
@@ -84,17 +59,33 @@ class SnapshotListener:
     def on_start(self, counts: Any) -> None:
         """Record the start."""
         with self._lock:
-            self._at.start(counts)
+            at = self._at
+            at.counts, at.active, at.start_s = counts, True, time.time()
+            at.last_s = at.began_s = 0.0
 
     def on_batch_start(self, batch_id: int) -> None:
         """Record the beginning of a micro-batch."""
         with self._lock:
-            self._at.begin()
+            self._at.began_s = time.time()
+
+    def on_progress(self, progress: Any, counts: Any) -> None:
+        """Record a finished micro-batch."""
+        with self._lock:
+            at = self._at
+            at.progress, at.counts = progress, counts
+            at.trips += progress.breaker_trips
+            at.uncounted += progress.uncounted
+            for component, name, checked in progress.expected():
+                for outcome, tuples in checked.items():
+                    at.expected[component, name, outcome] += tuples
+            for bolt, keys in progress.tokens.items():
+                at.tokens[bolt] = at.tokens.get(bolt, 0.0) + sum(keys.values())
+            at.last_s, at.began_s = time.time(), 0.0
 
     def on_end(self, error: BaseException | None, counts: Any) -> None:
-        """Record the end."""
+        """Record the end, and the final counts."""
         with self._lock:
-            self._at.end(counts)
+            self._at.active, self._at.counts, self._at.began_s = False, counts, 0.0
 
 
 class Reading(NamedTuple):

@@ -135,18 +135,9 @@ class _Copies(Mapping[str, Any]):
 class LocalRuns:
     """A topology and its rows, for one run.
 
-    Parameters
-    ----------
-    topology : Topology
-        The topology.
-    rows : mapping from str to pyarrow.Table
-        The rows by spout, in the columns of its source.
-    tasks : int
-        The number of tasks that read a spout, and that run the bolts after an exchange.
-    kills : Kills
-        The tasks to kill.
-    listeners : Listeners
-        Called for each micro-batch, and at the end.
+    ``rows``: the rows by spout, in the columns of its source. ``tasks``: the number of tasks that
+    read a spout, and that run the bolts after an exchange. ``listeners``: called for each
+    micro-batch, and at the end.
     """
 
     def __init__(
