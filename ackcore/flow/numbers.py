@@ -12,6 +12,8 @@ def real(value: Any, name: str, unit: str = "") -> float:
     """Return a real number of any type, such as a `decimal.Decimal` or one of numpy's, as a float.
 
     Raises TypeError if it is not a number, or a bool.
+
+    ``unit``: the unit of the value, for the message.
     """
     if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
         of_unit = f" of {unit}" if unit else ""
@@ -28,7 +30,7 @@ def real(value: Any, name: str, unit: str = "") -> float:
 def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> float:
     """Return a number above 0 as a float.
 
-    Raises TypeError if it is not a number. Raises ValueError if it is out of range.
+    Raises TypeError like `real`. Raises ValueError if it is out of range.
 
     ``most``: the largest allowed value. Infinity itself is never allowed.
     """

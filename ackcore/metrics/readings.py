@@ -42,6 +42,7 @@ class MetricsSnapshot:
     active: bool = True
     trips: int = 0
     uncounted: int = 0
+    duplicates: int = 0
     expected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     tokens: dict[str, float] = field(default_factory=dict)
     start_s: float = 0.0
@@ -75,6 +76,7 @@ class SnapshotListener:
             at.progress, at.counts = progress, counts
             at.trips += progress.breaker_trips
             at.uncounted += progress.uncounted
+            at.duplicates += progress.duplicates
             for component, name, checked in progress.expected():
                 for outcome, tuples in checked.items():
                     at.expected[component, name, outcome] += tuples
@@ -233,6 +235,13 @@ READINGS: tuple[Reading, ...] = (
         "{execution}",
         "Failures that did not count as attempts, since this start.",
         lambda at: [({}, at.uncounted)],
+    ),
+    Reading(
+        "ackcore.duplicates",
+        "counter",
+        "{record}",
+        "Records that were acked without being run, as copies of ACKED ones, since this start.",
+        lambda at: [({}, at.duplicates)],
     ),
     Reading(
         "ackcore.expectation.checks",

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
@@ -184,35 +184,8 @@ class LocalRuns:
     def run(self, directory: Path) -> TopologyRun:
         """Run the topology with a checkpoint in a directory; return the outcome."""
         topology = self._topology
-        with ExitStack() as stack:
-            state = stack.enter_context(
-                State.open(
-                    directory / "checkpoint",
-                    topology,
-                    sources=kept_schemas(
-                        {name: table.schema for name, table in self._rows.items()}, topology
-                    ),
-                    kind="batch",
-                    clock_ms=_BEGIN_MS,
-                    new_key=_KEY,
-                )
-            )
-            engine = Engine(
-                topology,
-                None,
-                state,
-                self._take_dead,
-                clock=lambda: self._now_ms,
-                pause=self._pause,
-                jobs=Jobs(
-                    self._run,
-                    _as_they_are,
-                    _as_they_are,
-                    lambda topology, layout, inputs, plan, spilled: self._setup(
-                        topology, layout, plan
-                    ),
-                ),
-            )
+        with self.engine(directory) as engine:
+            state = engine.state
             with self._listeners.of_run(engine):
                 run_to_end(engine, [], list, self._wait, self._listeners)
             counts = engine.counts
@@ -237,6 +210,36 @@ class LocalRuns:
             kills=self._kills.count,
         )
 
+    @contextmanager
+    def engine(self, directory: Path) -> Iterator[Engine]:
+        """Open the checkpoint in a directory, and yield an engine that runs on it."""
+        topology = self._topology
+        schemas = {name: table.schema for name, table in self._rows.items()}
+        with State.open(
+            directory / "checkpoint",
+            topology,
+            sources=kept_schemas(schemas, topology),
+            kind="batch",
+            clock_ms=_BEGIN_MS,
+            new_key=_KEY,
+        ) as state:
+            yield Engine(
+                topology,
+                None,
+                state,
+                self._take_dead,
+                clock=lambda: self._now_ms,
+                pause=self._pause,
+                jobs=Jobs(
+                    self._run,
+                    _as_they_are,
+                    _as_they_are,
+                    lambda topology, layout, inputs, plan, spilled: self._setup(
+                        topology, layout, plan
+                    ),
+                ),
+            )
+
     def on_progress(self, progress: Progress, counts: Counts) -> None:
         """Keep the report of a micro-batch."""
         self._progress.append(progress)
@@ -256,7 +259,9 @@ class LocalRuns:
         written = self._topology.sinks[sink]
         schema = self._topology.sink_schema(written)
         if schema is None:
-            schema = self._emitted(self._topology.spouts[written.component])
+            spout = self._topology.source_of(written.component)
+            assert spout is not None
+            schema = self._emitted(spout)
         return pa.Table.from_batches(self._sinks[sink].batches, schema)
 
     def _emitted(self, spout: Spout) -> pa.Schema:
@@ -288,10 +293,9 @@ class LocalRuns:
         setup = self._setup(topology, layout, plan)
         spec = setup.spec
         sent: list[list[pa.RecordBatch]] = []
-        if plan.number == 0:
-            for name, part in self._parts():
-                read = partial(SpoutStage, sources=setup.sources, spout=name)
-                sent.append(self._task(read, spec, 1, len(sent), part.to_batches()))
+        for name, part in self._parts(plan.number):
+            read = partial(SpoutStage, sources=setup.sources, spout=name)
+            sent.append(self._task(read, spec, 1, len(sent), part.to_batches()))
         slices = setup.slices()
         for number in range(len(slices)):
             numbers = pa.RecordBatch.from_pydict({"id": [number]})
@@ -326,18 +330,20 @@ class LocalRuns:
         self._counted.add(plan.number)
         for name, file in plan.retries.items():
             self._executed[name].update(read_whole(file)[MESSAGE_ID].to_pylist())
-        if plan.number == 0:
-            for partition, (name, part) in enumerate(self._parts()):
-                ids: list[str] = []
-                for batch in part.to_batches():
-                    found = setup.sources[name].message_ids(batch, 0, partition, len(ids))
-                    ids += found.to_pylist()
-                self._message_ids.setdefault(name, []).extend(ids)
-                self._executed[name].update(ids)
+        for partition, (name, part) in enumerate(self._parts(plan.number)):
+            ids: list[str] = []
+            for batch in part.to_batches():
+                found = setup.sources[name].message_ids(batch, plan.number, partition, len(ids))
+                ids += found.to_pylist()
+            self._message_ids.setdefault(name, []).extend(ids)
+            self._executed[name].update(ids)
 
-    def _parts(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the spout and the rows of each task that reads a spout."""
-        for name, table in self._rows.items():
+    def _parts(self, number: int) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the spout and the rows of each task that reads a spout in a micro-batch.
+
+        The first micro-batch has all rows.
+        """
+        for name, table in self._rows.items() if number == 0 else ():
             cuts = [len(table) * i // self._tasks for i in range(self._tasks + 1)]
             for start, stop in pairwise(cuts):
                 yield name, table.slice(start, stop - start).combine_chunks()

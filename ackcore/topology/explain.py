@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from ackcore.calls import RateLimit
-from ackcore.topology.components import DEFAULT_STREAM, AsyncBolt, BasicBolt, BatchBolt, Component
+from ackcore.topology.components import DEFAULT_STREAM, AsyncBolt, BasicBolt, Bolt, Component
 from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
-from ackcore.topology.table_views import CHANGES
+from ackcore.topology.table_views import CHANGES, CLOSED
 
 _HIGH, _GAP_Y, _GAP_X, _MARGIN = 44, 26, 150, 14
 _CHAR = 8.2
@@ -107,8 +109,9 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
             found.append(_Edge(source, stream, name, label, not local))
     tables = structure.get("tables", {})
     for name, (source, stream) in structure.get("sinks", {}).items():
-        if source.removesuffix(CHANGES) in tables:
-            source = f"table {source.removesuffix(CHANGES)}"
+        table, _, end = source.rpartition(".")
+        if table in tables and f".{end}" in (CHANGES, CLOSED):
+            source = f"table {table}"
         found.append(_Edge(source, stream, f"sink {name}", "", False))
     for name, table in tables.items():
         source, stream = table["from"]
@@ -297,7 +300,10 @@ def _bolt(bolt: BoltSpec, parts: Parts, layout: Layout) -> list[str]:
     asked = "" if bolt.parallelism is None else f", parallelism {bolt.parallelism}"
     branches = []
     for stream, schema in bolt.schemas.items():
-        fields = _fields([f"{field.name}: {field.type}" for field in schema])
+        known = [field.type for field in schema if not pa.types.is_null(field.type)]
+        fields = _fields(
+            [f"{field.name}: {field.type}" for field in schema] if known else schema.names
+        )
         branches.append((f"{stream} {fields}", _readers(bolt.name, stream, parts, layout)))
     head = f"bolt {bolt.name}: {type(bolt.component).__name__}{asked}"
     return [head, *_calls(bolt.component), *_tree(branches)]
@@ -309,7 +315,7 @@ def _calls(component: Component) -> list[str]:
     names: Sequence[str] = ("threads", "journal")
     if isinstance(component, AsyncBolt):
         base, names = AsyncBolt, _CALL_SETTINGS
-    elif isinstance(component, BatchBolt):
+    elif not isinstance(component, Bolt | BasicBolt):
         return []
     shown = []
     for name in names:
@@ -345,8 +351,11 @@ def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[
     for table in parts.tables.values():
         if (table.component, table.stream) == (component, stream):
             readers.append(f"──▶ table {table.name}: {', '.join(table.shape.key_names)}")
-            changes = [s for s in parts.sinks.values() if parts.changed_table(s) is table]
-            readers += [f"{_sink(sink)}, of changes to {table.name}" for sink in changes]
+            for sink in parts.sinks.values():
+                if parts.table_read(sink) is table:
+                    closed = sink.component.endswith(CLOSED)
+                    what = "closed windows of" if closed else "changes to"
+                    readers.append(f"{_sink(sink)}, of {what} {table.name}")
     return readers or ["─ not read"]
 
 

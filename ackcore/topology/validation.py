@@ -23,6 +23,7 @@ from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.outcomes import CallCounts
 from ackcore.tables.table_shape import TableShape
+from ackcore.topology import dedup
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.components import (
@@ -41,12 +42,13 @@ from ackcore.topology.parts import (
     Fields,
     Input,
     PartialKey,
+    Parts,
     SinkSpec,
     Spout,
 )
 from ackcore.topology.settings import MAX_PARALLELISM
 from ackcore.topology.sql_conditions import spark_types, supported_type
-from ackcore.topology.table_views import CHANGES, UPSERTS, change_streams
+from ackcore.topology.table_views import CHANGES, CLOSED, UPSERTS, change_streams, closed_streams
 
 #: The prefix of ackcore's own columns.
 RESERVED = "_ackcore_"
@@ -128,16 +130,17 @@ def problems(
     for bolt in bolts:
         yield from _uses(bolt, names)
         yield from _budget(bolt)
-    changes = {f"{name}{CHANGES}" for name in names}
+    changes = {f"{name}{end}" for name in names for end in (CHANGES, CLOSED)}
     for name in (*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)):
         if name in changes:
             yield (
                 f"component {name!r} must have another name, because sinks read the changed rows "
-                f"of table {name.removesuffix(CHANGES)!r} under this one; rename it"
+                f"of table {name.rpartition('.')[0]!r} under this one; rename it"
             )
     sinks = [sink for sink in sinks if sink.component not in changes]
     for spout in spouts:
         yield from _spout(spout)
+        yield from dedup.problems(spout, [*(bolt.name for bolt in bolts), *names])
     for bolt in bolts:
         yield from _bolt(bolt)
         yield from _final_errors(bolt, reject)
@@ -613,8 +616,22 @@ def _uses(bolt: BoltSpec, tables: Sequence[str]) -> Iterator[str]:
 
 
 def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
-    """Yield the problems of a sink that reads the changed rows of a table."""
+    """Yield the problems of a sink that reads the changed or closed rows of a table."""
     table, streams = shape.name, change_streams(shape)
+    if sink.component.endswith(CLOSED):
+        streams = closed_streams(shape)
+        if shape.window is None:
+            yield (
+                f"sink {sink.name!r} reads the closed windows of table {table!r}, which has no "
+                f"window; declare the table with window=tumbling(...), or read {table}{CHANGES}"
+            )
+            return
+    elif shape.window is not None and shape.window.is_session:
+        yield (
+            f"sink {sink.name!r} reads the changes of table {table!r}, whose sessions may join "
+            f"others, so that a row is not changed but gone; read {table}{CLOSED}"
+        )
+        return
     if sink.stream not in streams:
         yield (
             f"sink {sink.name!r} reads stream {sink.stream!r} of the changes of table {table!r}, "
@@ -631,6 +648,17 @@ def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
             f"isolate of sink {sink.name!r} makes the records of refused rows dead letters, and "
             f"the changed rows of table {table!r} belong to no single record; remove isolate"
         )
+
+
+def window_problems(topology: Parts) -> Iterator[str]:
+    """Yield the problems of tables with windows that are fed by untracked spouts."""
+    for table in topology.tables.values():
+        for name in topology.spouts_of(table.component) if table.shape.window is not None else ():
+            if not topology.spouts[name].tracked:
+                yield (
+                    f"table {table.name!r} has windows and is fed by spout {name!r}, which is not "
+                    "tracked: late records could not be dead letters; remove tracked=False"
+                )
 
 
 def _laid_out_otherwise(type_: pa.DataType) -> pa.DataType | None:

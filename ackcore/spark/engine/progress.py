@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from ackcore.calls.rate_limits import unreported
 from ackcore.spark.base.traces import RecordTrace
 from ackcore.topology.components import AsyncBolt
+from ackcore.topology.dedup import duplicates_in
 from ackcore.topology.tuples import Reason
 
 if TYPE_CHECKING:
@@ -279,6 +280,7 @@ class Progress:
         oldest = f" (oldest {self.oldest_s:.1f} s)" if self.waiting else ""
         free = f" ({self.uncounted} not counted)" if self.uncounted else ""
         trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
+        copies = f" ({self.duplicates} duplicates)" if self.duplicates else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
         unmet = sum(counts["failed"] for _, _, counts in self.expected())
         unexpected = f", {unmet} unmet expectations" if unmet else ""
@@ -289,12 +291,17 @@ class Progress:
         )
         lag = f", lag {sum(self.lag.values())}" if self.lag else ""
         return (
-            f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed{free}, "
+            f"micro-batch {self.batch_id}: {self.acked} acked{copies}, {self.failed} failed{free}, "
             f"{self.retried} retried{replayed}, {self.dead} dead, {self.waiting} waiting{oldest}, "
             f"{took}"
             f"{self.records_per_s:.0f} records/s, {self.duration_s:.2f} s"
             f"{lag}{trips}{again}{unexpected}{cost}"
         )
+
+    @property
+    def duplicates(self) -> int:
+        """The number of acked records that were not run, as copies of ACKED ones."""
+        return duplicates_in(self.emitted)
 
     def expected(self) -> Iterator[tuple[str, str, Mapping[str, int]]]:
         """Yield component, expectation and counts for each of `expectations`."""

@@ -22,6 +22,7 @@ from ackcore.spark.base.sources import (
     emitted_schema,
     has_fixed_order,
     has_fixed_rows,
+    number_of,
     source_schema,
 )
 from ackcore.spark.base.traces import RecordTrace
@@ -346,7 +347,7 @@ class RunSetup:
                 schema=schema,
                 message_id=tuple(spout.message_id),
                 tracked=spout.tracked,
-                claims=spout.tracked and bool(spout.message_id) and not spout.unique,
+                claims=spout.checks_ids,
                 spills=spout.tracked and spills,
                 key=spout_key(plan.key, spout.name, "", plan.number),
                 by_tasks=spout.kind is not None,
@@ -355,6 +356,7 @@ class RunSetup:
                 ordered_by=spout.ordered_by,
                 blocked=plan.blocked.get(spout.name),
                 tried=tried,
+                number_column=number_of(spout),
             )
             schemas[spout.name, DEFAULT_STREAM] = (
                 schema if spout.kind is None else emitted_schema(spout)
@@ -362,6 +364,8 @@ class RunSetup:
         for bolt in topology.bolts.values():
             for stream, schema in bolt.schemas.items():
                 schemas[bolt.name, stream] = schema
+        for spout in topology.spouts.values():
+            schemas[spout.emitter, DEFAULT_STREAM] = schemas[spout.name, DEFAULT_STREAM]
         dests = settings.parallelism or tasks
         asked = [bolt.parallelism for bolt in topology.bolts.values() if bolt.parallelism]
         self.spec = TaskSpec(

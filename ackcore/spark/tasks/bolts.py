@@ -24,6 +24,7 @@ from ackcore.calls.usage import UsageCounts, largest_sums
 from ackcore.ids import edge_ids
 from ackcore.spark.stores.object_journal import ObjectJournal
 from ackcore.spark.stores.opening import is_bucket, open_store
+from ackcore.spark.tasks.dedup_executor import DedupExecutor, SeenKeys
 from ackcore.spark.tasks.expected_rows import ExpectedRows
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.ledger_rows import LedgerRows
@@ -41,6 +42,7 @@ from ackcore.spark.tasks.tracking import (
     running_counts,
 )
 from ackcore.topology.components import output_streams
+from ackcore.topology.dedup import DUPLICATES, DedupBolt
 from ackcore.topology.executors import Executor
 from ackcore.topology.journaled_executor import Answers, context_of
 from ackcore.topology.table_views import TableView
@@ -216,8 +218,10 @@ class Bolts:
         bolt.open_rows.append(OpenRows(bolt.next, bare, self._chunks.groups))
         bolt.next += len(rows)
         started_ns = time.time_ns() if self.tracer is not None else 0
+        of = self._spec.components.get(source)
+        shown = of.spout if isinstance(of, DedupBolt) else source
         with self._time_limit.on(target):
-            results = bolt.executor.process(source, stream, rows.batch, rows.identity)
+            results = bolt.executor.process(shown, stream, rows.batch, rows.identity)
         if self.tracer is not None:
             took_ns = time.time_ns() - started_ns
             self.tracer.step(target, rows, started_ns, took_ns, len(rows))
@@ -228,6 +232,10 @@ class Bolts:
 
     def _executor(self, name: str) -> Executor:
         component = self._spec.components[name]
+        if isinstance(component, DedupBolt):
+            keys = self._spec.tables[name].reader()
+            assert isinstance(keys, SeenKeys)
+            return DedupExecutor(component, keys)
         return self._spec.make_executor(
             name,
             component,
@@ -298,6 +306,8 @@ class Bolts:
                 with_identity = any(sub.target in layout.needs_identity for sub in subscriptions)
                 for rows in _cut(bolt.anchored(emission, with_identity)):
                     self.deliver(bolt.name, stream, rows)
+            elif stream == DUPLICATES and isinstance(self._spec.components[bolt.name], DedupBolt):
+                self.emitted[bolt.name][stream] += len(emission.batch)
 
     def _fail(self, bolt: BoltInstance, failure: FailedInputs) -> None:
         reasons = failure.reasons
