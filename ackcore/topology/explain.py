@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.calls import RateLimit
+from ackcore.topology.components import DEFAULT_STREAM, AsyncBolt, BasicBolt, Bolt, Component
 from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
@@ -202,6 +203,18 @@ _WIDTH = 100
 _RULE = 78
 #: The maximum number of characters of a writer's repr.
 _WRITER = 72
+#: The settings of calls that are shown if they differ from their defaults.
+_CALL_SETTINGS = (
+    "limit",
+    "max_concurrency",
+    "timeout_s",
+    "endpoints",
+    "wait_in_task_s",
+    "breaker_failures",
+    "breaker_reset_s",
+    "max_batch",
+    "journal",
+)
 #: Shown even if they have their defaults: readers of failures need them first.
 _ALWAYS = ("max_attempts", "backoff_s", "max_backoff_s")
 
@@ -292,7 +305,34 @@ def _bolt(bolt: BoltSpec, parts: Parts, layout: Layout) -> list[str]:
             [f"{field.name}: {field.type}" for field in schema] if known else schema.names
         )
         branches.append((f"{stream} {fields}", _readers(bolt.name, stream, parts, layout)))
-    return [f"bolt {bolt.name}: {type(bolt.component).__name__}{asked}", *_tree(branches)]
+    head = f"bolt {bolt.name}: {type(bolt.component).__name__}{asked}"
+    return [head, *_calls(bolt.component), *_tree(branches)]
+
+
+def _calls(component: Component) -> list[str]:
+    """Return the settings of a bolt's calls that differ from their defaults."""
+    base: type[Component] = BasicBolt
+    names: Sequence[str] = ("threads", "journal")
+    if isinstance(component, AsyncBolt):
+        base, names = AsyncBolt, _CALL_SETTINGS
+    elif not isinstance(component, Bolt | BasicBolt):
+        return []
+    shown = []
+    for name in names:
+        value = getattr(component, name)
+        if isinstance(value, RateLimit):
+            some = (f"{key}={_setting(each)}" for key, each in vars(value).items() if each)
+            shown.append(f"{name}({', '.join(some)})")
+        elif value != getattr(base, name):
+            shown.append(f"{name}={_setting(value)}")
+    text = f"calls: {', '.join(shown)}" if shown else ""
+    return textwrap.wrap(text, _WIDTH - 4, initial_indent="  ", subsequent_indent="    ")
+
+
+def _setting(value: Any) -> str:
+    if callable(value):
+        return _writer(value)
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:

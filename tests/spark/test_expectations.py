@@ -15,8 +15,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from ackcore import testing
-from ackcore.metrics.readings import READINGS, MetricsSnapshot
-from ackcore.spark import QueryListener, RateSpout, RunFailed, dead_letters, run_batch, start
+from ackcore.metrics.readings import READINGS, SnapshotListener
+from ackcore.spark import RateSpout, RunFailed, dead_letters, run_batch, start
 from ackcore.spark.engine.insist import ExpectationFailed
 from ackcore.spark.engine.progress import Progress
 from ackcore.topology import BatchBolt, TopologyBuilder, TopologyError
@@ -391,15 +391,16 @@ def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems(
         orders(testing.Source(ORDERS), expect("id > 0"), tracked=False)
 
 
-class Seen(QueryListener):
+class Seen(SnapshotListener):
     """A listener that keeps the reports and the metrics."""
 
     def __init__(self):
-        self.metrics, self.reports = MetricsSnapshot(), []
+        super().__init__()
+        self.reports = []
 
     def on_progress(self, progress, counts):
         self.reports.append(progress)
-        self.metrics.take(progress, counts)
+        super().on_progress(progress, counts)
 
 
 def test_on_spark_a_failed_expectation_ends_the_query_before_anything_is_written(spark, tmp_path):
@@ -429,7 +430,7 @@ def test_on_spark_a_failed_expectation_ends_the_query_before_anything_is_written
         "amount < 8": {"passed": 900, "failed": 100},
     }
     (reading,) = [one for one in READINGS if one.name == "ackcore.expectation.checks"]
-    values = {tuple(labels.values()): value for labels, value in reading.values(seen.metrics)}
+    values = {tuple(labels.values()): value for labels, value in reading.values(seen._at)}
     assert values["split", "not_seventh", "failed"] == len(sevenths)
     letters = dead_letters(str(tmp_path / "checkpoint"), spark).filter("component = 'orders'")
     (reason,) = letters.select("error_message").distinct().collect()
