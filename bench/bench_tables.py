@@ -8,6 +8,7 @@ states, merge, write the segment.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from pathlib import Path
@@ -20,12 +21,12 @@ import pytest
 
 from ackcore.tables import count, latest, sum_of
 from ackcore.tables.folding import fold_rows, merge_states
-from ackcore.tables.table_compaction import SegmentInfo, merges_due
+from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_segments import (
     RANGE_ROWS,
     TableReader,
     TableSegment,
-    merged_rows,
+    merged_parts,
     write_segment,
 )
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
@@ -51,32 +52,42 @@ class StoredBase:
     """A base of segments in files, which are mapped into memory."""
 
     def __init__(self, directory: Path, keys: int) -> None:
-        self.directory, self.keys = directory, keys
+        self.directory, self.keys, self.names = directory, keys, itertools.count()
         parts = [
             fold_rows(SHAPE, [orders(shops, 1)], 0)
             for shops in np.array_split(np.arange(keys), max(1, keys // 1_000_000))
         ]
         self.deltas = [TableSegment.open(write_segment(SHAPE, part), SHAPE) for part in parts]
-        infos = [SegmentInfo(str(n), len(part), 0, 0, HASH_END) for n, part in enumerate(parts)]
-        self.merges = merges_due(infos) or [None]
-        self.nbytes = 0
+        self.infos: list[SegmentInfo] = []
         self.compact()
 
     def compact(self) -> None:
         """Merge the deltas into the base, range by range."""
-        self.nbytes = 0
-        for number, merge in enumerate(self.merges):
-            lo, hi = (merge.lo, merge.hi) if merge else (0, HASH_END)
-            rows = pa.concat_tables(merged_rows(SHAPE, self.deltas, lo, hi, None))
-            data = write_segment(SHAPE, rows, lo, hi)
-            self.nbytes += len(data)
-            (self.directory / f"{number}.arrow").write_bytes(data)
+        self.infos.clear()
+        for lo, hi, rows in merged_parts(SHAPE, self.deltas, 0, HASH_END, None):
+            self.put(rows, lo, hi, len(self.infos))
+
+    def put(self, rows: pa.Table, lo: int, hi: int, place: int) -> SegmentInfo:
+        """Write a segment at a place among the others."""
+        data = write_segment(SHAPE, rows, lo, hi)
+        file = f"{next(self.names)}.arrow"
+        (self.directory / file).write_bytes(data)
+        self.infos.insert(place, SegmentInfo(file, len(rows), len(data), lo, hi))
+        return self.infos[place]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all files."""
+        return sum(info.nbytes for info in self.infos)
 
     def reader(self) -> TableReader:
         """Open all files."""
-        paths = [self.directory / f"{number}.arrow" for number in range(len(self.merges))]
-        buffers = [pa.memory_map(str(path)).read_buffer() for path in paths]
-        return TableReader(SHAPE, [TableSegment.open(each, SHAPE) for each in buffers], 0)
+        return TableReader(SHAPE, [self.opened(info) for info in self.infos], 0)
+
+    def opened(self, info: SegmentInfo) -> TableSegment:
+        """Map a segment into memory."""
+        buffer = pa.memory_map(str(self.directory / info.file)).read_buffer()
+        return TableSegment.open(buffer, SHAPE, info.lo, info.hi)
 
     def fold(self, reader: TableReader, rows: pa.Table) -> None:
         """Fold a micro-batch, and write its segment."""
