@@ -19,6 +19,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from ackcore.spark.checkpoint.segment_files import SegmentFiles
+from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.sinks.sink_batch import BatchFile
+from ackcore.spark.stores.local import LocalStore
+from ackcore.spark.tables.table_fold import TableFold
+from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables import count, latest, sum_of
 from ackcore.tables.folding import fold_rows, merge_states
 from ackcore.tables.table_compaction import SegmentInfo
@@ -149,6 +155,72 @@ def bench_bytes_against_parquet(base, report_ratio, tmp_path):
         pq.write_table(stored.drop_columns([HASH]), tmp_path / "part.parquet")
         ratio = len(write_segment(shape, stored)) / (tmp_path / "part.parquet").stat().st_size
         report_ratio(f"bytes against Parquet, keys {texts[0]}", [ratio], 1.5, True)
+
+
+class FoldedTable:
+    """A table in a checkpoint's files, into which the driver folds micro-batches."""
+
+    def __init__(self, directory: Path, base: StoredBase) -> None:
+        self.directory, self.keys, self.number = directory, base.keys, 0
+        self.files = SegmentFiles(LocalStore(directory), 1)
+        self.state = TableState(SHAPE.structure(), 0)
+        segments = [
+            self.files.put(
+                SHAPE.name, 0, (base.directory / each.file).read_bytes(), *each[1:2], *each[3:5]
+            )
+            for each in base.infos
+        ]
+        self.state = self.state._replace(rows=base.keys, segments=tuple(segments))
+
+    def fold(self, rows: int) -> float:
+        """Return the seconds of the fold of some rows, with its merges."""
+        self.number += 1
+        shops = np.random.default_rng(self.number).integers(0, self.keys, rows)
+        batch = orders(shops, self.number).append_column(ROOT, pa.nulls(rows, pa.int64()))
+        file = RowFileWriter(str(self.directory / f"work-{self.number}"), batch.schema, 0, 0)
+        file.write(batch)
+        name, count_of, _ = file.finish()
+        path = os.path.join(self.directory, f"work-{self.number}", name)
+        fold = TableFold(self.files, SHAPE, self.number, 0)
+        start = time.perf_counter()
+        files = [BatchFile(path, count_of, nbytes=file.nbytes)]
+        self.state = fold.folded(self.state, files, np.empty(0, np.int64))
+        seconds = time.perf_counter() - start
+        kept = {each.file for each in self.state.segments}
+        for segment in (self.directory / "tables" / SHAPE.name).iterdir():
+            if f"{SHAPE.name}/{segment.name}" not in kept:
+                segment.unlink()
+        return seconds
+
+
+def anonymous_mb() -> float:
+    """Return the memory of this process without pages of files, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("RssAnon"))
+
+
+@pytest.mark.parametrize(("rows", "batches"), [(1_000, 1_000), (20_000, 200)])
+def bench_micro_batches_of_a_large_table(base, quick, rows, batches, report_ratio, tmp_path):
+    """Wall time of the driver: read, fold, write the segment durably, and merge."""
+    table = FoldedTable(tmp_path, base)
+    taken, memory = [], []
+    for _ in range(20 if quick else batches):
+        taken.append(table.fold(rows))
+        memory.append(anonymous_mb())
+    label = f"micro-batch of {rows:,} rows"
+    report_ratio(
+        f"{label}, table of {base.keys:,} keys", taken, 0.15 if rows == 1_000 else None, True, "s"
+    )
+    report_ratio(
+        f"{label}, the slowest above the median", [max(taken) - np.median(taken)], 1, True, "s"
+    )
+    half = len(memory) // 2
+    report_ratio(
+        f"{label}, memory of the second half against the first",
+        [max(memory[half:]) / max(memory[:half])],
+        1.1,
+        True,
+    )
 
 
 def totals_of_spark(source):
