@@ -97,8 +97,8 @@ lint: .venv/.built .venv/.lint ## ruff, clang-format, C warnings, cython-lint, m
 bench: java .venv/.built .venv/.bench ## measure all but Kafka; ends with each ratio beside its bound (K=..., ARGS=...)
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench --ignore bench/bench_kafka.py $(ARGS)
 
-bench-quick: java .venv/.built .venv/.bench ## the same in small, to see that the benches still run
-	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench --quick --ignore bench/bench_kafka.py $(ARGS)
+bench-quick: java .venv/.built .venv/.bench ## the same in small, two at a time and without ratios, to see that the benches still run
+	@ACKCORE_REQUIRE_NATIVE=1 $(PYTEST) bench --quick --benchmark-disable -n 2 --dist loadfile --ignore bench/bench_kafka.py $(ARGS)
 
 bench-spark: java .venv/.built .venv/.bench ## topologies and settling against bare Spark (ARGS=--quick: in small)
 	@ACKCORE_REQUIRE_NATIVE=1 $(BENCH) bench/bench_topology.py bench/bench_seen.py bench/bench_settle.py bench/bench_bucket.py $(ARGS)

@@ -31,6 +31,7 @@ TOPOLOGY = SimpleNamespace(
     structure={"spouts": {"lines": {"fields": ["line"]}}, "bolts": {}, "sinks": {}},
     spouts={"lines": SimpleNamespace(tracked=True)},
     fingerprint="0" * 32,
+    tables={},
 )
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from ackcore.tables import count, latest, sum_of
+from ackcore.tables import count, latest, session, sum_of, tumbling
 from ackcore.tables.folding import fold_rows, merge_states
 from ackcore.tables.table_compaction import SegmentInfo, merges_due
 from ackcore.tables.table_segments import (
@@ -29,6 +29,8 @@ from ackcore.tables.table_segments import (
     write_segment,
 )
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
+from ackcore.tables.watermarks import NEVER
+from ackcore.tables.window_rows import closing_rows, merged_sessions
 
 SCHEMA = pa.schema([("shop", pa.int64()), ("euros", pa.float64()), ("at", pa.timestamp("us"))])
 SHAPE = TableShape.of(
@@ -120,6 +122,50 @@ def bench_folds_lookups_and_compaction(base, keys, quick, interleaved, report_ra
     taken = interleaved({"compaction": base.compact}, 1 if quick else 3)
     rates = [keys / s / 1e6 for s in taken["compaction"]]
     report_ratio("rows compacted a second", rates, unit="M/s")
+
+
+@pytest.mark.parametrize("window", [tumbling(3600, "at"), session(600, "at")])
+def bench_folds_of_windows(window, keys, quick, interleaved, report_ratio):
+    """CPU time of a fold of the same rows with windows against one without, and of a close.
+
+    A day of orders of a tenth of the keys, all of them open; then one micro-batch closes an hour.
+    """
+    shape = TableShape.of("totals", SCHEMA, "shop", SHAPE.aggregates, window=window)
+    rng = np.random.default_rng(7)
+    n = keys // 10
+    rows = pa.Table.from_batches([orders(rng.integers(0, n, n), number) for number in (1, 2)])
+    more = pa.Table.from_batches([orders(rng.integers(0, n, n), 3)])
+    kinds, readers = {"windows": shape, "none": SHAPE}, {}
+    for name, of in kinds.items():
+        segment = TableSegment.open(write_segment(of, fold_rows(of, [rows], NEVER)), of)
+        readers[name] = TableReader(of, [segment], NEVER)
+
+    def fold(name):
+        of, reader = kinds[name], readers[name]
+        partial = fold_rows(of, [more], NEVER)
+        if of.window is not None and of.window.is_session:
+            _, states = merged_sessions(of, reader, partial)
+        else:
+            older = reader.lookup(partial)
+            states = merge_states(of, older.filter(pc.is_valid(older.column(HASH))), partial)
+        write_segment(of, states)
+
+    taken = interleaved({name: lambda name=name: fold(name) for name in kinds}, 1 if quick else 5)
+    what = "sessions" if window.is_session else "hours"
+    report_ratio(
+        f"rows folded a second, {what}", [n / s / 1e6 for s in taken["windows"]], unit="M/s"
+    )
+    pairs = zip(taken["windows"], taken["none"], strict=True)
+    report_ratio(f"fold with {what} against none", [one / other for one, other in pairs])
+    hour = 3_600_000 + (2 * 600_000 if window.is_session else 0)
+    closed = sum(len(part) for part in closing_rows(readers["windows"], hour))
+    taken = interleaved(
+        {"close": lambda: [*closing_rows(readers["windows"], hour)]}, 1 if quick else 5
+    )
+    total = readers["windows"].segments[0].rows
+    report_ratio(
+        f"{what}: {closed:,} of {total:,} rows close", [s * 1e3 for s in taken["close"]], unit="ms"
+    )
 
 
 def bench_bytes_against_parquet(base, report_ratio, tmp_path):

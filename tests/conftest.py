@@ -51,6 +51,12 @@ if CLASSES.exists():
     ).strip()
 
 
+# The `sitecustomize` there spares Spark's Python workers half of their CPU time.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "spark_python"), os.environ.get("PYTHONPATH")])
+)
+
+
 def load_backend(name):
     """Return a backend's module, or skip; in CI a broken build must not pass."""
     try:
@@ -112,36 +118,38 @@ ORDER = {"test_each_level_can_be_ordered": -1, "test_level_keeps_the_contract": 
 LONGEST = [
     f"tests/{name}.py"
     for name in (
+        "spark/test_recipes",
         "spark/test_bucket_runs",
-        "faults/test_workers_die",
-        "test_imports",
-        "faults/test_driver_dies",
-        "spark/test_jdbc_sink",
-        "faults/test_checkpoints",
-        "spark/test_workers",
-        "spark/test_interrupts",
-        "cli/test_run_command",
-        "spark/test_recompute",
-        "faults/test_stores_fail",
-        "faults/test_calls_once",
         "spark/test_word_count",
-        "spark/test_delta_spark",
+        "faults/test_workers_die",
+        "spark/test_jdbc_postgres",
+        "spark/test_planned_sources",
+        "spark/test_failed_files",
+        "spark/test_interrupts",
         "spark/test_run",
-        "kafka/test_reading",
+        "spark/test_query",
+        "spark/test_refusals",
+        "test_imports",
+        "spark/test_settle",
+        "spark/test_parquet",
+        "spark/test_letter_troubles",
+        "spark/test_stores",
+        "spark/test_workers",
         "spark/test_kafka_spout",
-        "spark/test_kafka_sink",
-        "spark/test_kafka_frames",
+        "faults/test_stopped_worlds",
+        "spark/test_letter_stores",
+        "spark/test_recompute",
+        "spark/test_jdbc_sink",
+        "spark/test_sink_contract",
+        "spark/test_kafka_outages",
         "kafka/test_consumer",
         "kafka/test_consumer_groups",
-        "kafka/test_truncations",
-        "cli/test_looking_is_light",
         "cli/test_commands_on_buckets",
-        "spark/test_connect",
-        "spark/test_metrics",
-        "spark/test_deaths",
-        "spark/test_stores",
-        "spark/test_take_over",
-        "spark/test_buckets",
+        "cli/test_looking_is_light",
+        "spark/test_hdfs",
+        "faults/test_driver_dies",
+        "faults/test_letter_writers_die",
+        "kafka/test_consumer_limits",
     )
 ]
 
@@ -165,20 +173,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: ORDER.get(getattr(item, "originalname", ""), 0))
 
 
-# Workers are forked by this.  One that has failed a task is not used again, and each new one would
-# spend most of a second on these.
-WARM_DAEMON = """
-import runpy
-
-import pandas
-import pyarrow.parquet
-
-import ackcore.spark
-
-runpy.run_module("pyspark.daemon", run_name="__main__")
-"""
-
-
 class LiveSpark:
     """The Spark of all tests, and another one after its JVM has died: that fails one test.
 
@@ -194,7 +188,6 @@ class LiveSpark:
         # The whole JVM ends: in some of Spark's threads the error would be lost.
         "spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError",
         "spark.sql.adaptive.enabled": "true",
-        "spark.python.daemon.module": "warm_daemon",
         # Any, of the Spark Connect server that a test may ask for.
         "spark.connect.grpc.binding.port": "0",
     }
@@ -205,7 +198,6 @@ class LiveSpark:
         self._session = None
         self._process = None
         self._connect = None
-        (directory / "warm_daemon.py").write_text(WARM_DAEMON)
 
     @property
     def log(self):
@@ -250,11 +242,8 @@ class LiveSpark:
         # Here, since most tests must run where there is no Spark.
         from ackcore.examples.quiet_spark import spark_session  # noqa: PLC0415
 
-        path = [str(self._directory), os.environ.get("PYTHONPATH", "")]
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-            self._context = spark_session(self.MASTER, self.CONF, self.log)
-            self._session, _ = self._context.__enter__()
+        self._context = spark_session(self.MASTER, self.CONF, self.log)
+        self._session, _ = self._context.__enter__()
         self._process = self._session.sparkContext._gateway.proc
         self._connect = None
 

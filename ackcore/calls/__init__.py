@@ -6,6 +6,7 @@ raises `Retry`, `Unavailable` or `Reject` to decide whether its record is retrie
 """
 
 from ackcore.calls.outcomes import Reject, Retry, Unavailable
-from ackcore.calls.rate_limits import RateLimit, used
+from ackcore.calls.rate_limits import RateLimit
+from ackcore.calls.usage import used
 
 __all__ = ["RateLimit", "Reject", "Retry", "Unavailable", "used"]

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
-
 from ackcore.calls.outcomes import Unavailable
+from ackcore.calls.usage import KeySums
 
 #: Seconds until a tuple is tried again, if no money was left when its micro-batch began.
 _WAIT_S = 60.0
 #: A share is spent when no more than this part of it is left: sums of floats are rounded.
 _ROUNDING = 1e-9
-#: The most keys that a report names.
-MOST_KEYS = 100
-#: The key of a report that has the sum of the costs of all other keys.
-OTHER_KEYS = "(other keys)"
-
-
-def largest_costs(costs: Mapping[str, float]) -> dict[str, float]:
-    """Return the `MOST_KEYS` largest costs by key, and the sum of the others as `OTHER_KEYS`."""
-    others = costs.get(OTHER_KEYS, 0.0)
-    named = sorted((-cost, key) for key, cost in costs.items() if key != OTHER_KEYS)
-    found = {key: -cost for cost, key in named[:MOST_KEYS]}
-    others -= sum(cost for cost, _ in named[MOST_KEYS:])
-    return found | ({OTHER_KEYS: others} if others else {})
 
 
 class Budget:
@@ -44,7 +29,7 @@ class Budget:
     ----------
     spent : float
         The cost of this micro-batch's calls in the task.
-    by_key : Counter of str
+    by_key : KeySums
         The same cost by key; the key is "" for a limit without keys.
     """
 
@@ -52,12 +37,12 @@ class Budget:
         self._bolt, self._limit, self._before = bolt, limit, before
         self._share = max(0.0, limit - before) / tasks
         self.spent = 0.0
-        self.by_key = Counter[str]()
+        self.by_key = KeySums()
 
     def add(self, cost: float, key: str) -> None:
         """Add the cost of a call."""
         self.spent += cost
-        self.by_key[key] += cost  # type: ignore[assignment]  # costs are floats
+        self.by_key.add(key, cost)
 
     def refusal(self) -> Unavailable | None:
         """Return the error of tuples that the task must not call, or None while money is left."""

@@ -29,7 +29,7 @@ from typing import Any
 from ackcore.calls.call_queues import SHORTEST_WAIT_NS, Call, FairQueues
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.outcomes import CallCounts, CallOutcome, Retry
-from ackcore.calls.rate_limits import USAGE, Usage
+from ackcore.calls.usage import USAGE, Usage, text_of
 from ackcore.flow.consumers import Lease
 from ackcore.retry import capped_doubling
 
@@ -206,7 +206,8 @@ class Workers:
             self._last = worker
             value, error, usage = None, None, None
             if self._needs_usage:
-                USAGE.set(usage := Usage())
+                key = "" if self._window is None else text_of(call.queue.key)
+                USAGE.set(usage := Usage(key, self.counts.used))
             try:
                 if named:
                     value = await function(call.item, worker.lease.consumer.name)
@@ -228,8 +229,8 @@ class Workers:
                 )
             self.in_flight -= 1
             if usage is not None:
+                usage.end(error is None)
                 call.queue.end(worker.estimate, usage.tokens, isinstance(error, Retry))
-                self.counts.tokens += usage.tokens or 0.0
             if error is None and not worker.expired:
                 call.queue.endpoints.done(worker.lease, worker.on_trial)
                 call.value, call.error = value, None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
+
+from ackcore.calls.usage import UsageCounts
 
 Value = TypeVar("Value")
 #: Waits are at most a year, so that sums of them in milliseconds fit in 64 bits.
@@ -125,8 +127,8 @@ class CallCounts:
         Items that ended without a result, because their wait for another call would be too long.
     trips : int
         Times that a breaker opened.
-    tokens : float
-        Tokens that calls reported by `used`, if their limit counts them.
+    used : UsageCounts
+        The reports of `used`, if the limit has ``tokens_per_min`` or ``cost_per_run``.
     """
 
     made: int = 0
@@ -135,4 +137,4 @@ class CallCounts:
     waited: int = 0
     given_back: int = 0
     trips: int = 0
-    tokens: float = 0.0
+    used: UsageCounts = field(default_factory=UsageCounts)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ackcore._columns import as_count
+from ackcore.calls.usage import MOST_COST, UsageCounts
 from ackcore.flow.limits import MAX_LIMIT, Limit
 from ackcore.flow.numbers import positive
 
 #: Larger rates are refused as mistakes.
 _MOST_PER_S = 1e9
-#: More tokens of a report are refused as mistakes: their key would wait for ever.
-_MOST_TOKENS = 1e9
-#: Larger costs are refused as mistakes.
-_MOST_COST = 1e15
 #: The key of all NaN.
 _NAN = math.nan
 
@@ -101,7 +97,7 @@ cost_per_run=None)
             rate = positive(self.tokens_per_min, "tokens_per_min", 60 * _MOST_PER_S)
             object.__setattr__(self, "tokens_per_min", rate)
         if self.cost_per_run is not None:
-            cost = positive(self.cost_per_run, "cost_per_run", _MOST_COST)
+            cost = positive(self.cost_per_run, "cost_per_run", MOST_COST)
             object.__setattr__(self, "cost_per_run", cost)
         if self.concurrency is not None:
             self._check_concurrency()
@@ -167,59 +163,6 @@ cost_per_run=None)
         return _NAN if isinstance(key, float) and key != key else key
 
 
-class Usage:
-    """The tokens and the cost that one call has reported."""
-
-    __slots__ = ("cost", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens: float | None = None
-        self.cost = 0.0
-
-
-#: The usage of the call that is running; None if neither tokens nor cost are limited.
-USAGE: ContextVar[Usage | None] = ContextVar("ackcore.calls.usage", default=None)
-
-
-def used(*, tokens: float | None = None, cost: float | None = None) -> None:
-    """Report the tokens that the running call has used, such as those of a language model, or the
-    money that it has cost.
-
-    Call it in an `AsyncBolt`, or in a function of `attempt` or `guard`, also in a thread or
-    coroutine that `asyncio` starts for the call. Several reports of a call add up. It has no effect
-    without a `RateLimit` with ``tokens_per_min`` or ``cost_per_run``. If a failed call costs money,
-    report the cost before you raise the exception.
-
-    Parameters
-    ----------
-    tokens : float, optional
-        At least 0, at most a billion.
-    cost : float, optional
-        At least 0, at most 1e15, in the unit of ``cost_per_run``.
-
-    Raises
-    ------
-    TypeError
-        If one is not a number, or both are missing.
-    ValueError
-        If one is out of range.
-    """
-    if tokens is None and cost is None:
-        raise TypeError("used() needs tokens=... or cost=..., got neither")
-    for name, given, most in (("tokens", tokens, _MOST_TOKENS), ("cost", cost, _MOST_COST)):
-        if given is None:
-            continue
-        if isinstance(given, bool) or not isinstance(given, (int, float)):
-            raise TypeError(f"{name} must be a number, got {type(given).__name__} {given!r}")
-        if not 0 <= given <= most:
-            raise ValueError(f"{name} must be in 0..{most:.0f}, got {given}")
-    usage = USAGE.get()
-    if usage is not None:
-        if tokens is not None:
-            usage.tokens = (usage.tokens or 0.0) + tokens
-        usage.cost += cost or 0.0
-
-
 def checked_limit(given: Any) -> RateLimit | None:
     """Return a limit, or None.
 
@@ -234,3 +177,21 @@ def checked_limit(given: Any) -> RateLimit | None:
             "limit=RateLimit(calls_per_s=...)"
         )
     return given
+
+
+def unreported(limit: RateLimit, counts: UsageCounts, subject: str) -> dict[str, str]:
+    """Return a warning by each part of a limit that has no effect, as no call reports its use.
+
+    ``subject`` names the limit in the warning.
+    """
+    parts = (
+        ("tokens_per_min", limit.tokens_per_min, counts.with_tokens, "tokens"),
+        ("cost_per_run", limit.cost_per_run, counts.with_cost, "cost"),
+    )
+    return {
+        part: f"{subject} has {part}={most:.15g}, and none of {counts.answered} answered calls "
+        f"reported its {word}, so nothing is limited; let each call report it by "
+        f"used({word}=...) before it returns"
+        for part, most, reports, word in parts
+        if most is not None and counts.answered and not reports
+    }

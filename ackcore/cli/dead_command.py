@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Annotated, Any
@@ -32,29 +31,23 @@ Place = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint, or its store of dead letters.")
 ]
 _TIME = "2026-11-23T10:00, or 30min, 2h or 7d ago"
-#: The options that choose letters, by the parameters of `_filter`.
-_OPTIONS: dict[str, Any] = {
-    "spout": Annotated[str | None, typer.Option(help="Only letters of this spout.")],
-    "component": Annotated[
-        str | None, typer.Option(help="Only letters that this bolt, spout or sink failed.")
-    ],
-    "error": Annotated[
-        str | None, typer.Option(help="Only letters with this error type, such as ValueError.")
-    ],
-    "message": Annotated[
-        str | None, typer.Option(help="Only letters with this text in the error message.")
-    ],
-    "since": Annotated[
-        str | None, typer.Option(metavar="TIME", help=f"Only since a time: {_TIME}.")
-    ],
-    "until": Annotated[
-        str | None, typer.Option(metavar="TIME", help=f"Only before a time: {_TIME}.")
-    ],
-    "sent": Annotated[
-        bool | None,
-        typer.Option("--sent/--not-sent", help="Only letters that were replayed, or only others."),
-    ],
-}
+# The options that choose letters.
+Spout = Annotated[str | None, typer.Option(help="Only letters of this spout.")]
+Component = Annotated[
+    str | None, typer.Option(help="Only letters that this bolt, spout or sink failed.")
+]
+ErrorType = Annotated[
+    str | None, typer.Option(help="Only letters with this error type, such as ValueError.")
+]
+Message = Annotated[
+    str | None, typer.Option(help="Only letters with this text in the error message.")
+]
+Since = Annotated[str | None, typer.Option(metavar="TIME", help=f"Only since a time: {_TIME}.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help=f"Only before a time: {_TIME}.")]
+Sent = Annotated[
+    bool | None,
+    typer.Option("--sent/--not-sent", help="Only letters that were replayed, or only others."),
+]
 Named = Annotated[
     list[str] | None,
     typer.Argument(
@@ -68,42 +61,6 @@ _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def choosing(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that select letters, in place of its parameter ``wanted``.
-
-    Parameters
-    ----------
-    *without : str
-        Options to leave out.
-    """
-
-    def with_options(command: Callable[..., None]) -> Callable[..., None]:
-        names = [name for name in _OPTIONS if name not in without]
-
-        def run(**given: Any) -> None:
-            chosen = {name: given.pop(name) for name in names}
-            command(wanted=_filter(_ids(given.get("letters") or ()), **chosen), **given)
-
-        kind = inspect.Parameter.KEYWORD_ONLY
-        found: list[inspect.Parameter] = []
-        for one in inspect.signature(command, eval_str=True).parameters.values():
-            found += (
-                [
-                    inspect.Parameter(each, kind, default=None, annotation=_OPTIONS[each])
-                    for each in names
-                ]
-                if one.name == "wanted"
-                else [one.replace(kind=kind)]
-            )
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        # Typer reads the signature and the annotations.
-        run.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in found}
-        return run
-
-    return with_options
-
-
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     letters = typer.Typer(no_args_is_help=True, help="The dead letters.")
@@ -114,10 +71,15 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(letters, name="dead")
 
 
-@choosing()
 def listed(
     checkpoint: Place,
-    wanted: LetterFilter,
+    spout: Spout = None,
+    component: Component = None,
+    error: ErrorType = None,
+    message: Message = None,
+    since: Since = None,
+    until: Until = None,
+    sent: Sent = None,
     limit: Annotated[
         int, typer.Option(min=0, help="The largest number of letters; 0 for all.")
     ] = 50,
@@ -130,6 +92,7 @@ def listed(
     letter was sent since. Exits with 3 if a file cannot be read, and lists the letters of the
     others.
     """
+    wanted = _filter((), spout, component, error, message, since, until, sent)
     store = store_of(checkpoint)
     check_spout(store, wanted.spout)
     damaged: list[CheckpointCorrupt] = []
@@ -139,8 +102,8 @@ def listed(
             print_json(_to_json(letter))
     else:
         _print(found, store, wanted, limit, payload)
-    for error in damaged:
-        typer.echo(f"ackcore: {plain(str(error))}", err=True)
+    for each in damaged:
+        typer.echo(f"ackcore: {plain(str(each))}", err=True)
     if damaged:
         raise typer.Exit(CHECKPOINT)
 
@@ -213,11 +176,15 @@ def show(
             typer.echo(f"{'' if at else name.removesuffix('_ms'):<14}{plain(line)}")
 
 
-@choosing("sent")
 def replayed(
     checkpoint: Place,
-    wanted: LetterFilter,
     letters: Named = None,
+    spout: Spout = None,
+    component: Component = None,
+    error: ErrorType = None,
+    message: Message = None,
+    since: Since = None,
+    until: Until = None,
     all_of_them: All = False,
     again: Annotated[
         bool, typer.Option("--again", help="Also letters that were replayed before.")
@@ -239,6 +206,7 @@ def replayed(
 
     Exits with 1 if you name letters and none of them is sent.
     """
+    wanted = _filter(letters or (), spout, component, error, message, since, until)
     _refuse_all(wanted, all_of_them)
     done = replay(
         checkpoint,
@@ -289,11 +257,16 @@ def _none_sent(store: Letters, wanted: LetterFilter) -> str:
     return f"no dead letter is sent: of those that match, {', '.join(told)}"
 
 
-@choosing()
 def dropped(
     checkpoint: Place,
-    wanted: LetterFilter,
     letters: Named = None,
+    spout: Spout = None,
+    component: Component = None,
+    error: ErrorType = None,
+    message: Message = None,
+    since: Since = None,
+    until: Until = None,
+    sent: Sent = None,
     all_of_them: All = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the number of letters to drop.")
@@ -304,6 +277,7 @@ def dropped(
 
     Exits with 1 if you name letters and none of them exists.
     """
+    wanted = _filter(letters or (), spout, component, error, message, since, until, sent)
     _refuse_all(wanted, all_of_them)
     done = drop(checkpoint, wanted, dry_run=dry_run)
     if as_json:
@@ -324,8 +298,7 @@ def _ids(texts: Sequence[str]) -> tuple[LetterId, ...]:
 
 
 def _filter(
-    ids: Sequence[LetterId],
-    *,
+    ids: Sequence[str],
     spout: str | None,
     component: str | None,
     error: str | None,
@@ -341,7 +314,7 @@ def _filter(
                 f"--{name} must not be blank, got {text!r}; omit it to match all"
             )
     since_ms, until_ms = (None if text is None else time_in(text) for text in (since, until))
-    return LetterFilter(ids, spout, component, error, message, since_ms, until_ms, sent)
+    return LetterFilter(_ids(ids), spout, component, error, message, since_ms, until_ms, sent)
 
 
 def _refuse_all(wanted: LetterFilter, all_of_them: bool) -> None:
@@ -355,10 +328,7 @@ def _refuse_all(wanted: LetterFilter, all_of_them: bool) -> None:
 def time_in(text: str) -> int:
     """Return the time in a text, in milliseconds since 1970.
 
-    Raises
-    ------
-    typer.BadParameter
-        If the text is not a time.
+    Raises typer.BadParameter if the text is not a time.
     """
     ago = _AGO.fullmatch(text.removesuffix("ago").strip())
     try:

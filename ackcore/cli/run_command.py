@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Event, Thread
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -25,7 +25,6 @@ from ackcore.spark.engine.progress import Counts
 from ackcore.spark.inspect.reason_counts import DeadCounter
 from ackcore.spark.inspect.status import (
     Activity,
-    CheckpointStatus,
     Logged,
     read_activity,
     read_batches,
@@ -33,6 +32,8 @@ from ackcore.spark.inspect.status import (
 )
 from ackcore.spark.query import Query, run_batch, start
 from ackcore.topology.builder import Topology
+
+T = TypeVar("T")
 
 _LOOK_S = 0.5
 #: The number of the last micro-batches that are read each time.
@@ -213,12 +214,8 @@ def _attend(
 def described(activity: Activity | None, tasks: str = "") -> str:
     """Describe the activity of a run.
 
-    Parameters
-    ----------
-    activity : Activity or None
-        None before its first micro-batch.
-    tasks : str, default ""
-        The number of Spark's tasks that have ended.
+    ``activity``: None before its first micro-batch. ``tasks``: the number of Spark's tasks that
+    have ended.
     """
     if activity is None:
         return "starting"
@@ -247,10 +244,7 @@ def described(activity: Activity | None, tasks: str = "") -> str:
 class Quiet:
     """A check whether nothing was printed for a while.
 
-    Parameters
-    ----------
-    now_s : float
-        The time of a monotonic clock.
+    ``now_s``: the time of a monotonic clock.
     """
 
     def __init__(self, now_s: float):
@@ -272,7 +266,11 @@ class Quiet:
 def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> Iterator[None]:
     """A context in which a thread shows progress, read from the checkpoint."""
     done = Event()
-    before = {each.progress.batch_id for each in _batches(checkpoint)}
+
+    def batches() -> tuple[Logged, ...]:
+        return _looked(lambda: read_batches(checkpoint, _MANY), ())
+
+    before = {each.progress.batch_id for each in batches()}
 
     def look() -> None:
         shown = set(before)
@@ -292,7 +290,7 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
             quiet, dead, ended = Quiet(time.monotonic()), DeadCounter(), False
             while not ended:
                 ended = done.wait(_LOOK_S)
-                for each in _batches(checkpoint):
+                for each in batches():
                     if each.progress.batch_id not in shown:
                         shown.add(each.progress.batch_id)
                         if as_json:
@@ -302,13 +300,14 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
                             quiet.printed(time.monotonic())
                 if bar and task is not None:
                     tasks = _tasks(spark)
-                    text = described(_activity(checkpoint), tasks.pop("description"))
+                    activity = _looked(lambda: read_activity(checkpoint), None)
+                    text = described(activity, tasks.pop("description"))
                     bar.update(task, description=text, **tasks)
                     line = quiet.line(time.monotonic(), text)
                     if line is not None and not bar.console.is_terminal and not ended:
                         bar.console.print(cell(line), soft_wrap=True)
                 if isinstance(live, Live):
-                    status = _status(checkpoint, dead)
+                    status = _looked(lambda: read_status(checkpoint, dead=dead), None)
                     if status is not None:
                         live.update(rendered(status))
 
@@ -321,25 +320,12 @@ def _shown(checkpoint: str, spark: SparkSession, watch: bool, as_json: bool) -> 
         thread.join()
 
 
-def _batches(checkpoint: str) -> tuple[Logged, ...]:
+def _looked(read: Callable[[], T], otherwise: T) -> T:
+    """Return what a reader of the checkpoint returns; the run itself reports errors."""
     try:
-        return read_batches(checkpoint, _MANY)
-    except (StateError, OSError):  # the run itself reports the error
-        return ()
-
-
-def _activity(checkpoint: str) -> Activity | None:
-    try:
-        return read_activity(checkpoint)
+        return read()
     except (StateError, OSError):
-        return None
-
-
-def _status(checkpoint: str, dead: DeadCounter) -> CheckpointStatus | None:
-    try:
-        return read_status(checkpoint, dead=dead)
-    except (StateError, OSError):
-        return None
+        return otherwise
 
 
 def _tasks(spark: SparkSession) -> dict[str, Any]:

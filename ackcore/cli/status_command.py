@@ -95,10 +95,14 @@ def _heading(status: CheckpointStatus) -> Text:
     under_way = status.under_way
     if under_way is not None:
         since = span_of(status.at_ms - under_way.planned_ms)
-        step = "is decided, the sinks write it" if under_way.decided else "runs"
+        step, then = ("is decided, the sinks write it" if under_way.decided else "runs"), ""
+        if holder is None or not holder.holds:
+            step, then = "was not finished", "; the next start continues it"
         again = f", {under_way.due} retries" if under_way.due else ""
         crashes = f", {under_way.crashes} runs crashed" if under_way.crashes else ""
-        lines.append(f"micro-batch {under_way.number} {step}, planned {since} ago{again}{crashes}")
+        lines.append(
+            f"micro-batch {under_way.number} {step}, planned {since} ago{again}{crashes}{then}"
+        )
     if status.requests:
         lines.append(f"replays that wait for a micro-batch: {status.requests}")
     if status.lag:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
 import pyarrow as pa
 import typer
 
-from ackcore._arrow.json_rows import json_encoder
 from ackcore._arrow.shown import shown_rows, shown_values
 from ackcore.cli.reporting import NO, cell, console, table
+from ackcore.spark.dead_letters.listing import encoder_of
 from ackcore.spark.inspect.table_reading import first_rows, read_table, rows_of_key
 
 
@@ -61,15 +61,8 @@ def show(
 
 
 def _json_lines(rows: pa.Table) -> Iterator[str]:
-    columns = [map(_encoder(column.type), shown_values(column)) for column in rows.columns]
+    columns = [map(encoder_of(column.type), shown_values(column)) for column in rows.columns]
     names = [json.dumps(name, ensure_ascii=False) for name in rows.column_names]
     for row in zip(*columns, strict=True):
         pairs = (f"{name}: {text}" for name, text in zip(names, row, strict=True))
         yield f"{{{', '.join(pairs)}}}"
-
-
-def _encoder(kind: pa.DataType) -> Callable[[Any], str]:
-    try:
-        return json_encoder(kind)
-    except TypeError:  # a type without a form in JSON, such as a duration
-        return lambda value: json.dumps(value, default=str)

@@ -32,10 +32,7 @@ def add_path() -> None:
 def check_name(name: str) -> str:
     """Check the form of a topology's name; a callback of typer.
 
-    Raises
-    ------
-    typer.BadParameter
-        If it is not of this form.
+    Raises typer.BadParameter if it is not of this form.
     """
     if not _NAMED.fullmatch(name):
         raise typer.BadParameter(
@@ -47,17 +44,9 @@ def check_name(name: str) -> str:
 def load_topology(name: str, spark: Any) -> Topology:
     """Return a topology. A function of the session is called with the session.
 
-    Parameters
-    ----------
-    name : str
-        ``MODULE:NAME``.
-    spark : SparkSession or None
-        The argument of the function, if it has a parameter.
+    Raises typer.BadParameter if there is no topology of that name.
 
-    Raises
-    ------
-    typer.BadParameter
-        If there is no topology of that name.
+    ``spark``: the argument of the function, if it has a parameter.
     """
     found = find_named(name)
     if callable(found) and not isinstance(found, Topology):
@@ -92,10 +81,7 @@ def raised_by(what: str) -> Iterator[None]:
 def find_named(name: str) -> Any:
     """Return the object of a name. It is imported, and not called.
 
-    Raises
-    ------
-    typer.BadParameter
-        If there is no topology of that name.
+    Raises typer.BadParameter if there is no topology of that name.
     """
     module, _, path = name.partition(":")
     try:

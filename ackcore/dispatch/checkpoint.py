@@ -30,10 +30,7 @@ class Prefix:
 
     A position costs constant time, and memory only while one before it is not done.
 
-    Parameters
-    ----------
-    start : int
-        The first position. Everything before it is done.
+    ``start``: the first position. Everything before it is done.
     """
 
     def __init__(self, start: int = 0) -> None:

@@ -104,10 +104,7 @@ class Coroutine(Target):
 def as_target(given: Any, name: Any) -> Target:
     """Return the target for a consumer: a `Target`, a coroutine function, or another callable.
 
-    Raises
-    ------
-    TypeError
-        If it is none of them.
+    Raises TypeError if it is none of them.
     """
     if isinstance(given, Target):
         return given

@@ -1,4 +1,4 @@
-"""The records of a source: their positions, and the tuple trees of those in flight."""
+"""The records of a source: their positions, and the attempts at those in flight."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ackcore._records import Int64s, Status
-from ackcore.acker import Acker
 from ackcore.flow import Batch
-from ackcore.ids import IdSource
 
 #: A sequence, or ``source(start)``, which returns the records from a position on.
 Source = Sequence[Any] | Callable[[int], Iterable[Any] | AsyncIterable[Any]]
@@ -38,27 +35,14 @@ class Reader:
     An asynchronous source is awaited in its own task, at most one `read` ahead, so that it blocks
     nothing else.
 
-    Parameters
-    ----------
-    source : Source
-    start : int
-        The first position.
-    wake : callable, optional
-        Called in the loop when records have come after a `read` that found too few.
-
-    Attributes
-    ----------
-    position : int
-        The position of the next record.
-    ended : bool
-        Whether the source has no more records.
+    ``wake``: called in the loop when records have come after a `read` that found too few.
     """
 
     def __init__(
         self, source: Source, start: int, wake: Callable[[], object] = lambda: None
     ) -> None:
-        self.position = start
-        self.ended = False
+        self.position = start  # of the next record
+        self.ended = False  # whether the source has no more records
         self._wake = wake
         self._later: AsyncIterator[Any] | None = None
         self._task: asyncio.Task[None] | None = None  # awaits the source
@@ -139,69 +123,40 @@ class Reader:
             await aclose()
 
 
-class Trees:
-    """One tuple tree for each attempt at a record: a root, and the edge to its consumer.
+class OpenAttempts:
+    """The number of the present attempt at each record that is not done.
 
-    As in Storm, each attempt has a new root, and the tree of the attempt before fails. So a late
-    answer to the former attempt completes nothing. Until the record is sent again or dropped, a
-    late answer still completes its tree.
-
-    The acker's clock does not move. A tree ends with its lease, which the controller times out. If
-    the acker expired a tree before, an answer in time would not count.
+    An answer to an earlier attempt completes nothing. Until a record is sent again or dropped, a
+    late answer to its present attempt still completes it.
     """
 
     def __init__(self) -> None:
-        self._acker = Acker(clock=lambda: 0)
-        self._ids = IdSource(time.time_ns() & (2**63 - 1))
-        self._roots: dict[int, int] = {}  # by position, of the present attempt
+        self._present: dict[int, int] = {}  # by position
+        self._begun = 0
 
     def __len__(self) -> int:
-        return len(self._acker)
+        return len(self._present)
 
-    def begin(self, batch: Batch) -> tuple[Int64s, Int64s]:
-        """Begin a tree for each record of a batch, and return their roots and edges.
+    def begin(self, batch: Batch) -> int:
+        """Begin an attempt at the records of a batch, and return its number."""
+        self._begun += 1
+        self._present.update((record.position, self._begun) for record in batch)
+        return self._begun
 
-        The trees of earlier attempts at these records fail.
+    def done(self, batch: Batch, number: int, failed: npt.NDArray[np.bool_]) -> list[Record]:
+        """Return the records that an attempt completes; ``failed`` (shape (n,)) marks all others.
+
+        Only the present attempt at a record completes it.
         """
-        n = len(batch)
-        self.fail(batch)
-        roots, edges = self._ids.next_many(n), self._ids.next_many(n)
-        self._acker.init_many(roots, edges, np.zeros(n, np.int32))
-        self._roots.update(
-            (record.position, root) for record, root in zip(batch, roots.tolist(), strict=True)
-        )
-        return roots, edges
-
-    def ack(
-        self, batch: Batch, roots: Int64s, edges: Int64s, failed: npt.NDArray[np.bool_]
-    ) -> list[Record]:
-        """Ack the edges of the records that did not fail. Return the records whose trees are
-        complete.
-
-        Parameters
-        ----------
-        batch : Batch
-        roots, edges : array of int64, shape (n,)
-            The result of `begin` for this batch.
-        failed : array of bool, shape (n,)
-            The records that failed.
-        """
-        current = [self._roots.get(record.position) for record in batch]
-        acked = [
-            root == now and not not_done
-            for root, now, not_done in zip(roots.tolist(), current, failed.tolist(), strict=True)
+        done = [
+            record
+            for record, has_failed in zip(batch, failed.tolist(), strict=True)
+            if self._present.get(record.position) == number and not has_failed
         ]
-        mask = np.array(acked, np.bool_)
-        outcomes = self._acker.ack_many(roots[mask], edges[mask])
-        completed = outcomes.root_ids[outcomes.kinds == Status.ACKED]
-        done = [batch[i] for i in np.flatnonzero(np.isin(roots, completed)).tolist()]
-        for record in done:
-            del self._roots[record.position]
+        self.fail(done)
         return done
 
-    def fail(self, batch: Batch) -> None:
-        """Fail the trees of records. Records without a tree are ignored."""
-        roots = [self._roots.pop(record.position, None) for record in batch]
-        known = [root for root in roots if root is not None]
-        if known:
-            self._acker.fail_many(np.array(known, np.int64))
+    def fail(self, records: Iterable[Record]) -> None:
+        """End the attempts at some records. Records without an attempt are ignored."""
+        for record in records:
+            self._present.pop(record.position, None)

@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ackcore._columns import as_count
-from ackcore._records import Int64s
 from ackcore.calls import Reject, Retry, Unavailable
 from ackcore.calls.call_limits import Breaker, BreakerState
 from ackcore.dispatch.checkpoint import Checkpoint, Prefix
 from ackcore.dispatch.dispatch_consumers import Target, as_target
-from ackcore.dispatch.dispatch_records import Reader, Record, Source, Trees
+from ackcore.dispatch.dispatch_records import OpenAttempts, Reader, Record, Source
 from ackcore.flow import Batch, FlowController, Limit
 from ackcore.flow.choosers import Chooser
 from ackcore.flow.consumers import ConsumerState, Fate, Lease
@@ -212,7 +211,7 @@ class Dispatcher:
             timeout_s=timeout_s,
             clock=clock,
         )
-        self._trees = Trees()
+        self._attempts = OpenAttempts()
         self._prefix = Prefix()
         self._start = 0
         self._ready: deque[tuple[Batch, Hashable]] = deque()  # read, not sent, with their keys
@@ -260,7 +259,7 @@ class Dispatcher:
         try:
             self._start = 0 if checkpoint is None else checkpoint.committed
             self._prefix = Prefix(self._start)
-            await self._start_targets()
+            await asyncio.gather(*(target.start() for target in self._targets.values()))
             await self._run(checkpoint)
         finally:
             try:
@@ -287,9 +286,6 @@ class Dispatcher:
         )
 
     # Sending.
-
-    async def _start_targets(self) -> None:
-        await asyncio.gather(*(target.start() for target in self._targets.values()))
 
     async def _close(self) -> None:
         tasks = [*self._tasks.values(), *self._keeping]
@@ -389,12 +385,12 @@ class Dispatcher:
             breaker.probe()
             self._trials.add(lease)
             self._flow.pause(lease.name, _ON_TRIAL_S, keys_wait=False)
-        trees = self._trees.begin(lease.item)
-        self._tasks[lease] = asyncio.ensure_future(self._call(lease, trees))
+        attempt = self._attempts.begin(lease.item)
+        self._tasks[lease] = asyncio.ensure_future(self._call(lease, attempt))
 
     # Answers.
 
-    async def _call(self, lease: Lease, trees: tuple[Int64s, Int64s]) -> None:
+    async def _call(self, lease: Lease, attempt: int) -> None:
         """Send one tuple to one consumer, and handle the answer."""
         batch: Batch = lease.item
         failed = np.ones(len(batch), np.bool_)
@@ -420,23 +416,19 @@ class Dispatcher:
         try:
             # A tuple that timed out is sent again whole, so only a complete success counts.
             if lease.fate is Fate.OUT or not failed.any():
-                for record in self._trees.ack(batch, *trees, failed):
+                for record in self._attempts.done(batch, attempt, failed):
                     self._done(record, "acked")
-                self._answered(lease, failed, error)
+                if error is None or not failed.any():  # a bitmap may name none
+                    self._refusals.pop(lease.name, None)
+                    self._flow.ack(lease)
+                    self._works(lease)
+                else:
+                    self._failed(lease, failed, error)
         except KeyboardInterrupt:
             raise
         except BaseException as raised:  # from `acked` or `dead_letters`
             self._error = self._error or raised
         self._more.set()
-
-    def _answered(self, lease: Lease, failed: Any, error: BaseException | None) -> None:
-        if not failed.any():  # a bitmap may name none
-            self._refusals.pop(lease.name, None)
-            self._flow.ack(lease)
-            self._works(lease)
-        else:
-            assert error is not None
-            self._failed(lease, failed, error)
 
     def _expire(self) -> None:
         # No await in this loop: an answer in between could still ack the lease.
@@ -455,7 +447,7 @@ class Dispatcher:
         batch: Batch = lease.item.only(failed)
         n = len(batch)
         if not timed_out:  # a tuple that timed out may be answered until it is sent again
-            self._trees.fail(batch)
+            self._attempts.fail(batch)
         elif lease.began_ns is None and lease not in self._trials:
             self._counts["unavailable"] += n  # it was queued behind slow calls
             return
@@ -499,7 +491,7 @@ class Dispatcher:
         if not timed_out:
             self._flow.fail(lease, None if failed.all() else failed, dropped=not rejected)
         elif last or splits:
-            self._trees.fail(batch)
+            self._attempts.fail(batch)
         if last and not splits:
             self._flow.drop(lease)
             for record in batch:

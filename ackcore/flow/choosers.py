@@ -42,14 +42,9 @@ class Chooser(Protocol):
     def choose(self, key: Hashable, avoid: tuple[FlowConsumer, ...]) -> FlowConsumer | None:
         """Return a consumer that has room, or None.
 
-        Parameters
-        ----------
-        key : hashable
-            The tuple's key, or None.
-        avoid : tuple of FlowConsumer
-            The consumers at which the tuple failed, the latest at the end. None of them is chosen
-            while another consumer is open, even if that has no room now. If no other is open, the
-            earliest ones may be chosen.
+        ``key``: the tuple's key, or None. ``avoid``: the consumers at which the tuple failed, the
+        latest at the end. None of them is chosen while another consumer is open, even if that has
+        no room now. If no other is open, the earliest ones may be chosen.
         """
 
 
@@ -122,10 +117,7 @@ class Idlest(_ByScore):
     queues of the fast ones take as long: hardly better in total, and much less fair. Ties are
     broken by a constant random factor of each consumer, of at most a millionth.
 
-    Parameters
-    ----------
-    seed : int, optional
-        The seed of the random factors; by default they are unpredictable.
+    ``seed``: the seed of the random factors; by default they are unpredictable.
     """
 
     def __init__(self, seed: int | None = None) -> None:

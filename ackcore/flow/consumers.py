@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ackcore.flow.limits import DelayTarget, Limit, Pressure
@@ -64,71 +65,29 @@ class Lease:
         return f"Lease({self.name!r}, attempt={self.attempt}, {self.fate.value})"
 
 
+@dataclass(slots=True, eq=False)
 class FlowConsumer:
-    """The state of a consumer, for its controller and the chooser.
+    """The state of a consumer, for its controller and the chooser."""
 
-    Attributes
-    ----------
-    name : hashable
-        The name under which it was added.
-    slot : int
-        Its place among the controller's consumers, until it leaves.
-    limit : Limit
-        The law of its window.
-    service : DelayTarget
-        The estimate of its service time; the same object as ``limit`` if that is a `DelayTarget`.
-    out : int
-        The number of outstanding tuples.
-    is_open : bool
-        Whether it may get tuples: it has not left and is not paused.
-    keys_wait : bool
-        Whether its keys wait for it while it is paused.
-    silence_ns : int
-        Nanoseconds without an answer, if longer than a few service times; else 0.
-    extra_ns : float
-        The addition to the service time in a choice: positive for silence, negative after idle
-        time.
-    """
-
-    __slots__ = (
-        "acked",
-        "dropped_ns",
-        "extra_ns",
-        "failed",
-        "heard_ns",
-        "is_open",
-        "keys_wait",
-        "last_dropped",
-        "last_rtt_ns",
-        "limit",
-        "name",
-        "opens_ns",
-        "out",
-        "sent",
-        "service",
-        "silence_ns",
-        "slot",
-        "timed_out",
-    )
-
-    def __init__(
-        self, name: Hashable, slot: int, limit: Limit, service: DelayTarget, now_ns: int
-    ) -> None:
-        self.name = name
-        self.slot = slot
-        self.limit = limit
-        self.service = service
-        self.out = 0
-        self.is_open = self.keys_wait = True
-        self.opens_ns = 0
-        self.silence_ns = 0
-        self.extra_ns = 0.0
-        self.heard_ns = now_ns  # time of its last answer, or of the first tuple sent after idling
-        self.dropped_ns = now_ns  # time of its last failure
-        self.sent: deque[Lease] = deque()  # oldest first; also some answered since the last sweep
-        self.acked = self.failed = self.timed_out = 0
-        self.last_rtt_ns = 0
-        self.last_dropped = False
+    name: Hashable  # the name under which it was added
+    slot: int  # its place among the controller's consumers, until it leaves
+    limit: Limit  # the law of its window
+    service: DelayTarget  # the estimate of its service time; ``limit`` itself if that is one
+    heard_ns: int  # time of its last answer, or of the first tuple sent after idling
+    dropped_ns: int  # time of its last failure
+    out: int = 0  # the number of outstanding tuples
+    is_open: bool = True  # it may get tuples: it has not left and is not paused
+    keys_wait: bool = True  # while it is paused, its keys wait for it
+    opens_ns: int = 0  # the end of its pause
+    silence_ns: int = 0  # time without an answer, if longer than a few service times; else 0
+    #: The addition to the service time in a choice: positive for silence, negative after idling.
+    extra_ns: float = 0.0
+    sent: deque[Lease] = field(default_factory=deque)  # oldest first; some may be answered
+    acked: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    last_rtt_ns: int = 0
+    last_dropped: bool = False
 
     @property
     def has_room(self) -> bool:

@@ -12,14 +12,10 @@ sweep over the consumers finds the silent ones.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 import numpy.typing as npt
@@ -34,18 +30,6 @@ from ackcore.flow.windows import Windows
 
 #: The longest and the shortest wait, in seconds, before a waiter checks time-outs again.
 _LONGEST_S, _SHORTEST_S = 1.0, 0.001
-
-
-class _Waiter:
-    """A wait for room, of a thread or a coroutine."""
-
-    __slots__ = ("granted", "item", "key", "lease")
-
-    def __init__(self, item: Any, key: Hashable) -> None:
-        self.item = item
-        self.key = key
-        self.lease: Lease | None = None  # set under the lock
-        self.granted: Future[Lease] = Future()  # set after the lock is released
 
 
 class FlowController:
@@ -111,8 +95,9 @@ class FlowController:
         self._max_pending = pending
         self._chooser: Chooser = Idlest() if chooser is None else chooser
         self._windows = Windows(self._chooser, pending, timeout_ns, clock)
-        self._waiting: deque[_Waiter] = deque()
         self._guard = threading.Lock()
+        #: Notified when there may be room; and the number of threads that wait for that.
+        self._room, self._waiting = threading.Condition(self._guard), 0
         # In CPython 3.11 `with` takes three times as long, and each tuple takes the lock twice.
         self._lock, self._unlock = self._guard.acquire, self._guard.release
         self._lease, self._done = self._windows.lease, self._windows.done
@@ -139,8 +124,7 @@ class FlowController:
             )
         with self._guard:
             self._windows.join(name, limit)
-            woken = self._serve_waiting()
-        _wake(woken)
+            self._room.notify_all()
 
     def remove(self, name: Hashable) -> list[Lease]:
         """Remove a consumer, and re-queue its outstanding items.
@@ -157,8 +141,7 @@ class FlowController:
         """
         with self._guard:
             taken = self._windows.leave(name)
-            woken = self._serve_waiting()
-        _wake(woken)
+            self._room.notify_all()
         return taken
 
     def pause(self, name: Hashable, pause_s: float, *, keys_wait: bool = True) -> None:
@@ -196,13 +179,12 @@ class FlowController:
         """
         with self._guard:
             self._windows.resume(self._windows.named(name))
-            woken = self._serve_waiting()
-        _wake(woken)
+            self._room.notify_all()
 
     # Room.
 
     def try_acquire(self, item: Any = None, key: Hashable = None) -> Lease | None:
-        """Return a lease for a tuple, or None if there is no room or other callers wait for room.
+        """Return a lease for a tuple, or None if there is no room.
 
         Parameters
         ----------
@@ -218,9 +200,6 @@ class FlowController:
         """
         self._lock()
         try:
-            if self._waiting:
-                self._check_key(key)
-                return None
             return self._lease(item, key)
         finally:
             self._unlock()
@@ -228,8 +207,7 @@ class FlowController:
     def try_again(self) -> Lease | None:
         """Return a lease for the first re-queued item; None without such an item or without room.
 
-        It goes before callers that wait for room. With a chooser by key, it takes the first item
-        with room.
+        With a chooser by key, it takes the first item with room.
         """
         with self._guard:
             return self._windows.lease_again()
@@ -237,7 +215,9 @@ class FlowController:
     def acquire(
         self, item: Any = None, key: Hashable = None, timeout_s: float | None = None
     ) -> Lease:
-        """Wait for room for a tuple. The other arguments are those of `try_acquire`.
+        """Wait for room for a tuple, in no particular order with other threads.
+
+        The other arguments are those of `try_acquire`.
 
         Parameters
         ----------
@@ -251,38 +231,22 @@ class FlowController:
         TypeError
             See `try_acquire`.
         """
-        waiter = self._queue(item, key)
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        try:
-            while True:
-                with suppress(TimeoutError):
-                    wait_s = min(until - time.monotonic(), self._until_due_s())
-                    return waiter.granted.result(max(0.0, wait_s))
-                if time.monotonic() >= until:
+        with self._room:
+            while (lease := self._lease(item, key)) is None:
+                left_s = until - time.monotonic()
+                if left_s <= 0:
                     raise TimeoutError(f"no consumer had room for a tuple within {timeout_s} s")
-                self.expire()
-        except BaseException:
-            self._leave_queue(waiter)
-            raise
-
-    async def acquire_async(self, item: Any = None, key: Hashable = None) -> Lease:
-        """Wait for room in a coroutine. The arguments are those of `try_acquire`.
-
-        It may be cancelled, and used under `asyncio.timeout`: room granted meanwhile is given back.
-        """
-        waiter = self._queue(item, key)
-        if waiter.granted.done():
-            return waiter.granted.result()
-        granted = asyncio.wrap_future(waiter.granted)
-        try:
-            while not granted.done():
-                await asyncio.wait([granted], timeout=self._until_due_s())
-                if not granted.done():
-                    self.expire()
-        except BaseException:
-            self._leave_queue(waiter)
-            raise
-        return granted.result()
+                due_ns = self._windows.due_ns()
+                due_s = _LONGEST_S if due_ns is None else max(due_ns / 1e9, _SHORTEST_S)
+                self._waiting += 1
+                try:
+                    self._room.wait(min(left_s, due_s, _LONGEST_S))
+                finally:
+                    self._waiting -= 1
+                if self._windows.expire():
+                    self._room.notify_all()
+            return lease
 
     # Answers.
 
@@ -303,12 +267,11 @@ class FlowController:
         self._lock()
         try:
             ended = self._done(lease)
-            woken = self._serve_waiting() if self._waiting else None
+            if self._waiting:
+                self._room.notify_all()
+            return ended
         finally:
             self._unlock()
-        if woken:
-            _wake(woken)
-        return ended
 
     def fail(
         self,
@@ -357,8 +320,7 @@ class FlowController:
             taken = self._windows.take_back(lease, dropped, again, timed_out=False)
             if taken:
                 lease.item = item
-            woken = self._serve_waiting()
-        _wake(woken)
+            self._room.notify_all()
         return taken
 
     def give_back(self, lease: Lease) -> bool:
@@ -373,8 +335,7 @@ class FlowController:
         """
         with self._guard:
             taken = self._windows.unsend(lease)
-            woken = self._serve_waiting()
-        _wake(woken)
+            self._room.notify_all()
         return taken
 
     def delay(self, lease: Lease, delay_s: float) -> bool:
@@ -399,8 +360,7 @@ class FlowController:
         """Remove a re-queued item. Return whether it was queued."""
         with self._guard:
             waited = self._windows.drop(lease)
-            woken = self._serve_waiting()
-        _wake(woken)
+            self._room.notify_all()
         return waited
 
     def expire(self) -> list[Lease]:
@@ -413,8 +373,7 @@ class FlowController:
         """
         with self._guard:
             expired = self._windows.expire()
-            woken = self._serve_waiting()
-        _wake(woken)
+            self._room.notify_all()
         return expired
 
     # State.
@@ -444,56 +403,3 @@ class FlowController:
             f"FlowController({len(self._windows.consumers)} consumers, in_flight={self.in_flight}, "
             f"requeued={self.requeued})"
         )
-
-    # Waiters.
-
-    def _check_key(self, key: Hashable) -> None:
-        """Raise for a bad key in the caller's thread. Any thread may look for room for it later."""
-        if self._chooser.keyed:
-            Windows.check_key(key)
-
-    def _queue(self, item: Any, key: Hashable) -> _Waiter:
-        self._check_key(key)
-        waiter = _Waiter(item, key)
-        with self._guard:
-            self._waiting.append(waiter)
-            woken = self._serve_waiting() if len(self._waiting) == 1 else []
-        _wake(woken)
-        return waiter
-
-    def _serve_waiting(self) -> list[_Waiter]:
-        """Grant room to waiters, in order. Return those to wake after the lock is released."""
-        woken: list[_Waiter] = []
-        passed = []
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            waiter.lease = self._lease(waiter.item, waiter.key)
-            if waiter.lease is not None:
-                woken.append(waiter)
-                continue
-            passed.append(waiter)
-            if not self._chooser.keyed:
-                break
-        self._waiting.extendleft(reversed(passed))
-        return woken
-
-    def _leave_queue(self, waiter: _Waiter) -> None:
-        with self._guard:
-            if waiter.lease is None:
-                self._waiting.remove(waiter)
-                return
-            self._windows.unsend(waiter.lease)
-            woken = self._serve_waiting()
-        _wake(woken)
-
-    def _until_due_s(self) -> float:
-        with self._guard:
-            due_ns = self._windows.due_ns()
-        due_s = _LONGEST_S if due_ns is None else due_ns / 1e9
-        return min(max(due_s, _SHORTEST_S), _LONGEST_S)
-
-
-def _wake(woken: list[_Waiter]) -> None:
-    for waiter in woken:
-        assert waiter.lease is not None
-        waiter.granted.set_result(waiter.lease)

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
+from numbers import Real
 from typing import Any
+
+
+def real(value: Any, name: str, unit: str = "") -> float:
+    """Return a real number of any type, such as a `decimal.Decimal` or one of numpy's, as a float.
+
+    Raises TypeError if it is not a number, or a bool.
+
+    ``unit``: the unit of the value, for the message.
+    """
+    if isinstance(value, bool) or not isinstance(value, (Real, Decimal)):
+        of_unit = f" of {unit}" if unit else ""
+        raise TypeError(f"{name} must be a number{of_unit}, got {type(value).__name__} {value!r}")
+    number: Any = value
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+    except ValueError:  # a signaling NaN
+        return math.nan
 
 
 def positive(value: Any, name: str, most: float = math.inf, unit: str = "") -> float:
     """Return a number above 0 as a float.
 
-    Parameters
-    ----------
-    value : int or float
-        The value to check.
-    name : str
-        The name of the argument.
-    most : float, default infinity
-        The largest allowed value. Infinity itself is never allowed.
-    unit : str, optional
-        The unit of the value, for the message.
+    Raises TypeError like `real`. Raises ValueError if it is out of range.
 
-    Raises
-    ------
-    TypeError
-        If it is not a number.
-    ValueError
-        If it is out of range.
+    ``most``: the largest allowed value. Infinity itself is never allowed.
     """
-    of_unit = f" of {unit}" if unit else ""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number{of_unit}, got {type(value).__name__}")
-    if not 0 < value <= most or value == math.inf:
+    number = real(value, name, unit)
+    if not 0 < number <= most or number == math.inf:
         high = f" and at most {most:g}" if most < math.inf else " and finite"
         raise ValueError(f"{name} must be above 0{high}, got {value}")
-    return float(value)
+    return number
 
 
 def nanoseconds(value: Any, name: str) -> int:

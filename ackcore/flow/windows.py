@@ -27,16 +27,8 @@ _new = object.__new__
 class Windows:
     """Consumers, outstanding leases, and items that wait to be sent again.
 
-    Parameters
-    ----------
-    chooser : Chooser
-        Chooses the consumer of each lease.
-    max_pending : int or None
-        The largest number of outstanding leases in all.
-    timeout_ns : int
-        Nanoseconds after which a lease has timed out.
-    clock : callable
-        Returns the time in nanoseconds.
+    ``max_pending``: the largest number of outstanding leases in all. ``timeout_ns``: nanoseconds
+    after which a lease has timed out.
     """
 
     def __init__(
@@ -69,7 +61,8 @@ class Windows:
         slot = self._free_slots.pop() if self._free_slots else len(self.consumers)
         # With any law, the choice needs the service time.
         service = limit if isinstance(limit, DelayTarget) else DelayTarget(clock=self._clock)
-        consumer = FlowConsumer(name, slot, limit, service, self._clock())
+        now = self._clock()
+        consumer = FlowConsumer(name, slot, limit, service, heard_ns=now, dropped_ns=now)
         self.consumers[name] = consumer
         self._chooser.join(consumer)
         self._chooser.changed(consumer)

@@ -17,21 +17,10 @@ _OF_HOSTS = "host must be an address of this machine: '127.0.0.1', or '0.0.0.0' 
 def listening(what: str, host: str, port: int) -> Iterator[None]:
     """A context in which a server binds its address. Errors name the remedy.
 
-    Parameters
-    ----------
-    what : str
-        The service, for errors.
-    host : str
-        The requested address.
-    port : int
-        The port, 0 for any free one.
+    Raises TypeError or ValueError if the port is invalid. Raises OSError if the address cannot be
+    bound.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If the port is invalid.
-    OSError
-        If the address cannot be bound.
+    ``what``: the service, for errors. ``port``: the port, 0 for any free one.
     """
     if not isinstance(port, int) or isinstance(port, bool):
         raise TypeError(f"port must be an int, got {type(port).__name__}")

@@ -60,7 +60,6 @@ class OpenTelemetryListener(SnapshotListener):
 
     def on_progress(self, progress: Any, counts: Any) -> None:
         """Record a micro-batch."""
-        with self._lock:
-            self._at.take(progress, counts)
+        super().on_progress(progress, counts)
         about = {**self._told, SYSTEM: "ackcore", OPERATION: "process"}
         self._durations.record(progress.duration_s, about)

@@ -55,9 +55,9 @@ class PrometheusListener(SnapshotListener):
 
     def on_progress(self, progress: Any, counts: Any) -> None:
         """Record a micro-batch."""
+        super().on_progress(progress, counts)
         seconds = progress.duration_s
         with self._lock:
-            self._at.take(progress, counts)
             self._buckets[bisect_left(DURATION_BOUNDS, seconds)] += 1
             self._seconds += seconds
 

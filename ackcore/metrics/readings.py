@@ -42,33 +42,12 @@ class MetricsSnapshot:
     active: bool = True
     trips: int = 0
     uncounted: int = 0
+    duplicates: int = 0
     expected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    tokens: dict[str, float] = field(default_factory=dict)
     start_s: float = 0.0
     last_s: float = 0.0
     began_s: float = 0.0
-
-    def start(self, counts: Any) -> None:
-        """Record a start."""
-        self.counts, self.active, self.start_s, self.last_s = counts, True, time.time(), 0.0
-        self.began_s = 0.0
-
-    def begin(self) -> None:
-        """Record the beginning of a micro-batch."""
-        self.began_s = time.time()
-
-    def take(self, progress: Any, counts: Any) -> None:
-        """Record a finished micro-batch."""
-        self.progress, self.counts = progress, counts
-        self.trips += progress.breaker_trips
-        self.uncounted += progress.uncounted
-        for component, name, counts in progress.expected():
-            for outcome, tuples in counts.items():
-                self.expected[component, name, outcome] += tuples
-        self.last_s, self.began_s = time.time(), 0.0
-
-    def end(self, counts: Any) -> None:
-        """Record that the query ended, and its final counts."""
-        self.active, self.counts, self.began_s = False, counts, 0.0
 
 
 class SnapshotListener:
@@ -81,17 +60,34 @@ class SnapshotListener:
     def on_start(self, counts: Any) -> None:
         """Record the start."""
         with self._lock:
-            self._at.start(counts)
+            at = self._at
+            at.counts, at.active, at.start_s = counts, True, time.time()
+            at.last_s = at.began_s = 0.0
 
     def on_batch_start(self, batch_id: int) -> None:
         """Record the beginning of a micro-batch."""
         with self._lock:
-            self._at.begin()
+            self._at.began_s = time.time()
+
+    def on_progress(self, progress: Any, counts: Any) -> None:
+        """Record a finished micro-batch."""
+        with self._lock:
+            at = self._at
+            at.progress, at.counts = progress, counts
+            at.trips += progress.breaker_trips
+            at.uncounted += progress.uncounted
+            at.duplicates += progress.duplicates
+            for component, name, checked in progress.expected():
+                for outcome, tuples in checked.items():
+                    at.expected[component, name, outcome] += tuples
+            for bolt, keys in progress.tokens.items():
+                at.tokens[bolt] = at.tokens.get(bolt, 0.0) + sum(keys.values())
+            at.last_s, at.began_s = time.time(), 0.0
 
     def on_end(self, error: BaseException | None, counts: Any) -> None:
-        """Record the end."""
+        """Record the end, and the final counts."""
         with self._lock:
-            self._at.end(counts)
+            self._at.active, self._at.counts, self._at.began_s = False, counts, 0.0
 
 
 class Reading(NamedTuple):
@@ -148,6 +144,11 @@ def _spent(at: MetricsSnapshot) -> Iterable[Value]:
         yield {COMPONENT: bolt}, cost
 
 
+def _tokens(at: MetricsSnapshot) -> Iterable[Value]:
+    for bolt, tokens in at.tokens.items():
+        yield {COMPONENT: bolt}, tokens
+
+
 def _of_tables(what: str) -> Callable[[MetricsSnapshot], Iterable[Value]]:
     def values(at: MetricsSnapshot) -> Iterable[Value]:
         for name, size in at.progress.tables.items() if at.progress is not None else ():
@@ -198,6 +199,13 @@ READINGS: tuple[Reading, ...] = (
         "ackcore.lag", "gauge", "{message}", "Offsets of a KafkaSpout that are not done.", _lag
     ),
     Reading("ackcore.spent", "counter", "1", "Cost of a bolt's calls, as reported.", _spent),
+    Reading(
+        "ackcore.tokens",
+        "counter",
+        "1",
+        "Tokens that a bolt's calls used, as reported, since this start.",
+        _tokens,
+    ),
     Reading("ackcore.table.rows", "gauge", "{row}", "Stored rows of a table.", _of_tables("rows")),
     Reading("ackcore.table.size", "gauge", "By", "Bytes of a table.", _of_tables("bytes")),
     Reading(
@@ -227,6 +235,13 @@ READINGS: tuple[Reading, ...] = (
         "{execution}",
         "Failures that did not count as attempts, since this start.",
         lambda at: [({}, at.uncounted)],
+    ),
+    Reading(
+        "ackcore.duplicates",
+        "counter",
+        "{record}",
+        "Records that were acked without being run, as copies of ACKED ones, since this start.",
+        lambda at: [({}, at.duplicates)],
     ),
     Reading(
         "ackcore.expectation.checks",

@@ -196,6 +196,7 @@ def check(topology: Topology, spark: SparkSession, streaming: bool) -> None:
         _check_names(f"the source of spout {name!r}", schemas[name], is_case_sensitive(session))
         _check_payload(name, kept, spout.tracked)
         _check_keys(f"message_id of spout {name!r}", spout.message_id, kept)
+        schemas[spout.emitter] = schemas[name]
     for name, bolt in topology.bolts.items():
         for stream, outputs in bolt.schemas.items():
             what = f"the stream {stream!r} of bolt {name!r}"

@@ -7,6 +7,8 @@ This package is the part without files and Spark:
 - `table_shape`: the columns of a table, checked;
 - `folding`: rows become states by key, and states are merged;
 - `table_segments`: stored rows as Arrow files, look-ups and scans;
+- `time_windows`: windows of time; `watermarks`: the time until which they are closed;
+- `window_rows`: the stored rows of sessions, and of windows that close;
 - `table_compaction`: the choice of the segments that are merged.
 """
 
@@ -23,6 +25,7 @@ from ackcore.tables.aggregates import (
     sum_of,
 )
 from ackcore.tables.own_folds import BatchFold, Fold
+from ackcore.tables.time_windows import session, sliding, tumbling
 
 __all__ = [
     "Aggregate",
@@ -36,5 +39,8 @@ __all__ = [
     "max_of",
     "mean_of",
     "min_of",
+    "session",
+    "sliding",
     "sum_of",
+    "tumbling",
 ]

@@ -9,15 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ackcore._arrow import short_repr
-from ackcore.tables.key_groups import (
-    KeyGroups,
-    UInt64s,
-    group_rows,
-    hashes_of,
-    plain,
-    plain_type,
-)
+from ackcore.tables.key_groups import KeyGroups, UInt64s, group_rows, plain, plain_type
 from ackcore.tables.table_shape import EXPIRES, HASH, TableShape, one_chunk
+from ackcore.tables.time_windows import END, START, sessions
 
 #: The maximum rows and bytes of input that are folded at once.
 _BLOCK_ROWS, _BLOCK_BYTES = 1_000_000, 256 << 20
@@ -35,7 +29,8 @@ def fold_rows(
     batches : iterable of pyarrow.RecordBatch or pyarrow.Table
         The rows; columns that the table does not read are ignored.
     now_ms : int
-        The time of the micro-batch in milliseconds since 1970; the ttl counts from it.
+        The time of the micro-batch in milliseconds since 1970; the ttl counts from it.  For a table
+        with windows, the bound until which windows are closed: late rows are left out.
 
     Returns
     -------
@@ -54,7 +49,8 @@ def merge_states(shape: TableShape, older: pa.Table, newer: pa.Table) -> pa.Tabl
     shape : TableShape
         The table.
     older, newer : pyarrow.Table
-        Stored rows, ascending by hash; at most one row per key in each.
+        Stored rows, ascending by hash; at most one row per key in each.  The sessions of a key are
+        joined if they overlap.
 
     Returns
     -------
@@ -107,7 +103,7 @@ def newest_rows(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
 
 def live_rows(shape: TableShape, stored: pa.Table, horizon_ms: int | None) -> pa.Table:
     """Leave out the rows that have expired at a time."""
-    if shape.ttl_s is None or horizon_ms is None:
+    if not shape.expires or horizon_ms is None:
         return stored
     return stored.filter(pc.greater(stored.column(EXPIRES), horizon_ms))
 
@@ -135,7 +131,8 @@ def _blocks(
 
 def _columns(shape: TableShape, parts: list[pa.Table]) -> list[pa.Array]:
     columns = []
-    for name, kind in shape.inputs.items():
+    for name in shape.input_columns:
+        kind = shape.inputs[name]
         chunks = [plain(chunk) for part in parts for chunk in part.column(name).chunks]
         for chunk in chunks:
             if chunk.type != kind:
@@ -148,16 +145,25 @@ def _columns(shape: TableShape, parts: list[pa.Table]) -> list[pa.Array]:
 
 def _folded(shape: TableShape, columns: list[pa.Array], now_ms: int) -> pa.Table:
     """Return the states of a block of rows."""
-    named = dict(zip(shape.inputs, columns, strict=True))
+    named = dict(zip(shape.input_columns, columns, strict=True))
+    if shape.window is not None:
+        named = shape.window.assigned(named, shape.key_names[:-1], now_ms)
     keys = [named[name] for name in shape.key_names]
-    hashes = hashes_of(keys, len(keys[0]))
+    hashes = shape.hashes(keys)
     groups = group_rows(hashes, keys)
     firsts = pa.array(groups.firsts)
     arrays = [pa.array(hashes[groups.firsts]), *(key.take(firsts) for key in keys)]
     for aggregate in shape.aggregates.values():
         arrays += aggregate.partial([named[name] for name in aggregate.columns], groups)
-    if shape.ttl_s is not None:
+    if shape.expires_by is not None:
+        expires = named[shape.expires_by].to_numpy()[groups.order]
+        arrays.append(pa.array(np.maximum.reduceat(expires, groups.starts[:-1])))
+    elif shape.ttl_s is not None:
         arrays.append(pa.array(np.full(len(groups), now_ms + round(shape.ttl_s * 1000))))
+    elif shape.window is not None:
+        ends = named[END].cast(pa.int64()).to_numpy()[groups.order]
+        last = np.maximum.reduceat(ends, groups.starts[:-1]) if len(groups) else ends
+        arrays.append(pa.array(shape.window.expires_ms(last)))
     return pa.Table.from_arrays(arrays, schema=shape.stored_schema)
 
 
@@ -174,13 +180,29 @@ def _combined(shape: TableShape, tables: Sequence[pa.Table]) -> pa.Table:
     if not tables:
         return shape.stored_schema.empty_table()
     rows = pa.concat_tables(tables).combine_chunks()
+    if shape.window is not None and shape.window.is_session:
+        rows = _joined(shape, rows)
     groups = _grouped(shape, rows)
     firsts = pa.array(groups.firsts)
     arrays = [one_chunk(rows.column(name)).take(firsts) for name in (HASH, *shape.key_names)]
     for name, aggregate in shape.aggregates.items():
         states = [one_chunk(rows.column(field.name)) for field in shape.states(name)]
         arrays += aggregate.combine(states, groups)
-    if shape.ttl_s is not None:
+    if shape.expires:
         expires = one_chunk(rows.column(EXPIRES)).to_numpy()[groups.order]
         arrays.append(pa.array(np.maximum.reduceat(expires, groups.starts[:-1])))
     return pa.Table.from_arrays(arrays, schema=shape.stored_schema)
+
+
+def _joined(shape: TableShape, rows: pa.Table) -> pa.Table:
+    """Give stored rows of sessions the start of the session that they form together."""
+    hashes: UInt64s = one_chunk(rows.column(HASH)).to_numpy()
+    groups = group_rows(hashes, [one_chunk(rows.column(name)) for name in shape.key_names[:-1]])
+    starts, ends = (
+        one_chunk(rows.column(name)).cast(pa.int64()).to_numpy()
+        for name in (START, shape.states(END)[0].name)
+    )
+    place = rows.schema.get_field_index(START)
+    field = rows.schema.field(place)
+    found = pa.array(sessions(groups, starts, ends)).cast(field.type)
+    return rows.set_column(place, field, found)

@@ -12,6 +12,7 @@ from ackcore.tables import aggregates
 from ackcore.tables.aggregates import Aggregate
 from ackcore.tables.own_folds import BatchFold, Fold
 from ackcore.tables.table_shape import TableShape
+from ackcore.tables.time_windows import Window
 
 
 def recorded(shape: TableShape) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def recorded(shape: TableShape) -> dict[str, Any]:
         "key": shape.key_names,
         "aggregates": kinds,
         "ttl_s": shape.ttl_s,
+        **({} if shape.window is None else {"window": shape.window.structure()}),
         "stored": _text_of(shape.stored_schema),
         "rows": _text_of(shape.row_schema),
     }
@@ -47,7 +49,9 @@ def read_shape(name: str, found: Mapping[str, Any]) -> TableShape:
             states.append(field.with_name(field.name.removeprefix(prefix)))
             at += 1
         made[value] = RecordedAggregate(kind, states, rows.field(value).type)
-    return TableShape(name, keys, made, found["ttl_s"], {field.name: field.type for field in keys})
+    window = Window.of(found["window"]) if "window" in found else None
+    types = {field.name: field.type for field in keys}
+    return TableShape(name, keys, made, found["ttl_s"], types, window=window)
 
 
 class RecordedAggregate(Aggregate):

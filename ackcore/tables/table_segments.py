@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.tables.folding import live_rows, newest_rows
-from ackcore.tables.key_groups import UInt64s, hashes_of, rows_equal
+from ackcore.tables.key_groups import UInt64s, rows_equal
 from ackcore.tables.segment_columns import Note, packed, unpacked
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 
@@ -131,6 +131,23 @@ class TableSegment:
             places[left] += 1
         return np.concatenate(numbers), pa.concat_tables(tables)
 
+    def rows_of(self, hashes: UInt64s) -> pa.Table:
+        """Return all rows with some hashes, which ascend; with ``shape.stored_schema``."""
+        last = np.uint64(self.hi - 1)
+        hashes = hashes[(hashes >= np.uint64(self.lo)) & (hashes <= last)]
+        stored, wanted = self._short_hashes, np.unique(_short(hashes, self.lo, self._shift))
+        first, end = (np.searchsorted(stored, wanted, side) for side in ("left", "right"))
+        counts = end - first
+        offsets = np.repeat(first - np.cumsum(counts) + counts, counts)
+        rows = self.take(offsets + np.arange(len(offsets)))
+        return rows.filter(pa.array(np.isin(one_chunk(rows.column(HASH)).to_numpy(), hashes)))
+
+    def expires(self) -> Int64s:
+        """Return the time at which each row ends to exist, in milliseconds."""
+        place = self.batch.schema.get_field_index(EXPIRES)
+        column = unpacked(self.batch.column(place), self._notes[EXPIRES], pa.int64())
+        return column.to_numpy()  # type: ignore[no-any-return]
+
     def take(self, rows: Int64s) -> pa.Table:
         """Return rows by their numbers, with ``shape.stored_schema``."""
         return self._table(self.batch.take(pa.array(rows)))
@@ -173,7 +190,7 @@ class TableSegment:
             else:
                 columns.append(unpacked(batch.column(place), self._notes[field.name], field.type))
         if hashes is None:
-            hashes = hashes_of(columns[: len(self.shape.key)], n)
+            hashes = self.shape.hashes(columns[: len(self.shape.key)])
         return pa.Table.from_arrays([pa.array(hashes), *columns], schema=self.shape.stored_schema)
 
 
@@ -213,7 +230,7 @@ class TableReader:
         """
         arrays = self.shape.key_arrays(keys)
         n = len(arrays[0])
-        hashes = hashes_of(arrays, n)
+        hashes = self.shape.hashes(arrays)
         order = np.argsort(hashes)
         hashes = hashes[order]
         arrays = [column.take(pa.array(order)) for column in arrays]
@@ -241,7 +258,7 @@ class TableReader:
             found.append(rows)
             total += len(hit)
         stored = pa.concat_tables(found)
-        if self.shape.ttl_s is not None and total:
+        if self.shape.expires and total:
             expires = one_chunk(stored.column(EXPIRES)).to_numpy()
             places[expires[places] <= self.horizon_ms] = -1
         return stored.take(pa.array(places, mask=places < 0))

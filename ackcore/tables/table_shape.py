@@ -10,8 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from ackcore._arrow import hash_columns, short_repr
-from ackcore.tables.aggregates import Aggregate
-from ackcore.tables.key_groups import plain, plain_type
+from ackcore.tables.aggregates import Aggregate, max_of
+from ackcore.tables.key_groups import UInt64s, hashes_of, plain, plain_type
+from ackcore.tables.time_windows import END, START, Window
 
 #: The column with the hash of the key.
 HASH = "_hash"
@@ -40,6 +41,11 @@ class TableShape:
         The seconds after the last change of a row at which it ends to exist.
     inputs : mapping of str to pyarrow.DataType
         The plain types of the columns that the key and the aggregates read.
+    expires_by : str or None
+        The column with the time at which a row ends to exist, in milliseconds since 1970; of the
+        rows of a key, the latest counts. None: the ttl after the micro-batch.
+    window : Window or None
+        The windows of time.  Their start is the last column of the key, their end the first value.
     """
 
     name: str
@@ -47,6 +53,8 @@ class TableShape:
     aggregates: Mapping[str, Aggregate]
     ttl_s: float | None
     inputs: Mapping[str, pa.DataType]
+    expires_by: str | None = None
+    window: Window | None = None
 
     @classmethod
     def of(
@@ -56,6 +64,8 @@ class TableShape:
         key: str | Sequence[str],
         value: Mapping[Any, Any],
         ttl_s: float | None = None,
+        expires_by: str | None = None,
+        window: Window | None = None,
     ) -> TableShape:
         """Return the shape of a table that is folded from rows of a schema.
 
@@ -72,6 +82,10 @@ class TableShape:
         ttl_s : float, optional
             The seconds after the last change of a row at which it ends to exist, from 0.001 to
             10,000,000,000.
+        expires_by : str, optional
+            The int64 column with the time at which a row ends to exist, in milliseconds since 1970.
+        window : Window, optional
+            The windows of time.
 
         Raises
         ------
@@ -120,8 +134,16 @@ class TableShape:
         for one in (*keys, *value):
             if one in (HASH, EXPIRES) or one.startswith(_STATE):
                 raise ValueError(f"{where} the column name {one!r} is reserved; rename it")
+        if window is not None:
+            if ttl_s is not None:
+                raise ValueError(
+                    f"{where} ttl_s must be None with window, since rows end when their windows "
+                    f"close, got {short_repr(ttl_s)}"
+                )
+            keys, value, input_schema = _with_window(where, keys, value, input_schema, window)
         inputs: dict[str, pa.DataType] = {}
-        reads = [("key", one) for one in keys]
+        reads = [] if window is None else [("time of window", window.time)]
+        reads += [("key", one) for one in keys]
         reads += [(f"value[{one!r}]", c) for one, agg in value.items() for c in agg.columns]
         for argument, column in reads:
             found = input_schema.get_all_field_indices(column)
@@ -157,7 +179,9 @@ class TableShape:
                 got = ", ".join(f"{column!r} of {inputs[column]}" for column in aggregate.columns)
                 raise TypeError(f"{where} value[{one!r}] must be {error}, got {got}") from None
         fields = tuple(pa.field(one, inputs[one]) for one in keys)
-        shape = cls(name, fields, dict(value), ttl_s, inputs)
+        if expires_by is not None:
+            inputs[expires_by] = pa.int64()
+        shape = cls(name, fields, dict(value), ttl_s, inputs, expires_by, window)
         names = shape.stored_schema.names
         for one in {one for one in names if names.count(one) > 1}:
             raise ValueError(
@@ -169,7 +193,18 @@ class TableShape:
     @property
     def input_columns(self) -> list[str]:
         """The columns of the rows that are read."""
-        return list(self.inputs)
+        made = () if self.window is None else (START, END)
+        return [name for name in self.inputs if name not in made]
+
+    @property
+    def expires(self) -> bool:
+        """Whether rows end to exist: after a time, or when their windows close."""
+        return self.ttl_s is not None or self.window is not None
+
+    def hashes(self, keys: Sequence[pa.Array]) -> UInt64s:
+        """Return the hash of each key; all sessions of a key have the same."""
+        session = self.window is not None and self.window.is_session
+        return hashes_of(keys[:-1] if session else keys, len(keys[0]))
 
     @property
     def key_names(self) -> list[str]:
@@ -186,7 +221,7 @@ class TableShape:
     def stored_schema(self) -> pa.Schema:
         """The schema of stored rows: hash, key, states, and the time at which a row ends."""
         states = [field for name in self.aggregates for field in self.states(name)]
-        expires = [pa.field(EXPIRES, pa.int64())] if self.ttl_s is not None else []
+        expires = [pa.field(EXPIRES, pa.int64())] if self.expires else []
         return pa.schema([pa.field(HASH, pa.uint64()), *self.key, *states, *expires])
 
     @functools.cached_property
@@ -214,6 +249,7 @@ class TableShape:
                 for name, aggregate in self.aggregates.items()
             },
             "ttl_s": self.ttl_s,
+            **({} if self.window is None else {"window": self.window.structure()}),
         }
 
     def key_arrays(self, rows: pa.RecordBatch | pa.Table) -> list[pa.Array]:
@@ -242,6 +278,33 @@ class TableShape:
                     ) from error
             arrays.append(column)
         return arrays
+
+
+def _with_window(
+    where: str,
+    keys: tuple[str, ...],
+    value: Mapping[Any, Any],
+    schema: pa.Schema,
+    window: Window,
+) -> tuple[tuple[str, ...], Mapping[Any, Any], pa.Schema]:
+    """Add the start and the end of the windows to a key, to its values, and to the columns."""
+    for one in (*keys, *value, *(column for each in value.values() for column in each.columns)):
+        if one in (START, END):
+            raise ValueError(f"{where} the name {one!r} is that of a column of windows; rename it")
+    found = schema.get_all_field_indices(window.time)
+    if len(found) == 1:
+        kind = schema.field(found[0]).type
+        try:
+            bound = window.start_type(kind)
+        except TypeError as error:
+            raise TypeError(
+                f"{where} time of window must be {error}, got {window.time!r} of {kind}"
+            ) from None
+    else:
+        bound = pa.timestamp("us")  # refused with the other columns
+    others = [field for field in schema if field.name not in (START, END)]
+    columns = pa.schema([*others, pa.field(START, bound), pa.field(END, bound)])
+    return (*keys, START), {END: max_of(END), **value}, columns
 
 
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:

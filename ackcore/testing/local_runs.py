@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
@@ -64,6 +64,8 @@ Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _TRIES = 4
 #: The start of simulated time, in milliseconds since 1970; arbitrary, but the same in each test.
 _BEGIN_MS = 1_700_000_000_000
+#: The micro-batches in a row in which all records were unavailable, after which waits are doubled.
+_IN_VAIN = 10
 #: The key of all ids; it is fixed, so that a failing test fails again.
 _KEY = 0x5EED
 #: A directory in memory, if there is one, because a checkpoint is synced at each step.
@@ -133,18 +135,9 @@ class _Copies(Mapping[str, Any]):
 class LocalRuns:
     """A topology and its rows, for one run.
 
-    Parameters
-    ----------
-    topology : Topology
-        The topology.
-    rows : mapping from str to pyarrow.Table
-        The rows by spout, in the columns of its source.
-    tasks : int
-        The number of tasks that read a spout, and that run the bolts after an exchange.
-    kills : Kills
-        The tasks to kill.
-    listeners : Listeners
-        Called for each micro-batch, and at the end.
+    ``rows``: the rows by spout, in the columns of its source. ``tasks``: the number of tasks that
+    read a spout, and that run the bolts after an exchange. ``listeners``: called for each
+    micro-batch, and at the end.
     """
 
     def __init__(
@@ -177,6 +170,7 @@ class LocalRuns:
         self._kills = kills
         self._now_ms = _BEGIN_MS
         self._attempt = 0
+        self._in_vain = 0  # micro-batches in a row in which all records were unavailable
         self._listeners = listeners
         self._progress: list[Progress] = []
         listeners.add(self)
@@ -190,35 +184,8 @@ class LocalRuns:
     def run(self, directory: Path) -> TopologyRun:
         """Run the topology with a checkpoint in a directory; return the outcome."""
         topology = self._topology
-        with ExitStack() as stack:
-            state = stack.enter_context(
-                State.open(
-                    directory / "checkpoint",
-                    topology,
-                    sources=kept_schemas(
-                        {name: table.schema for name, table in self._rows.items()}, topology
-                    ),
-                    kind="batch",
-                    clock_ms=_BEGIN_MS,
-                    new_key=_KEY,
-                )
-            )
-            engine = Engine(
-                topology,
-                None,
-                state,
-                self._take_dead,
-                clock=lambda: self._now_ms,
-                pause=self._pause,
-                jobs=Jobs(
-                    self._run,
-                    _as_they_are,
-                    _as_they_are,
-                    lambda topology, layout, inputs, plan, spilled: self._setup(
-                        topology, layout, plan
-                    ),
-                ),
-            )
+        with self.engine(directory) as engine:
+            state = engine.state
             with self._listeners.of_run(engine):
                 run_to_end(engine, [], list, self._wait, self._listeners)
             counts = engine.counts
@@ -243,12 +210,46 @@ class LocalRuns:
             kills=self._kills.count,
         )
 
+    @contextmanager
+    def engine(self, directory: Path) -> Iterator[Engine]:
+        """Open the checkpoint in a directory, and yield an engine that runs on it."""
+        topology = self._topology
+        schemas = {name: table.schema for name, table in self._rows.items()}
+        with State.open(
+            directory / "checkpoint",
+            topology,
+            sources=kept_schemas(schemas, topology),
+            kind="batch",
+            clock_ms=_BEGIN_MS,
+            new_key=_KEY,
+        ) as state:
+            yield Engine(
+                topology,
+                None,
+                state,
+                self._take_dead,
+                clock=lambda: self._now_ms,
+                pause=self._pause,
+                jobs=Jobs(
+                    self._run,
+                    _as_they_are,
+                    _as_they_are,
+                    lambda topology, layout, inputs, plan, spilled: self._setup(
+                        topology, layout, plan
+                    ),
+                ),
+            )
+
     def on_progress(self, progress: Progress, counts: Counts) -> None:
         """Keep the report of a micro-batch."""
         self._progress.append(progress)
+        waits = progress.uncounted == progress.failed > 0 and not progress.acked
+        self._in_vain = self._in_vain + 1 if waits else 0
 
     def _wait(self, seconds: float) -> None:
-        self._now_ms += math.ceil(1000 * seconds)
+        # A week with a try each minute would be ten thousand micro-batches.
+        times = 1 << min(max(0, self._in_vain - _IN_VAIN), 30)
+        self._now_ms += math.ceil(1000 * seconds * times)
 
     def _pause(self, seconds: float) -> bool:
         self._wait(seconds)
@@ -258,7 +259,9 @@ class LocalRuns:
         written = self._topology.sinks[sink]
         schema = self._topology.sink_schema(written)
         if schema is None:
-            schema = self._emitted(self._topology.spouts[written.component])
+            spout = self._topology.source_of(written.component)
+            assert spout is not None
+            schema = self._emitted(spout)
         return pa.Table.from_batches(self._sinks[sink].batches, schema)
 
     def _emitted(self, spout: Spout) -> pa.Schema:
@@ -290,10 +293,9 @@ class LocalRuns:
         setup = self._setup(topology, layout, plan)
         spec = setup.spec
         sent: list[list[pa.RecordBatch]] = []
-        if plan.number == 0:
-            for name, part in self._parts():
-                read = partial(SpoutStage, sources=setup.sources, spout=name)
-                sent.append(self._task(read, spec, 1, len(sent), part.to_batches()))
+        for name, part in self._parts(plan.number):
+            read = partial(SpoutStage, sources=setup.sources, spout=name)
+            sent.append(self._task(read, spec, 1, len(sent), part.to_batches()))
         slices = setup.slices()
         for number in range(len(slices)):
             numbers = pa.RecordBatch.from_pydict({"id": [number]})
@@ -328,18 +330,20 @@ class LocalRuns:
         self._counted.add(plan.number)
         for name, file in plan.retries.items():
             self._executed[name].update(read_whole(file)[MESSAGE_ID].to_pylist())
-        if plan.number == 0:
-            for partition, (name, part) in enumerate(self._parts()):
-                ids: list[str] = []
-                for batch in part.to_batches():
-                    found = setup.sources[name].message_ids(batch, 0, partition, len(ids))
-                    ids += found.to_pylist()
-                self._message_ids.setdefault(name, []).extend(ids)
-                self._executed[name].update(ids)
+        for partition, (name, part) in enumerate(self._parts(plan.number)):
+            ids: list[str] = []
+            for batch in part.to_batches():
+                found = setup.sources[name].message_ids(batch, plan.number, partition, len(ids))
+                ids += found.to_pylist()
+            self._message_ids.setdefault(name, []).extend(ids)
+            self._executed[name].update(ids)
 
-    def _parts(self) -> Iterator[tuple[str, pa.Table]]:
-        """Yield the spout and the rows of each task that reads a spout."""
-        for name, table in self._rows.items():
+    def _parts(self, number: int) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the spout and the rows of each task that reads a spout in a micro-batch.
+
+        The first micro-batch has all rows.
+        """
+        for name, table in self._rows.items() if number == 0 else ():
             cuts = [len(table) * i // self._tasks for i in range(self._tasks + 1)]
             for start, stop in pairwise(cuts):
                 yield name, table.slice(start, stop - start).combine_chunks()

@@ -27,17 +27,8 @@ class TaskKilled(BaseException):
 class Kills:
     """The tuples at which tasks die, and the number of tuples that each bolt took.
 
-    Parameters
-    ----------
-    kills : mapping from str to int, collection of int or callable
-        The tuples, as for `ackcore.testing.run`.
-    bolts : collection of str
-        The names of the bolts.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a bolt or a place is invalid; the error names the argument.
+    ``kills``: the tuples, as for `ackcore.testing.run`. Raises TypeError or ValueError if a bolt or
+    a place is invalid.
     """
 
     def __init__(self, kills: Mapping[str, Kill], bolts: Collection[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from ackcore._arrow import array_of, as_mapping, cast, offsets_of
 from ackcore._arrow.shown import shown_values
 from ackcore._records import Int64s
 from ackcore.topology._words import listed, near_miss
-from ackcore.topology.bolt_calls import no_stream
+from ackcore.topology.bolt_calls import no_stream, refuse_attribute
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.tuples import Anchors, Identity, Reason
@@ -71,6 +71,9 @@ class BatchCollector:
         raise TypeError(
             "out cannot be pickled: it can be used only in the call that received it; emit there"
         )
+
+    if not TYPE_CHECKING:  # with it, mypy would accept any attribute
+        __getattr__ = refuse_attribute
 
     def emit(
         self, columns: Any, *, parents: Any = _NOT_GIVEN, stream: str = DEFAULT_STREAM

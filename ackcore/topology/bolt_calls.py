@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +72,37 @@ def no_stream(component: str, stream: object, declared: Collection[str]) -> Valu
     return ValueError(
         f"stream must be one of {component}'s outputs, got {stream!r}; "
         + near_miss(str(stream), tuple(declared), "streams")
+    )
+
+
+#: By method: the bolts whose collector has it, and the way out for all others.
+_METHODS = {
+    "used": (
+        "an AsyncBolt",
+        "limits of tokens and costs belong to an AsyncBolt; derive the bolt from it",
+    ),
+    "ack": (
+        "a Bolt",
+        "the input of any other bolt is acked when its method returns; remove the call",
+    ),
+    "fail": (
+        "a Bolt or a BatchBolt",
+        "raise an exception to fail the input of any other bolt, such as Reject or Retry",
+    ),
+}
+
+
+def refuse_attribute(collector: object, name: str) -> NoReturn:
+    """Raise the `AttributeError` of an attribute that a collector does not have."""
+    kind = type(collector).__name__
+    if name not in _METHODS:
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=collector)
+    owners, way_out = _METHODS[name]
+    raise AttributeError(
+        f"{name} is a method of the collector of {owners}, got the {kind} of another bolt; "
+        f"{way_out}",
+        name=name,
+        obj=collector,
     )
 
 

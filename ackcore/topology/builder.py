@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ackcore.tables.aggregates import Aggregate
+from ackcore.tables.time_windows import Window
+from ackcore.topology import dedup as duplicates
 from ackcore.topology import validation
 from ackcore.topology._words import numbered
 from ackcore.topology.components import (
@@ -176,6 +178,10 @@ class TopologyBuilder:
         tracked: bool = True,
         unique: bool = False,
         ordered_by: str | Sequence[str] | None = None,
+        dedup: str | Sequence[str] | None = None,
+        within_s: float | None = None,
+        within_keys: int | None = None,
+        event_time: str | None = None,
         commit_group: Any = None,
         expect: Expectations | Sequence[Expectations] = (),
     ) -> None:
@@ -199,6 +205,18 @@ class TopologyBuilder:
             The columns of a key. While a record waits for a retry, later records with the same key
             wait with it, and their attempts do not count. A record whose key has a null waits for
             no other.
+        dedup : str or sequence of str, optional
+            The columns of a key, as the spout emits them. A record whose key was ACKED within the
+            bounds is ACKED without being run. While a record waits for a retry, others with its key
+            wait behind it. A record whose key has a null is never a duplicate.
+        within_s : float, optional
+            The seconds for which `dedup` keeps the key of an ACKED record.
+        within_keys : int, optional
+            The number of keys that `dedup` keeps; the oldest are forgotten when there are more.
+            `dedup` needs one of the two bounds, and can have both.
+        event_time : str, optional
+            The column with the timestamp that `within_s` counts from. By default it counts from the
+            time of the micro-batch.
         commit_group : ackcore.kafka.KafkaGroup, optional
             The consumer group whose offsets are committed after each micro-batch, for a stream of
             Spark's own Kafka source with its columns topic, partition and offset.
@@ -209,12 +227,16 @@ class TopologyBuilder:
         ------
         TypeError
             If an argument has another type.
+        ValueError
+            If a bound of `dedup` is missing, or out of range, or given without `dedup`.
         """
         _check_name(name, "name", "the name of the spout")
         _refuse_foreign(source, name)
         fields = _columns_of(source)
         ids = _message_id(message_id)
         ordered = _message_id(ordered_by, "ordered_by") or ()
+        key = _message_id(dedup, "dedup")
+        seen = duplicates.dedup_of(name, key, within_s, within_keys, event_time)
         if ids is None:
             ids = ()
             if kind_of(source) == "kafka":
@@ -239,6 +261,7 @@ class TopologyBuilder:
                 commit_group,
                 ordered,
                 expected,
+                seen,
             )
         )
 
@@ -316,7 +339,8 @@ class TopologyBuilder:
         ----------
         component : str
             The bolt or spout whose stream is written; or ``"<table>.changes"`` for the rows of a
-            table that a micro-batch has changed, each once.
+            table that a micro-batch has changed, each once; or ``"<table>.closed"`` for the rows of
+            windows that have closed.
         writer : ackcore.spark.Sink or callable
             A sink, such as ``to_parquet(path)``, or a function of (DataFrame, batch_id).
         stream : str, default "default"
@@ -378,6 +402,7 @@ class TopologyBuilder:
         value: Mapping[str, Aggregate],
         stream: str = DEFAULT_STREAM,
         ttl_s: float | None = None,
+        window: Window | None = None,
     ) -> None:
         """Declare a table of the checkpoint: aggregates by key of the rows of ACKED records.
 
@@ -399,6 +424,11 @@ class TopologyBuilder:
         ttl_s : float, optional
             The time in seconds after which a row is removed that no record has changed. By default
             rows stay forever.
+        window : Window, optional
+            Windows of time, from `ackcore.tables.tumbling`, `sliding` or `session`. A row then has
+            the key, the columns ``window_start`` and ``window_end``, and the values. It is emitted
+            to the sinks of ``"<name>.closed"`` when its window closes, and is then removed. A
+            record whose window has closed is a dead letter.
 
         Raises
         ------
@@ -435,7 +465,12 @@ class TopologyBuilder:
                 f"ttl_s of table {name!r} must be a positive number of seconds below "
                 f"{_LONGEST_S:.0e}, got {ttl_s!r}; omit it to keep rows forever"
             )
-        self._tables.append(DeclaredTable(name, from_, stream, keys, dict(value), ttl_s))
+        if window is not None and not isinstance(window, Window):
+            raise TypeError(
+                f"window of table {name!r} must be windows of ackcore.tables, such as "
+                f"tumbling(3600, 'ts'), or None, got {type(window).__name__} {window!r}"
+            )
+        self._tables.append(DeclaredTable(name, from_, stream, keys, dict(value), ttl_s, window))
 
     def build(self, settings: Settings | None = None, **keywords: Any) -> Topology:
         """Check all declarations, and return the topology.
@@ -505,18 +540,24 @@ class TopologyBuilder:
             self._spouts, bolts, [*self._sinks, *self._tables], broken
         )
         found.extend(wrong)
+        try:
+            found_again = duplicates.with_dedup(self._spouts, bolts, self._sinks, tables)
+        except (TypeError, ValueError) as error:
+            raise TopologyError([*found, str(error)]) from None
+        bolts, sinks, tables = found_again
         topology = Topology(
             spouts={spout.name: spout for spout in self._spouts},
             bolts={bolt.name: bolt for bolt in bolts},
-            sinks={sink.name: sink for sink in self._sinks},
+            sinks={sink.name: sink for sink in sinks},
             tables={table.name: table for table in tables},
             settings=settings,
             checks=checks,
         )
         for sink in self._sinks:
-            changed = topology.changed_table(sink)
-            if changed is not None:
-                found.extend(validation.change_problems(sink, changed.shape))
+            read = topology.table_read(sink)
+            if read is not None:
+                found.extend(validation.change_problems(sink, read.shape))
+        found.extend(validation.window_problems(topology))
         if found:
             raise TopologyError(found)
         return topology

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
-from ackcore.calls.outcomes import Unavailable
+from ackcore.calls.outcomes import CallCounts, Unavailable
 from ackcore.topology.bolt_calls import cleaned_up, refuse_returned
 from ackcore.topology.components import AsyncBolt, BasicBolt, Bolt, Context
 from ackcore.topology.failure_reasons import ReasonMaker
-from ackcore.topology.row_collector import CallCollector, Emitted
+from ackcore.topology.row_collector import AsyncCallCollector, CallCollector, Emitted
 from ackcore.topology.row_executor import SLICE_ROWS, RowExecutor
 from ackcore.topology.tuples import Emission, Origin, Reason, Results, Tuple
 
@@ -243,8 +243,8 @@ class CallExecutor(RowExecutor):
 
     async def _await_execute(self, group: Group, endpoint: object = None) -> None:
         (input,) = group
-        execute: Callable[[Tuple, CallCollector], Awaitable[object]] = self.component.execute  # type: ignore[assignment]
-        collector = CallCollector(self.collector, input.tuple, endpoint)
+        execute: Callable[[Tuple, AsyncCallCollector], Awaitable[object]] = self.component.execute  # type: ignore[assignment]
+        collector = AsyncCallCollector(self.collector, input.tuple, endpoint)
         try:
             result = await execute(input.tuple, collector)
             if result is not None:
@@ -254,7 +254,7 @@ class CallExecutor(RowExecutor):
 
     async def _await_execute_many(self, group: Group, endpoint: object = None) -> None:
         execute: Callable[..., Awaitable[object]] = self.component.execute_many  # type: ignore[union-attr]
-        collectors = [CallCollector(self.collector, input.tuple, endpoint) for input in group]
+        collectors = [AsyncCallCollector(self.collector, input.tuple, endpoint) for input in group]
         try:
             result = await execute([input.tuple for input in group], collectors)
             if result is not None:
@@ -295,5 +295,8 @@ class CallExecutor(RowExecutor):
         # Rows without a Python value fail when they are pulled, which may be before or after
         # their neighbours raise.  Sort, so that the order is deterministic.
         results = super()._results(emissions, dict(sorted(failures.items())), still_open)
-        told, self._trips = self._trips, self._calls.counts.trips if self._calls else 0
-        return results._replace(breaker_trips=max(0, self._trips - told))
+        counts = self._calls.counts if self._calls else CallCounts()
+        told, self._trips = self._trips, counts.trips
+        trips = max(0, self._trips - told)
+        used = None if self._settings.limit is None else counts.used.taken()
+        return results._replace(breaker_trips=trips, used=used)

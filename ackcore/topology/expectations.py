@@ -47,14 +47,16 @@ def expect(
     It declares conditions that the tuples of the spout or bolt must meet.
 
     A tuple meets a condition that is true or NULL, as with CHECK of SQL tables: add ``col IS NOT
-    NULL`` where NULL is wrong. A condition that raises (overflow, division by zero) is not met.
+    NULL`` where NULL is wrong. A condition that raises (overflow, division by zero) is not met, and
+    its tuple is never dropped: ``"drop"`` then has the consequence of ``"dead_letter"``.
 
     Parameters
     ----------
     *conditions : str or callable
         A text is a Spark SQL expression over the columns, such as ``"amount > 0"``; it needs
         ``ackcore[expect]``. A function takes a `pyarrow.RecordBatch` of n tuples, and returns a
-        boolean column of n values, the same for the same tuples.
+        boolean column of n values, the same for the same tuples. If it returns anything else, the
+        query ends with `ExpectationFailed`, whatever ``on_fail`` is.
     on_fail : {"dead_letter", "drop", "fail"}, default "dead_letter"
         The consequence for a tuple that does not meet a condition. ``"dead_letter"``: its records
         become dead letters, without a retry. ``"drop"``: the tuple is not emitted, and its records
@@ -128,6 +130,11 @@ class StreamCheck:
         """Return the places of tuples that do not meet the condition, and the errors by place.
 
         A batch that raises is bisected, so an error concerns only the tuples that cause it.
+
+        Raises
+        ------
+        WrongResult
+            If a function does not return a boolean for each tuple.
         """
         found: list[Int64s] = []
         errors: dict[int, str] = {}
@@ -137,10 +144,7 @@ class StreamCheck:
             part = batch if stop - start == len(batch) else batch.slice(start, stop - start)
             try:
                 places = self._unmet(part)
-            except WrongResult as error:
-                places = np.arange(len(part))
-                errors.update(dict.fromkeys(range(start, stop), str(error)))
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, WrongResult):
                 raise
             except BaseException as error:
                 # SystemExit as well: a function that exits must not end its worker.
@@ -176,7 +180,8 @@ class StreamCheck:
         if not isinstance(met, pa.BooleanArray) or len(met) != len(batch):
             kind = f"{len(met)} {met.type}" if isinstance(met, pa.Array) else type(met).__name__
             raise WrongResult(
-                f"{self.name} must return a boolean for each of the {len(batch)} tuples, got {kind}"
+                f"expectation {self.name} must return a boolean for each of the {len(batch)} "
+                f"tuples of its batch, got {kind}"
             )
         return met
 

@@ -13,11 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from ackcore.topology.components import DEFAULT_STREAM
+import pyarrow as pa
+
+from ackcore.calls import RateLimit
+from ackcore.topology.components import DEFAULT_STREAM, AsyncBolt, BasicBolt, Bolt, Component
 from ackcore.topology.parts import BoltSpec, Parts, SinkSpec, Spout
 from ackcore.topology.settings import Settings
 from ackcore.topology.stage_layout import Layout, Subscription
-from ackcore.topology.table_views import CHANGES
+from ackcore.topology.table_views import CHANGES, CLOSED
 
 _HIGH, _GAP_Y, _GAP_X, _MARGIN = 44, 26, 150, 14
 _CHAR = 8.2
@@ -106,8 +109,9 @@ def _edges(structure: Mapping[str, Any]) -> list[_Edge]:
             found.append(_Edge(source, stream, name, label, not local))
     tables = structure.get("tables", {})
     for name, (source, stream) in structure.get("sinks", {}).items():
-        if source.removesuffix(CHANGES) in tables:
-            source = f"table {source.removesuffix(CHANGES)}"
+        table, _, end = source.rpartition(".")
+        if table in tables and f".{end}" in (CHANGES, CLOSED):
+            source = f"table {table}"
         found.append(_Edge(source, stream, f"sink {name}", "", False))
     for name, table in tables.items():
         source, stream = table["from"]
@@ -199,6 +203,18 @@ _WIDTH = 100
 _RULE = 78
 #: The maximum number of characters of a writer's repr.
 _WRITER = 72
+#: The settings of calls that are shown if they differ from their defaults.
+_CALL_SETTINGS = (
+    "limit",
+    "max_concurrency",
+    "timeout_s",
+    "endpoints",
+    "wait_in_task_s",
+    "breaker_failures",
+    "breaker_reset_s",
+    "max_batch",
+    "journal",
+)
 #: Shown even if they have their defaults: readers of failures need them first.
 _ALWAYS = ("max_attempts", "backoff_s", "max_backoff_s")
 
@@ -284,9 +300,39 @@ def _bolt(bolt: BoltSpec, parts: Parts, layout: Layout) -> list[str]:
     asked = "" if bolt.parallelism is None else f", parallelism {bolt.parallelism}"
     branches = []
     for stream, schema in bolt.schemas.items():
-        fields = _fields([f"{field.name}: {field.type}" for field in schema])
+        known = [field.type for field in schema if not pa.types.is_null(field.type)]
+        fields = _fields(
+            [f"{field.name}: {field.type}" for field in schema] if known else schema.names
+        )
         branches.append((f"{stream} {fields}", _readers(bolt.name, stream, parts, layout)))
-    return [f"bolt {bolt.name}: {type(bolt.component).__name__}{asked}", *_tree(branches)]
+    head = f"bolt {bolt.name}: {type(bolt.component).__name__}{asked}"
+    return [head, *_calls(bolt.component), *_tree(branches)]
+
+
+def _calls(component: Component) -> list[str]:
+    """Return the settings of a bolt's calls that differ from their defaults."""
+    base: type[Component] = BasicBolt
+    names: Sequence[str] = ("threads", "journal")
+    if isinstance(component, AsyncBolt):
+        base, names = AsyncBolt, _CALL_SETTINGS
+    elif not isinstance(component, Bolt | BasicBolt):
+        return []
+    shown = []
+    for name in names:
+        value = getattr(component, name)
+        if isinstance(value, RateLimit):
+            some = (f"{key}={_setting(each)}" for key, each in vars(value).items() if each)
+            shown.append(f"{name}({', '.join(some)})")
+        elif value != getattr(base, name):
+            shown.append(f"{name}={_setting(value)}")
+    text = f"calls: {', '.join(shown)}" if shown else ""
+    return textwrap.wrap(text, _WIDTH - 4, initial_indent="  ", subsequent_indent="    ")
+
+
+def _setting(value: Any) -> str:
+    if callable(value):
+        return _writer(value)
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _tree(branches: Sequence[tuple[str, Sequence[str]]]) -> Iterator[str]:
@@ -305,8 +351,11 @@ def _readers(component: str, stream: str, parts: Parts, layout: Layout) -> list[
     for table in parts.tables.values():
         if (table.component, table.stream) == (component, stream):
             readers.append(f"──▶ table {table.name}: {', '.join(table.shape.key_names)}")
-            changes = [s for s in parts.sinks.values() if parts.changed_table(s) is table]
-            readers += [f"{_sink(sink)}, of changes to {table.name}" for sink in changes]
+            for sink in parts.sinks.values():
+                if parts.table_read(sink) is table:
+                    closed = sink.component.endswith(CLOSED)
+                    what = "closed windows of" if closed else "changes to"
+                    readers.append(f"{_sink(sink)}, of {what} {table.name}")
     return readers or ["─ not read"]
 
 

@@ -16,7 +16,9 @@ from ackcore._records import Int64s
 from ackcore.calls.call_settings import MAX_THREADS, CallSettings
 from ackcore.calls.calls import Calls
 from ackcore.calls.outcomes import CallOutcome
+from ackcore.calls.rate_limits import unreported
 from ackcore.calls.threads import CallThreads, is_async
+from ackcore.topology.bolt_calls import log
 from ackcore.topology.bolt_functions import AnswerRows, Function, columns_of
 from ackcore.topology.components import (
     DEFAULT_STREAM,
@@ -202,6 +204,10 @@ class RowOutcomes(NamedTuple):
     failed: dict[int, FailedRow]
 
 
+#: The parts of limits without an effect that this process has warned of.
+_warned: set[str] = set()
+
+
 class RowCalls:
     """The calls of a function with each row. Call `prepare` before and `cleanup` after.
 
@@ -228,6 +234,7 @@ class RowCalls:
         as_seen: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
     ) -> None:
         self._calls: Calls[Tuple, Any] = Calls(function, settings)
+        self._limit = settings.limit
         self._answers = AnswerRows(answers)
         self._source = source
         self._as_seen = as_seen
@@ -258,6 +265,13 @@ class RowCalls:
     def cleanup(self) -> None:
         """Release the resources of the calls, and exit the function."""
         self._calls.close()
+        if self._limit is None:
+            return
+        texts = unreported(self._limit, self._calls.counts.used, f"limit of {self._source}")
+        for part, text in texts.items():
+            if part not in _warned:
+                _warned.add(part)
+                log.warning("%s", text)
 
     def _tuples(self, batches: Iterable[pa.RecordBatch], pending: deque[_Slice]) -> Iterator[Tuple]:
         for batch in batches:

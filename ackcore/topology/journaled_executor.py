@@ -31,7 +31,7 @@ from ackcore._files.journal import MOST_BYTES, JournalAnswers
 from ackcore._files.journal_format import KEY_BYTES
 from ackcore.calls.budgets import Budget
 from ackcore.calls.call_settings import CallSettings
-from ackcore.calls.rate_limits import USAGE
+from ackcore.calls.usage import USAGE
 from ackcore.topology.bolt_calls import joined
 from ackcore.topology.call_executor import CallExecutor, CallInput, Group
 from ackcore.topology.components import AsyncBolt, BasicBolt, Context
@@ -54,7 +54,6 @@ _EMITTED, _FAILED = 0, 1
 _HEAD = struct.Struct("<BxxxI")  # the kind of answer, the number of streams
 #: A bit of the kind: the calls reported a cost. The cost and its key follow the head.
 _PAID = 2
-_KEY_CHARS = 200  # longer keys of a limit are cut
 _COST = struct.Struct("<dI")  # the cost, the number of bytes of its key
 _STREAM = struct.Struct("<II")  # the stream's index, the number of bytes of its rows
 
@@ -454,35 +453,35 @@ class JournaledCallExecutor(_Journaled, CallExecutor):
         try:
             await super()._await_execute(group, endpoint)
         except BaseException:
-            self._pay(group[0])
+            self._pay()
             raise
-        self._write_down(group[0], self._cost_of(group[0]))
+        self._write_down(group[0], self._cost_of())
 
     async def _await_execute_many(self, group: Group, endpoint: object = None) -> None:
         try:
             await super()._await_execute_many(group, endpoint)
         except BaseException:
-            self._pay(group[0])
+            self._pay()
             raise
-        cost = self._cost_of(group[0])
+        cost = self._cost_of()
         for input in group:
             self._write_down(input, cost)
             cost = NO_COST
 
-    def _cost_of(self, input: CallInput) -> Cost:
-        """Return the cost of a call that ended, by its first input, and add it to the budget."""
+    def _cost_of(self) -> Cost:
+        """Return the cost of the call that ended, and add it to the budget."""
         budget, usage = self._answers.budget, USAGE.get()
-        if budget is None or usage is None or not usage.cost:
+        if budget is None or usage is None:
             return NO_COST
-        limit, key = self._settings.limit, ""
-        if limit is not None and limit.per is not None:
-            key = str(limit.key_of(input.tuple))[:_KEY_CHARS]
-        budget.add(usage.cost, key)
-        return Cost(usage.cost, key)
+        usage.close()  # a later report would not be in the journal
+        if not usage.cost:
+            return NO_COST
+        budget.add(usage.cost, usage.key)
+        return Cost(usage.cost, usage.key)
 
-    def _pay(self, input: CallInput) -> None:
-        """Write the cost of a call that raised."""
-        cost = self._cost_of(input)
+    def _pay(self) -> None:
+        """Write the cost of the call that raised."""
+        cost = self._cost_of()
         if cost.cost:
             try:
                 self._answers.paid(cost)

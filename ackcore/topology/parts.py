@@ -21,9 +21,13 @@ import pyarrow as pa
 
 from ackcore.tables.aggregates import Aggregate
 from ackcore.tables.table_shape import TableShape
+from ackcore.tables.time_windows import Window
 from ackcore.topology.components import DEFAULT_STREAM, Component
 from ackcore.topology.expectations import Expectations
-from ackcore.topology.table_views import CHANGES, change_streams
+from ackcore.topology.table_views import CHANGES, CLOSED, change_streams, closed_streams
+
+#: The end of the name of the bolt and the table for the duplicates of a spout.
+DEDUP = ".dedup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,27 @@ class Input:
     grouping: Grouping
 
 
+class Dedup(NamedTuple):
+    """The arguments of a spout that concern duplicates; see `TopologyBuilder.spout`.
+
+    Attributes
+    ----------
+    columns : tuple of str
+        The columns of the key.
+    within_s : float or None
+        The seconds for which the key of an ACKED record is kept.
+    within_keys : int or None
+        The number of keys that are kept; older ones are forgotten.
+    event_time : str or None
+        The column of the time that `within_s` counts from; None for the time of arrival.
+    """
+
+    columns: tuple[str, ...]
+    within_s: float | None
+    within_keys: int | None
+    event_time: str | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Spout:
     """A source of records. Its only stream is ``"default"``.
@@ -163,6 +188,8 @@ class Spout:
         The columns of a key. No record overtakes an earlier one with the same key. Empty for none.
     expect : tuple of Expectations
         The conditions of its tuples.
+    dedup : Dedup or None
+        The key by which duplicates are recognised.
     """
 
     name: str
@@ -174,6 +201,17 @@ class Spout:
     group: Any = None
     ordered_by: tuple[str, ...] = ()
     expect: tuple[Expectations, ...] = ()
+    dedup: Dedup | None = None
+
+    @property
+    def checks_ids(self) -> bool:
+        """Whether message ids are checked for duplicates, which ``dedup`` expects."""
+        return self.tracked and bool(self.message_id) and not self.unique and self.dedup is None
+
+    @property
+    def emitter(self) -> str:
+        """The component whose stream its readers read: the spout, or its bolt for duplicates."""
+        return self.name if self.dedup is None else f"{self.name}{DEDUP}"
 
     @property
     def kind(self) -> str | None:
@@ -243,6 +281,7 @@ class DeclaredTable(NamedTuple):
     key: tuple[str, ...]
     value: Mapping[str, Aggregate]
     ttl_s: float | None
+    window: Window | None = None
 
     def spec(self, schema: pa.Schema) -> TableSpec:
         """Return the table of a stream with this schema.
@@ -252,7 +291,9 @@ class DeclaredTable(NamedTuple):
         TypeError, ValueError
             If the key or a value does not fit the schema.
         """
-        shape = TableShape.of(self.name, schema, self.key, self.value, self.ttl_s)
+        shape = TableShape.of(
+            self.name, schema, self.key, self.value, self.ttl_s, window=self.window
+        )
         return TableSpec(self.name, self.component, self.stream, shape)
 
 
@@ -275,19 +316,38 @@ class Parts:
     sinks: Mapping[str, SinkSpec]
     tables: Mapping[str, TableSpec] = field(default_factory=dict, kw_only=True)
 
-    def changed_table(self, sink: SinkSpec) -> TableSpec | None:
-        """Return the table whose changed rows a sink reads, or None."""
-        name = sink.component.removesuffix(CHANGES)
-        return self.tables.get(name) if name != sink.component else None
+    def table_read(self, sink: SinkSpec) -> TableSpec | None:
+        """Return the table whose changed or closed rows a sink reads, or None."""
+        for end in (CHANGES, CLOSED):
+            if sink.component.endswith(end):
+                return self.tables.get(sink.component.removesuffix(end))
+        return None
 
     def sink_schema(self, sink: SinkSpec) -> pa.Schema | None:
         """Return the schema of the rows of a sink; None for a sink of a spout."""
-        changed = self.changed_table(sink)
-        if changed is not None:
-            return change_streams(changed.shape)[sink.stream]
-        if sink.component in self.spouts:
+        table = self.table_read(sink)
+        if table is not None:
+            streams = closed_streams if sink.component.endswith(CLOSED) else change_streams
+            return streams(table.shape)[sink.stream]
+        if self.source_of(sink.component) is not None:
             return None
         return self.bolts[sink.component].schemas[sink.stream]
+
+    def source_of(self, component: str) -> Spout | None:
+        """Return the spout whose records a component emits: itself, or that of its ``dedup``."""
+        spout = self.spouts.get(component) or self.spouts.get(component.removesuffix(DEDUP))
+        return spout if spout is not None and component in (spout.name, spout.emitter) else None
+
+    def spouts_of(self, component: str) -> tuple[str, ...]:
+        """Return the spouts whose tuples reach a component, in the order of the topology."""
+        reached, left = set[str](), [component]
+        while left:
+            name = left.pop()
+            if name not in reached:
+                reached.add(name)
+                if name in self.bolts:
+                    left += [each.component for each in self.bolts[name].inputs]
+        return tuple(name for name in self.spouts if name in reached)
 
     def streams(self, component: str) -> tuple[str, ...]:
         """Return the names of a component's streams."""

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore._arrow import offsets_of
-from ackcore.calls import used
-from ackcore.topology.bolt_calls import joined, no_stream
+from ackcore.calls.usage import USAGE, report
+from ackcore.topology.bolt_calls import joined, no_stream, refuse_attribute
 from ackcore.topology.components import DEFAULT_STREAM
 from ackcore.topology.failure_reasons import ReasonMaker
 from ackcore.topology.row_conversion import Row, RowSchema, no_values
@@ -88,6 +88,9 @@ class RowCollector:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a collector cannot be pickled; use self.collector of each task instead")
+
+    if not TYPE_CHECKING:  # with it, mypy would accept any attribute
+        __getattr__ = refuse_attribute
 
     # -- called by a bolt ---------------------------------------------------------------------
 
@@ -403,6 +406,9 @@ class InputCollector:
         """See `BasicCollector.emit`."""
         self._collector.emit(values, self._input, stream)
 
+    if not TYPE_CHECKING:  # with it, mypy would accept any attribute
+        __getattr__ = refuse_attribute
+
 
 class CallCollector:
     """The collector of a bolt for one of several inputs that are executed at once.
@@ -410,13 +416,12 @@ class CallCollector:
     Its emissions are stored separately, and emitted in the order of the inputs.
     """
 
-    __slots__ = ("_collector", "_emitted", "_input", "endpoint")
+    __slots__ = ("_collector", "_emitted", "_input")
 
-    def __init__(self, collector: RowCollector, input: Tuple, endpoint: Any = None) -> None:
+    def __init__(self, collector: RowCollector, input: Tuple) -> None:
         self._collector = collector
         self._input = input
         self._emitted: Emitted | None = {}
-        self.endpoint = endpoint
 
     def emit(self, values: Sequence[Any] | Mapping[str, Any], stream: str = DEFAULT_STREAM) -> None:
         """See `BasicCollector.emit`."""
@@ -428,12 +433,26 @@ class CallCollector:
                 self._collector._refuse_late(self._input)
             emitted.setdefault(out, []).append((row, self._input))
 
-    def used(self, *, tokens: float | None = None, cost: float | None = None) -> None:
-        """See `AsyncCollector.used`."""
-        used(tokens=tokens, cost=cost)
-
     def close(self) -> Emitted:
         """Refuse further emissions, and return those so far."""
         with self._collector._lock:
             emitted, self._emitted = self._emitted, None
         return emitted or {}
+
+    if not TYPE_CHECKING:  # with it, mypy would accept any attribute
+        __getattr__ = refuse_attribute
+
+
+class AsyncCallCollector(CallCollector):
+    """The `AsyncCollector` of one input; made in the context of its call."""
+
+    __slots__ = ("_usage", "endpoint")
+
+    def __init__(self, collector: RowCollector, input: Tuple, endpoint: Any = None) -> None:
+        super().__init__(collector, input)
+        self._usage = USAGE.get()  # a thread of the bolt has another context
+        self.endpoint = endpoint
+
+    def used(self, *, tokens: float | None = None, cost: float | None = None) -> None:
+        """See `AsyncCollector.used`."""
+        report(self._usage, tokens, cost)

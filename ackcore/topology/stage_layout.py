@@ -132,10 +132,7 @@ class Layout:
             ),
             sinks=topology.written,
             needs_identity=_upstream(topology, reversed(order)),
-            checks_unique=any(
-                spout.tracked and bool(spout.message_id) and not spout.unique
-                for spout in topology.spouts.values()
-            ),
+            checks_unique=any(spout.checks_ids for spout in topology.spouts.values()),
         )
 
     @property

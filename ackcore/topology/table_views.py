@@ -19,6 +19,8 @@ from ackcore.topology.row_conversion import rows_of
 CHANGES = ".changes"
 #: The stream of changed rows without their former values.
 UPSERTS = "upserts"
+#: The end of the name under which a sink reads the rows of the windows that have closed.
+CLOSED = ".closed"
 
 
 def change_streams(shape: TableShape) -> dict[str, pa.Schema]:
@@ -30,6 +32,11 @@ def change_streams(shape: TableShape) -> dict[str, pa.Schema]:
     rows = shape.row_schema
     former = [rows.field(name).with_name(f"old_{name}") for name in shape.aggregates]
     return {DEFAULT_STREAM: pa.schema([*rows, *former]), UPSERTS: rows}
+
+
+def closed_streams(shape: TableShape) -> dict[str, pa.Schema]:
+    """Return the one stream of the rows of a table's closed windows: the rows of the table."""
+    return {DEFAULT_STREAM: shape.row_schema}
 
 
 class TableSource(Protocol):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ackcore._records import Int64s
+from ackcore.calls.usage import UsageCounts
 from ackcore.topology._words import nearest
 
 #: The maximum number of characters of a message: people read dead letters.
@@ -380,6 +381,8 @@ class Results(NamedTuple):
         The counts of a `BatchBolt`'s exceptions, if it raised.
     breaker_trips : int, default 0
         The number of times that a breaker of the bolt's calls opened during the call.
+    used : UsageCounts, optional
+        The usage that the bolt's calls reported, if its limit counts it.
     """
 
     emissions: list[Emission]
@@ -387,3 +390,4 @@ class Results(NamedTuple):
     open: int
     raised: Raised | None = None
     breaker_trips: int = 0
+    used: UsageCounts | None = None

@@ -7,6 +7,7 @@ reported as missing.
 
 from __future__ import annotations
 
+import difflib
 import graphlib
 import inspect
 import re
@@ -22,6 +23,7 @@ from ackcore.calls import RateLimit
 from ackcore.calls.call_queues import FairQueues
 from ackcore.calls.outcomes import CallCounts
 from ackcore.tables.table_shape import TableShape
+from ackcore.topology import dedup
 from ackcore.topology._words import listed, near_miss
 from ackcore.topology.bolt_calls import call_settings, journaled
 from ackcore.topology.components import (
@@ -40,12 +42,13 @@ from ackcore.topology.parts import (
     Fields,
     Input,
     PartialKey,
+    Parts,
     SinkSpec,
     Spout,
 )
 from ackcore.topology.settings import MAX_PARALLELISM
 from ackcore.topology.sql_conditions import spark_types, supported_type
-from ackcore.topology.table_views import CHANGES, UPSERTS, change_streams
+from ackcore.topology.table_views import CHANGES, CLOSED, UPSERTS, change_streams, closed_streams
 
 #: The prefix of ackcore's own columns.
 RESERVED = "_ackcore_"
@@ -127,16 +130,17 @@ def problems(
     for bolt in bolts:
         yield from _uses(bolt, names)
         yield from _budget(bolt)
-    changes = {f"{name}{CHANGES}" for name in names}
+    changes = {f"{name}{end}" for name in names for end in (CHANGES, CLOSED)}
     for name in (*(spout.name for spout in spouts), *(bolt.name for bolt in bolts)):
         if name in changes:
             yield (
                 f"component {name!r} must have another name, because sinks read the changed rows "
-                f"of table {name.removesuffix(CHANGES)!r} under this one; rename it"
+                f"of table {name.rpartition('.')[0]!r} under this one; rename it"
             )
     sinks = [sink for sink in sinks if sink.component not in changes]
     for spout in spouts:
         yield from _spout(spout)
+        yield from dedup.problems(spout, [*(bolt.name for bolt in bolts), *names])
     for bolt in bolts:
         yield from _bolt(bolt)
         yield from _final_errors(bolt, reject)
@@ -327,6 +331,7 @@ def _bolt(bolt: BoltSpec) -> Iterator[str]:
     except TypeError as error:
         yield f"bolt {bolt.name!r}: {error}"
     yield from _methods(bolt)
+    yield from _misspelt(bolt)
 
 
 def _final_errors(bolt: BoltSpec, reject: Sequence[type[Exception]]) -> Iterator[str]:
@@ -373,6 +378,12 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
             has = "none"
             if hasattr(component, shape.other):
                 has = f"{shape.other}, which is {shape.whose}; rename it or derive from that class"
+            elif shape is _MANY:
+                kind = f"{kind} with max_batch={component.max_batch!r}"  # type: ignore[attr-defined]
+                if _defines(component, "execute"):
+                    has = "execute, which is for max_batch=1; rename it, or remove max_batch"
+            elif _defines(component, "execute_many"):
+                has = "execute_many, which is called if max_batch is above 1; set max_batch = 64"
             yield (
                 f"bolt {bolt.name!r} must have a method {method}"
                 f"({', '.join(('self', *arguments))}), because it is {kind}, and {made} has {has}"
@@ -382,6 +393,60 @@ def _methods(bolt: BoltSpec) -> Iterator[str]:
         elif (takes := refused_call(function, (*own, *arguments))) is not None:
             wanted = ", ".join((*own, *arguments))
             yield f"{subject} must take ({wanted}), as in {kind}, got {takes}"
+
+
+def _defines(component: Component, method: str) -> bool:
+    """Return whether an `AsyncBolt` defines one of its methods."""
+    if not isinstance(component, AsyncBolt):
+        return False
+    function: Any = getattr(component, method)
+    return getattr(function, "__func__", function) is not getattr(AsyncBolt, method)
+
+
+#: The shortest word of a setting whose misspellings are refused.
+_WORD = 6
+
+
+def _misspelt(bolt: BoltSpec) -> Iterator[str]:
+    """Yield an error for each attribute of a bolt that is a misspelt setting.
+
+    An attribute is the user's own, and most names near a setting are meant: ``output``,
+    ``timeout``, ``endpoint``. So only a letter or two in one word may differ, and not its end.
+    """
+    component = bolt.component
+    own, known = vars(component), set[str]()
+    for one in type(component).__mro__:
+        if one.__module__ == Component.__module__:
+            known |= inspect.get_annotations(one).keys() - {"collector", "tables"}
+        elif one is not object:
+            own = {**vars(one), **own}
+    for name, value in own.items():
+        if name.startswith("_") or name in known or hasattr(type(value), "__get__"):
+            continue
+        if isinstance(value, RateLimit) and getattr(component, "limit", value) is None:
+            yield (
+                f"attribute {name!r} of bolt {bolt.name!r} is a RateLimit, and its limit is None, "
+                "so nothing is limited; rename the attribute to limit"
+            )
+        for setting in sorted(known):
+            if _near(name.split("_"), setting.split("_")):
+                yield (
+                    f"attribute {name!r} of bolt {bolt.name!r} has no effect; did you mean "
+                    f"{setting!r}? Otherwise rename it"
+                )
+
+
+def _near(words: Sequence[str], known: Sequence[str]) -> bool:
+    """Return whether words differ from those of a setting by the misspelling of one of them."""
+    if len(words) != len(known):
+        return False
+    differing = [(a, b) for a, b in zip(words, known, strict=True) if a != b]
+    if len(differing) != 1:
+        return False
+    ((word, right),) = differing
+    if len(right) < _WORD or right.startswith(word) or word.startswith(right):
+        return False
+    return difflib.SequenceMatcher(None, word, right).ratio() > 0.9
 
 
 def refused_call(function: Callable[..., object], arguments: Sequence[str]) -> str | None:
@@ -551,8 +616,22 @@ def _uses(bolt: BoltSpec, tables: Sequence[str]) -> Iterator[str]:
 
 
 def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
-    """Yield the problems of a sink that reads the changed rows of a table."""
+    """Yield the problems of a sink that reads the changed or closed rows of a table."""
     table, streams = shape.name, change_streams(shape)
+    if sink.component.endswith(CLOSED):
+        streams = closed_streams(shape)
+        if shape.window is None:
+            yield (
+                f"sink {sink.name!r} reads the closed windows of table {table!r}, which has no "
+                f"window; declare the table with window=tumbling(...), or read {table}{CHANGES}"
+            )
+            return
+    elif shape.window is not None and shape.window.is_session:
+        yield (
+            f"sink {sink.name!r} reads the changes of table {table!r}, whose sessions may join "
+            f"others, so that a row is not changed but gone; read {table}{CLOSED}"
+        )
+        return
     if sink.stream not in streams:
         yield (
             f"sink {sink.name!r} reads stream {sink.stream!r} of the changes of table {table!r}, "
@@ -569,6 +648,17 @@ def change_problems(sink: SinkSpec, shape: TableShape) -> Iterator[str]:
             f"isolate of sink {sink.name!r} makes the records of refused rows dead letters, and "
             f"the changed rows of table {table!r} belong to no single record; remove isolate"
         )
+
+
+def window_problems(topology: Parts) -> Iterator[str]:
+    """Yield the problems of tables with windows that are fed by untracked spouts."""
+    for table in topology.tables.values():
+        for name in topology.spouts_of(table.component) if table.shape.window is not None else ():
+            if not topology.spouts[name].tracked:
+                yield (
+                    f"table {table.name!r} has windows and is fed by spout {name!r}, which is not "
+                    "tracked: late records could not be dead letters; remove tracked=False"
+                )
 
 
 def _laid_out_otherwise(type_: pa.DataType) -> pa.DataType | None:

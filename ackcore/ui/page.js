@@ -78,7 +78,7 @@ const showHead = (s) => {
   byId("runs").textContent = s.epoch ? `${text}, epoch ${s.epoch}` : text;
   byId("runs").className = `state ${kind}`;
   const way = s.under_way;
-  const now = way ? `micro-batch ${way.number} ${way.decided ? "is being written" : "runs"}, planned ${span(Math.max(0, s.at_ms - way.planned_ms))} before; ` : "";
+  const now = way ? `micro-batch ${way.number} ${!holder?.holds ? "was not finished" : way.decided ? "is being written" : "runs"}, planned ${span(Math.max(0, s.at_ms - way.planned_ms))} before; ` : "";
   byId("read").textContent = `${now}as of ${moment(s.at_ms)}`;
 };
 
@@ -125,6 +125,22 @@ const showExpectations = (batches) => {
   byId("expected").hidden = !sums.size;
   table("expectations", [["component", "text"], ["expectation", "text"], ["passed", "number"], ["failed", "number"]],
     [...sums].map(([key, one]) => ({ cells: [...JSON.parse(key), number(one.passed), number(one.failed)] })));
+};
+
+const showUsage = (batches) => {
+  const sums = new Map();
+  for (const batch of batches)
+    for (const kind of ["spent", "tokens"])
+      for (const [bolt, keys] of Object.entries(batch[kind]))
+        for (const [key, amount] of Object.entries(keys)) {
+          const name = JSON.stringify([bolt, key]), one = sums.get(name) ?? { spent: 0, tokens: 0 };
+          one[kind] += amount;
+          sums.set(name, one);
+        }
+  byId("usage").hidden = !sums.size;
+  const largest = [...sums].sort(([, a], [, b]) => b.spent - a.spent || b.tokens - a.tokens).slice(0, 100);
+  table("used", [["bolt", "text"], ["key of the limit", "text"], ["cost", "number"], ["tokens", "number"]],
+    largest.map(([name, one]) => ({ cells: [...JSON.parse(name), String(+one.spent.toPrecision(6)), number(one.tokens)] })));
 };
 
 // -- charts --------------------------------------------------------------------------------------
@@ -300,6 +316,7 @@ const refresh = async () => {
       state = await ask(`api/${at}/status`);
       showHead(state); showTiles(state); showCounts(state); showWaiting(state);
       showExpectations(state.batches);
+      showUsage(state.batches);
       showCharts(state.batches);
       const shown = `api/${at}/topology.svg?done=${state.last_done}`;
       if (shown !== drawn) byId("topology").src = drawn = shown;

@@ -72,13 +72,7 @@ _HEADERS = {
 
 
 class Watched:
-    """A checkpoint that the page shows.
-
-    Parameters
-    ----------
-    path : path
-        The path of the checkpoint.
-    """
+    """A checkpoint that the page shows."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = opened_checkpoint(path).url
@@ -115,23 +109,12 @@ def make_app(
 ) -> Starlette:
     """Return the application.
 
-    Parameters
-    ----------
-    checkpoints : sequence of path
-        The checkpoints to show.
-    token : str, optional
-        The token that allows replays. Without a token, replays are disabled.
-    hosts : sequence of str
-        Further host names of the server, beside those of this machine for itself.
-    any_address : bool, default False
-        Whether requests by any address are accepted, for a server that listens at all of them.
+    Raises TypeError or ValueError if the token is not a text, or is empty; if ``hosts`` is a text
+    instead of a list. Raises FileNotFoundError if one of the paths is not a checkpoint.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If the token is not a text, or is empty; if ``hosts`` is a text instead of a list.
-    FileNotFoundError
-        If one of the paths is not a checkpoint.
+    ``token``: the token that allows replays. Without a token, replays are disabled. ``hosts``:
+    further host names of the server, beside those of this machine for itself. ``any_address``:
+    whether requests by any address are accepted, for a server that listens at all of them.
     """
     check_token(token)
     if isinstance(hosts, str):
@@ -253,27 +236,11 @@ def _letters(path: str, wanted: LetterFilter, limit: int) -> dict[str, Any]:
 class PageServer:
     """The page, served by a thread of this process until it is closed.
 
-    Parameters
-    ----------
-    checkpoints : sequence of path
-        The checkpoints to show.
-    host : str, default "127.0.0.1"
-        The address to listen at; ``"0.0.0.0"`` for all addresses of this machine.
-    port : int, default 0
-        The port, 0 for any free one.
-    token : str, optional
-        The token that allows replays. Without a token, replays are disabled.
-    hosts : sequence of str
-        Further host names of the server.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the port is not a number from 0 to 65535, or the token is empty.
-    FileNotFoundError
-        If there is no checkpoint at a path.
-    OSError
-        If the address cannot be bound: the port is in use, or the host is not of this machine.
+    ``host``: the address to listen at; ``"0.0.0.0"`` for all addresses of this machine. ``port``:
+    the port, 0 for any free one. ``token``: the token that allows replays. Without a token, replays
+    are disabled. ``hosts``: further host names of the server. Raises TypeError or ValueError for a
+    wrong port or token, FileNotFoundError if there is no checkpoint at a path, and OSError if the
+    address cannot be bound.
     """
 
     def __init__(
@@ -344,14 +311,8 @@ class Guard:
     """A wrapper of an application that refuses requests of other pages, and sends isolating
     headers.
 
-    Parameters
-    ----------
-    app : ASGI application
-        The protected application.
-    hosts : collection of str
-        The server's host names, without the port; IPv6 addresses in brackets.
-    any_address : bool, default False
-        Whether any address is accepted as well.
+    ``hosts``: the server's host names, without the port; IPv6 addresses in brackets.
+    ``any_address``: whether any address is accepted as well.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], any_address: bool = False):
@@ -413,10 +374,7 @@ def _is_address(name: str) -> bool:
 def check_token(token: object) -> None:
     """Refuse an empty token.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If it is neither None nor a text, or an empty one.
+    Raises TypeError or ValueError if it is neither None nor a text, or an empty one.
     """
     if token is None:
         return

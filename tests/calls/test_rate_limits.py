@@ -2,7 +2,10 @@
 
 import asyncio
 from collections import Counter, defaultdict
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from ackcore.calls import RateLimit, Retry, Unavailable, used
 from ackcore.calls.call_queues import KEPT_KEYS
 from ackcore.calls.call_settings import CallSettings
 from ackcore.calls.calls import Calls
+from ackcore.calls.usage import KEPT_SUMS, MOST_KEYS, KeySums, UsageCounts, largest_sums
 
 
 def by_tenant(item):
@@ -315,7 +319,7 @@ def test_no_call_begins_while_more_tokens_are_used_than_allowed(items, per_s, wi
         outcomes = list(calls.run(items))
     for item, outcome in zip(items, outcomes, strict=True):
         assert outcome.value == item or outcome.error.args == (item,)
-    assert calls.counts.tokens == sum(tokens for _, tokens, _ in items)
+    assert sum(calls.counts.used.tokens.values()) == sum(tokens for _, tokens, _ in items)
 
 
 def test_a_key_that_used_too_many_tokens_waits_also_after_it_was_forgotten():
@@ -346,7 +350,7 @@ def test_the_tokens_of_a_minute_are_used_in_full():
     limit = RateLimit(tokens_per_min=60_000)
     with SimCalls(call, CallSettings(limit=limit, max_concurrency=8)) as calls:
         assert not any(outcome.error for outcome in calls.run(range(400)))
-    assert calls.counts.tokens / 1_000 == pytest.approx(calls.now_s, rel=0.03)
+    assert sum(calls.counts.used.tokens.values()) / 1_000 == pytest.approx(calls.now_s, rel=0.03)
 
 
 def test_threads_and_started_coroutines_report_for_their_call():
@@ -357,7 +361,7 @@ def test_threads_and_started_coroutines_report_for_their_call():
     limit = RateLimit(tokens_per_min=1e9)
     with Calls(call, CallSettings(limit=limit, max_concurrency=4)) as calls:
         assert not any(outcome.error for outcome in calls.run(range(100)))
-    assert calls.counts.tokens == sum(range(100)) + 100
+    assert sum(calls.counts.used.tokens.values()) == sum(range(100)) + 100
 
     async def start(item):
         async def part():
@@ -367,12 +371,72 @@ def test_threads_and_started_coroutines_report_for_their_call():
 
     with SimCalls(start, CallSettings(limit=limit)) as started:
         assert not any(outcome.error for outcome in started.run(range(10)))
-    assert started.counts.tokens == 2 * sum(range(10))
+    assert sum(started.counts.used.tokens.values()) == 2 * sum(range(10))
+
+
+def test_reports_of_a_call_that_has_ended_are_refused_and_counted():
+    """By a coroutine that outlives its call, or by one of a call that timed out."""
+    late = []
+
+    async def call(item):
+        async def after():
+            await asyncio.sleep(2)
+            try:
+                used(tokens=5, cost=1)
+            except RuntimeError as error:
+                late.append(str(error))
+
+        used(tokens=3)
+        task = asyncio.create_task(after())
+        await asyncio.sleep(10 if item else 0)
+        await task
+
+    async def soon(item):
+        tasks.append(asyncio.create_task(call(item)))
+        await asyncio.sleep(0)
+
+    tasks = []
+    limit = RateLimit(per=lambda item: "x", tokens_per_min=1e9)
+    with SimCalls(soon, CallSettings(limit=limit)) as calls:
+        list(calls.run([0, 1]))
+        calls.complete(asyncio.wait(tasks))
+    assert calls.counts.used == UsageCounts(2, 2, 0, 2, KeySums(x=6.0))
+    assert len(late) == 2
+    assert "used() must be called before its call ends, got a report of tokens=5" in late[0]
+
+
+@pytest.mark.parametrize("one", [Decimal("0.5"), np.float32(0.5), Fraction(1, 2), 0.5])
+def test_reports_and_limits_are_real_numbers_of_any_type(one):
+    async def call(item):
+        used(tokens=one, cost=one)
+
+    limit = RateLimit(tokens_per_min=one * 2000, cost_per_run=one)
+    assert (limit.tokens_per_min, limit.cost_per_run) == (1000, 0.5)
+    with SimCalls(call, CallSettings(limit=limit)) as calls:
+        assert not any(outcome.error for outcome in calls.run(range(4)))
+    assert calls.counts.used.tokens == {"": 2.0}
+    assert type(calls.counts.used.tokens[""]) is float
+
+
+@given(st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 50)), min_size=1, max_size=20))
+def test_sums_are_of_a_bounded_number_of_keys_the_largest_among_them(some):
+    sums, total = KeySums(), 0
+    for start, amount in some:
+        for key in range(start, start + 1000):
+            sums.add(str(key), amount)
+            total += amount
+        sums.add("large", 10_000)
+        assert len(sums) <= 2 * KEPT_SUMS + 1
+    assert sums["large"] == 10_000 * len(some)
+    assert sum(sums.values()) == sum(largest_sums(sums).values()) == total + sums["large"]
+    assert len(largest_sums(sums)) <= MOST_KEYS + 1
 
 
 @pytest.mark.parametrize(
     ("tokens", "error", "says"),
     [
+        (Decimal("sNaN"), ValueError, "tokens must be in 0..1000000000, got sNaN"),
+        (np.True_, TypeError, "tokens must be a number, got bool"),
         (-1, ValueError, "tokens must be in 0..1000000000, got -1"),
         (1e300, ValueError, r"tokens must be in 0\.\.1000000000, got 1e\+300"),
         (10**400, ValueError, r"tokens must be in 0\.\.1000000000, got 1000"),

@@ -86,10 +86,7 @@ def test_the_table_shows_what_records_say_and_obeys_nothing(ackcore, checkpoint)
     assert "\x1b" not in said
     assert "the newest 4 of 7; --limit shows more" in said
     said = ackcore("dead", "list", checkpoint, "--component", "x").stdout
-    assert said == (
-        "no dead letter of 7 matches: the store has 5 of enrich with TimeoutError, 2 of split "
-        "with ValueError\n"
-    )
+    assert said == "no dead letter of 7 matches\n"
     assert ackcore("dead", "replay", checkpoint, "--error", "TimeoutErr").stdout == said
     ackcore("dead", "drop", checkpoint, "--all")
     said = ackcore("dead", "list", checkpoint, "--component", "x").stdout

@@ -52,6 +52,10 @@ def test_a_running_query_is_told(ackcore, tmp_path):
         said = ackcore("status", tmp_path / "c").stdout
     assert "a batch, running, owner pid" in said
     assert "micro-batch 0 runs, planned" in said
+    said = ackcore("status", tmp_path / "c").stdout
+    assert "a batch, not running, owner pid" in said
+    assert "micro-batch 0 was not finished, planned" in said
+    assert "the next start continues it" in said
 
 
 @pytest.fixture

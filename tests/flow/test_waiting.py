@@ -1,10 +1,8 @@
-"""Threads and coroutines wait for room in turn, and none is lost when one gives up."""
+"""Threads wait for room, and none is lost when one gives up."""
 
-import asyncio
 import threading
 
 import pytest
-from round_robin import RoundRobin
 from simulated import MS, SimClock
 
 from ackcore.flow import ByKey, Fixed, FlowController
@@ -49,18 +47,18 @@ def in_thread(work):
     return join
 
 
-def test_threads_get_room_in_turn():
+def test_each_thread_that_waits_gets_room():
     flow = one_place()
     lease = flow.try_acquire()
-    joins = []
-    for n in range(3):
-        joins.append(in_thread(lambda n=n: flow.acquire(n)))
-        until(lambda n=n: len(flow._waiting) == n + 1)
-    assert flow.try_acquire() is None  # not past those that wait
-    for n, join in enumerate(joins):
-        flow.ack(lease)
-        lease = join()
-        assert lease.item == n
+    joins = [in_thread(lambda n=n: flow.acquire(n)) for n in range(3)]
+    until(lambda: flow._waiting == 3)
+    assert flow.try_acquire() is None
+    leases = [lease]
+    for _ in joins:
+        flow.ack(leases[-1])
+        until(lambda: flow.in_flight == 1)
+        leases.append(flow._windows.consumers["a"].sent[-1])
+    assert {join().item for join in joins} == {0, 1, 2}
     assert flow.in_flight == 1
 
 
@@ -98,96 +96,22 @@ def test_a_new_consumer_serves_those_that_wait():
 def test_a_key_that_waits_stops_no_other():
     flow = FlowController("ab", limit=lambda: Fixed(9), chooser=ByKey(), clock=SimClock())
     first = flow.try_acquire(1, key="k")
-    joins = []
-    for item, key in ((2, "k"), (3, "k")):
-        joins.append(in_thread(lambda item=item, key=key: flow.acquire(item, key)))
-        until(lambda: len(flow._waiting) == len(joins))
-    other = in_thread(lambda: flow.acquire("other", "l"))
-    until(lambda: len(flow._waiting) == 3)
-    flow.add("c")  # room: for one more key at least
-    assert other().item == "other"
+    second = in_thread(lambda: flow.acquire(2, "k"))
+    until(lambda: flow._waiting == 1)
+    assert flow.acquire("other", "l").item == "other"
     flow.ack(first)
-    second = joins[0]()
-    assert second.item == 2
-    flow.ack(second)
-    assert joins[1]().item == 3
+    assert second().item == 2
 
 
-def test_a_key_that_none_can_go_by_is_refused_before_it_waits():
-    """Another thread's ack would raise it else, and lose those that wait."""
+@pytest.mark.parametrize(
+    ("key", "says"), [(None, "key must be given, got"), ([], "must be hashable, got list")]
+)
+def test_a_key_that_none_can_go_by_is_refused_before_it_waits(key, says):
     flow = one_place(chooser=ByKey())
-    lease = flow.try_acquire(1, "x")
-
-    async def main():
-        waits = asyncio.ensure_future(flow.acquire_async(2, "y"))
-        await asyncio.sleep(0)
-        for key, says in ((None, "key must be given, got"), ([], "must be hashable, got list")):
-            with pytest.raises(TypeError, match=says):
-                flow.try_acquire(3, key)
-            with pytest.raises(TypeError, match=says):
-                flow.acquire(3, key, timeout_s=5)
-            with pytest.raises(TypeError, match=says):
-                await asyncio.wait_for(flow.acquire_async(3, key), 5)
-        assert flow.ack(lease)
-        return await asyncio.wait_for(waits, 5)
-
-    assert asyncio.run(main()).item == 2
-
-
-def test_coroutines_wait_and_are_served_from_other_threads():
-    flow = FlowController("ab", limit=lambda: Fixed(1), chooser=RoundRobin())
-    done = []
-
-    async def call(n):
-        lease = await flow.acquire_async(n)
-        assert flow.in_flight <= 2
-        await asyncio.to_thread(flow.ack, lease)
-        done.append(n)
-
-    async def main():
-        async with asyncio.timeout(FIRST):
-            await asyncio.gather(*map(call, range(50)))
-
-    asyncio.run(main())
-    assert sorted(done) == list(range(50))
-    assert flow.in_flight == 0
-
-
-def test_a_cancelled_coroutine_gives_its_room_back():
-    flow = one_place()
-
-    async def main():
-        lease = await flow.acquire_async()
-        waiting = [asyncio.ensure_future(flow.acquire_async(n)) for n in range(3)]
-        while len(flow._waiting) < 3:
-            await asyncio.sleep(0)
-        waiting[0].cancel()
-        await asyncio.wait([waiting[0]])
-        flow.ack(lease)  # to the second, which is cancelled before it hears of it
-        waiting[1].cancel()
-        async with asyncio.timeout(FIRST):
-            third = await waiting[2]
-        assert third.item == 2
-        assert flow.in_flight == 1
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await flow.acquire_async()
-        assert not flow._waiting
-        flow.ack(third)
-
-    asyncio.run(main())
-    assert flow.in_flight == 0
-
-
-def test_a_coroutine_that_waits_sees_time_outs():
-    flow = one_place(timeout_s=0.02)
-
-    async def main():
-        await flow.acquire_async("lost")
-        async with asyncio.timeout(FIRST):
-            return await flow.acquire_async("next")
-
-    assert asyncio.run(main()).item == "next"
+    flow.try_acquire(1, "x")
+    for ask in (flow.try_acquire, flow.acquire):
+        with pytest.raises(TypeError, match=says):
+            ask(3, key)
 
 
 def test_threads_together_never_exceed_a_window_and_lose_nothing():

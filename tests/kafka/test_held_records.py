@@ -64,18 +64,6 @@ def test_an_answer_to_something_else_is_refused(answer):
         getattr(held, answer)(5, *rest)
 
 
-def test_offsets_that_are_not_there_are_passed_over():
-    held = holder(5)
-    read(held, 8, 11)  # 5 to 7, 9 and 10 were compacted away, or are markers
-    first, second = held.take(2, 0)
-    held.ack(second)
-    assert committed(held) == [8]
-    held.ack(first)
-    assert committed(held) == [12]
-    held.advance(KEY, 14)
-    assert committed(held) == [14]
-
-
 def test_what_failed_is_handed_out_first_when_it_is_due():
     held = holder()
     read(held, 0, 1, 2)
@@ -155,22 +143,6 @@ def test_answers_count_once():
     assert held.ack(again)
     assert (held.counts.repeated, held.counts.late) == (2, 3)
     assert committed(held) == [2]
-
-
-def test_what_timed_out_may_be_acked_until_it_is_handed_out_again():
-    held = holder(timeout_ms=100)
-    read(held, 0, 1)
-    first, second = held.take(2, 0)
-    assert held.expire(99) == 0
-    assert held.expire(100) == 2
-    assert held.ack(first)
-    assert not held.fail(second, NO, 100)  # it has, already
-    (again,) = held.take(5, 2000)
-    assert (again.offset, again.attempt) == (1, 1)
-    assert not held.ack(second)
-    assert held.ack(again)
-    assert committed(held) == [2]
-    assert (held.counts.timed_out, held.counts.late) == (2, 2)
 
 
 def test_an_answer_of_another_generation_changes_nothing():
@@ -277,52 +249,6 @@ def test_what_is_read_ahead_is_handed_out_without_a_pause_as_room_is_made():
         assert held.pauses() == ([], [])
     read(held, *range(1000, 2000))
     assert held.pauses() == ([KEY], [])
-
-
-def test_a_full_partition_holds_up_no_other():
-    other = ("t", 1)
-    held = holder(limits=Limits(in_flight=2))
-    held.assign(*other, 1, decode_metadata(*other, 0, None).state)
-    read(held, *range(10))
-    assert offsets(held.take(9, 0)) == [0, 1]
-    read(held, *range(10), key=other)
-    assert held.due_in_ms(0) == 0
-    first, second = held.take(9, 0)
-    assert [(each.partition, each.offset) for each in (first, second)] == [(1, 0), (1, 1)]
-    held.fail(first, NO, 0)
-    held.ack(second)
-    assert [(each.partition, each.offset) for each in held.take(9, 0)] == [(1, 2), (1, 3)]
-
-
-def test_a_retry_waits_for_room_in_its_partition_and_is_then_the_first():
-    held = holder(limits=Limits(in_flight=1))
-    read(held, 0, 1, 2)
-    (failing,) = held.take(9, 0)
-    held.fail(failing, NO, 0)
-    (out,) = held.take(9, 0)
-    assert held.take(9, 1000) == []
-    assert held.due_in_ms(1000) is None
-    held.ack(out)
-    assert held.due_in_ms(1000) == 0
-    (again,) = held.take(9, 1000)
-    assert (again.offset, again.attempt) == (0, 1)
-    held.fail(again, NO, 1000, final=True)
-    assert held.take(9, 1000) == []  # its dead letter is not kept
-    (letter,) = held.dying()
-    held.dead(letter)
-    assert offsets(held.take(9, 1000)) == [2]
-
-
-def test_what_timed_out_and_was_acked_before_its_turn_holds_up_nothing():
-    held = holder(limits=Limits(in_flight=1), timeout_ms=100)
-    read(held, 0, 1, 2)
-    (late,) = held.take(9, 0)
-    held.expire(100)
-    (out,) = held.take(9, 100)
-    assert held.take(9, 5000) == []  # it is due
-    assert held.ack(late)
-    assert held.ack(out)
-    assert offsets(held.take(9, 5000)) == [2]
 
 
 def test_a_consumer_that_ends_of_its_dead_has_nothing_due():
@@ -504,25 +430,6 @@ def test_a_letter_names_some_of_many_ranges_and_counts_all():
     named = ", ".join(str(offset) for offset in range(0, 40, 2))
     assert letter.failure.message.startswith(f"offsets {named} and more up to 98, 50 in all, were")
     assert held.lose(KEY, 99, 0, keep=True) == 0
-
-
-@pytest.mark.parametrize("order", [[2], [0, 1, 2, 3], [3, 2, 1, 0], [3, 0, 2, 1]], ids=str)
-def test_what_failed_is_replayed_in_whatever_order_it_failed(order):
-    """Storm: the first fails out of order, or all do; each comes once more."""
-    held = holder()
-    read(held, 0, 1, 2, 3)
-    taken = held.take(4, 0)
-    for offset in order:
-        held.fail(taken[offset], NO, 0)
-    for offset in {0, 1, 2, 3} - set(order):
-        held.ack(taken[offset])
-    again = held.take(9, 1000)
-    assert sorted(offsets(again)) == sorted(order)
-    assert {one.attempt for one in again} == {1}
-    for record in again:
-        assert held.ack(record)
-    assert held.take(9, 10_000) == []
-    assert committed(held) == [4]
 
 
 def test_retries_are_handed_out_while_nothing_more_is_read():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from collections import Counter
 
 import pyarrow as pa
@@ -123,6 +125,75 @@ def test_rows_without_money_wait_and_count_no_attempt():
         or "so nothing is left; start again with a higher cost_per_run" in text
         for text in (letter.error_message for letter in unpaid)
     )
+
+
+def test_a_week_without_money_is_simulated_by_few_micro_batches():
+    CHARGED.clear()
+    week = topology(Paid(4.0), unavailable_timeout_s=7 * 86400)
+    ran = testing.run(week, rows([1.0] * 16))
+    assert ran.elapsed_s > 7 * 86400
+    assert ran.counts.batches < 40
+    assert "Unavailable" in {letter.error_type for letter in ran.dead}
+
+
+class Forgetful(AsyncBolt):
+    """Reports what a test says, after its call if it is late; the first call is free."""
+
+    outputs = ROW
+    journal = True
+
+    def __init__(self, reports, late=False, **limits):
+        self.limit = RateLimit(**limits)
+        self.reports, self.late = reports, late
+
+    async def execute(self, tuple, collector):
+        async def report():
+            with contextlib.suppress(RuntimeError):
+                collector.used(**self.reports)
+
+        if self.late:
+            await asyncio.sleep(tuple["n"] / 100)  # the loop turns after the end of each call
+            self.task = asyncio.create_task(report())
+        elif tuple["n"]:
+            await report()
+        collector.emit(tuple.values)
+
+
+def test_a_limit_whose_use_no_call_reports_is_named_once(caplog):
+    both = {"tokens_per_min": 1e6, "cost_per_run": 5}
+    for reports, missing in (
+        ({"tokens": 2}, ["cost_per_run=5"]),
+        ({"cost": 0}, ["tokens_per_min=1000000"]),
+        ({"tokens": 0, "cost": 0.1}, []),
+    ):
+        caplog.clear()
+        bolt = Forgetful(reports, per="tenant", **both)
+        ran = testing.run(topology(bolt), rows([1.0] * 9), tasks=2)
+        assert ran.counts.acked == 9
+        assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == [
+            f"micro-batch 0: limit of bolt 'paid' has {one}, and none of 9 answered calls reported "
+            f"its {word}, so nothing is limited; let each call report it by used({word}=...) "
+            "before it returns"
+            for one in missing
+            for word in ["cost" if "cost" in one else "tokens"]
+        ]
+    caplog.clear()
+    late = Forgetful({"tokens": 1}, late=True, cost_per_run=5)
+    testing.run(topology(late), rows([1.0] * 9), tasks=1)
+    assert re.search(r"bolt 'paid' reported its usage \d times after the call", caplog.messages[1])
+
+
+def test_the_tokens_of_each_key_are_in_the_report_and_the_metrics():
+    metrics = PrometheusListener("paid")
+    bolt = Forgetful({"tokens": 2}, per="tenant", tokens_per_min=1e6)
+    given = rows([1.0] * 9)
+    ran = testing.run(topology(bolt, True), given, listeners=[metrics])
+    (progress,) = ran.progress
+    used = Counter(row["tenant"] for row in given["in"][1:])
+    assert progress.tokens == {"paid": {key: 2 * calls for key, calls in used.items()}}
+    assert str(progress).endswith(", paid used 16 tokens")
+    shown = 'ackcore_tokens_total{ackcore_component="paid",ackcore_query="paid"} 16'
+    assert shown in generate_latest(metrics.registry).decode()
 
 
 def test_without_a_journal_or_an_exchange_the_budget_is_refused():

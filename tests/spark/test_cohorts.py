@@ -10,11 +10,11 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from branching import ROWS, Branch, expected, topologies
+from branching import ROWS, Branch
 from hypothesis import given
 from hypothesis import strategies as st
 from one_run import LINES, TEXTS, Pass, Split, by_word, lines
-from test_stages import SEEDS, VALUES, Hold, Simulation, words
+from test_stages import Simulation, words
 from worlds import World, fails
 
 from ackcore import ACK, FAIL, testing
@@ -70,18 +70,6 @@ def both_ways(simulate, topology, values, seed, **spec):
 # ---- the same outcome --------------------------------------------------------------------------
 
 
-@given(topology=topologies(), values=VALUES, seed=SEEDS, rules=st.sampled_from([None, RULES]))
-def test_both_ways_to_settle_have_the_same_outcome(simulate, topology, values, seed, rules):
-    by_cohort, by_root = both_ways(simulate, topology, values, seed, rules=rules)
-    assert by_cohort[1].problems == by_root[1].problems == ()
-    assert by_cohort[1].unsettled == 0
-    assert reasons_in(by_cohort[1]) == reasons_in(by_root[1])
-    assert by_cohort[0].rows_of(by_cohort[1]) == by_root[0].rows_of(by_root[1])
-    assert by_cohort[1].emitted == by_root[1].emitted
-    failed, _ = expected(topology, by_root[0].layout, values)
-    assert len(reasons_in(by_root[1])) == len(failed)
-
-
 def test_records_that_their_task_judges_are_not_in_the_ledger(simulate):
     """Half of all records fail in front of the exchange, a third of these before they emit."""
     builder = TopologyBuilder()
@@ -95,43 +83,6 @@ def test_records_that_their_task_judges_are_not_in_the_ledger(simulate):
     assert reasons_in(by_cohort[1]) == reasons_in(by_root[1])
     judged = sum(map(len, by_cohort[1].judged.roots()))
     assert 0 < judged < len(reasons_in(by_cohort[1]))
-
-
-class Join(Hold):
-    """Emits one row, anchored to all inputs, in flush; some inputs are never acked."""
-
-    def flush(self):
-        open_rows = [tuple for tuple, _ in self.open]
-        if open_rows:
-            row = (open_rows[0]["record"], sum(tuple["value"] for tuple in open_rows))
-            self.collector.emit(row, anchors=open_rows)
-        for tuple in open_rows:
-            if tuple["value"] % 5:
-                self.collector.ack(tuple)
-        self.open = []
-
-
-def joins(behind):
-    builder = TopologyBuilder()
-    builder.spout("spout", Source(ROWS))
-    join = builder.bolt("join", Join(1, 0))
-    join.fields("spout", "value") if behind else join.shuffle("spout")
-    builder.bolt("two", Branch(2, 3)).all("join").fields("spout", "record")
-    builder.bolt("three", Branch(3, 5)).fields("two", "value")
-    builder.sink("three", lambda frame, number: None)
-    return builder.build(chunk_rows=3)
-
-
-@pytest.mark.parametrize("behind", [False, True])
-@given(values=VALUES, seed=SEEDS)
-def test_rows_of_several_cohorts_and_tuples_that_are_never_acked(simulate, behind, values, seed):
-    by_cohort, by_root = both_ways(simulate, joins(behind), values, seed)
-    assert by_cohort[1].problems == ()
-    assert by_cohort[1].unsettled == 0
-    assert reasons_in(by_cohort[1]) == reasons_in(by_root[1])
-    assert by_cohort[0].rows_of(by_cohort[1]) == by_root[0].rows_of(by_root[1])
-    held = sum(value % 5 == 0 for value in values)
-    assert held <= len(reasons_in(by_cohort[1])) <= len(values)
 
 
 def test_ledger_rows_are_a_few_for_each_chunk_and_none_for_each_root(simulate):
@@ -180,28 +131,6 @@ def test_untracked_rows_are_sent_on_without_roots(simulate, by_root):
 # ---- faults ------------------------------------------------------------------------------------
 
 
-@given(seed=SEEDS, fault=st.sampled_from(["lost", "twice"]))
-def test_no_root_is_acked_if_a_ledger_row_is_lost_or_comes_twice(simulate, seed, fault):
-    rng = np.random.default_rng(seed)
-    simulation = simulate(words())
-    spoilt = []
-
-    def spoil(parts):
-        if not parts or spoilt:
-            return settle_cohorts(parts)
-        rows = CohortEvents(*map(np.concatenate, zip(*parts, strict=True)))
-        place = int(rng.integers(len(rows.tasks)))
-        spoilt.append(place)
-        places = np.arange(len(rows.tasks))
-        kept = np.delete(places, place) if fault == "lost" else np.append(places, place)
-        return settle_cohorts([CohortEvents(*(column[kept] for column in rows))])
-
-    with mock.patch.object(settle_stage, "settle_cohorts", spoil):
-        done = simulation.rest(simulation.first(list(range(40))), rng)
-    assert spoilt
-    assert done.unsettled or done.problems
-
-
 class Twice(Branch):
     """Emits all rows, and then all rows again."""
 
@@ -227,35 +156,6 @@ def test_a_root_that_a_task_fails_twice_is_named_with_two_edges(simulate):
 
     with mock.patch.object(settle_stage, "settle_cohorts", without_names):
         assert simulation.rest(sent, np.random.default_rng(1)).unsettled == 2
-
-
-@given(topology=topologies(), values=VALUES, seed=SEEDS)
-def test_no_root_is_acked_whose_rows_a_stage_drops(simulate, topology, values, seed):
-    """The roots that by-root settling leaves open are in cohorts that are not settled."""
-    take_in = bolt_stage.BoltStage._take_in
-    found = []
-    for by_root in (False, True):
-        rng = np.random.default_rng(seed)
-        dropped = []
-
-        def some(stage, task, *received, rng=rng, dropped=dropped):
-            if rng.random() < 0.2:
-                dropped.append(received)
-            else:
-                take_in(stage, task, *received)
-
-        simulation = simulate(topology, by_root=by_root)
-        sent = simulation.first(values)
-        with mock.patch.object(bolt_stage.BoltStage, "_take_in", some):
-            done = simulation.rest(sent, np.random.default_rng(seed))
-        assert done.problems == () or done.unsettled
-        found.append((bool(dropped), done))
-    (dropped, by_cohort), (dropped_by_root, by_root) = found
-    assert dropped == dropped_by_root
-    assert bool(by_cohort.unsettled) == dropped
-    if not dropped:
-        assert reasons_in(by_cohort) == reasons_in(by_root)
-    assert by_root.unsettled == 0
 
 
 def test_a_cohort_is_settled_if_it_was_sent_once_and_its_xor_is_zero():

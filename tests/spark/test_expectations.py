@@ -9,13 +9,14 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
 from ackcore import testing
-from ackcore.metrics.readings import READINGS, MetricsSnapshot
-from ackcore.spark import QueryListener, RateSpout, RunFailed, dead_letters, run_batch, start
+from ackcore.metrics.readings import READINGS, SnapshotListener
+from ackcore.spark import RateSpout, RunFailed, dead_letters, run_batch, start
 from ackcore.spark.engine.insist import ExpectationFailed
 from ackcore.spark.engine.progress import Progress
 from ackcore.topology import BatchBolt, TopologyBuilder, TopologyError
@@ -314,21 +315,53 @@ def test_a_reason_names_the_expectation_and_the_values():
     topology = orders(
         testing.Source(ORDERS),
         expect("amount > 0 AND 1 / amount < 1", "length(currency) = 3"),
-        expect(lambda batch: [True]),
     )
     rows = [(1, -5, "EUR"), (2, 0, "EUR"), (3, 5, "x" * 5000), (4, 5, "EUR"), (5, 6, "EUR")]
     ran = testing.run(topology, {"orders": rows}, tasks=1)
-    first, second, third, *others = sorted(ran.dead, key=lambda one: one.payload["id"])
+    first, second, third = sorted(ran.dead, key=lambda one: one.payload["id"])
     condition = "expectation amount > 0 AND 1 / amount < 1 is not met: amount="
     assert first.error_message == f"{condition}-5"
     assert second.error_message == f"{condition}0"
     assert third.error_message == (
         f"expectation length(currency) = 3 is not met: currency='{'x' * 98}…"
     )
-    for letter in others:
-        if "must return" in letter.error_message:
-            assert letter.component == "split"
-            assert "<lambda> must return a boolean for each of the " in letter.error_message
+
+
+@pytest.mark.parametrize("on_fail", ["drop", "dead_letter", "fail"])
+@pytest.mark.parametrize("wrong", [[True], 1, ["yes"] * 3, None], ids=str)
+def test_a_function_with_a_wrong_result_ends_the_query(wrong, on_fail):
+    def short(batch):
+        return wrong
+
+    topology = orders(testing.Source(ORDERS), expect(short, on_fail=on_fail))
+    says = "expectation short must return a boolean for each of the 3 tuples of its batch, got "
+    with pytest.raises(ExpectationFailed, match=says):
+        testing.run(topology, {"orders": [(n, n, "EUR") for n in range(3)]}, tasks=1)
+
+
+def test_a_tuple_whose_condition_raises_is_not_dropped():
+    """Its records become dead letters with the error, however much `"drop"` drops."""
+
+    def odd(batch):
+        if pc.any(pc.equal(batch["id"], 4)).as_py():
+            raise KeyError("no")
+        return pc.equal(pc.bit_wise_and(batch["id"], 1), 1)
+
+    some = expect(odd, "100 / amount > 15", on_fail="drop")
+    ran = testing.run(
+        orders(testing.Source(ORDERS), some), {"orders": [(n, n - 7, "EUR") for n in range(12)]}
+    )
+    assert {letter.payload["id"]: letter.error_message for letter in ran.dead} == {
+        4: "expectation odd is not met: id=4, amount=-3, currency='EUR'; it raised KeyError: 'no'",
+        7: "expectation 100 / amount > 15 is not met: amount=0; it raised ArrowInvalid: divide by "
+        "zero",
+    }
+    assert [row["id"] for row in ran.outputs["split"]] == [9, 11]
+    ran.check(dead=2)
+    untracked = orders(testing.Source(ORDERS), some, tracked=False)
+    ran = testing.run(untracked, {"orders": [(4, 1, "EUR"), (5, 1, "EUR"), (6, 1, "EUR")]})
+    assert ran.untracked_failures == 1
+    assert [row["id"] for row in ran.outputs["split"]] == [5]
 
 
 def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems():
@@ -358,15 +391,16 @@ def test_what_spark_would_not_evaluate_alike_is_refused_with_the_other_problems(
         orders(testing.Source(ORDERS), expect("id > 0"), tracked=False)
 
 
-class Seen(QueryListener):
+class Seen(SnapshotListener):
     """A listener that keeps the reports and the metrics."""
 
     def __init__(self):
-        self.metrics, self.reports = MetricsSnapshot(), []
+        super().__init__()
+        self.reports = []
 
     def on_progress(self, progress, counts):
         self.reports.append(progress)
-        self.metrics.take(progress, counts)
+        super().on_progress(progress, counts)
 
 
 def test_on_spark_a_failed_expectation_ends_the_query_before_anything_is_written(spark, tmp_path):
@@ -396,7 +430,7 @@ def test_on_spark_a_failed_expectation_ends_the_query_before_anything_is_written
         "amount < 8": {"passed": 900, "failed": 100},
     }
     (reading,) = [one for one in READINGS if one.name == "ackcore.expectation.checks"]
-    values = {tuple(labels.values()): value for labels, value in reading.values(seen.metrics)}
+    values = {tuple(labels.values()): value for labels, value in reading.values(seen._at)}
     assert values["split", "not_seventh", "failed"] == len(sevenths)
     letters = dead_letters(str(tmp_path / "checkpoint"), spark).filter("component = 'orders'")
     (reason,) = letters.select("error_message").distinct().collect()

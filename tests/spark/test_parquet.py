@@ -191,20 +191,13 @@ def test_paths(spark, write, random_events, expected, found, tmp_path, monkeypat
 
     assert settled(tmp_path) == everything
     assert settled(str(tmp_path) + "/") == everything
-    assert settled(f"{tmp_path}/day=*") == everything
-    assert settled(f"{tmp_path}/**/*.parquet") == everything
     assert settled(f"{tmp_path}/day=1", tmp_path / "day=2") == everything
-    assert settled(f"{tmp_path}/day=[!2]/", f"{tmp_path}/day=2/a[[]1].parquet") == everything
     assert settled(f"{tmp_path}/day=2/a[1].parquet") == expected(events[2::3])
-    assert settled(f"{tmp_path}/day=1/*.parquet") == expected(events[0::3])
-    assert settled(f"{tmp_path}/day=?/?.parquet") == expected(events[0::3])
-    assert settled(f"file://{tmp_path}/day=1/d*/*") == expected(events[1::3])
+    assert settled(f"file://{tmp_path}/day=1/deep") == expected(events[1::3])
     monkeypatch.chdir(tmp_path)
     assert settled("day=1", "day=2") == everything
-    assert settled("*") == everything
     below = pa.fs.SubTreeFileSystem(str(tmp_path), pa.fs.LocalFileSystem())
     assert settled("day=1", "day=2/", filesystem=below) == everything
-    assert settled("d*/a*", filesystem=below) == expected(events[0::3] + events[2::3])
 
 
 @pytest.mark.parametrize(
@@ -212,8 +205,7 @@ def test_paths(spark, write, random_events, expected, found, tmp_path, monkeypat
     [
         ("{}/missing.parquet", FileNotFoundError, r"paths: .*/missing\.parquet does not exist"),
         (["{}/a.parquet", "{}/missing"], FileNotFoundError, "missing does not exist"),
-        ("{}/*.orc", FileNotFoundError, r"paths: .*/\*\.orc has no files"),
-        ("{}/nowhere/*.parquet", FileNotFoundError, "has no files"),
+        ("{}/*.orc", FileNotFoundError, r"\*\.orc does not exist; for a pattern, pass the list"),
         ("{}/empty", FileNotFoundError, "/empty has no files"),
         (
             ["{}/a.parquet", "{}"],

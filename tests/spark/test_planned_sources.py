@@ -524,9 +524,16 @@ def test_files_are_read_each_once_also_after_a_restart(spark, checkpoint, store,
     assert (on.counts.acked, on.counts.dead) == (40, 0)
 
 
-@pytest.mark.parametrize("step", ["planned", "ran"])
+@pytest.mark.parametrize(
+    ("step", "content", "words"),
+    [
+        ("planned", "1\n2\n", "grew from 2 to 4 bytes"),
+        ("planned", None, "disappeared"),
+        ("ran", "1\n2\n", "grew from 2 to 4 bytes"),
+    ],
+)
 def test_a_file_that_changes_before_its_decision_ends_the_query(
-    spark, checkpoint, store, tmp_path, running, monkeypatch, step
+    spark, checkpoint, store, tmp_path, running, monkeypatch, step, content, words
 ):
     """Before its rows are read, and while they are."""
     folder = tmp_path / "in"
@@ -535,24 +542,28 @@ def test_a_file_that_changes_before_its_decision_ends_the_query(
 
     def failpoint(name, n=None):
         if name == step:
-            (folder / "a").write_text("1\n2\n")
+            (folder / "a").unlink(missing_ok=True)
+            if content is not None:
+                (folder / "a").write_text(content)
 
     for module in (batch, runs):
         monkeypatch.setattr(module, "failpoint", failpoint)
     on = running(values_of(FileSpout(folder, "text"), store), spark, checkpoint)
-    with pytest.raises(SourceError, match="the file a grew from 2 to 4 bytes after it was planned"):
+    with pytest.raises(SourceError, match=f"the file a {words} after it was planned"):
         on.await_termination(300)
     assert not store.rows
     assert recorded(checkpoint).read("batches/0.decision") is None
 
 
-def test_files_of_a_bucket_are_read(spark, tasks_reach, bucket, checkpoint, store):
+def test_files_of_a_bucket_are_read(spark, tasks_reach, bucket, s3, checkpoint, store):
+    """With a list for each plan, and one more for each micro-batch."""
     files = ObjectStore(f"{bucket}/in")
     for n in range(3):
         files.put(f"day={n}/part.txt", b"".join(b"%d\n" % (10 * n + m) for m in range(10)))
     source = FileSpout(f"{bucket}/in", "text", max_files_per_batch=2)
     on = available_now(values_of(source, store), spark, checkpoint)
     assert (on.counts.records, on.counts.acked) == (30, 30)
+    assert sum(one.is_list for one in s3.requests) == 3 + 2
     plan = plans(checkpoint, "values")[1][0]
     source.check(plan)
     (name,) = [name for _, name, *_ in plan["files"]]

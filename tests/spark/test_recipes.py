@@ -65,7 +65,7 @@ def script(code, service, folder, budget=1000):
         "URL": service.url,
         "FOLDER": str(folder),
         "BUDGET": str(budget),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]),
         "PYSPARK_SUBMIT_ARGS": "--master local[2] --conf spark.ui.enabled=false "
         "--conf spark.sql.shuffle.partitions=2 pyspark-shell",
     }

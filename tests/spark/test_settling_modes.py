@@ -13,17 +13,16 @@ from unittest import mock
 
 import numpy as np
 import pyarrow as pa
-from branching import ROWS, scramble, topologies
+from branching import ROWS, scramble
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from test_stages import SEEDS, Simulation
 
-from ackcore import FAIL, testing
+from ackcore import FAIL
 from ackcore.ids import spout_key
 from ackcore.retry import Policy
 from ackcore.spark.base.schemas import ATTEMPT, MESSAGE_ID, TRACKING
 from ackcore.spark.engine.action import read_results
-from ackcore.spark.engine.runs import Runs
 from ackcore.spark.settle.wire import CohortEvents
 from ackcore.spark.tasks import bolts, exchange, settle_stage, spout_stage
 from ackcore.spark.tasks.cohorts import settle_cohorts
@@ -348,19 +347,3 @@ def test_faults_between_tasks_leave_a_cohort_open(
         result = world.rest(sent, rng)
     event(f"{fault} {bool(done)}")
     assert bool(result.unsettled or result.problems) == bool(done)
-
-
-@settings(max_examples=10)
-@given(topology=topologies(), values=st.lists(st.integers(0, 10**6), max_size=25))
-def test_a_whole_topology_run_is_the_same_either_way(topology, values):
-    """Counts, progress, attempts, dead letters and the rows of sinks."""
-    rows = pa.table({"record": range(len(values)), "value": values}, ROWS)
-    by_cohort = testing.run(topology, {"spout": rows}, tasks=3)
-    run_plan = Runs._run_plan
-
-    def by_root_plan(runs, plan, work, by_root=True):
-        return run_plan(runs, plan, work, True)
-
-    with mock.patch.object(Runs, "_run_plan", by_root_plan):
-        assert testing.run(topology, {"spout": rows}, tasks=3) == by_cohort
-    assert {progress.runs for progress in by_cohort.progress} <= {1}

@@ -137,7 +137,7 @@ def test_the_command_says_little_and_leaves_nothing(tmp_path):
         directory.mkdir()
     environment = {**os.environ, "HOME": str(home), "TMPDIR": str(scratch)}
     if ROOT.name != "site-packages":  # not installed, or installed in place
-        environment["PYTHONPATH"] = str(ROOT)
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
     ran = subprocess.run(
         command("--lines", 3000),
         cwd=here,

@@ -21,6 +21,7 @@ from ackcore.topology import (
     Reject,
     Retry,
     TopologyBuilder,
+    TopologyError,
     Unavailable,
     row_collector,
     row_executor,
@@ -638,8 +639,16 @@ def test_a_bolt_with_several_inputs_of_a_call_must_define_it(make):
     builder = TopologyBuilder()
     builder.spout("s", make.frame("n"))
     builder.bolt("b", type("B", (AsyncBolt,), {"execute": nothing, "max_batch": 8})()).shuffle("s")
-    with pytest.raises(ValueError, match=r"must have a method execute_many\(self, tuples, coll"):
+    builder.bolt("c", type("C", (AsyncBolt,), {"execute_many": nothing})()).shuffle("s")
+    with pytest.raises(TopologyError) as raised:
         builder.build()
+    assert raised.value.problems == (
+        "bolt 'b' must have a method execute_many(self, tuples, collectors), because it is an "
+        "AsyncBolt with max_batch=8, and B has execute, which is for max_batch=1; rename it, or "
+        "remove max_batch",
+        "bolt 'c' must have a method execute(self, tuple, collector), because it is an AsyncBolt, "
+        "and C has execute_many, which is called if max_batch is above 1; set max_batch = 64",
+    )
     with pytest.raises(ValueError, match=r"max_batch must be in 1\.\.65536, got 0"):
         call_settings(Together(max_batch=0))
 
@@ -655,8 +664,8 @@ def test_a_collector_reports_tokens(most):
     bolt = Asyncly(execute, limit=RateLimit(per="n", tokens_per_min=1e9), max_batch=most)
     bolt.execute_many = execute_many
     executor = executor_for("b", bolt)
-    executor.process("src", "default", batch_of(*range(8)), None)
-    assert executor._calls.counts.tokens == 80
+    results = executor.process("src", "default", batch_of(*range(8)), None)
+    assert results.used.tokens == {str(n): 10.0 for n in range(8)}
     executor.flush()
     executor.cleanup()
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from ackcore.topology import BasicBolt, BatchBolt, Bolt, TopologyBuilder
+from ackcore.calls import RateLimit
+from ackcore.topology import AsyncBolt, BasicBolt, BatchBolt, Bolt, TopologyBuilder
 
 USERS = pa.schema([("user", pa.string()), ("n", pa.int64())])
 KAFKA = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
@@ -301,3 +302,30 @@ def test_one_field_is_shown_however_long(builder, make):
     builder.spout("wide", make.frame("x" * 200, "y"))
     builder.sink("wide", make.write)
     assert f"default ({'x' * 200}, and 1 more)" in drawn(builder)
+
+
+class Call(AsyncBolt):
+    outputs = USERS
+    limit = RateLimit(per="user", calls_per_s=5, tokens_per_min=1e6, cost_per_run=2.5)
+    max_concurrency = 16
+    timeout_s = 1
+    journal = True
+    max_batch = 64
+
+    async def execute_many(self, tuples, collectors):
+        """Never called: nothing here runs."""
+
+
+def test_the_limits_of_calls_are_shown(builder, make):
+    builder.spout("events", make.frame("user"))
+    builder.bolt("call", Call()).fields("events", "user")
+    builder.bolt("thread", type("Thread", (Join,), {"threads": 4})()).shuffle("call")
+    builder.sink("thread", ToTable())
+    text = drawn(builder)
+    assert (
+        "  bolt call: Call\n"
+        "    calls: limit(per=user, calls_per_s=5, tokens_per_min=1000000, cost_per_run=2.5),\n"
+        "      max_concurrency=16, timeout_s=1, max_batch=64, journal=True\n"
+    ) in text
+    assert "  bolt thread: Thread\n    calls: threads=4\n" in text
+    assert text.count("calls: ") == 2

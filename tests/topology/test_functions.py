@@ -13,12 +13,12 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from ackcore.calls import Reject, Retry
+from ackcore.calls import RateLimit, Reject, Retry
 from ackcore.calls.call_settings import CallSettings
 from ackcore.topology import Tuple
 from ackcore.topology.bolt_functions import AnswerRows, Kind, columns_of, kind_of
 from ackcore.topology.executors import executor_for
-from ackcore.topology.function_calls import BatchFunction, RowFunction
+from ackcore.topology.function_calls import BatchFunction, RowCalls, RowFunction, _warned
 from ackcore.topology.tuples import Identity
 
 PRICE = pa.schema([pa.field("price", pa.float64(), nullable=False)])
@@ -357,3 +357,17 @@ def test_a_function_that_cannot_connect_fails_all_rows_with_its_reason():
 
     _, failed = run(RowFunction(Broken(), SQUARE, NUMBERS, CallSettings()), batch_of(0, 1))
     assert (failed[0].type, failed[0].message) == ("ConnectionError", "refused")
+
+
+def test_a_function_that_reports_no_tokens_is_named_once_in_a_process(caplog):
+    _warned.clear()
+    settings = CallSettings(limit=RateLimit(tokens_per_min=600))
+    for _ in range(2):
+        calls = RowCalls(lambda row: (1.0,), PRICE, settings, "frame")
+        (found,) = calls.run([pa.record_batch({"n": [1, 2]})])
+        assert not found.failed
+        calls.cleanup()
+    assert caplog.messages == [
+        "limit of frame has tokens_per_min=600, and none of 2 answered calls reported its tokens, "
+        "so nothing is limited; let each call report it by used(tokens=...) before it returns"
+    ]

@@ -37,7 +37,7 @@ def built(*, uses=(), value=None, changes="totals.changes", bolt="sales", **sink
 def test_sinks_of_changed_rows_have_the_schema_of_their_stream():
     topology = built(uses=["totals"])
     sink = topology.sinks["totals.changes"]
-    assert topology.changed_table(sink) is topology.tables["totals"]
+    assert topology.table_read(sink) is topology.tables["totals"]
     names = ["shop", "euros", "orders", "old_euros", "old_orders"]
     assert topology.sink_schema(sink).names == names
     upserts = built(stream="upserts")

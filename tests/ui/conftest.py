@@ -45,6 +45,8 @@ def checkpoint(tmp_path, monkeypatch):
                     runs=1,
                     emitted={"lines": {"default": 1000}, "split": {"default": 3800}},
                     expectations={"lines": {"line <> ''": {"passed": 990, "failed": 10}}},
+                    spent={"ask": {"<b>a</b>": 0.25, "b": 0.5}},
+                    tokens={"ask": {"b": 100.0}},
                     steps_s={
                         "plan": 0.005,
                         "run": run_ms / 1e3,

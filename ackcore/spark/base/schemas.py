@@ -53,9 +53,16 @@ ORDER = "_ackcore_order"
 ORDER_BITS = 32
 
 
+#: The hash of the key by which duplicates are recognised, for records of a spout with ``dedup``;
+#: null if it is unknown.  Its place is that of `ORDER`, which such records do not have.
+DEDUP_KEY = "_ackcore_dedup_key"
+#: The columns that only waiting records have.
+NUMBERS = (ORDER, DEDUP_KEY)
+
+
 def without_numbers(rows: pa.Table) -> pa.Table:
-    """Return dead records without the column `ORDER`, which only waiting records need."""
-    return rows.drop_columns([ORDER]) if ORDER in rows.schema.names else rows
+    """Return dead records without the columns that only waiting records need."""
+    return rows.drop_columns([name for name in NUMBERS if name in rows.schema.names])
 
 
 class SinkFile(NamedTuple):

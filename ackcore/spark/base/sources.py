@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ackcore._arrow import nullable_within
-from ackcore.spark.base.schemas import ORDER
+from ackcore.spark.base.schemas import DEDUP_KEY, ORDER
 from ackcore.spark.base.session import is_connect
 from ackcore.spark.base.versions import MAP_IN_ARROW_NODE, to_arrow_schema
 from ackcore.topology.parts import Spout
@@ -43,21 +43,29 @@ def _kept(spout: Spout, schema: pa.Schema) -> pa.Schema:
 
 
 def kept_schemas(schemas: Mapping[str, pa.Schema], topology: Any) -> dict[str, pa.Schema]:
-    """Return the schemas of waiting records: the source's, with `ORDER` for ordered spouts.
+    """Return the schemas of waiting records: the source's, with the numbers that its spout needs.
 
     Parameters
     ----------
     schemas : mapping from str to pyarrow.Schema
         The sources' schemas by spout.
     topology : Topology
-        The topology, which has the spouts' order.
+        The topology with the spouts.
     """
+    numbers = {name: number_of(topology.spouts[name]) for name in schemas}
     return {
-        name: schema.append(pa.field(ORDER, pa.int64()))
-        if topology.spouts[name].ordered_by
-        else schema
+        name: schema
+        if numbers[name] is None
+        else schema.append(pa.field(numbers[name], pa.int64()))
         for name, schema in schemas.items()
     }
+
+
+def number_of(spout: Spout) -> str | None:
+    """Return the column that a spout's waiting records have beside those of its source, or None."""
+    if spout.dedup is not None:
+        return DEDUP_KEY
+    return ORDER if spout.ordered_by else None
 
 
 def streams_in(frame: DataFrame) -> list[Any]:

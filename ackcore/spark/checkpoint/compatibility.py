@@ -26,6 +26,14 @@ _KINDS = {"stream": "start()", "batch": "run_batch()"}
 _SOURCES = {None: "a DataFrame", "kafka": "Kafka", "planned": "a PlannedSource"}
 
 
+#: The ways out for a table of the user, and for that of a spout with ``dedup``.
+_OTHER_TABLE = "Give it another name, which starts empty, or give this topology another checkpoint"
+_OTHER_DEDUP = (
+    "Run a micro-batch once without dedup, which forgets the keys, or give this topology another "
+    "checkpoint"
+)
+
+
 class Described(Protocol):
     """The facts of a topology that a checkpoint compares."""
 
@@ -231,13 +239,14 @@ def check_tables(
     Raises
     ------
     CheckpointForeign
-        If the key, the type of a value, or the presence of a ttl has changed; if a value has the
-        name of a removed one; or if anything of a table has changed while a micro-batch is decided.
+        If the key, the windows, the type of a value, or the presence of a ttl has changed; if a
+        value has the name of a removed one; or if anything of a table has changed while a
+        micro-batch is decided.
     """
     before, after = (structure.get("tables", {}) for structure in structures)
-    other = "Give it another name, which starts empty, or give this topology another checkpoint"
     for name in sorted(recorded.keys() & after.keys()):
         was, now, subject = recorded[name].structure, after[name], f"{root}: table {name!r}"
+        other = _OTHER_DEDUP if now["from"][0] == name else _OTHER_TABLE
         if was["key"] != now["key"]:
             raise CheckpointForeign(
                 f"{subject} had the key {_typed(was['key'])}, and has {_typed(now['key'])} now: "
@@ -247,6 +256,11 @@ def check_tables(
             raise CheckpointForeign(
                 f"{subject} had ttl_s={was['ttl_s']}, and has {now['ttl_s']} now: rows without a "
                 f"time of their end cannot get one later, and the reverse. {other}"
+            )
+        if was.get("window") != now.get("window"):
+            raise CheckpointForeign(
+                f"{subject} had window={was.get('window')}, and has {now.get('window')} now: rows "
+                f"of one cannot be those of the other. {other}"
             )
         for value, what in now["aggregates"].items():
             stored = was["aggregates"].get(value, what)

@@ -42,7 +42,8 @@ class Plan:
     interrupted: bool = False  # the driver was interrupted, and did not crash
     #: By planned spout: the rows of the plan, such as offsets, and the start of the next plan.
     offsets: Mapping[str, Any] = field(default_factory=dict)
-    #: By ordered spout, the columns of its key, which determine the places of retries.
+    #: By spout with ``ordered_by`` or ``dedup``, the columns of its key (after "dedup"), which
+    #: determine the places of retries.
     ordered_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
@@ -92,6 +93,8 @@ class BatchDecision:
     refused: Mapping[str, pa.Table] = field(default_factory=dict)
     #: Whether the answers of all sinks are recorded, which is done only if one refused rows.
     sinks_done: bool = False
+    #: By table with windows and by spout, the largest time of a row of an ACKED record.
+    times: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cache: TableCache, body: Mapping[str, Any]) -> BatchDecision:
@@ -109,6 +112,7 @@ class BatchDecision:
             totals=body["totals"],
             now_ms=body["now_ms"],
             reread=body["reread"],
+            times=body.get("times", {}),  # older decisions have none
         )
 
     @property
@@ -165,6 +169,7 @@ class BatchDecision:
             "counts": dict(self.counts),
             "totals": dict(self.totals),
             "reread": dict(self.reread),
+            **({"times": dict(self.times)} if self.times else {}),
         }
 
     def _write_nonacked(self, cache: TableCache, directory: str) -> TableFile:

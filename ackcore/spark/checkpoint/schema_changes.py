@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ackcore._arrow import cast
 from ackcore.spark.base.errors import CheckpointForeign
-from ackcore.spark.base.schemas import ORDER, TRACKING
+from ackcore.spark.base.schemas import NUMBERS, TRACKING
 
 
 class ColumnsChanged(CheckpointForeign):
@@ -74,7 +74,8 @@ def fit_columns(table: pa.Table, schema: pa.Schema, what: str, way_out: str) -> 
         columns.append(column)
         fields.append(pa.field(field.name, field.type))
     for name in was.names:
-        if name not in schema.names and name != ORDER:  # ORDER has no use without ordered_by
+        # Numbers have no use without ordered_by or dedup.
+        if name not in schema.names and name not in NUMBERS:
             troubles.append(f"{name!r}, {was.field(name).type}, is not there any more")
     if troubles:
         raise ColumnsChanged(

@@ -280,6 +280,12 @@ class State:
         return int.from_bytes(digest, "little") >> 1
 
     @property
+    def kind(self) -> str:
+        """``"batch"`` for a finite run, ``"stream"`` otherwise."""
+        kind: str = self._meta["kind"]
+        return kind
+
+    @property
     def spout_order(self) -> tuple[str, ...]:
         """The names of the spouts, in the order of their sources' numbers."""
         return tuple(self._meta["spout_order"])

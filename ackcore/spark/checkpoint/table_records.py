@@ -24,6 +24,7 @@ class TableState(NamedTuple):
         `TableShape.structure` of the table.
     horizon_ms : int
         The time of the plan in milliseconds since 1970: rows that expire until then do not exist.
+        For a table of keys, see `ackcore.spark.tables.seen_keys`.
     rows : int
         The number of rows; with a ttl at least this number, since expired rows may still count.
     segments : tuple of SegmentInfo
@@ -32,6 +33,13 @@ class TableState(NamedTuple):
         The segments with the rows that the micro-batch changed.
     removed : tuple of str
         The names of removed values, whose states may still be in segments.
+    spans : tuple of (int, int)
+        Of a table of keys with a bound by number: times, and the number of keys of each.
+    closed : tuple of SegmentInfo
+        The segments with the rows of the windows that the micro-batch closed.
+    watermarks : mapping, optional
+        `WindowWatermarks.body` of a table with windows.  Its ``horizon_ms`` is the bound until
+        which windows are closed.
     """
 
     structure: Mapping[str, Any]
@@ -40,6 +48,9 @@ class TableState(NamedTuple):
     segments: tuple[SegmentInfo, ...] = ()
     changed: tuple[SegmentInfo, ...] = ()
     removed: tuple[str, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+    closed: tuple[SegmentInfo, ...] = ()
+    watermarks: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> TableState:
@@ -49,6 +60,8 @@ class TableState(NamedTuple):
             segments=tuple(map(SegmentInfo._make, state.segments)),
             changed=tuple(map(SegmentInfo._make, state.changed)),
             removed=tuple(state.removed),
+            spans=tuple((time, count) for time, count in state.spans),
+            closed=tuple(map(SegmentInfo._make, state.closed)),
         )
 
     @property
@@ -98,7 +111,7 @@ class TableRecords:
             segment.file
             for number in numbers
             for state in (self.of(number) or {}).values()
-            for segment in (*state.segments, *state.changed)
+            for segment in (*state.segments, *state.changed, *state.closed)
         }
 
 

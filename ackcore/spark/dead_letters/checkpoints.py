@@ -24,13 +24,7 @@ from ackcore.spark.stores.opening import is_bucket, open_store, place_of
 
 
 class CheckpointView:
-    """A read-only view of a checkpoint, in the state that its head had at the first method call.
-
-    Parameters
-    ----------
-    url : str
-        The URL of the checkpoint.
-    """
+    """A read-only view of a checkpoint, in the state that its head had at the first method call."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -51,10 +45,7 @@ class CheckpointView:
     def records(self) -> Records:
         """Return the checkpoint's records, read-only, all from the same moment.
 
-        Raises
-        ------
-        StateError
-            If the checkpoint has been deleted.
+        Raises StateError if the checkpoint has been deleted.
         """
         if self.meta() is None:
             raise StateError(f"the checkpoint was deleted: {self._records.entry(META)} is missing")
@@ -127,13 +118,7 @@ def what_is_at(given: Path) -> str:
 
 
 def opened_checkpoint(path: str | os.PathLike[str]) -> CheckpointView:
-    """Return the checkpoint at a path or URL.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    """
+    """Return the checkpoint at a path or URL. Raises FileNotFoundError if there is none."""
     place = place_of(path, "checkpoint")
     found = checkpoint_at(place)
     if found is None:
@@ -147,12 +132,8 @@ def opened_checkpoint(path: str | os.PathLike[str]) -> CheckpointView:
 def store_of(path: str | os.PathLike[str]) -> Letters:
     """Return the store at a path or URL, or the store of the checkpoint there.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is neither a store nor a checkpoint.
-    TypeError
-        If ``path`` is not a path.
+    Raises FileNotFoundError if there is neither a store nor a checkpoint. Raises TypeError if
+    ``path`` is not a path.
     """
     if isinstance(path, DeadLetterTopic):
         raise TypeError(
@@ -177,14 +158,8 @@ def store_of(path: str | os.PathLike[str]) -> Letters:
 
 
 def checkpoint_of(store: Letters) -> CheckpointView:
-    """Return the checkpoint of a store.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the checkpoint was deleted.
-    CheckpointForeign
-        If another checkpoint is in its place.
+    """Return the checkpoint of a store. Raises FileNotFoundError if the checkpoint was deleted.
+    Raises CheckpointForeign if another checkpoint is in its place.
     """
     owner = store.owner()
     # A store in its checkpoint moves with the checkpoint: its recorded path may be old.

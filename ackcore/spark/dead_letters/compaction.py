@@ -31,10 +31,7 @@ KEPT_MS = 3_600_000
 class Compaction:
     """The compaction of a store's files.
 
-    Parameters
-    ----------
-    clock : callable
-        Returns milliseconds since 1970.
+    ``clock``: returns milliseconds since 1970.
     """
 
     def __init__(self, clock: Callable[[], int]):
@@ -45,14 +42,7 @@ class Compaction:
     def compact(self, store: Letters, spout: str, older: list[LetterFile]) -> None:
         """Merge files, and delete files that were merged more than an hour ago.
 
-        Parameters
-        ----------
-        store : Letters
-            The store.
-        spout : str
-            The spout of the files.
-        older : list of LetterFile
-            The spout's files without the last one, which may be written again.
+        ``older``: the spout's files without the last one, which may be written again.
         """
         run = self._run(older)
         for file in [file for file in self._schemas if _spout_of(file.path) == spout]:
@@ -115,10 +105,7 @@ def _spout_of(path: ObjectFile) -> str:
 def parts_left(path: ObjectFile, notes: Sequence[Note]) -> Iterator[pa.Table]:
     """Yield the letters of a file part by part, with empty rows for dropped letters.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is damaged or missing.
+    Raises CheckpointCorrupt if the file is damaged or missing.
     """
     _, gone = gone_rows(path, _spout_of(path), notes)
     done = 0

@@ -45,18 +45,10 @@ _PASSES = 3
 
 
 class Dropped(NamedTuple):
-    """The result of `drop`.
+    """The result of `drop`."""
 
-    Attributes
-    ----------
-    request : str
-        The name of the note.
-    records : dict of str to int
-        The number of dropped letters, by spout.
-    """
-
-    request: str
-    records: dict[str, int]
+    request: str  # the name of the note
+    records: dict[str, int]  # the number of dropped letters, by spout
 
 
 def drop(path: str | os.PathLike[str], where: LetterFilter, *, dry_run: bool = False) -> Dropped:

@@ -23,12 +23,7 @@ _KEPT_BYTES = 1 << 25
 class Objects:
     """A reader of a store's objects, which verifies each one and caches the last ones.
 
-    Parameters
-    ----------
-    store : Store
-        The store.
-    find : callable, optional
-        Returns the file that has replaced a missing one, or None.
+    ``find``: returns the file that has replaced a missing one, or None.
     """
 
     def __init__(
@@ -40,14 +35,8 @@ class Objects:
         self._kept: OrderedDict[str, pa.Buffer] = OrderedDict()
 
     def read(self, key: str, size: int, digest: str) -> pa.Buffer:
-        """Return the bytes of an object.
-
-        Raises
-        ------
-        FileNotFoundError
-            If the object is missing.
-        pyarrow.ArrowInvalid
-            If its length or checksum differs from the recorded one.
+        """Return the bytes of an object. Raises FileNotFoundError if the object is missing. Raises
+        pyarrow.ArrowInvalid if its length or checksum differs from the recorded one.
         """
         with self._lock:
             if key in self._kept:

@@ -74,12 +74,7 @@ _TRIES = 10
 class Letters:
     """A store of dead letters, on a file system or in a bucket.
 
-    Parameters
-    ----------
-    store : Store
-        The directory or bucket prefix.
-    clock : callable, optional
-        Returns milliseconds since 1970.
+    ``clock``: returns milliseconds since 1970.
     """
 
     def __init__(self, store: Store, clock: Callable[[], int] = wall_clock_ms) -> None:
@@ -116,12 +111,8 @@ class Letters:
         """Make a checkpoint the owner of the store. Writes of any earlier driver are refused from
         now on.
 
-        Parameters
-        ----------
-        about : mapping of str to str
-            The description that `owner` returns from now on.
-        check_owner : callable
-            Raises if another driver has taken over the checkpoint.
+        ``about``: the description that `owner` returns from now on. ``check_owner``: Raises if
+        another driver has taken over the checkpoint.
         """
         token = secrets.token_hex(16)
 
@@ -455,10 +446,7 @@ class Letters:
     ) -> None:
         """Add a request that sends letters again: all letters of its note, or none.
 
-        Raises
-        ------
-        NotesChanged
-            If another process added a note meanwhile.
+        Raises NotesChanged if another process added a note meanwhile.
         """
         requests = {}
         with tempfile.TemporaryDirectory(prefix="ackcore-") as place:
@@ -505,10 +493,7 @@ class Letters:
     ) -> None:
         """Add the note of a request and its request files, by name, which makes the request valid.
 
-        Raises
-        ------
-        NotesChanged
-            If there are notes that `notes` did not yield before.
+        Raises NotesChanged if there are notes that `notes` did not yield before.
         """
         data = json.dumps(body).encode()
         stamp = {"token": secrets.token_hex(8)}

@@ -36,21 +36,10 @@ def read_parts(
 ) -> Iterator[pa.Table]:
     """Yield the letters of a file in tables no larger than the limits of a row group.
 
-    Parameters
-    ----------
-    path : ObjectFile
-        The file.
-    wanted : ndarray of bool, optional
-        A mask of the rows to read; all by default.
-    columns : list of str, optional
-        The columns to read, in the order of the file; all by default.
-    encoded : sequence of str, optional
-        Text columns to return dictionary-encoded.
+    Raises CheckpointCorrupt if the file is damaged or missing.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is damaged or missing.
+    ``wanted``: a mask of the rows to read; all by default. ``columns``: the columns to read, in the
+    order of the file; all by default. ``encoded``: text columns to return dictionary-encoded.
     """
     with (
         _reading(path),
@@ -86,10 +75,7 @@ def read_parts(
 def reading_letters(path: ObjectFile) -> Iterator[pq.ParquetFile]:
     """Open a file of letters for a ``with`` block. Errors of reading in the block name the file.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is damaged or missing.
+    Raises CheckpointCorrupt if the file is damaged or missing.
     """
     with _reading(path), pq.ParquetFile(path.open(), page_checksum_verification=True) as file:
         yield file
@@ -151,13 +137,7 @@ def emptied_rows(file: pq.ParquetFile) -> Bools | None:
 
 
 def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table:
-    """Return the letters of a file.
-
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is damaged or missing.
-    """
+    """Return the letters of a file. Raises CheckpointCorrupt if the file is damaged or missing."""
     with _reading(path):
         return pq.read_table(
             path.open(),
@@ -170,10 +150,7 @@ def read_letters(path: ObjectFile, columns: list[str] | None = None) -> pa.Table
 def read_schema(path: ObjectFile) -> pa.Schema:
     """Return the Arrow schema of a file of letters.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is damaged or missing.
+    Raises CheckpointCorrupt if the file is damaged or missing.
     """
     with _reading(path):
         return pq.read_schema(path.open())
@@ -204,17 +181,9 @@ class BatchRows(NamedTuple):
 def batch_rows(path: ObjectFile, batch_ids: Int64s | None = None) -> BatchRows:
     """Return the micro-batches of a file's letters.
 
-    Parameters
-    ----------
-    path : ObjectFile
-        The file.
-    batch_ids : numpy.ndarray of int64, optional
-        The file's column ``batch_id``, to avoid reading it again.
+    Raises CheckpointCorrupt if the file is damaged or missing.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is damaged or missing.
+    ``batch_ids``: the file's column ``batch_id``, to avoid reading it again.
     """
     if batch_ids is None:
         batch_ids = read_letters(path, ["batch_id"])["batch_id"].to_numpy()

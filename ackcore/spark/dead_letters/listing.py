@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -34,9 +32,6 @@ from ackcore.spark.dead_letters.notes import Note, gone_rows, notes_of, sent_row
 _ID = re.compile(r"(.+)/([0-9]{1,18})/([0-9]{1,18})", re.DOTALL)
 #: The columns that a filter compares.
 _LOOKED_AT = ("component", "error_type", "error_message", "last_ms")
-_REASON_COLUMNS = ("component", "error_type")
-#: Number of reasons in the message that no letter matches.
-_MOST_REASONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +47,7 @@ class LetterId:
 
     @classmethod
     def of(cls, text: str) -> LetterId:
-        """Return the id with this text form.
-
-        Raises
-        ------
-        ValueError
-            If the text is not an id.
-        """
+        """Return the id with this text form. Raises ValueError if the text is not an id."""
         found = _ID.fullmatch(text)
         if found is None:
             raise ValueError(
@@ -70,31 +59,19 @@ class LetterId:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """A filter of dead letters. All given conditions must hold.
+    """A filter of dead letters. All given conditions must hold."""
 
-    Parameters
-    ----------
-    ids : sequence of LetterId
-        The ids of the letters; any if empty.
-    spout, component, error_type : str, optional
-        The spout of the record, the component that failed it, and the type of the error.
-    message : str, optional
-        A substring of the error message. Case is ignored.
-    since_ms, until_ms : int, optional
-        The earliest time of death, and the time before which the record died, in milliseconds since
-        1970.
-    sent : bool, optional
-        Whether the letter was sent again.
-    """
-
-    ids: Sequence[LetterId] = ()
+    ids: Sequence[LetterId] = ()  # the ids of the letters; any if empty
+    #: The spout of the record, the component that failed it, and the type of the error.
     spout: str | None = None
     component: str | None = None
     error_type: str | None = None
-    message: str | None = None
+    message: str | None = None  # a substring of the error message; case is ignored
+    #: The earliest time of death, and the time before which the record died, in milliseconds since
+    #: 1970.
     since_ms: int | None = None
     until_ms: int | None = None
-    sent: bool | None = None
+    sent: bool | None = None  # whether the letter was sent again
 
     def rows(self, file: LetterFile, spout: str, notes: Sequence[Note]) -> Int64s:
         """Return the numbers of the matching rows of a file, sorted."""
@@ -139,26 +116,7 @@ class LetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter.
-
-    Attributes
-    ----------
-    id : LetterId
-        The id of the letter.
-    message_id, attempts, component, error_type, error_message : str, int, str, str, str
-        The columns of the same names in `dead_letters`.
-    first_ms, last_ms : int
-        The times of the record's first intake and of its death, in milliseconds since 1970.
-    replays : int
-        The number of times the record had been sent again when it died.
-    sent : int
-        The number of times this letter was sent again.
-    request : str or None
-        The last request that sent it.
-    payload : str or None
-        The record as JSON, or None if it was not requested. Bytes that are not UTF-8 are escaped
-        (``\\xe9``), and times outside Python's range are ISO 8601.
-    """
+    """A dead letter, with values of the columns of `dead_letters`."""
 
     id: LetterId
     message_id: str
@@ -169,8 +127,10 @@ class Letter:
     first_ms: int
     last_ms: int
     replays: int
-    sent: int
-    request: str | None
+    sent: int  # the number of times this letter was sent again
+    request: str | None  # the last request that sent it
+    #: The record as JSON, or None if it was not requested. Bytes that are not UTF-8 are escaped
+    #: (``\xe9``), and times outside Python's range are ISO 8601.
     payload: str | None = None
 
 
@@ -184,23 +144,11 @@ def list_letters(
 ) -> Iterator[Letter]:
     """Yield letters, the newest micro-batch first.
 
-    Parameters
-    ----------
-    store : Letters
-        The store.
-    wanted : LetterFilter
-        The filter.
-    limit : int, optional
-        The largest number of letters; no limit by default.
-    payload : bool, default False
-        Whether to read the records too.
-    damaged : list of CheckpointCorrupt, optional
-        Receives the error of each unreadable file. The letters of the other files are yielded.
+    Raises CheckpointCorrupt if a note is damaged, or a file is and ``damaged`` is not given.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If a note is damaged, or a file is and ``damaged`` is not given.
+    ``limit``: the largest number of letters; no limit by default. ``payload``: whether to read the
+    records too. ``damaged``: receives the error of each unreadable file. The letters of the other
+    files are yielded.
     """
     notes = notes_of(store)
     left = 2**63 if limit is None else limit
@@ -247,33 +195,11 @@ def count_letters(
 
 
 def none_found(store: Letters) -> str:
-    """Return a message that no letter matches. It lists the most frequent errors in the store."""
-    counted = _count_reasons(store)
-    if not counted:
+    """Return a message that no letter matches, with the number of all."""
+    many = count_letters(store, LetterFilter(), [])
+    if not many:
         return "there are no dead letters"
-    told = [
-        f"{n:,} of {component} with {error}"
-        for (component, error), n in counted.most_common(_MOST_REASONS)
-    ]
-    others = len(counted) - len(told)
-    rest = f", and {others} other reasons" if others else ""
-    return f"no dead letter of {counted.total():,} matches: the store has {', '.join(told)}{rest}"
-
-
-def _count_reasons(store: Letters) -> Counter[tuple[str, str]]:
-    """Return the number of letters for each component and error type, whether sent again or not.
-
-    Unreadable files are skipped.
-    """
-    notes = notes_of(store)
-    counted: Counter[tuple[str, str]] = Counter()
-    for spout, files in files_of(store).items():
-        for file in files:
-            with _noting([]):
-                _, gone = gone_rows(file.path, spout, notes)
-                columns = [_column(file.path, name).to_pylist() for name in _REASON_COLUMNS]
-                counted.update(compress(zip(*columns, strict=True), ~gone))
-    return counted
+    return f"no dead letter of {many:,} matches"
 
 
 def wanted_rows(
@@ -330,13 +256,14 @@ def _told(table: pa.Table) -> Iterator[dict[str, Any]]:
     if "payload" not in table.column_names:
         yield from shown_rows(table)
         return
-    encode = _encoder(table["payload"].type)
+    encode = encoder_of(table["payload"].type)
     for one in shown_rows(table):
         yield {**one, "payload": encode(one["payload"])}
 
 
-def _encoder(payload: pa.DataType) -> Callable[[Any], str]:
+def encoder_of(kind: pa.DataType) -> Callable[[Any], str]:
+    """Return a function that returns the JSON of a value; Python's text where JSON has no form."""
     try:
-        return json_encoder(payload)
-    except TypeError:  # JSON has no form for a column: its values are Python's text
+        return json_encoder(kind)
+    except TypeError:
         return lambda value: json.dumps(value, ensure_ascii=False, default=str)

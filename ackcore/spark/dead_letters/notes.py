@@ -44,10 +44,7 @@ class Note(NamedTuple):
 def notes_of(store: Letters) -> list[Note]:
     """Return the notes of a store without withdrawn requests, the oldest first.
 
-    Raises
-    ------
-    CheckpointCorrupt
-        If a note is damaged.
+    Raises CheckpointCorrupt if a note is damaged.
     """
     noted, withdrawn = list(store.notes()), store.withdrawn()
     found = []
@@ -77,19 +74,7 @@ def again_if_noted(store: Letters, ask: Callable[[], T]) -> T:
 def sent_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> tuple[Int64s, Int64s]:
     """Return for each row of a file the number of times it was sent again, and the last such note.
 
-    Parameters
-    ----------
-    rows : BatchRows
-        The rows of the file.
-    spout : str
-        The spout of the letters.
-    notes : iterable of Note
-        The notes, the oldest first.
-
-    Returns
-    -------
-    times, newest : ndarray of int64
-        ``newest`` is an index into ``notes``, or -1 for a letter that was not sent again.
+    The latter is an index into ``notes``, the oldest first, or -1 if the letter was not sent again.
     """
     times = np.zeros(len(rows), np.int64)
     newest = np.full(len(rows), -1)
@@ -114,12 +99,8 @@ def dropped_rows(rows: BatchRows, spout: str, notes: Iterable[Note]) -> Bools:
 def gone_rows(path: ObjectFile, spout: str, notes: Sequence[Note]) -> tuple[BatchRows, Bools]:
     """Return the micro-batches of a file's letters, and for each letter whether it was dropped.
 
-    Letters count as dropped also if a drop emptied them after the notes were read.
-
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is damaged.
+    Letters count as dropped also if a drop emptied them after the notes were read. Raises
+    CheckpointCorrupt if the file is damaged.
     """
     with reading_letters(path) as file:
         batch_ids = file.read(["batch_id"])["batch_id"].to_numpy()
@@ -134,12 +115,8 @@ def letters_left(
 ) -> Iterator[pa.Table]:
     """Yield text columns of a file's letters that were neither sent again nor dropped.
 
-    The tables come part by part, with dictionary-encoded columns.
-
-    Raises
-    ------
-    CheckpointCorrupt
-        If the file is damaged.
+    The tables come part by part, with dictionary-encoded columns. Raises CheckpointCorrupt if the
+    file is damaged.
     """
     starts: dict[int, int] = {}
     done = 0

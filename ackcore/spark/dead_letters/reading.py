@@ -6,9 +6,8 @@ are then converted to the columns of all files, each in the widest of its types.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Literal
 
@@ -26,7 +25,7 @@ from ackcore.spark.base.letter_columns import LETTER
 from ackcore.spark.base.session import refuse_session
 from ackcore.spark.base.versions import JOB_ERRORS, from_arrow_schema, to_arrow_schema
 from ackcore.spark.dead_letters.checkpoints import check_spout, store_of
-from ackcore.spark.dead_letters.letter_files import FileGroup, LetterFile, ObjectFile
+from ackcore.spark.dead_letters.letter_files import FileGroup, ObjectFile
 from ackcore.spark.dead_letters.letter_store import Letters, kinds_of
 from ackcore.spark.dead_letters.letters import (
     ATTEMPTS,
@@ -37,13 +36,6 @@ from ackcore.spark.dead_letters.letters import (
 from ackcore.spark.dead_letters.notes import Note, dropped_rows, notes_of, sent_rows
 
 _FILE, _ROW = "_ackcore_file", "_ackcore_row"
-#: The value of ``replayed`` that marks a dropped letter.
-_DROPPED = -1
-_SPAN = (_FILE, "first", "last", "replayed", "replay_request")
-_SPANS_DDL = (
-    f"array<struct<{_FILE}: string, first: bigint, last: bigint, replayed: int, "
-    "replay_request: string>>"
-)
 
 
 def dead_letters(
@@ -111,7 +103,9 @@ def dead_letters(
         columns = store.columns(name)
         if columns is not None:
             # No letter has these columns yet: they do not change the types of the letters.
-            for field in payload_of(read_files(session, [columns])):
+            payload_type = from_arrow_schema(read_schema(columns))["payload"].dataType
+            assert isinstance(payload_type, T.StructType)
+            for field in payload_type:
                 whole.setdefault(field.name, field.dataType)
     target = T.StructType([T.StructField(name, kind) for name, kind in whole.items()])
     return _united(session, [conformed(frame, target) for frame in frames], target)
@@ -141,10 +135,7 @@ _SPARK: dict[pa.DataType, T.DataType] = {
 def session_of(spark: SparkSession | None) -> SparkSession:
     """Return the given session, or by default the active one, or else the last one created.
 
-    Raises
-    ------
-    ValueError
-        If there is no such session.
+    Raises ValueError if there is no such session.
     """
     try:
         found = spark or SparkSession.active()
@@ -154,100 +145,62 @@ def session_of(spark: SparkSession | None) -> SparkSession:
     return found
 
 
-def read_files(session: SparkSession, files: Sequence[ObjectFile]) -> DataFrame:
-    """Return the rows of files of one spout and schema, with the file and the number of each row.
-
-    One Python task reads each file.
-    """
-    first = read_schema(files[0])
-    places = pa.schema([(_FILE, pa.string()), (_ROW, pa.int64())])
-    declared = from_arrow_schema(pa.schema([*first, *places]))
-    target = to_arrow_schema(declared)
-    named = [(file.key, file.size, file.digest) for file in files]
-    store = files[0].objects.store
-
-    def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        objects = Letters(store).objects
-        for batch in ids:
-            for i in batch.column(0).to_pylist():
-                yield from _rows(ObjectFile(objects, *named[i]), target)
-
-    return session.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
-
-
-def _rows(file: ObjectFile, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in Spark's types, with the file's name and the row numbers."""
-    done = 0
-    for table in read_parts(file):
-        rows = pa.array(np.arange(done, done + len(table)))
-        done += len(table)
-        names = pa.repeat(file.name, len(table))
-        whole = table.append_column(_FILE, names).append_column(_ROW, rows)
-        for batch in whole.combine_chunks().to_batches():
-            yield as_spark_types(batch, target)
-
-
 def letters_of(
     session: SparkSession, kind: FileGroup, notes: Sequence[Note], places: bool = False
 ) -> DataFrame:
     """Return the letters of files with the same columns, with the payload as written.
 
-    Parameters
-    ----------
-    session : SparkSession
-        The session that reads the files.
-    kind : FileGroup
-        The files.
-    notes : sequence of Note
-        The notes of letters that were sent again or dropped.
-    places : bool, default False
-        Whether to add columns for the file's name and the row number.
+    One Python task reads each file. ``places``: whether to add columns for the file's name and the
+    row number.
     """
-    spans = [row for file in kind.files for row in _spans_in(file, kind.spout, notes)]
-    frame = read_files(session, [file.path for file in kind.files])
-    sent: list[Column] = [F.lit(0), F.lit(None).cast("string")]
-    if spans:
-        # Join by row: a join on the bounds of spans would compare each row with each span.
-        # JSON, because createDataFrame would start Python workers to unpickle the rows.
-        told = F.lit(json.dumps([dict(zip(_SPAN, span, strict=True)) for span in spans]))
-        rows = session.range(1).select(F.inline(F.from_json(told, _SPANS_DDL)))
-        row = F.explode(F.sequence("first", F.col("last"))).alias(_ROW)
-        rows = rows.select(_FILE, row, "replayed", "replay_request")
-        frame = frame.join(F.broadcast(rows), [_FILE, _ROW], "left")
-        sent = [F.coalesce("replayed", F.lit(0)), F.col("replay_request")]
-        frame = frame.where(sent[0] != _DROPPED)
-    # A drop may have emptied rows after the notes were read.
-    frame = frame.where(F.col(ATTEMPTS).isNotNull())
-    return frame.select(
-        F.lit(kind.spout).alias("spout"),
-        *LETTER.names,
-        sent[0].alias("replayed"),
-        sent[1].alias("replay_request"),
-        "payload",
-        *([_FILE, _ROW] if places else []),
+    spout, files = kind.spout, [file.path for file in kind.files]
+    marks = pa.schema(
+        [
+            ("replayed", pa.int32()),
+            ("replay_request", pa.string()),
+            (_FILE, pa.string()),
+            (_ROW, pa.int64()),
+        ]
     )
+    declared = from_arrow_schema(pa.schema([*read_schema(files[0]), *marks]))
+    target = to_arrow_schema(declared)
+    named = [(file.key, file.size, file.digest) for file in files]
+    store = files[0].objects.store
+    notes = [note for note in notes if spout in note.rows]
+
+    def read(ids: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        objects = Letters(store).objects
+        for batch in ids:
+            for i in batch.column(0).to_pylist():
+                for rows in _rows(ObjectFile(objects, *named[i]), spout, notes):
+                    yield as_spark_types(rows, target)
+
+    frame = session.range(0, len(files), 1, len(files)).mapInArrow(read, declared)
+    columns = [*LETTER.names, "replayed", "replay_request", "payload"]
+    return frame.select(F.lit(spout).alias("spout"), *columns, *([_FILE, _ROW] if places else []))
 
 
-def _spans_in(
-    file: LetterFile, spout: str, notes: Sequence[Note]
-) -> Iterable[tuple[str, int, int, int, str]]:
-    """Yield spans of a file's rows that were sent again or dropped. ``last`` is inclusive."""
-    numbers = {int(number) for note in notes for number in note.rows.get(spout, ())}
-    if not any(file.first <= number <= file.last for number in numbers):
-        return
-    letters = batch_rows(file.path)
+def _rows(file: ObjectFile, spout: str, notes: Sequence[Note]) -> Iterator[pa.RecordBatch]:
+    """Yield the letters of a file that were not dropped, with their marks and places."""
+    letters = batch_rows(file)
     times, newest = sent_rows(letters, spout, notes)
-    times[dropped_rows(letters, spout, notes)] = _DROPPED
-    cuts = np.flatnonzero(np.diff(times) | np.diff(newest)) + 1
-    for rows in np.split(np.arange(len(times)), cuts):
-        if times[rows[0]]:
-            yield (
-                file.path.name,
-                int(rows[0]),
-                int(rows[-1]),
-                int(times[rows[0]]),
-                notes[newest[rows[0]]].request,
-            )
+    dropped = dropped_rows(letters, spout, notes)
+    requests = pa.array([note.request for note in notes], pa.string())
+    done = 0
+    for table in read_parts(file):
+        here = slice(done, done + len(table))
+        by = pa.array(newest[here], mask=newest[here] < 0)
+        # A drop may have emptied rows after the notes were read.
+        gone = dropped[here] | table[ATTEMPTS].is_null().to_numpy()
+        table = (
+            table.append_column("replayed", pa.array(times[here].astype(np.int32)))
+            .append_column("replay_request", requests.take(by))
+            .append_column(_FILE, pa.repeat(file.name, len(table)))
+            .append_column(_ROW, pa.array(np.arange(here.start, here.stop)))
+            .filter(pa.array(~gone))
+        )
+        done = here.stop
+        yield from table.combine_chunks().to_batches()
 
 
 def matching_rows(
@@ -258,21 +211,11 @@ def matching_rows(
 ) -> dict[ObjectFile, Int64s]:
     """Return the numbers of the rows that satisfy a Spark condition, by file.
 
-    Parameters
-    ----------
-    spark : SparkSession or None
-        The session that evaluates the condition. None for the active session.
-    kinds : sequence of FileGroup
-        The files.
-    notes : sequence of Note
-        The notes of letters that were sent again or dropped.
-    where : str or Column
-        The condition, over the columns of `dead_letters`.
+    Raises ValueError if ``where`` is not a condition over these columns, or there is no session.
 
-    Raises
-    ------
-    ValueError
-        If ``where`` is not a condition over these columns, or there is no session.
+    ``spark``: the session that evaluates the condition. None for the active session. ``notes``: the
+    notes of letters that were sent again or dropped. ``where``: the condition, over the columns of
+    `dead_letters`.
     """
     session = session_of(spark)
     found: dict[ObjectFile, list[int]] = {}
@@ -310,10 +253,7 @@ def payload_of(frame: DataFrame) -> T.StructType:
 def _widest(kinds: Sequence[FileGroup], frames: Sequence[DataFrame]) -> dict[str, T.DataType]:
     """Return the columns of all payloads, each with a type that holds all its values.
 
-    Raises
-    ------
-    ValueError
-        If no type holds all values of a column.
+    Raises ValueError if no type holds all values of a column.
     """
     whole: dict[str, T.DataType] = {}
     whose: dict[str, FileGroup] = {}

@@ -253,20 +253,9 @@ def _choose(
 ) -> tuple[_Chosen, int]:
     """Return the letters of a file to send, and the number of letters sent too often before.
 
-    Parameters
-    ----------
-    file : LetterFile
-        The file.
-    spout : str
-        The spout of the letters.
-    chosen : ndarray of int64 or None
-        The numbers of the selected rows; None for all.
-    counting : iterable of Note
-        The notes of letters to skip, because they were sent or dropped already.
-    notes : sequence of Note
-        All notes, for the number of times that letters were sent.
-    bound : int
-        The maximum number of replays of a record.
+    ``chosen``: the numbers of the selected rows; None for all. ``counting``: the notes of letters
+    to skip, because they were sent or dropped already. ``notes``: all notes, for the number of
+    times that letters were sent. ``bound``: the maximum number of replays of a record.
     """
     letters = read_letters(file.path, ["batch_id", "component", "error_type", "replays"])
     rows = batch_rows(file.path, letters["batch_id"].to_numpy())
@@ -299,12 +288,8 @@ def _fitting(
 ) -> Iterator[pa.Table]:
     """Yield letters as records with the present columns of their source, part by part.
 
-    Raises
-    ------
-    CheckpointForeign
-        If the topology has no such spout.
-    ColumnsChanged
-        If the letters do not fit these columns.
+    Raises CheckpointForeign if the topology has no such spout. Raises ColumnsChanged if the letters
+    do not fit these columns.
     """
     path = store.columns(spout)
     recorded = path is not None

@@ -62,12 +62,7 @@ _SMALL = 1 << 20
 class DeadLetters:
     """The store of a checkpoint, for the driver that writes it. Call `open` to make one.
 
-    Parameters
-    ----------
-    place : Letters
-        The files of the store.
-    clock : callable, optional
-        Returns milliseconds since 1970.
+    ``clock``: returns milliseconds since 1970.
     """
 
     def __init__(self, place: Letters, clock: Callable[[], int] = wall_clock_ms):
@@ -91,30 +86,16 @@ class DeadLetters:
     ) -> DeadLetters:
         """Open a directory or a bucket prefix as the store of an open checkpoint.
 
-        Parameters
-        ----------
-        checkpoint : path
-            The checkpoint. It records the place of a store outside of it.
-        deployment_key : int
-            ``State.deployment_key``.
-        path : path, optional
-            The store. The default is its place at the last start, or a directory in the checkpoint.
-        sources : mapping from str to pyarrow.Schema, optional
-            The columns of each tracked spout, to be recorded in the store.
-        records : Records, optional
-            ``State.records``, which refuse a driver after another has taken over.
+        Raises ValueError if the checkpoint is a URL, and the store is not. Raises CheckpointForeign
+        if the store has letters of another checkpoint, which would be overwritten, or this
+        checkpoint has letters elsewhere, which readers would not find. Raises CheckpointInUse if
+        another driver has taken over the checkpoint. Raises StateError if the store cannot be
+        written, or has disappeared.
 
-        Raises
-        ------
-        ValueError
-            If the checkpoint is a URL, and the store is not.
-        CheckpointForeign
-            If the store has letters of another checkpoint, which would be overwritten, or this
-            checkpoint has letters elsewhere, which readers would not find.
-        CheckpointInUse
-            If another driver has taken over the checkpoint.
-        StateError
-            If the store cannot be written, or has disappeared.
+        ``checkpoint``: the checkpoint. It records the place of a store outside of it. ``path``: the
+        store. The default is its place at the last start, or a directory in the checkpoint.
+        ``sources``: the columns of each tracked spout, to be recorded in the store. ``records``:
+        ``State.records``, which refuse a driver after another has taken over.
         """
         home = place_of(checkpoint, "checkpoint")
         if records is None:
@@ -161,17 +142,7 @@ class DeadLetters:
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         """Write the dead letters of a micro-batch. A repeated call has no effect.
 
-        Parameters
-        ----------
-        number : int
-            The micro-batch.
-        dead : mapping from str to pyarrow.Table
-            ``BatchDecision.dead``.
-
-        Raises
-        ------
-        StateError
-            If the letters cannot be written.
+        Raises StateError if the letters cannot be written.
         """
         found = dead_of(dead)
         for spout in found:
@@ -209,12 +180,8 @@ class DeadLetters:
         """Yield counts of the errors of letters neither sent again nor dropped, with schema
         `DEATHS`.
 
-        Each table covers a part of a file, so an error may be in several tables.
-
-        Raises
-        ------
-        CheckpointCorrupt
-            If a file is damaged.
+        Each table covers a part of a file, so an error may be in several tables. Raises
+        CheckpointCorrupt if a file is damaged.
         """
         columns = DEATHS.names[:-1]
         self.place.refresh()  # other processes may have sent or dropped letters meanwhile
@@ -230,10 +197,7 @@ class DeadLetters:
 def check_letters_url(url: str, checkpoint: str) -> None:
     """Raise if readers of a checkpoint might not reach the place of its dead letters.
 
-    Raises
-    ------
-    ValueError
-        If the checkpoint is a URL, and the store is not.
+    Raises ValueError if the checkpoint is a URL, and the store is not.
     """
     if is_bucket(checkpoint) and not is_bucket(url):
         raise ValueError(

@@ -109,21 +109,8 @@ Place = str | os.PathLike[str] | DeadLetterTopic | None
 class TopicWriter:
     """The producer of a query's dead letters.
 
-    Parameters
-    ----------
-    to : DeadLetterTopic
-        The topic.
-    deployment : str
-        The unique id of the checkpoint's deployment.
-    sources : mapping from str to pyarrow.Schema
-        The columns of each tracked spout.
-
-    Raises
-    ------
-    TypeError
-        If a column cannot be written as JSON.
-    DeliveryError
-        If librdkafka rejects the settings.
+    ``sources``: the columns of each tracked spout. Raises TypeError if a column cannot be written
+    as JSON, and DeliveryError if librdkafka rejects the settings.
     """
 
     def __init__(
@@ -140,12 +127,8 @@ class TopicWriter:
     def write(self, number: int, dead: Mapping[str, pa.Table]) -> None:
         """Send the dead letters of a micro-batch. A repeated call sends them again.
 
-        Raises
-        ------
-        DeliveryError
-            If a message was not delivered.
-        CheckpointInUse
-            If another driver has taken over.
+        Raises DeliveryError if a message was not delivered. Raises CheckpointInUse if another
+        driver has taken over.
         """
         check_fence()
         try:

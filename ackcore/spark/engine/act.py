@@ -25,12 +25,11 @@ from ackcore.spark.base.reasons import FAILED
 from ackcore.spark.checkpoint.decisions import BatchDecision
 from ackcore.spark.checkpoint.refusals import REFUSED, Refusal
 from ackcore.spark.checkpoint.state import State
-from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.engine.insist import Failed, Pause, SinkCalls
 from ackcore.spark.sinks.rejects import InvalidRejects, SinkRejects, too_many_refused
 from ackcore.spark.sinks.sink import as_sink
 from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch, read_with_roots
-from ackcore.spark.tables.table_fold import TableFold
+from ackcore.spark.tables.window_fold import fold_of, new_table
 from ackcore.spark.tasks.row_files import damage_in
 from ackcore.topology.builder import Topology
 from ackcore.topology.components import DEFAULT_STREAM
@@ -147,8 +146,8 @@ def fold_tables(
     after = {}
     for name, table in topology.tables.items():
         files = accepted_files(state, decision, table.component, table.stream)
-        known = before.get(name, TableState(table.shape.structure(), 0))
-        fold = TableFold(state.segments, table.shape, number, decision.now_ms)
+        known = before.get(name) or new_table(table.shape)
+        fold = fold_of(state, topology, table, decision, known)
         after[name] = SinkCalls(spark, number, pause).insist(
             f"table {name!r}", partial(fold.folded, known, files, nonacked), topology.settings
         )

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ackcore._records import Int64s
-from ackcore.calls.budgets import largest_costs
+from ackcore.calls.usage import UsageCounts, largest_sums
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED, TEXTS
 from ackcore.spark.base.root_ids import in_order
@@ -182,6 +182,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
     kept: dict[str, list[RowFile]] = defaultdict(list)
     raised: dict[str, Raised] = defaultdict(Raised)
     emitted: dict[str, Counter[str]] = defaultdict(Counter)
+    used: dict[str, UsageCounts] = defaultdict(UsageCounts)
     for report in reports:
         records.update(report.get("read", {}))
         retried.update(report.get("retried", {}))
@@ -189,6 +190,8 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
             emitted[name].update(streams)
         for name, some in report["raised"].items():
             raised[name] += Raised.from_json(some)
+        for name, some in report["used"].items():
+            used[name].add(UsageCounts.from_json(some))
         files += [SinkFile(*one) for one in report["files"]]
         for spout, *file in report.get("spilled", ()):
             spilled[spout].append(RowFile(*file))
@@ -210,6 +213,7 @@ def _summed(setup: RunSetup, reports: list[dict[str, Any]], failed: pa.Table) ->
         expectations=_added(report["expectations"] for report in reports),
         unexpected=min(filter(None, (report["unexpected"] for report in reports)), default=None),
         spent=_costs(report["spent"] for report in reports),
+        used=used,
         traces=_traces([report["trace"] for report in reports if "trace" in report]),
     )
 
@@ -235,7 +239,7 @@ def _costs(spent: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, dict
             total = found[bolt]
             for key, cost in keys.items():
                 total[key] += cost
-    return {bolt: largest_costs(keys) for bolt, keys in found.items()}
+    return {bolt: largest_sums(keys) for bolt, keys in found.items()}
 
 
 def _traces(found: list[dict[str, Any]]) -> tuple[tuple[int, RecordTrace], ...]:

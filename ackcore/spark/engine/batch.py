@@ -232,15 +232,15 @@ class Engine:
             plan = self.state.make_plan(number, self.clock(), self._most_retries())
             parent = None if plan.parent is None else self.state.plan(plan.parent)
             offsets = self._offsets.plan(number, parent)
-            plan = replace(plan, offsets=offsets, ordered_by=self._runs.ordered_by)
+            plan = replace(plan, offsets=offsets, ordered_by=self._runs.held_by)
             plan = careful_if_needed(plan, settings.careful_after)
         elif plan.interrupted:
             plan = self._bounded(replace(plan, interrupted=False))
         else:
             plan = self._bounded(count_crash(plan, settings.careful_after))
-        if plan.ordered_by != self._runs.ordered_by:
+        if plan.ordered_by != self._runs.held_by:
             # Root ids now belong to other records, as in `_bounded`.
-            plan = replace(plan, ordered_by=self._runs.ordered_by).without_suspects()
+            plan = replace(plan, ordered_by=self._runs.held_by).without_suspects()
         self.state.write_plan(plan)
         failpoint("planned", number)
         return plan
@@ -388,7 +388,7 @@ def _counts(outcome: BatchOutcome) -> dict[str, Any]:
         name: sum(getattr(account, name) for account in outcome.changes.values())
         for name in ("records", "acked", "retried", "replayed", "dead")
     }
-    of_run = ("failed", "uncounted", "breaker_trips", "emitted", "expectations", "spent")
+    of_run = ("failed", "uncounted", "breaker_trips", "emitted", "expectations", "spent", "tokens")
     return found | {name: getattr(outcome, name) for name in of_run}
 
 

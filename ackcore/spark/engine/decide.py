@@ -49,8 +49,8 @@ class BatchOutcome:
     count as attempts; ``first_ms`` the times at which the retried records that are ACKED now were
     first seen; ``breaker_trips`` the number of times that a breaker opened in the run; ``emitted``
     the number of tuples that components emitted in it, and ``expectations`` the numbers of those
-    that met their expectations or not; ``spent`` the cost of its calls; ``traces`` the paths of the
-    traced records.
+    that met their expectations or not; ``spent`` and ``tokens`` the cost and the tokens of its
+    calls; ``traces`` the paths of the traced records.
     """
 
     decision: BatchDecision
@@ -62,6 +62,7 @@ class BatchOutcome:
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tokens: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     traces: tuple[RecordTrace, ...] = ()
 
 

@@ -65,11 +65,11 @@ def held_back(
             hashes, ordered = key_hashes(tried, columns)
             numbers = _numbers(tried[ORDER])
             # When the first record ahead of each is due; -1 if none is ahead.
-            until = _until(waits, hashes, numbers, ordered)
-            held = until >= 0
+            times = until(waits, hashes, numbers, ordered)
+            held = times >= 0
             if held.any():
-                later = np.maximum(until[held], tried[DUE_MS].to_numpy()[held])
-                moved = _with(tried.filter(pa.array(held)), DUE_MS, later)
+                later = np.maximum(times[held], tried[DUE_MS].to_numpy()[held])
+                moved = with_column(tried.filter(pa.array(held)), DUE_MS, later)
                 rest = rest.plus(spout, moved)
             tried = tried.filter(pa.array(~held))
             del due[spout]
@@ -82,18 +82,19 @@ def held_back(
 
 
 @dataclass(frozen=True)
-class _Waits:
-    """Waiting records of an ordered spout: their keys, their numbers and the times they are due."""
+class Waits:
+    """Waiting records of a spout: their keys, their numbers and the times they are due."""
 
     keys: Int64s
     numbers: Int64s
     due_ms: Int64s
 
-    def plus(self, keys: Int64s) -> _Waits:
-        return _Waits(np.concatenate([self.keys, keys]), self.numbers, self.due_ms)
+    def plus(self, keys: Int64s) -> Waits:
+        """Return a copy with more keys, whose records have no numbers."""
+        return Waits(np.concatenate([self.keys, keys]), self.numbers, self.due_ms)
 
 
-def _together(tables: Iterable[pa.Table], columns: tuple[str, ...]) -> _Waits:
+def _together(tables: Iterable[pa.Table], columns: tuple[str, ...]) -> Waits:
     keys, numbers, due = [_EMPTY], [_EMPTY], [_EMPTY]
     for table in tables:
         # Only these columns of the waiting records: the payloads stay in their files.
@@ -103,13 +104,13 @@ def _together(tables: Iterable[pa.Table], columns: tuple[str, ...]) -> _Waits:
         keys.append(hashes[ordered])
         numbers.append(_numbers(table[ORDER])[ordered])
         due.append(table[DUE_MS].to_numpy()[ordered])
-    return _Waits(np.concatenate(keys), np.concatenate(numbers), np.concatenate(due))
+    return Waits(np.concatenate(keys), np.concatenate(numbers), np.concatenate(due))
 
 
 _EMPTY: Int64s = np.empty(0, np.int64)
 
 
-def _until(waits: _Waits, keys: Int64s, numbers: Int64s, ordered: Bools) -> Int64s:
+def until(waits: Waits, keys: Int64s, numbers: Int64s, ordered: Bools) -> Int64s:
     """Return when the first waiting record ahead of each record is due; -1 if none is ahead."""
     found = np.full(len(keys), -1)
     by = np.lexsort((waits.numbers, waits.keys))
@@ -128,7 +129,7 @@ def _numbered(table: pa.Table) -> pa.Table:
     if ORDER not in table.schema.names:  # it waited before its spout was ordered
         table = table.append_column(pa.field(ORDER, pa.int64()), pa.nulls(len(table), pa.int64()))
     fresh = pa.array(_BEFORE + table[FIRST_MS].to_numpy())
-    table = _with(table, ORDER, pc.coalesce(table[ORDER].combine_chunks(), fresh))
+    table = with_column(table, ORDER, pc.coalesce(table[ORDER].combine_chunks(), fresh))
     return table.take(pc.sort_indices(table[ORDER]))
 
 
@@ -137,7 +138,8 @@ def _numbers(column: pa.ChunkedArray) -> Int64s:
     return values
 
 
-def _with(table: pa.Table, name: str, values: Int64s | pa.Array) -> pa.Table:
+def with_column(table: pa.Table, name: str, values: Int64s | pa.Array) -> pa.Table:
+    """Return a table with other values in a column."""
     place = table.schema.get_field_index(name)
     return table.set_column(place, table.schema.field(place), pa.array(values))
 

@@ -20,11 +20,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ackcore.calls.rate_limits import unreported
 from ackcore.spark.base.traces import RecordTrace
+from ackcore.topology.components import AsyncBolt
+from ackcore.topology.dedup import duplicates_in
 from ackcore.topology.tuples import Reason
 
 if TYPE_CHECKING:
     from ackcore.spark.engine.setup import RunResult
+    from ackcore.topology.builder import Topology
 
 _log = logging.getLogger("ackcore")
 
@@ -233,6 +237,9 @@ class Progress:
         lost runs included, by key: ``{"classify": {"tenant 1": 0.5}}``. The key is "" for a limit
         without ``per``. With more than 100 keys the others are together under "(other keys)".
         `Counts` has the total.
+    tokens : mapping from str to mapping from str to float
+        By bolt whose limit has ``tokens_per_min`` or ``cost_per_run``: the tokens that calls of the
+        accepted run reported, by key, as in ``spent``.
     tables : mapping from str to mapping from str to int
         By table: ``rows``, which counts a key again for each file with a row of it, and ``bytes``
         in the checkpoint.
@@ -261,6 +268,7 @@ class Progress:
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tokens: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     traces: tuple[RecordTrace, ...] = field(default=(), repr=False)
 
@@ -272,20 +280,28 @@ class Progress:
         oldest = f" (oldest {self.oldest_s:.1f} s)" if self.waiting else ""
         free = f" ({self.uncounted} not counted)" if self.uncounted else ""
         trips = f", {self.breaker_trips} breaker trips" if self.breaker_trips else ""
+        copies = f" ({self.duplicates} duplicates)" if self.duplicates else ""
         again = f", {self.runs} runs" if self.runs > 1 else ""
         unmet = sum(counts["failed"] for _, _, counts in self.expected())
         unexpected = f", {unmet} unmet expectations" if unmet else ""
         cost = "".join(
-            f", {bolt} spent {sum(keys.values()):g}" for bolt, keys in self.spent.items()
+            f", {bolt} {verb} {sum(keys.values()):g}{unit}"
+            for verb, unit, some in (("spent", "", self.spent), ("used", " tokens", self.tokens))
+            for bolt, keys in some.items()
         )
         lag = f", lag {sum(self.lag.values())}" if self.lag else ""
         return (
-            f"micro-batch {self.batch_id}: {self.acked} acked, {self.failed} failed{free}, "
+            f"micro-batch {self.batch_id}: {self.acked} acked{copies}, {self.failed} failed{free}, "
             f"{self.retried} retried{replayed}, {self.dead} dead, {self.waiting} waiting{oldest}, "
             f"{took}"
             f"{self.records_per_s:.0f} records/s, {self.duration_s:.2f} s"
             f"{lag}{trips}{again}{unexpected}{cost}"
         )
+
+    @property
+    def duplicates(self) -> int:
+        """The number of acked records that were not run, as copies of ACKED ones."""
+        return duplicates_in(self.emitted)
 
     def expected(self) -> Iterator[tuple[str, str, Mapping[str, int]]]:
         """Yield component, expectation and counts for each of `expectations`."""
@@ -373,6 +389,46 @@ def warn_of_failures(number: int, ran: RunResult) -> None:
             "s" * (some.rows != 1),
             f", mostly {some.types.most_common(1)[0][0]}" if some.rows else "",
         )
+
+
+class UsageWarnings:
+    """Warnings of bolts whose calls do not report what a limit counts, or report it too late.
+
+    Each limit without an effect is named once.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        limits = {
+            name: bolt.component.limit
+            for name, bolt in topology.bolts.items()
+            if isinstance(bolt.component, AsyncBolt)
+        }
+        self._limits = {name: limit for name, limit in limits.items() if limit is not None}
+        self._told: set[tuple[str, str]] = set()
+
+    def warn(self, number: int, ran: RunResult) -> None:
+        """Log the warnings about a run."""
+        for name, used in sorted(ran.used.items()):
+            for part, reports in (
+                ("tokens_per_min", used.with_tokens),
+                ("cost_per_run", used.with_cost),
+            ):
+                if reports:
+                    self._told.add((name, part))  # later calls may be free
+            texts = unreported(self._limits[name], used, f"limit of bolt {name!r}")
+            for part, text in texts.items():
+                if (name, part) not in self._told:
+                    self._told.add((name, part))
+                    _log.warning("micro-batch %d: %s", number, text)
+            if used.late:
+                _log.warning(
+                    "micro-batch %d: bolt %r reported its usage %d times after the call had ended, "
+                    "which did not count; await, or join, all that execute starts before it "
+                    "returns",
+                    number,
+                    name,
+                    used.late,
+                )
 
 
 #: The most traces kept for one micro-batch; those of failures first.

@@ -73,8 +73,8 @@ def judge(setup: RunSetup, accepted: RunResult, failed: pa.Table, rules: Rules) 
     accepted : RunResult
         The result of the run.
     failed : pyarrow.Table
-        The roots and reasons of the failed records, in `FAILED`; and `ORDER`, if spouts are
-        ordered.
+        The roots and reasons of the failed records, in `FAILED`; and the columns of `NUMBERS` that
+        spouts need.
     rules : Rules
         The settings and times that decide whether a record waits.
 

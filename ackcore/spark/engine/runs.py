@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 
 from ackcore._arrow import rebatched
 from ackcore._records import Int64s
+from ackcore.calls.usage import largest_sums
 from ackcore.ids import spout_key
 from ackcore.retry import capped_doubling
 from ackcore.spark.base.clocks import Clock
@@ -30,7 +31,7 @@ from ackcore.spark.base.failpoints import failpoint
 from ackcore.spark.base.interrupts import interruptible, raise_if_interrupted
 from ackcore.spark.base.paths import Place
 from ackcore.spark.base.reasons import FAILED
-from ackcore.spark.base.root_ids import ids_in
+from ackcore.spark.base.root_ids import distinct, ids_in
 from ackcore.spark.base.session import ResultsTooLarge
 from ackcore.spark.checkpoint.decisions import BatchDecision, Plan, Retries
 from ackcore.spark.checkpoint.state import State
@@ -42,6 +43,7 @@ from ackcore.spark.engine.check import (
     check_found,
     check_same_rows,
 )
+from ackcore.spark.engine.copies import held_copies, with_dedup_keys
 from ackcore.spark.engine.decide import (
     BatchOutcome,
     decide,
@@ -61,7 +63,14 @@ from ackcore.spark.engine.insist import (
     wrong_value,
 )
 from ackcore.spark.engine.key_order import Ordering, held_back
-from ackcore.spark.engine.progress import Counts, Stopwatch, warn_of_failures, with_outcomes
+from ackcore.spark.engine.late_records import ReadRecords, WindowedRows
+from ackcore.spark.engine.progress import (
+    Counts,
+    Stopwatch,
+    UsageWarnings,
+    warn_of_failures,
+    with_outcomes,
+)
 from ackcore.spark.engine.setup import InputFrame, PlannedRows, RunPlan, RunResult
 from ackcore.spark.engine.suspects import (
     count_crash,
@@ -72,11 +81,13 @@ from ackcore.spark.engine.suspects import (
     update_suspects,
 )
 from ackcore.spark.stores.run_files import remove_all
+from ackcore.spark.tables.seen_keys import SeenSource
 from ackcore.spark.tables.table_places import snapshot_of
 from ackcore.spark.tasks.failed_rows import FailedRows, Rules
 from ackcore.spark.tasks.inflight_markers import ALONE, crashed
 from ackcore.spark.tasks.row_files import RowFile, RowFileWriter, damage_in
 from ackcore.spark.tasks.spec import CHUNK_BYTES
+from ackcore.tables.key_groups import UInt64s
 from ackcore.topology.builder import Topology
 from ackcore.topology.stage_layout import Layout
 from ackcore.topology.table_views import TableSource
@@ -112,9 +123,18 @@ class Runs:
         self._jobs = jobs
         self._clock = clock
         self._offsets = offsets
+        self._usage = UsageWarnings(topology)
         #: By ordered spout, the columns of its key.
         self.ordered_by = {
             name: spout.ordered_by for name, spout in topology.spouts.items() if spout.ordered_by
+        }
+        #: The spouts with ``dedup``.
+        self._deduped = [spout for spout in topology.spouts.values() if spout.dedup is not None]
+        #: The keys that hold back due records, by spout: they determine the places of retries.
+        self.held_by = self.ordered_by | {
+            spout.name: ("dedup", *spout.dedup.columns)
+            for spout in self._deduped
+            if spout.dedup is not None
         }
         #: The tracked spouts.
         self.spouts = tuple(name for name, spout in topology.spouts.items() if spout.tracked)
@@ -298,6 +318,7 @@ class Runs:
                 "the source or the expectation, then start again on the same checkpoint"
             )
         warn_of_failures(plan.number, ran)
+        self._usage.warn(plan.number, ran)
         failed = ran.failed.select(FAILED.names).cast(FAILED)
         failed = with_rejection_reasons(failed, rejections(plan))
 
@@ -305,6 +326,10 @@ class Runs:
             return propagate_failures(failed, ran.files, run_plan.work, self.spouts, ran.judged)
 
         failed = propagate(failed)
+        windowed = self._windowed(plan, retries, run_plan, ran)
+        if windowed is not None:
+            late = windowed.with_late(failed, distinct(*failed_roots(failed, ran.judged)))
+            failed = propagate(late) if len(late) > len(failed) else failed
         rules = rules_of(plan, self._topology.settings, ended_ms)
         if self.ordered_by and len(failed):
             failed = self._ordering(plan, retries, run_plan).all_behind(
@@ -312,6 +337,8 @@ class Runs:
                 lambda *asked: self._of_run(self._jobs.find_keys, inputs, run_plan, ran, *asked),
                 propagate,
             )
+        if self._deduped and len(failed):
+            failed = with_dedup_keys(failed, ran.files, run_plan.work, self._deduped)
         left, rows = ran.judged.without(failed), ran.judged
         if len(left):
             rows = rows.plus(self._of_run(self._jobs.judge, inputs, run_plan, ran, left, rules))
@@ -328,20 +355,42 @@ class Runs:
             self._topology.settings,
             self.spouts,
         )
+        decision = replace(outcome.decision, work=os.path.basename(work), reread=ran.to_reread())
+        if windowed is not None:
+            nonacked = distinct(*failed_roots(failed, ran.judged))
+            decision = replace(decision, times=windowed.times(nonacked))
         return replace(
             outcome,
-            decision=replace(outcome.decision, work=os.path.basename(work), reread=ran.to_reread()),
+            decision=decision,
             breaker_trips=ran.breaker_trips,
             emitted=ran.emitted,
             expectations=ran.expectations,
             spent=ran.spent,
+            tokens={
+                name: largest_sums(used.tokens) for name, used in ran.used.items() if used.tokens
+            },
             traces=with_outcomes(ran.traces, failed),
         )
+
+    def _windowed(
+        self, plan: Plan, retries: Retries, run_plan: RunPlan, ran: RunResult
+    ) -> WindowedRows | None:
+        """Return the rows for tables with windows, or None if no table has windows."""
+        if all(table.shape.window is None for table in self._topology.tables.values()):
+            return None
+        tables = (None if plan.parent is None else self._state.tables.of(plan.parent)) or {}
+        keys = {name: self._spout_key(run_plan, name) for name in self.spouts}
+        records = ReadRecords(keys, ran.read, retries.due)
+        return WindowedRows(self._topology, tables, records, ran.files, run_plan.work)
+
+    def _spout_key(self, run_plan: RunPlan, spout: str) -> int:
+        """Return the key of the root ids of a spout."""
+        return spout_key(run_plan.key, spout, "", run_plan.number)
 
     def _ordering(self, plan: Plan, retries: Retries, run_plan: RunPlan) -> Ordering:
         return Ordering(
             self.ordered_by,
-            {name: spout_key(run_plan.key, name, "", plan.number) for name in self.ordered_by},
+            {name: self._spout_key(run_plan, name) for name in self.ordered_by},
             plan.number,
             plan.now_ms,
             retries.due,
@@ -354,6 +403,8 @@ class Runs:
         blocked: Mapping[str, Int64s] = {}
         if self.ordered_by:
             retries, blocked = held_back(retries, self.ordered_by, self._state.fitted)
+        names = [spout.name for spout in self._deduped]
+        retries, copies = held_copies(retries, names, self._state.fitted)
         return retries, RunPlan(
             number=plan.number,
             now_ms=plan.now_ms,
@@ -367,7 +418,7 @@ class Runs:
             blocked=blocked,
             rules=self._rules_in_run(plan),
             by_root=by_root,
-            tables=self._used_tables(plan),
+            tables=self._used_tables(plan, copies),
             spent=self._spent(plan),
         )
 
@@ -376,17 +427,26 @@ class Runs:
         before = None if plan.parent is None else self._state.decision(plan.parent)
         return {} if before is None else Counts.from_json(before.totals).spent
 
-    def _used_tables(self, plan: Plan) -> Mapping[str, TableSource]:
-        """Return the tables that bolts use, as they were after the micro-batch before."""
+    def _used_tables(self, plan: Plan, copies: Mapping[str, UInt64s]) -> Mapping[str, TableSource]:
+        """Return the tables that bolts use, as they were after the micro-batch before.
+
+        ``copies`` has the hashes of the keys for which records wait, by spout.
+        """
         used = {name for bolt in self._topology.bolts.values() for name in bolt.component.uses}
         if not used:
             return {}
         found = snapshot_of(self._state, self._topology, plan.parent)
-        return {name: found[name] for name in used}
+        tables: dict[str, TableSource] = {name: found[name] for name in used}
+        for spout in self._deduped:
+            assert spout.dedup is not None
+            tables[spout.emitter] = SeenSource.of(
+                found[spout.emitter], spout.dedup, copies[spout.name], plan.now_ms
+            )
+        return tables
 
     def _rules_in_run(self, plan: Plan) -> Rules | None:
         """Return the rules by which tasks judge failures; None if tasks lack information."""
-        if self.ordered_by or plan.careful or plan.rejected:
+        if self.held_by or plan.careful or plan.rejected:
             return None
         return rules_of(plan, self._topology.settings, plan.now_ms)
 
@@ -404,14 +464,14 @@ class Runs:
         Raises
         ------
         CheckpointForeign
-            If ``ordered_by`` has changed: the due records had other places in the run.
+            If ``ordered_by`` or ``dedup`` has changed: the due records had other places in the run.
         Disagreement, RuntimeError
             If the records cannot be found any more.
         """
-        if plan.ordered_by != self.ordered_by:
+        if plan.ordered_by != self.held_by:
             raise CheckpointForeign(
                 f"micro-batch {plan.number} was decided with ordered_by of "
-                f"{_told(plan.ordered_by)}, and the topology now has {_told(self.ordered_by)}: "
+                f"{_told(plan.ordered_by)}, and the topology now has {_told(self.held_by)}: "
                 "with another order, the records of the rows that sinks refused cannot be found. "
                 "Run the former topology until it has finished the micro-batch, then change it"
             )

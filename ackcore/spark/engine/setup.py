@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from ackcore._records import Int64s
+from ackcore.calls.usage import UsageCounts
 from ackcore.ids import spout_key
 from ackcore.spark.base.arrow_batches import Batches, MapInArrow, plainly_named
 from ackcore.spark.base.reasons import FAILED
@@ -21,6 +22,7 @@ from ackcore.spark.base.sources import (
     emitted_schema,
     has_fixed_order,
     has_fixed_rows,
+    number_of,
     source_schema,
 )
 from ackcore.spark.base.traces import RecordTrace
@@ -245,6 +247,8 @@ class RunResult:
         The counts of `Progress.expectations`.
     spent : mapping
         The costs of `Progress.spent`.
+    used : mapping from str to UsageCounts
+        The usage that each bolt's calls reported.
     unexpected : str or None
         A tuple that did not meet an expectation with ``on_fail="fail"``: the query must end.
     traces : tuple of (int, RecordTrace)
@@ -273,6 +277,7 @@ class RunResult:
     emitted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     expectations: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     spent: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    used: Mapping[str, UsageCounts] = field(default_factory=dict)
     unexpected: str | None = None
     traces: tuple[tuple[int, RecordTrace], ...] = ()
     read: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
@@ -342,7 +347,7 @@ class RunSetup:
                 schema=schema,
                 message_id=tuple(spout.message_id),
                 tracked=spout.tracked,
-                claims=spout.tracked and bool(spout.message_id) and not spout.unique,
+                claims=spout.checks_ids,
                 spills=spout.tracked and spills,
                 key=spout_key(plan.key, spout.name, "", plan.number),
                 by_tasks=spout.kind is not None,
@@ -351,6 +356,7 @@ class RunSetup:
                 ordered_by=spout.ordered_by,
                 blocked=plan.blocked.get(spout.name),
                 tried=tried,
+                number_column=number_of(spout),
             )
             schemas[spout.name, DEFAULT_STREAM] = (
                 schema if spout.kind is None else emitted_schema(spout)
@@ -358,6 +364,8 @@ class RunSetup:
         for bolt in topology.bolts.values():
             for stream, schema in bolt.schemas.items():
                 schemas[bolt.name, stream] = schema
+        for spout in topology.spouts.values():
+            schemas[spout.emitter, DEFAULT_STREAM] = schemas[spout.name, DEFAULT_STREAM]
         dests = settings.parallelism or tasks
         asked = [bolt.parallelism for bolt in topology.bolts.values() if bolt.parallelism]
         self.spec = TaskSpec(

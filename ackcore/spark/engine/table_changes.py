@@ -1,4 +1,4 @@
-"""The changed rows of tables, for the sinks that read them.
+"""The changed rows of tables, and those of closed windows, for the sinks that read them.
 
 The rows are written to files, and the files are recorded, before the first call of a sink. So all
 sinks get the same rows in all calls, also after a crash.
@@ -7,7 +7,7 @@ sinks get the same rows in all calls, also after a crash.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,12 @@ from ackcore.spark.sinks.sink_batch import BatchFile, SinkBatch
 from ackcore.spark.tables.table_places import opened_segments
 from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables.folding import finished
+from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_segments import TableReader
 from ackcore.tables.table_shape import TableShape
 from ackcore.topology.builder import Topology
-from ackcore.topology.parts import SinkSpec, TableSpec
-from ackcore.topology.table_views import change_streams
+from ackcore.topology.parts import SinkSpec
+from ackcore.topology.table_views import CHANGES, CLOSED, change_streams, closed_streams
 
 #: The number of rows that are looked up at a time.
 _ROWS = 1 << 17
@@ -46,7 +47,7 @@ def write_changes(
     pause: Pause,
     age_ms: int | None = None,
 ) -> None:
-    """Pass the changed rows of a micro-batch to the sinks that read them.
+    """Pass the rows of tables that a micro-batch changed or closed to the sinks that read them.
 
     The arguments are those of `ask_sinks`, and the tables of the micro-batch are recorded.
 
@@ -57,7 +58,7 @@ def write_changes(
     TooManyRefused
         If a sink refuses a row, because no record can become a dead letter for it.
     """
-    sinks = [sink for sink in topology.sinks.values() if topology.changed_table(sink) is not None]
+    sinks = [sink for sink in topology.sinks.values() if topology.table_read(sink) is not None]
     if not sinks:
         return
     number, work = decision.number, state.runs.of(decision)
@@ -108,9 +109,10 @@ def _write(topology: Topology, sink: SinkSpec, batch: SinkBatch, calls: SinkCall
 def _refused(sink: SinkSpec, batch: SinkBatch, rejects: SinkRejects) -> TooManyRefused:
     reason = rejects.reasons[0] if len(rejects.reasons) else "no reason"
     told = f"{type(reason).__name__}: " if isinstance(reason, BaseException) else ""
+    kind = "closed" if sink.component.endswith(CLOSED) else "changed"
     text = one_line(reason) if isinstance(reason, BaseException) else reason
     return TooManyRefused(
-        f"sink {sink.name!r} refuses changed rows of a table in micro-batch {batch.batch_id}, the "
+        f"sink {sink.name!r} refuses {kind} rows of a table in micro-batch {batch.batch_id}, the "
         f"first with {told}{text}. Such a row belongs to no single record, so that no record "
         "can become a dead letter for it. Change the target, so that it takes the rows, and start "
         "again on the same checkpoint: the sink gets the same rows"
@@ -126,19 +128,30 @@ def _write_files(
     now, before = state.tables.of(decision.number) or {}, state.tables.of(parent) or {}
     found: list[list[Any]] = []
     for table in topology.tables.values():
-        streams = {sink.stream for sink in sinks if topology.changed_table(sink) is table}
-        if streams and now[table.name].changed:
-            rows = _changed(table.shape, state.segments, now[table.name], before.get(table.name))
-            found += _write_table(table, sorted(streams), work, rows)
+        shape, after = table.shape, now[table.name]
+        for component, segments, schemas in (
+            (f"{table.name}{CHANGES}", after.changed, change_streams(shape)),
+            (f"{table.name}{CLOSED}", after.closed, closed_streams(shape)),
+        ):
+            read = {sink.stream for sink in sinks if sink.component == component}
+            if read and segments:
+                if component.endswith(CHANGES):
+                    rows = _changed(shape, state.segments, after, before.get(table.name))
+                else:
+                    rows = (
+                        finished(shape, stored)
+                        for stored in _stored(shape, state.segments, segments)
+                    )
+                wanted = {stream: schemas[stream] for stream in sorted(read)}
+                found += _write_table(component, wanted, work, rows)
     return found
 
 
 def _write_table(
-    table: TableSpec, streams: Sequence[str], work: str, changed: Iterator[pa.Table]
+    component: str, streams: Mapping[str, pa.Schema], work: str, changed: Iterator[pa.Table]
 ) -> Iterator[list[Any]]:
-    component = f"{table.name}.changes"
     root = pa.field(ROOT, pa.int64())
-    schemas = {name: change_streams(table.shape)[name].append(root) for name in streams}
+    schemas = {name: schema.append(root) for name, schema in streams.items()}
     files: dict[str, RowFileWriter] = {}
     try:
         for rows in changed:
@@ -162,17 +175,24 @@ def _changed(
     shape: TableShape, files: SegmentFiles, now: TableState, before: TableState | None
 ) -> Iterator[pa.Table]:
     """Yield the rows that a micro-batch changed, with their former values."""
-    # With the present horizon: a row that has expired since is no former value.
     former = TableReader(shape, (), now.horizon_ms)
     if before is not None:
-        segments = opened_segments(files, shape, before.segments)
-        former = TableReader(shape, segments, now.horizon_ms)
+        # With the present horizon: a row that has expired since is no former value.  But a window
+        # that closes now is open until now.
+        horizon = now.horizon_ms if shape.window is None else before.horizon_ms
+        former = TableReader(shape, opened_segments(files, shape, before.segments), horizon)
     values = list(shape.aggregates)
-    for segment in opened_segments(files, shape, now.changed):
+    for stored in _stored(shape, files, now.changed):
+        rows = finished(shape, stored)
+        old = finished(shape, former.lookup(stored)).select(values)
+        for name, column in zip(values, old.columns, strict=True):
+            rows = rows.append_column(f"old_{name}", column)
+        yield rows
+
+
+def _stored(
+    shape: TableShape, files: SegmentFiles, segments: Sequence[SegmentInfo]
+) -> Iterator[pa.Table]:
+    for segment in opened_segments(files, shape, segments):
         for start in range(0, segment.rows, _ROWS):
-            stored = segment.take(np.arange(start, min(start + _ROWS, segment.rows)))
-            rows = finished(shape, stored)
-            old = finished(shape, former.lookup(stored)).select(values)
-            for name, column in zip(values, old.columns, strict=True):
-                rows = rows.append_column(f"old_{name}", column)
-            yield rows
+            yield segment.take(np.arange(start, min(start + _ROWS, segment.rows)))

@@ -77,23 +77,11 @@ def read_pending(
 ) -> PendingTree | None:
     """Return why a record waits; None if it is ACKED, DEAD or unknown.
 
-    Parameters
-    ----------
-    path : path
-        The query's checkpoint.
-    message_id : str
-        The record's message id.
-    spout : str, optional
-        The record's spout; by default the first spout that has this id.
-    clock : callable, optional
-        Returns milliseconds since 1970.
+    Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointNewer or
+    StateError if it cannot be read.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is no checkpoint.
-    CheckpointCorrupt, CheckpointNewer, StateError
-        If it cannot be read.
+    ``spout``: the record's spout; by default the first spout that has this id. ``clock``: returns
+    milliseconds since 1970.
     """
     checkpoint = opened_checkpoint(path)
     now_ms = clock()

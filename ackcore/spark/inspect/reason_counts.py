@@ -25,25 +25,15 @@ AGES_MS = (10_000, 60_000, 600_000, 3_600_000, 86_400_000, 604_800_000)
 
 @dataclass(frozen=True, slots=True)
 class ReasonCount:
-    """The records of a spout that failed for one reason.
+    """The records of a spout that failed for one reason."""
 
-    Attributes
-    ----------
-    spout, component, error_type : str
-        The spout, the component that failed the records, and the error.
-    message : str
-        The error message of one of them.
-    records : int
-        The number of records.
-    oldest_ms, newest_ms : int
-        The first and the last time at which they were first seen (waiting) or died (dead).
-    """
-
+    #: The spout, the component that failed the records, and the error.
     spout: str
     component: str
     error_type: str
-    message: str
-    records: int
+    message: str  # the error message of one of them
+    records: int  # the number of records
+    #: The first and the last time at which they were first seen (waiting) or died (dead).
     oldest_ms: int
     newest_ms: int
 
@@ -54,59 +44,37 @@ class ReasonCount:
 
 @dataclass(frozen=True, slots=True)
 class WaitingCounts:
-    """The waiting records.
+    """The waiting records."""
 
-    Attributes
-    ----------
-    records, untried : int
-        The number of records, and of replayed dead letters among them that have not run yet.
-    next_due_ms, oldest_ms : int or None
-        The time at which the first is due, and the time at which the oldest was first seen.
-    ages : tuple of int
-        The numbers of records by age, the time since they were first seen: one number for each
-        limit in `AGES_MS`, and one for older records.
-    reasons : tuple of ReasonCount
-        Most frequent first.
-    """
-
+    #: The number of records, and of replayed dead letters among them that have not run yet.
     records: int = 0
     untried: int = 0
+    #: The time at which the first is due, and the time at which the oldest was first seen.
     next_due_ms: int | None = None
     oldest_ms: int | None = None
+    #: The numbers of records by age, the time since they were first seen: one number for each limit
+    #: in `AGES_MS`, and one for older records.
     ages: tuple[int, ...] = (0,) * (len(AGES_MS) + 1)
-    reasons: tuple[ReasonCount, ...] = ()
+    reasons: tuple[ReasonCount, ...] = ()  # most frequent first
 
 
 @dataclass(frozen=True, slots=True)
 class DeadCounts:
-    """The dead letters.
+    """The dead letters."""
 
-    Attributes
-    ----------
-    letters, sent, dropped : int
-        The number of letters, and of those among them that were sent again. The number of dropped
-        letters, which no longer exist.
-    reasons : tuple of ReasonCount
-        The reasons of letters that were not sent again, most frequent first.
-    damaged : tuple of str
-        The name and damage of each unreadable file. Its letters are not counted.
-    """
-
+    #: The number of letters, and of those among them that were sent again. The number of dropped
+    #: letters, which no longer exist.
     letters: int = 0
     sent: int = 0
     dropped: int = 0
+    #: The reasons of letters that were not sent again, most frequent first.
     reasons: tuple[ReasonCount, ...] = ()
+    #: The name and damage of each unreadable file. Its letters are not counted.
     damaged: tuple[str, ...] = ()
 
 
 def count_waiting(waiting: Waiting, now_ms: int) -> WaitingCounts:
-    """Count the waiting records.
-
-    Raises
-    ------
-    CheckpointCorrupt
-        If a table is missing or damaged.
-    """
+    """Count the waiting records. Raises CheckpointCorrupt if a table is missing or damaged."""
     ages = np.zeros(len(AGES_MS) + 1, np.int64)
     found: list[ReasonCount] = []
     for spout, segments in waiting.segments().items():
@@ -141,13 +109,7 @@ class DeadCounter:
         self._counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}
 
     def count(self, store: Letters) -> DeadCounts:
-        """Count the letters of all readable files.
-
-        Raises
-        ------
-        CheckpointCorrupt
-            If a note is damaged.
-        """
+        """Count letters in all readable files. Raises CheckpointCorrupt if a note is damaged."""
         notes = notes_of(store)
         about = tuple((note.request, note.at_ms, tuple(note.rows)) for note in notes)
         counted: dict[tuple[object, ...], tuple[int, int, pa.Table]] = {}

@@ -48,103 +48,47 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """The micro-batch that is planned and not done.
+    """The micro-batch that is planned and not done."""
 
-    Attributes
-    ----------
-    number, planned_ms, due : int
-        Its number, its time, and the number of retries in it.
-    decided : bool
-        Whether its decision is recorded, so that sinks are being called.
-    crashes : int
-        The number of its runs in which a process died.
-    max_retries : int or None
-        The maximum number of retries in it.
-    """
-
+    #: Its number, its time, and the number of retries in it.
     number: int
     planned_ms: int
     due: int
-    decided: bool
-    crashes: int
-    max_retries: int | None = None
+    decided: bool  # whether its decision is recorded, so that sinks are being called
+    crashes: int  # the number of its runs in which a process died
+    max_retries: int | None = None  # the maximum number of retries in it
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The current activity of a query.
+    """The current activity of a query."""
 
-    Attributes
-    ----------
-    at_ms : int
-        The time of this reading.
-    under_way : UnderWay or None
-        The micro-batch that is not done.
-    waiting : int
-        The number of records that wait for a retry.
-    next_due_ms : int or None
-        The time at which the first of them is due.
-    """
-
-    at_ms: int
-    under_way: UnderWay | None
-    waiting: int
-    next_due_ms: int | None
+    at_ms: int  # the time of this reading
+    under_way: UnderWay | None  # the micro-batch that is not done
+    waiting: int  # the number of records that wait for a retry
+    next_due_ms: int | None  # the time at which the first of them is due
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatus:
-    """The status of a query.
+    """The status of a query."""
 
-    Attributes
-    ----------
-    checkpoint : str
-        The path of the checkpoint.
-    at_ms : int
-        The time of this reading.
-    kind : str
-        ``"stream"`` or ``"batch"``.
-    structure : mapping
-        The topology's `ackcore.topology.Topology.structure`.
-    created_ms : int
-        The time at which the checkpoint was made.
-    ackcore : str
-        The version that made it.
-    holder : Holder or None
-        The driver that holds the checkpoint, or held it last.
-    epoch : int
-        The number of times that drivers have opened it. The holder's epoch fences earlier drivers.
-    counts : Counts
-        The counts after the last finished micro-batch.
-    last_done : int or None
-        The number of that micro-batch.
-    under_way : UnderWay or None
-        The micro-batch that is not done.
-    waiting : WaitingCounts
-        The records that wait for a retry.
-    dead : DeadCounts
-        The dead letters.
-    requests : int
-        The number of replays that no micro-batch has taken yet.
-    batches : tuple of Logged
-        The last micro-batches, newest last.
-    """
-
-    checkpoint: str
-    at_ms: int
-    kind: str
-    structure: Mapping[str, Any]
-    created_ms: int
-    ackcore: str
-    holder: Holder | None
+    checkpoint: str  # the path of the checkpoint
+    at_ms: int  # the time of this reading
+    kind: str  # ``"stream"`` or ``"batch"``
+    structure: Mapping[str, Any]  # the topology's `ackcore.topology.Topology.structure`
+    created_ms: int  # the time at which the checkpoint was made
+    ackcore: str  # the version that made it
+    holder: Holder | None  # the driver that holds the checkpoint, or held it last
+    #: The number of times that drivers have opened it. The holder's epoch fences earlier drivers.
     epoch: int
-    counts: Counts
-    last_done: int | None
-    under_way: UnderWay | None
-    waiting: WaitingCounts
-    dead: DeadCounts
-    requests: int
-    batches: tuple[Logged, ...]
+    counts: Counts  # the counts after the last finished micro-batch
+    last_done: int | None  # the number of that micro-batch
+    under_way: UnderWay | None  # the micro-batch that is not done
+    waiting: WaitingCounts  # the records that wait for a retry
+    dead: DeadCounts  # the dead letters
+    requests: int  # the number of replays that no micro-batch has taken yet
+    batches: tuple[Logged, ...]  # the last micro-batches, newest last
 
     @property
     def lag(self) -> Mapping[str, int]:
@@ -189,23 +133,11 @@ def read_status(
 ) -> CheckpointStatus:
     """Return the status of a query, whether it runs or not.
 
-    Parameters
-    ----------
-    path : path
-        The checkpoint.
-    batches : int, default 10
-        The number of micro-batches to include.
-    clock : callable, optional
-        Returns milliseconds since 1970.
-    dead : DeadCounter, optional
-        The counter of dead letters. Keep one to read only new files the next time.
+    Raises FileNotFoundError if there is no checkpoint. Raises CheckpointCorrupt, CheckpointNewer or
+    StateError if it cannot be read.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is no checkpoint.
-    CheckpointCorrupt, CheckpointNewer, StateError
-        If it cannot be read.
+    ``batches``: the number of micro-batches to include. ``clock``: returns milliseconds since 1970.
+    ``dead``: the counter of dead letters. Keep one to read only new files the next time.
     """
     checkpoint = opened_checkpoint(path)
     now_ms = clock()
@@ -220,17 +152,9 @@ def read_status(
 def read_batches(path: str | os.PathLike[str], most: int) -> tuple[Logged, ...]:
     """Return the last finished micro-batches, newest last.
 
-    Parameters
-    ----------
-    path : path
-        The checkpoint, which may not exist yet.
-    most : int
-        The maximum number.
+    Raises StateError if it cannot be read.
 
-    Raises
-    ------
-    StateError
-        If it cannot be read.
+    ``path``: the checkpoint, which may not exist yet.
     """
     checkpoint = checkpoint_at(place_of(path, "checkpoint"))
     return () if checkpoint is None else _logged(checkpoint, most)
@@ -245,17 +169,9 @@ def _logged(checkpoint: CheckpointView, most: int) -> tuple[Logged, ...]:
 def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) -> Activity | None:
     """Return the activity of a query, None if it has not begun. Reads records only, no tables.
 
-    Parameters
-    ----------
-    path : path
-        The checkpoint, which may not exist yet.
-    clock : callable, optional
-        Returns milliseconds since 1970.
+    Raises CheckpointCorrupt, CheckpointNewer or StateError if it cannot be read.
 
-    Raises
-    ------
-    CheckpointCorrupt, CheckpointNewer, StateError
-        If it cannot be read.
+    ``path``: the checkpoint, which may not exist yet. ``clock``: returns milliseconds since 1970.
     """
     checkpoint = checkpoint_at(place_of(path, "checkpoint"))
     if checkpoint is None:
@@ -266,18 +182,13 @@ def read_activity(path: str | os.PathLike[str], clock: Clock = wall_clock_ms) ->
 def read_waiting(
     checkpoint: CheckpointView, find: Callable[[str, pa.Table], pa.Table]
 ) -> tuple[dict[str, pa.Table], dict[str, int]]:
-    """Return the waiting records after the last finished micro-batch, and the micro-batch that
-    runs them.
+    """Return the waiting records after the last finished micro-batch, and the micro-batch that runs
+    them.
 
     The first value has, by spout, the rows that ``find`` returned; the second, by spout, the number
     of the unfinished micro-batch that retries some of them.
 
-    Parameters
-    ----------
-    checkpoint : CheckpointView
-        The checkpoint.
-    find : callable
-        Takes rows of a spout, part by part, and returns the wanted ones.
+    ``find``: takes rows of a spout, part by part, and returns the wanted ones.
     """
     return steady(checkpoint, lambda now: _read_waiting(now, find))
 

@@ -24,25 +24,10 @@ def read_table(path: str | os.PathLike[str], name: str, use: Callable[[TableSnap
     """Return what ``use`` reads of a table after the last finished micro-batch.
 
     The query may run: if it has deleted files meanwhile, ``use`` is called again with the newer
-    table.
+    table. Raises FileNotFoundError if there is no checkpoint. Raises ValueError if the checkpoint
+    has no such table. Raises CheckpointCorrupt, CheckpointNewer or StateError if it cannot be read.
 
-    Parameters
-    ----------
-    path : path
-        The checkpoint.
-    name : str
-        The table.
-    use : callable
-        Reads the table; repeatable.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no checkpoint.
-    ValueError
-        If the checkpoint has no such table.
-    CheckpointCorrupt, CheckpointNewer, StateError
-        If it cannot be read.
+    ``use``: reads the table; repeatable.
     """
     return steady(opened_checkpoint(path), lambda now: use(_read(now, name)))
 
@@ -73,10 +58,7 @@ def _read(checkpoint: CheckpointView, name: str) -> TableSnapshot:
 def rows_of_key(table: TableSnapshot, key: Sequence[str]) -> pa.Table:
     """Return the row of a key that is given as texts, or no row.
 
-    Raises
-    ------
-    ValueError
-        If the key has another number of values, or a text is no value of its column.
+    Raises ValueError if the key has another number of values, or a text is no value of its column.
     """
     shape = table.shape
     if len(key) != len(shape.key):
@@ -111,10 +93,7 @@ def first_rows(table: TableSnapshot, most: int) -> pa.Table:
 def rows_between(table: TableSnapshot, lo: int, hi: int) -> pa.RecordBatchReader:
     """Return the rows of a range of hashes of keys.
 
-    Raises
-    ------
-    StateError
-        If a file of the table has been deleted.
+    Raises StateError if a file of the table has been deleted.
     """
     try:
         reader = table.reader()

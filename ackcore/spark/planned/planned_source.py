@@ -85,7 +85,8 @@ class PlannedSource(ABC):
     def check(self, plan: Any) -> None:  # noqa: B027 - optional
         """Raise an exception if the rows of a plan are no longer the planned ones.
 
-        Called before and after each reading, until the micro-batch is decided.
+        Called after each reading, and before a reading is repeated, until the micro-batch is
+        decided.
         """
 
     def done(self, plan: Any) -> None:  # noqa: B027 - optional

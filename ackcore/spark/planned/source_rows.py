@@ -140,11 +140,20 @@ class _Spout:
             )
         return plan, digest
 
+    def check(self, plan: Any, number: int) -> None:
+        """Raise an exception if the rows of a recorded plan are no longer the planned ones."""
+        try:
+            self.source.check(plan)
+        except (SourceError, *_MAY_PASS):
+            raise
+        except Exception as error:
+            where = f"spout {self.name!r}, micro-batch {number}"
+            raise _raised(where, "check()", error) from error
+
     def read(self, spark: SparkSession, plan: Any, number: int) -> InputFrame:
         """Return the rows of a recorded plan."""
         where = f"spout {self.name!r}, micro-batch {number}"
         try:
-            self.source.check(plan)
             frame: Any = self.source.read(spark, plan)
         except (SourceError, *_MAY_PASS):
             raise
@@ -263,12 +272,20 @@ class SourceRows(PlannedRows):
                 found.append(InputFrame(self._empty[one.name], one.name, nothing))
         return found
 
+    def mended(self, plan: Plan) -> Plan:
+        """Check the rows before they are read again, and return the same plan."""
+        self._check(plan)
+        return plan
+
     def replaced(self, plan: Plan) -> str | None:
-        """Call `PlannedSource.check` of all rows that were read; it raises the error."""
+        """Check the rows that were read; an error is raised, not returned."""
+        self._check(plan)
+        return None
+
+    def _check(self, plan: Plan) -> None:
         for one in self._spouts:
             for each in _Taken.of(plan.offsets.get(one.name)).rows:
-                one.source.check(each)
-        return None
+                one.check(each, plan.number)
 
     def done(self, plan: Plan, decision: BatchDecision) -> Mapping[str, int]:
         """See `PlannedRows.done`."""

@@ -159,18 +159,9 @@ def settle(
 class Settling:
     """One settling: its checked arguments, and the steps that all kinds of events share.
 
-    Parameters
-    ----------
-    spark : pyspark.sql.SparkSession
-        The session.
-    timed : bool or None
-        Whether the events have times; None if that depends on the rows.
-    reasons : bool
-        Whether the events may have reasons.
-    shards, open_before, now_ms, timeout_s
-        As for `settle`.
-    size : callable
-        Returns the bytes of the events, or None if they are unknown; called if needed.
+    ``timed``: whether the events have times; None if that depends on the rows. ``reasons``: whether
+    the events may have reasons. ``size``: returns the bytes of the events, or None if they are
+    unknown; called if needed.
     """
 
     def __init__(

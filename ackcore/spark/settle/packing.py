@@ -47,18 +47,8 @@ HELD_ROOTS = 1 << 22
 class Packer:
     """A converter of the rows of one partition into blobs by shard.
 
-    Parameters
-    ----------
-    shards : int
-        The number of shards.
-    seed : int
-        The seed of the ledgers, the same for all tasks of a job.
-    timed : bool
-        Whether the rows have times.
-    fixed_order : bool
-        Whether the rows come in the same order if the task runs again.
-    rows : int, optional
-        The number of rows to expect.
+    ``seed``: the seed of the ledgers, the same for all tasks of a job. ``fixed_order``: whether the
+    rows come in the same order if the task runs again.
     """
 
     def __init__(

@@ -55,7 +55,6 @@ _EVENT_BYTES, _TIME_BYTES = 20, 8
 _LISTING_THREADS = 16
 
 
-_WILD = re.compile(r"[*?\[]")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
 
@@ -106,10 +105,10 @@ def settle_parquet(
     spark : pyspark.sql.SparkSession
         A classic session, or one of Spark Connect.
     paths : path or sequence of paths
-        Files, directories (read recursively, without names that begin with ``_`` or ``.``) and
-        patterns (``*``, ``?``, ``[...]``, ``**/``). A path is local, or a URI that pyarrow supports
-        (``s3://``, ``gs://``, ``hdfs://``, ``file://``). Every worker must be able to read it. The
-        files must not change until the last action on the result.
+        Files and directories (read recursively, without names that begin with ``_`` or ``.``). A
+        path is local, or a URI that pyarrow supports (``s3://``, ``gs://``, ``hdfs://``,
+        ``file://``). Every worker must be able to read it. The files must not change until the last
+        action on the result.
     filesystem : pyarrow.fs.FileSystem, optional
         The file system of the paths, for instance with credentials, if they are not URIs.
     shards, open_before, now_ms, timeout_s
@@ -126,7 +125,7 @@ def settle_parquet(
     Raises
     ------
     FileNotFoundError
-        If a path does not exist, or a pattern matches no file.
+        If a path does not exist, or a directory has no files.
     TypeError, ValueError
         As for `settle`, naming the file; or if a file is named twice or is not Parquet.
     """
@@ -292,10 +291,7 @@ def _deal_out(files: list[EventFile], cores: int) -> list[list[_Piece]]:
 def read_footers(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[EventFile]:
     """Return the files at some paths, with the data in their footers.
 
-    Raises
-    ------
-    FileNotFoundError, TypeError, ValueError
-        As `ackcore.spark.settle_parquet`.
+    Raises FileNotFoundError, TypeError or ValueError as `ackcore.spark.settle_parquet`.
     """
     sources = _list_files(paths, filesystem)
     with ThreadPoolExecutor(min(_LISTING_THREADS, len(sources))) as pool:
@@ -325,44 +321,23 @@ def _list_files(paths: Any, filesystem: pa.fs.FileSystem | None) -> list[ListedF
 
 
 def _expand(given: str, filesystem: pa.fs.FileSystem | None) -> list[ListedFile]:
-    """Return the files of a path, a directory or a pattern."""
-    wild = _WILD.search(given)
-    files, base, info = _look_at(given, filesystem)
-    if info is not None and info.type == pa.fs.FileType.File:
+    """Return the files of a path or a directory."""
+    files, base = _resolve(given, filesystem)
+    info = files.get_file_info(base)
+    if info.type == pa.fs.FileType.File:
         return [_source(info, files)]
-    if info is not None and info.type == pa.fs.FileType.Directory:
-        pattern = re.compile(".*")
-    elif wild is None:
-        raise FileNotFoundError(f"paths: {given} does not exist")
-    else:
-        start = given.rfind("/", 0, wild.start()) + 1
-        files, base = _resolve(given[:start] or ".", filesystem)
-        pattern = re.compile(_translate(given[start:].rstrip("/")))
-    below = pa.fs.FileSelector(base, recursive=True, allow_not_found=True)
+    if info.type != pa.fs.FileType.Directory:
+        glob = "; for a pattern, pass the list that glob.glob returns" * ("*" in given)
+        raise FileNotFoundError(f"paths: {given} does not exist{glob}")
     found = []
-    for info in files.get_file_info(below):
+    for info in files.get_file_info(pa.fs.FileSelector(base, recursive=True)):
         parts = info.path[len(base) :].strip("/").split("/")
         shown = not any(part.startswith(("_", ".")) for part in parts)
-        # If a pattern matches a directory, all files below it are included.
-        heads = ("/".join(parts[:n]) for n in range(len(parts), 0, -1))
-        if info.type == pa.fs.FileType.File and shown and any(map(pattern.fullmatch, heads)):
+        if info.type == pa.fs.FileType.File and shown:
             found.append(_source(info, files))
     if not found:
         raise FileNotFoundError(f"paths: {given} has no files")
     return found
-
-
-def _look_at(
-    given: str, filesystem: pa.fs.FileSystem | None
-) -> tuple[pa.fs.FileSystem, str, pa.fs.FileInfo | None]:
-    """Look a path up literally first, because a name may contain brackets."""
-    try:
-        files, path = _resolve(given, filesystem)
-    except pa.ArrowInvalid:
-        if _WILD.search(given) is None:
-            raise
-        return filesystem, given, None  # a URI has no brackets, so this is a pattern
-    return files, path, files.get_file_info(path)
 
 
 def _resolve(path: str, filesystem: pa.fs.FileSystem | None) -> tuple[pa.fs.FileSystem, str]:
@@ -373,23 +348,6 @@ def _resolve(path: str, filesystem: pa.fs.FileSystem | None) -> tuple[pa.fs.File
         found, inner = pa.fs.FileSystem.from_uri(path)
         return found, inner.rstrip("/")
     return pa.fs.LocalFileSystem(), os.path.abspath(path)
-
-
-def _translate(pattern: str) -> str:
-    """Return a regular expression for a shell pattern; ``*`` and ``?`` do not match ``/``."""
-    out = ""
-    while pattern:
-        bracket = re.match(r"\[(!?)([^\]]+)\]", pattern)
-        if pattern.startswith("**/"):
-            out, pattern = out + "(?:.*/)?", pattern[3:]
-        elif bracket:
-            members = re.sub(r"([\[\\^&~|])", r"\\\1", bracket[2])
-            out += f"[{'^' if bracket[1] else ''}{members}]"
-            pattern = pattern[bracket.end() :]
-        else:
-            out += {"*": "[^/]*", "?": "[^/]"}.get(pattern[0]) or re.escape(pattern[0])
-            pattern = pattern[1:]
-    return out
 
 
 def _source(info: pa.fs.FileInfo, filesystem: pa.fs.FileSystem) -> ListedFile:

@@ -181,10 +181,7 @@ def _padded(size: int) -> int:
 def unpack(batch: pa.RecordBatch) -> Iterator[Events | Entries | pa.Table]:
     """Yield the contents of a batch's blobs, without a copy where alignment allows.
 
-    Raises
-    ------
-    ValueError
-        If a blob has another version, or is incomplete.
+    Raises ValueError if a blob has another version, or is incomplete.
     """
     blobs = batch.column(batch.schema.names.index("blob"))
     if len(blobs) == 0:

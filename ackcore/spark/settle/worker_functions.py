@@ -141,21 +141,12 @@ def read_events(
 ) -> Iterator[tuple[Events, pa.Table | None]]:
     """Yield each batch's events and the reasons among them.
 
-    Parameters
-    ----------
-    batches : iterator of pyarrow.RecordBatch
-        Batches with ``root_id``, ``val``, ``task``, in any order.
-    timed, reasons : bool
-        Whether there are columns ``ts_ms`` and ``reason``.
-    source : str, default "events"
-        The table's name in messages.
-    first_row : int, default 0
-        The row number of the first batch, for messages.
+    Raises ValueError if a column has nulls, or a task number has no meaning; the error names the
+    row.
 
-    Raises
-    ------
-    ValueError
-        If a column has nulls, or a task number has no meaning; the error names the row.
+    ``batches``: batches with ``root_id``, ``val``, ``task``, in any order. ``timed``, ``reasons``:
+    whether there are columns ``ts_ms`` and ``reason``. ``source``: the table's name in messages.
+    ``first_row``: the row number of the first batch, for messages.
     """
     row = first_row
     for batch in batches:

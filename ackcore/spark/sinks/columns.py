@@ -24,12 +24,7 @@ _IsType = Callable[[pa.DataType], bool]
 def named_keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the names of the key columns; an empty tuple if the sink appends all rows.
 
-    Raises
-    ------
-    TypeError
-        If a key is not a str.
-    ValueError
-        If ``keys`` is given but empty.
+    Raises TypeError if a key is not a str. Raises ValueError if ``keys`` is given but empty.
     """
     named = [keys] if isinstance(keys, str) else list(keys or ())
     if not all(isinstance(key, str) for key in named):
@@ -93,10 +88,7 @@ def _lacking(name: str, wanted: pa.DataType, has: pa.DataType) -> Iterator[str]:
 def spark_schema(what: str, schema: pa.Schema) -> pa.Schema:
     """Return the schema with the types that Spark reads the columns back in.
 
-    Raises
-    ------
-    TypeError
-        If Spark has no type for a column.
+    Raises TypeError if Spark has no type for a column.
     """
     try:
         return to_arrow_schema(from_arrow_schema(schema))
@@ -123,14 +115,9 @@ def refuse_misfits(batch: SinkBatch, columns: pa.Schema, is_near: _IsType) -> No
     Such values are nulls in columns without nulls, values that a cast would change, and text that
     is not UTF-8.  Rows are read only if a column may have such values.
 
-    Parameters
-    ----------
-    batch : SinkBatch
-        The rows.
-    columns : pyarrow.Schema
-        The table's columns.  Columns that the stream does not have are ignored.
-    is_near : callable
-        Returns True for a type of dates or times whose values must be in the years 1 to 9999.
+    ``columns``: the table's columns. Columns that the stream does not have are ignored.
+    ``is_near``: returns True for a type of dates or times whose values must be in the years 1 to
+    9999.
     """
     stream = batch.schema()
     fields = [

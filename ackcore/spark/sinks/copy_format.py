@@ -22,17 +22,9 @@ _OPTIONS = pyarrow.csv.WriteOptions(include_header=False)
 def refuse_unfit(what: str, schema: pa.Schema) -> None:
     """Refuse columns of types that cannot be written as text for PostgreSQL.
 
-    Parameters
-    ----------
-    what : str
-        The beginning of the message.
-    schema : pyarrow.Schema
-        The schema of the rows.
+    Raises TypeError if a column has such a type; the message names the column.
 
-    Raises
-    ------
-    TypeError
-        If a column has such a type; the message names the column.
+    ``what``: the beginning of the message.
     """
     for field in schema:
         kind = field.type
@@ -54,18 +46,9 @@ def refuse_unfit(what: str, schema: pa.Schema) -> None:
 def as_csv(batch: pa.RecordBatch, arrays: list[bool], first: int | None = None) -> Any:
     """Return rows as CSV.
 
-    Parameters
-    ----------
-    batch : pyarrow.RecordBatch
-        The rows.
-    arrays : list of bool
-        For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
-    first : int, optional
-        The number of the first row.  If given, the rows' numbers are added as a last column.
-
-    Returns
-    -------
-    pyarrow.Buffer
+    ``arrays``: for each column, True if its lists become PostgreSQL arrays, False if they become
+    JSON. ``first``: the number of the first row. If given, the rows' numbers are added as a last
+    column.
     """
     columns = [
         _plain(column, as_array) for column, as_array in zip(batch.columns, arrays, strict=True)

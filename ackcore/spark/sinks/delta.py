@@ -173,13 +173,7 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[DeltaCommit]:
-        """Open the table.
-
-        Raises
-        ------
-        SinkUnavailable
-            If the table was deleted or cannot be written.
-        """
+        """Open the table. Raises SinkUnavailable if the table was deleted or cannot be written."""
         with self._named(batch.sink):
             yield DeltaCommit(self._open(), batch)
 
@@ -196,12 +190,8 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
         return Written(last, content if told == _told(last, content) else "other rows")
 
     def write_rows(self, transaction: DeltaCommit, batch: SinkBatch) -> None:
-        """Check the rows. `commit` writes them.
-
-        Raises
-        ------
-        SinkRejects
-            If rows have nulls or values that the table's columns do not accept. Nothing is written.
+        """Check the rows. `commit` writes them. Raises SinkRejects if rows have nulls or values
+        that the table's columns do not accept. Nothing is written.
         """
         what = f"sink {batch.sink!r}"
         transaction.columns = self._columns_for(what, transaction.table, batch.schema())
@@ -228,13 +218,9 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
     def commit(self, transaction: DeltaCommit) -> None:
         """Write the rows in one commit.
 
-        Raises
-        ------
-        ValueError
-            If deltalake refuses the rows as a whole, for instance because of a CHECK constraint.
-            The message does not contain values of rows.
-        deltalake.exceptions.DeltaError
-            If another writer has committed meanwhile.
+        Raises ValueError if deltalake refuses the rows as a whole, for instance because of a CHECK
+        constraint. The message does not contain values of rows. Raises
+        deltalake.exceptions.DeltaError if another writer has committed meanwhile.
         """
         batch, columns = transaction.batch, transaction.columns
         with self._without_values(batch):
@@ -251,12 +237,9 @@ class DeltaSink(TransactionalSink[DeltaCommit]):
     def _columns_for(self, what: str, table: DeltaTable, stream: pa.Schema) -> pa.Schema:
         """Return the columns to write.
 
-        Appended rows have all columns of the table except those that Delta computes.
-
-        Raises
-        ------
-        ValueError
-            If the table lacks a column of the stream's, or the stream lacks a NOT NULL column.
+        Appended rows have all columns of the table except those that Delta computes. Raises
+        ValueError if the table lacks a column of the stream's, or the stream lacks a NOT NULL
+        column.
         """
         columns = pa.schema(table.schema().to_arrow())
         with_columns(what, self._shown, stream.names, columns.names)

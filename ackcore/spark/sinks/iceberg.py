@@ -119,10 +119,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise TypeError or ValueError if the table cannot hold the stream's columns.
 
-        Raises
-        ------
-        SinkUnavailable
-            If the catalog does not answer, or the table does not exist.
+        Raises SinkUnavailable if the catalog does not answer, or the table does not exist.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -142,10 +139,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def begin(self, batch: SinkBatch) -> Iterator[Transaction]:
         """Open the table and begin a transaction.
 
-        Raises
-        ------
-        SinkUnavailable
-            If the catalog cannot be reached, or the table was deleted.
+        Raises SinkUnavailable if the catalog cannot be reached, or the table was deleted.
         """
         with self._opened(batch.sink) as table:
             # pyiceberg would repeat a commit after a conflict without a new look at the property,
@@ -164,10 +158,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def write_rows(self, transaction: Transaction, batch: SinkBatch) -> None:
         """Write the rows into files that the commit adds to the table.
 
-        Raises
-        ------
-        SinkRejects
-            If rows have nulls in required columns. Nothing is written then.
+        Raises SinkRejects if rows have nulls in required columns. Nothing is written then.
         """
         fields = transaction.table_metadata.schema().fields
         required = {field.name for field in fields if field.required}
@@ -187,10 +178,7 @@ class IcebergSink(TransactionalSink["Transaction"]):
     def commit(self, transaction: Transaction) -> None:
         """Commit the transaction.
 
-        Raises
-        ------
-        pyiceberg.exceptions.CommitFailedException
-            If another writer has committed meanwhile.
+        Raises pyiceberg.exceptions.CommitFailedException if another writer has committed meanwhile.
         """
         transaction.commit_transaction()
 

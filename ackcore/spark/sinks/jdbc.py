@@ -141,10 +141,7 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if the table could not hold the stream's columns.
 
-        Raises
-        ------
-        SinkUnavailable
-            If the database cannot be reached.
+        Raises SinkUnavailable if the database cannot be reached.
         """
         what = f"sink {sink!r}"
         check_keys(what, self.keys, schema)
@@ -173,12 +170,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Create the table of micro-batches and the sink's row in it, if they do not exist.
 
-        Raises
-        ------
-        SinkUnavailable
-            If the database cannot be reached.
-        ValueError
-            If the table cannot be created; the message has the statement to run.
+        Raises SinkUnavailable if the database cannot be reached. Raises ValueError if the table
+        cannot be created; the message has the statement to run.
         """
         of = (deployment, sink[:128], self.table[:128])
         marker = self._names.marker
@@ -223,12 +216,8 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
 
     @contextlib.contextmanager
     def begin(self, batch: SinkBatch) -> Iterator[JdbcTransaction]:
-        """Connect to the database.
-
-        Raises
-        ------
-        SinkUnavailable, JdbcError
-            If the database fails, or the table was deleted or lacks a column.
+        """Connect to the database. Raises SinkUnavailable or JdbcError if the database fails, or
+        the table was deleted or lacks a column.
         """
         with self._named(batch.sink), JdbcConnection(self._server, self.table) as connection:
             transaction = JdbcTransaction(
@@ -247,12 +236,9 @@ class JdbcSink(TransactionalSink[JdbcTransaction]):
     def write_rows(self, transaction: JdbcTransaction, batch: SinkBatch) -> None:
         """Write the rows through a staging table.
 
-        Raises
-        ------
-        SinkRejects
-            If rows violate a constraint or do not fit; nothing is written then.
-        TooManyRefused
-            If there are more than `max_refused` such rows; nothing is written then.
+        Raises SinkRejects if rows violate a constraint or do not fit; nothing is written then.
+        Raises TooManyRefused if there are more than `max_refused` such rows; nothing is written
+        then.
         """
         transaction.write_rows()
 

@@ -13,11 +13,10 @@ from pyspark.sql.types import DataType, LongType
 
 from ackcore.spark.base.errors import one_line
 from ackcore.spark.base.versions import Py4JJavaError, active_context
-from ackcore.spark.sinks.unavailable import shown_message
+from ackcore.spark.sinks.unavailable import redacted, shown_message
 
 T = TypeVar("T")
 
-_REDACTED = "[redacted]"
 #: Properties that errors may show: Spark's settings and the user's name.
 _SHOWN = {
     "batchsize",
@@ -38,33 +37,17 @@ _LONGEST = 500
 _STATEMENT = re.compile(r"Batch entry \d+ .*", re.DOTALL)
 #: The maximum number of causes of a Spark error among which the database's error is searched.
 _CAUSES = 16
-_SHORTEST = 3
 _READ_COMMITTED = 2
 
 
 class JdbcError(RuntimeError):
-    """An error of the database, of its JDBC driver, or of the job that fills the staging table.
+    """An error of the database, of its JDBC driver, or of the job that fills the staging table."""
 
-    Attributes
-    ----------
-    sqlstate : str
-        The SQLSTATE code of the error; "" if it is not known.
-    connecting : bool
-        Whether the connection failed to open.
-    shown : str
-        The message without values of rows.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        sqlstate: str = "",
-        shown: str | None = None,
-    ) -> None:
+    def __init__(self, message: str, sqlstate: str = "", shown: str | None = None) -> None:
         super().__init__(message)
-        self.sqlstate = sqlstate
-        self.connecting = False
-        self.shown = message if shown is None else shown
+        self.sqlstate = sqlstate  # "" if it is not known
+        self.connecting = False  # whether the connection failed to open
+        self.shown = message if shown is None else shown  # the message without values of rows
 
     def without_values(self) -> JdbcError:
         """Return the error without values of rows, for use outside dead letters."""
@@ -76,12 +59,8 @@ class JdbcError(RuntimeError):
 class Server:
     """The URL of a database and the connection properties; errors do not show their secrets.
 
-    Parameters
-    ----------
-    url : str
-        The JDBC URL.
-    properties : mapping of str
-        Properties of the JDBC driver, and of Spark, such as ``driver`` and ``batchsize``.
+    ``properties``: properties of the JDBC driver, and of Spark, such as ``driver`` and
+    ``batchsize``.
     """
 
     def __init__(self, url: str, properties: Mapping[str, str]) -> None:
@@ -107,21 +86,12 @@ class Server:
         start = _START.match(self.url)
         login = self.url[start.end() if start else 0 :].rpartition("@")[0]
         secrets.add(re.split("[:/]", login, maxsplit=1)[-1])
-        # The longest first, because a short one may be part of it.  Very short ones are kept, since
-        # they would also be cut out of words.
-        for secret in sorted(secrets - {"true", "false"}, key=len, reverse=True):
-            if len(secret) < _SHORTEST:
-                continue
-            text = text.replace(secret, _REDACTED)
-        return text
+        return redacted(text, secrets)
 
     def told(self, call: Callable[[], T]) -> T:
         """Call a function and return its result; raise Java's errors without secrets.
 
-        Raises
-        ------
-        JdbcError
-            If Java or Spark raises.
+        Raises JdbcError if Java or Spark raises.
         """
         try:
             return call()
@@ -163,15 +133,7 @@ def _of_database(error: BaseException) -> Any:
 
 
 class JdbcConnection:
-    """A connection of the driver process to a database; statements run in transactions.
-
-    Parameters
-    ----------
-    server : Server
-        The database.
-    table : str
-        The table's name, which Spark's JDBC options require.
-    """
+    """A connection of the driver process to a database; statements run in transactions."""
 
     def __init__(self, server: Server, table: str) -> None:
         context = active_context()
@@ -250,10 +212,7 @@ class JdbcConnection:
     def columns(self, table: str) -> dict[str, bool]:
         """Return a table's columns; the value is True for a NOT NULL column.
 
-        Raises
-        ------
-        JdbcError
-            If the table cannot be read.
+        Raises JdbcError if the table cannot be read.
         """
 
         def read(statement: Any) -> dict[str, bool]:

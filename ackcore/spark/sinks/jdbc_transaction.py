@@ -73,10 +73,7 @@ def find_columns(
 ) -> dict[str, str]:
     """Return the table's column for each name; case is ignored unless the exact name exists.
 
-    Raises
-    ------
-    ValueError
-        If the table has no such column.
+    Raises ValueError if the table has no such column.
     """
     found = {}
     for name in names:

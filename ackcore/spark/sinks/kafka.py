@@ -182,14 +182,9 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Refuse settings that librdkafka does not accept, or that cannot be sent to workers.
 
-        Raises
-        ------
-        DeliveryError
-            If librdkafka refuses a setting; the message names it.
-        SinkUnavailable
-            If no broker answers.
-        TypeError
-            If a callback in the settings cannot be pickled.
+        Raises DeliveryError if librdkafka refuses a setting; the message names it. Raises
+        SinkUnavailable if no broker answers. Raises TypeError if a callback in the settings cannot
+        be pickled.
         """
         self.release(sink, deployment)
         if not self.transactional:
@@ -206,21 +201,11 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def write(self, batch: SinkBatch) -> SinkRejects | None:
         """Send the rows of a micro-batch.
 
-        Returns
-        -------
-        SinkRejects or None
-            The rows whose messages are larger than the topic accepts, lack a required key, or have
-            text that is not UTF-8. A transactional sink raises it instead.
-
-        Raises
-        ------
-        SinkUnavailable
-            If a message was not delivered.
-        CheckpointForeign
-            If the topic has other rows of this micro-batch, or the broker may have forgotten
-            whether it has any.
-        CheckpointInUse
-            If another driver has taken over.
+        Returns the rows whose messages are larger than the topic accepts, lack a required key, or
+        have text that is not UTF-8; a transactional sink raises them. Raises SinkUnavailable if a
+        message was not delivered. Raises CheckpointForeign if the topic has other rows of this
+        micro-batch, or the broker may have forgotten whether it has any. Raises CheckpointInUse if
+        another driver has taken over.
         """
         if self.transactional:
             return super().write(batch)
@@ -298,10 +283,7 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def begin(self, batch: SinkBatch) -> Iterator[KafkaTransaction]:
         """Connect. The first message begins the transaction; after an error the producer is closed.
 
-        Raises
-        ------
-        SinkUnavailable
-            If a message was not delivered.
+        Raises SinkUnavailable if a message was not delivered.
         """
         try:
             with self._named(batch.sink):
@@ -325,13 +307,9 @@ class KafkaSink(TransactionalSink[KafkaTransaction]):
     def write_rows(self, transaction: KafkaTransaction, batch: SinkBatch) -> None:
         """Send the rows.
 
-        Raises
-        ------
-        SinkRejects
-            If messages are larger than the topic accepts, lack a required key, or have text that
-            is not UTF-8. Nothing is sent then.
-        CheckpointForeign
-            If the broker may have forgotten that it has the micro-batch.
+        Raises SinkRejects if messages are larger than the topic accepts, lack a required key, or
+        have text that is not UTF-8. Nothing is sent then. Raises CheckpointForeign if the broker
+        may have forgotten that it has the micro-batch.
         """
         live, messages = transaction.live, transaction.messages
         if live.last is None:

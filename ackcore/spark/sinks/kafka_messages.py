@@ -98,10 +98,7 @@ class Messages:
     def without_key(self, files: Mapping[int, BatchFile], suspects: Suspects) -> list[Refused]:
         """Return all rows without a key if the topic has refused one of them for that; else none.
 
-        Raises
-        ------
-        DeliveryError
-            If more rows have no key than may be refused.
+        Raises DeliveryError if more rows have no key than may be refused.
         """
         refused: list[Refused] = []
         for number, place, *_ in (
@@ -174,28 +171,15 @@ class Suspects:
 
     Delivery reports have no headers, so messages are identified by key and value.  If several rows
     have the same key and value, one of them may be sent twice.
-
-    Parameters
-    ----------
-    keyed : bool
-        Whether the sink has a column of keys.  If so, a missing key is the row's fault.
-
-    Attributes
-    ----------
-    count : int
-        The number of messages that may be too large.
-    said, keyless : str
-        The broker's error for the last of them, and for the last message without a key; "" if none.
-    beside : set of int or None
-        The hashes of messages that were in one request with an invalid one; None if these are
-        errors.
     """
 
     def __init__(self, keyed: bool) -> None:
-        self.count = 0
+        self.count = 0  # messages that may be too large
+        #: The broker's error for the last of them, and for the last message without a key.
         self.said = self.keyless = ""
+        #: Hashes of messages that were in one request with an invalid one; None: these are errors.
         self.beside: set[int] | None = None
-        self._keyed = keyed
+        self._keyed = keyed  # the sink has a column of keys: a missing key is the row's fault
         self._large: set[int] = set()
 
     def of(self, deliveries: Deliveries) -> Deliveries:

@@ -155,17 +155,9 @@ class ParquetSink(ParquetDirectory):
     def _publish(self, batch_id: int, stage: str, names: Iterable[Any], content: str) -> None:
         """Move the valid files of tasks into place, unless the same rows are there.
 
-        Parameters
-        ----------
-        batch_id : int
-            The micro-batch.
-        stage : str
-            The directory that `_stage` made.
-        names : iterable of (str,)
-            The names of the valid files. Files of other task attempts, and of abandoned tasks, stay
-            in the stage.
-        content : str
-            The unique id of these rows, which is part of the files' names.
+        ``stage``: the directory that `_stage` made. ``names``: the names of the valid files. Files
+        of other task attempts, and of abandoned tasks, stay in the stage. ``content``: the unique
+        id of these rows, which is part of the files' names.
         """
         whole, final = os.path.join(stage, "whole"), self._final(batch_id)
         written = sorted(row[0] for row in names)

@@ -59,19 +59,6 @@ def is_small(rows: int, size: int) -> bool:
     return rows <= DRIVER_ROWS and size <= DRIVER_BYTES
 
 
-def checked_codec(compression: str) -> str:
-    """Return the name of a codec.
-
-    Raises
-    ------
-    ValueError
-        If the codec is not one of those offered.
-    """
-    if compression not in _CODECS:
-        raise ValueError(f"compression must be one of {', '.join(_CODECS)}, got {compression!r}")
-    return compression
-
-
 def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
     """Raise TypeError if Parquet cannot hold a column, or Spark cannot read it back."""
     seen: dict[str, str] = {}
@@ -113,15 +100,7 @@ def check_columns(name: str, schema: pa.Schema, case_sensitive: bool = False) ->
 
 
 class ParquetDirectory(Sink):
-    """A place of Parquet files, with one directory or prefix for each micro-batch.
-
-    Parameters
-    ----------
-    path : path or URL
-        The place.
-    compression : str
-        The codec of the files.
-    """
+    """A place of Parquet files, with one directory or prefix for each micro-batch."""
 
     #: Other rows under a batch id replace its earlier rows.
     replaces = True
@@ -129,7 +108,11 @@ class ParquetDirectory(Sink):
     def __init__(self, path: Place, compression: str) -> None:
         self._store = open_store(path, "path")
         self.path = self._store.url
-        self.compression = checked_codec(compression)
+        if compression not in _CODECS:
+            raise ValueError(
+                f"compression must be one of {', '.join(_CODECS)}, got {compression!r}"
+            )
+        self.compression = compression
 
     def __repr__(self) -> str:
         return f"to_parquet({self.path!r})"
@@ -141,12 +124,8 @@ class ParquetDirectory(Sink):
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Record one sink of one checkpoint as the owner. A repeated call has no effect.
 
-        Raises
-        ------
-        CheckpointForeign
-            If the place has micro-batches of another query, which have the same numbers.
-        StateError
-            If the place cannot be read or written.
+        Raises CheckpointForeign if the place has micro-batches of another query, which have the
+        same numbers. Raises StateError if the place cannot be read or written.
         """
         owner = {"deployment": deployment, "sink": sink, "checkpoint": checkpoint}
         note = self._store.get(OWNER)

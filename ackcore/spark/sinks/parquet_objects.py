@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 import secrets
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -47,19 +47,12 @@ _AT_ONCE = 16
 
 
 class ParquetParts(NamedTuple):
-    """The names of the objects that hold a micro-batch's rows.
+    """The names of the objects that hold a micro-batch's rows."""
 
-    Attributes
-    ----------
-    content : str
-        The unique part of the names: `SinkBatch.fingerprint`, and after it a number if the rows
-        replaced others.
-    files : int
-        The largest number of files. A file without rows is not written.
-    """
-
+    #: The unique part of the names: `SinkBatch.fingerprint`, and after it a number if the rows
+    #: replaced others.
     content: str
-    files: int
+    files: int  # the largest number of files; one without rows is not written
 
     def name(self, batch_id: int, number: int) -> str:
         """Return the key of one object."""
@@ -68,13 +61,6 @@ class ParquetParts(NamedTuple):
     def are_of(self, fingerprint: str, files: int) -> bool:
         """Return whether the objects hold rows with a fingerprint, in a number of files."""
         return self.files == files and self.content.partition("-")[0] == fingerprint
-
-
-class Writer(Protocol):
-    """A function that writes the file of a given number."""
-
-    def __call__(self, number: int, rows: Iterable[pa.RecordBatch] | None = None) -> None:
-        """Write the given rows, or by default the rows of the run's files for this number."""
 
 
 class ParquetObjects(ParquetDirectory):
@@ -112,11 +98,11 @@ class ParquetObjects(ParquetDirectory):
             tasks.mapInArrow(in_task, "none boolean").collect()
         failpoint("in-sink", batch.batch_id)
 
-    def _writer(self, parts: ParquetParts, batch: SinkBatch) -> Writer:
+    def _writer(self, parts: ParquetParts, batch: SinkBatch) -> Callable[..., None]:
         """Return a function that writes the file of a number, in any process, unless it has no
         rows.
 
-        The function reads the rows from the run's files if they are not given.
+        Its arguments are the number and, unless they are to be read from the run's files, the rows.
         """
         store, compression = self._store, self.compression
         batch_id, files, nonacked = batch.batch_id, batch.files, batch.nonacked
@@ -211,10 +197,7 @@ def _noted(
 def _check_announced(store: Store, batch_id: int, parts: ParquetParts) -> None:
     """Check that the note of a micro-batch still names these rows.
 
-    Raises
-    ------
-    CheckpointInUse
-        If other rows have replaced them.
+    Raises CheckpointInUse if other rows have replaced them.
     """
     found = store.get(_note_of(batch_id))
     note = {} if found is None else read_note(found.data)

@@ -33,24 +33,12 @@ DURABLE = (
 
 
 class Column(NamedTuple):
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes
-    ----------
-    kind : str
-        The name of its type; for a domain, the name of the base type.
-    is_array : bool
-        Whether its type is an array.
-    generated : bool
-        Whether its value is always generated.
-    needed : bool
-        Whether a row must have a value for it.
-    """
-
-    kind: str
-    is_array: bool
-    generated: bool
-    needed: bool
+    kind: str  # the name of its type; for a domain, the name of the base type
+    is_array: bool  # whether its type is an array
+    generated: bool  # whether its value is always generated
+    needed: bool  # whether a row must have a value for it
 
 
 def quoted(name: str) -> str:
@@ -80,18 +68,11 @@ def columns_of(ask: Ask, table: str) -> dict[str, Column]:
 
 
 class Way(NamedTuple):
-    """The way in which rows are written into a table.
+    """The way in which rows are written into a table."""
 
-    Attributes
-    ----------
-    copies : bool
-        Whether COPY can write into it.  It cannot for a view, or if policies apply to the user.
-    has_policies : bool
-        Whether policies apply to the user.
-    """
-
+    #: Whether COPY can write into it.  It cannot for a view, or if policies apply to the user.
     copies: bool
-    has_policies: bool
+    has_policies: bool  # whether policies apply to the user
 
 
 def way_into(ask: Ask, table: str) -> Way:
@@ -181,10 +162,7 @@ class SinkTable(NamedTuple):
 def where(dsn: str) -> str:
     """Return host, port and database of a connection string, without secrets.
 
-    Raises
-    ------
-    ValueError
-        If libpq cannot parse it.
+    Raises ValueError if libpq cannot parse it.
     """
     try:
         found = conninfo_to_dict(dsn)
@@ -216,12 +194,8 @@ _WAYS_OUT = {
 def named(sink: str, table: str, shown: str) -> Iterator[None]:
     """Raise errors that no row has caused as `SinkUnavailable`.
 
-    Parameters
-    ----------
-    sink, table : str
-        The names of the sink and its table.
-    shown : str
-        The server, as `where` returns it.
+    ``sink``, ``table``: the names of the sink and its table. ``shown``: the server, as `where`
+    returns it.
     """
     try:
         yield

@@ -48,39 +48,20 @@ Chunks = Iterator[tuple[int, pa.RecordBatch]]
 
 
 class Into(NamedTuple):
-    """The destination of rows.
+    """The destination of rows."""
 
-    Attributes
-    ----------
-    table : str
-        The table's name in SQL.
-    names : sequence of str
-        The columns, in the order of the stream's columns.
-    keys : sequence of str
-        The key columns among them.
-    arrays : list of bool
-        For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
-    """
-
-    table: str
-    names: Sequence[str]
-    keys: Sequence[str]
+    table: str  # the table's name in SQL
+    names: Sequence[str]  # the columns, in the order of the stream's columns
+    keys: Sequence[str]  # the key columns among them
+    #: For each column, True if its lists become PostgreSQL arrays, False if they become JSON.
     arrays: list[bool]
 
 
 class PostgresRows:
     """The writer of one micro-batch's rows.
 
-    Parameters
-    ----------
-    connection : psycopg.Connection
-        A connection with an open transaction.
-    into : Into
-        The table.
-    chunks : callable
-        Yields the rows as `numbered` does; called again if some rows are refused.
-    count : RefusalCount
-        Counts the refused rows.
+    ``connection``: a connection with an open transaction. ``chunks``: yields the rows as `numbered`
+    does; called again if some rows are refused. ``count``: counts the refused rows.
     """
 
     def __init__(

@@ -119,10 +119,7 @@ class PostgresSink(TransactionalSink[PostgresSession]):
     def check(self, sink: str, schema: pa.Schema, case_sensitive: bool = False) -> None:
         """Raise ValueError or TypeError if the table cannot hold the stream's columns.
 
-        Raises
-        ------
-        SinkUnavailable
-            If the database does not answer.
+        Raises SinkUnavailable if the database does not answer.
         """
         what = f"sink {sink!r}"
         check_keys(what, self._target.keys, schema)
@@ -133,12 +130,8 @@ class PostgresSink(TransactionalSink[PostgresSession]):
     def claim(self, sink: str, deployment: str, checkpoint: str) -> None:
         """Create the table of micro-batches if it does not exist.
 
-        Raises
-        ------
-        SinkUnavailable
-            If the database cannot be reached.
-        ValueError
-            If the user may not create it; the message contains the statement to run.
+        Raises SinkUnavailable if the database cannot be reached. Raises ValueError if the user may
+        not create it; the message contains the statement to run.
         """
         self.release(sink, deployment)
         with self._named(sink):
@@ -148,10 +141,8 @@ class PostgresSink(TransactionalSink[PostgresSession]):
     def begin(self, batch: SinkBatch) -> Iterator[PostgresSession]:
         """Begin a transaction. No error shows values of rows; after one, the connection is closed.
 
-        Raises
-        ------
-        SinkUnavailable, psycopg.Error
-            If the database fails, or the table was deleted or lacks a column.
+        Raises SinkUnavailable or psycopg.Error if the database fails, or the table was deleted or
+        lacks a column.
         """
         sink, deployment = batch.sink, batch.deployment
         try:
@@ -185,17 +176,9 @@ class PostgresSink(TransactionalSink[PostgresSession]):
         return Written(found[0], found[1], _unpack(batch, found[2]) if is_same else None)
 
     def write_rows(self, transaction: PostgresSession, batch: SinkBatch) -> SinkRejects | None:
-        """Write the rows.
+        """Write the rows; return those that violate a constraint or do not fit.
 
-        Returns
-        -------
-        SinkRejects or None
-            The rows that violate a constraint or do not fit. All others are written.
-
-        Raises
-        ------
-        TooManyRefused
-            If more than `max_refused` rows are refused. Nothing is written then.
+        Raises TooManyRefused if more than `max_refused` rows are refused. Nothing is written then.
         """
         connection, target = transaction.connection, self._target
         where = f"sink {batch.sink!r}, table {target.table},"

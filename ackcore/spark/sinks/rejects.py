@@ -57,16 +57,8 @@ def too_many_refused(
 class RefusalCount(Generic[E]):
     """The number of rows of a micro-batch that a database has refused, with a limit.
 
-    Parameters
-    ----------
-    where : str
-        The sink and its target.
-    batch_id : int
-        The number of the micro-batch.
-    limit : int
-        The maximum number of refused rows.
-    without_values : callable
-        Returns an error without values of rows.
+    ``where``: the sink and its target. ``limit``: the maximum number of refused rows.
+    ``without_values``: returns an error without values of rows.
     """
 
     def __init__(

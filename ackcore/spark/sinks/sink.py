@@ -323,26 +323,13 @@ def check_sink(
 ) -> None:
     """Refuse a writer that could not write the rows of a stream, before anything runs.
 
-    Parameters
-    ----------
-    name : str
-        The sink's name, for errors.
-    writer : object
-        The writer that was passed to `TopologyBuilder.sink`.
-    schema : pyarrow.Schema or None
-        The stream's schema, or None if it is not known.
-    case_sensitive : bool, default False
-        Whether the session distinguishes columns whose names differ only in case.
-    isolated : bool, default False
-        Whether the topology sets ``isolate`` for it.
+    Raises TypeError if the writer is neither a sink nor a function of (DataFrame, batch id), or
+    cannot be isolated. Raises the errors of `Sink.check`.
 
-    Raises
-    ------
-    TypeError
-        If the writer is neither a sink nor a function of (DataFrame, batch id), or cannot be
-        isolated.
-    Exception
-        The errors of `Sink.check`.
+    ``name``: the sink's name, for errors. ``writer``: the writer that was passed to
+    `TopologyBuilder.sink`. ``schema``: the stream's schema, or None if it is not known.
+    ``case_sensitive``: whether the session distinguishes columns whose names differ only in case.
+    ``isolated``: whether the topology sets ``isolate`` for it.
     """
     if not isinstance(writer, Sink):
         must = f"sink {name!r} must be a function of (DataFrame, batch_id) or a Sink"

@@ -26,28 +26,18 @@ _NO_PLACES: Int64s = np.empty(0, np.int64)
 
 
 class BatchFile(NamedTuple):
-    """A file with rows for a sink; read it with `read_sink_file`.
+    """A file with rows for a sink; read it with `read_sink_file`."""
 
-    Attributes
-    ----------
-    path : str
-        The path of an Arrow IPC stream file that driver and executors can read; a URL in a bucket.
-    rows : int or None
-        The number of rows in the file, including rows that the sink does not get.  None if it was
-        not recorded.
-    refused : numpy.ndarray of int64, optional
-        The places in the file of rows that the sink has refused; sorted.
-    within : tuple of int, optional
-        The first place to read and the end (exclusive), if only a part of the file is to be read.
-    nbytes : int, optional
-        The size of the file in bytes.  None if it was not recorded; the file is then on a file
-        system.
-    """
-
+    #: The path of an Arrow IPC stream file that driver and executors can read; a URL in a bucket.
     path: str
+    #: The number of rows in the file, including rows that the sink does not get.  None if it was
+    #: not recorded.
     rows: int | None
-    refused: Int64s = _NO_PLACES
+    refused: Int64s = _NO_PLACES  # the places in the file of rows that the sink has refused; sorted
+    #: The first place to read and the end (exclusive), if only a part of the file is to be read.
     within: tuple[int, int] | None = None
+    #: The size of the file in bytes.  None if it was not recorded; the file is then on a file
+    #: system.
     nbytes: int | None = None
 
     def of_rows(self) -> RowFile:

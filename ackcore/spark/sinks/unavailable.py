@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 _LONGEST = 500
 _REDACTED = "[redacted]"
-_SHORTEST = 4
+_SHORTEST = 3
 #: Terminal colours in deltalake's errors about a bucket.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 #: The login in an address. It has a colon: ``container`` in ``abfss://container@account`` is none.
@@ -37,16 +37,8 @@ class SinkUnavailable(RuntimeError):
 def unavailable(sink: str, where: str, said: str, way_out: str) -> SinkUnavailable:
     """Return the error.
 
-    Parameters
-    ----------
-    sink : str
-        The sink's name.
-    where : str
-        The sink's target, without secrets: ``table words at host=db dbname=shop``.
-    said : str
-        The cause, without secrets.
-    way_out : str
-        The advice to the user, without a full stop at its end.
+    ``where``: the sink's target, without secrets: ``table words at host=db dbname=shop``. ``said``:
+    the cause, without secrets. ``way_out``: the advice to the user, without a full stop at its end.
     """
     said = " ".join(_COLOURS.sub("", said).split())[:_LONGEST].rstrip(".")
     return SinkUnavailable(f"sink {sink!r}, {where}: {said}. {way_out}")
@@ -98,10 +90,8 @@ def secrets_of(address: str) -> list[str]:
 def shown_message(state: str, message: str, context: str | None) -> str:
     """Return PostgreSQL's error without values of rows.
 
-    Parameters
-    ----------
-    state, message, context : str
-        The error's SQLSTATE, message and context.  The detail is left out, since it shows the row.
+    ``state``, ``message``, ``context``: the error's SQLSTATE, message and context. The detail is
+    left out, since it shows the row.
     """
     if not state.startswith(_OF_VALUES):
         return message

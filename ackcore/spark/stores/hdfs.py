@@ -89,12 +89,8 @@ _LONGEST = 200
 class HdfsStore(NumberedVersions):
     """The store at a URL of HDFS.
 
-    Parameters
-    ----------
-    url : str
-        A URL from `ackcore.spark.stores.opening.store_url`.
-    retry_s : float, default 90.0
-        The time in seconds for which a request is repeated.
+    ``url``: a URL from `ackcore.spark.stores.opening.store_url`. ``retry_s``: the time in seconds
+    for which a request is repeated.
     """
 
     def __init__(self, url: str, retry_s: float = _RETRY_S) -> None:
@@ -274,12 +270,8 @@ class HdfsStore(NumberedVersions):
     def _write(
         self, key: str, path: str, pieces: Callable[[], Iterable[Any]], overwrite: bool
     ) -> None:
-        """Write a file, and rename it to ``path``.
-
-        Raises
-        ------
-        FileExistsError
-            If there is another file, or perhaps this one, by an earlier rename without an answer.
+        """Write a file, and rename it to ``path``. Raises FileExistsError if there is another file,
+        or perhaps this one, by an earlier rename without an answer.
         """
         from hdfs_native import WriteOptions  # noqa: PLC0415 - an extra
 

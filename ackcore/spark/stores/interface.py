@@ -54,19 +54,13 @@ class StoredObject(NamedTuple):
 
 @runtime_checkable
 class Store(Protocol):
-    """Objects by key.  A store can be pickled and used by several threads, and holds no
-    credentials.
-
-    Attributes
-    ----------
-    url : str
-        The place of the store, in a form that can be shown to users.
+    """Objects by key. A store can be pickled and used by several threads, and holds no credentials.
 
     All methods raise `StateError` if the store refuses the operation, `StoreUnavailable` if it
     cannot be reached, and ValueError for an invalid key.
     """
 
-    url: str
+    url: str  # the place of the store, in a form that can be shown to users
 
     def get(self, key: str) -> Stored | None:
         """Return an object, or None if it does not exist."""
@@ -87,59 +81,29 @@ class Store(Protocol):
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> str:
         """Write an object, and return its version.
 
-        Parameters
-        ----------
-        key : str
-            The object's key.
-        data : bytes
-            The object's content.
-        if_absent : bool, default False
-            Write only if no object has this key.
+        Raises StoreConflict if the condition does not hold, and the stored object differs from
+        ``data``.
 
-        Raises
-        ------
-        StoreConflict
-            If the condition does not hold, and the stored object differs from ``data``.
+        ``if_absent``: write only if no object has this key.
         """
 
     def replace(self, key: str, data: bytes, version: str | None) -> str:
         """Replace one version of an object, and return the new version.
 
-        An object that was written by `replace` once must be written by `replace` only.
+        An object that was written by `replace` once must be written by `replace` only. Raises
+        StoreConflict if the store has another version, and its bytes differ from ``data``.
 
-        Parameters
-        ----------
-        key : str
-            The object's key.
-        data : bytes
-            The object's new content.
-        version : str or None
-            The current version, from `get` or `replace`; None if there is no object yet.
-
-        Raises
-        ------
-        StoreConflict
-            If the store has another version, and its bytes differ from ``data``.
+        ``version``: the current version, from `get` or `replace`; None if there is no object yet.
         """
 
     def put_file(self, key: str, path: Path, *, if_absent: bool = False) -> None:
         """Write an object of any size from a local file, and remove the file.
 
-        Parameters
-        ----------
-        key : str
-            The object's key.
-        path : Path
-            The local file.
-        if_absent : bool, default False
-            Write only if no object has this key, like `put`.  For a file of more than 64 MiB a
-            bucket is checked before the object gets its name, not at that moment.
+        Raises StoreConflict if there is such an object, and it differs from the file or the file is
+        larger than 64 MiB.
 
-        Raises
-        ------
-        StoreConflict
-            If there is such an object, and it differs from the file or the file is larger than 64
-            MiB.
+        ``if_absent``: write only if no object has this key, like `put`. For a file of more than 64
+        MiB a bucket is checked before the object gets its name, not at that moment.
         """
 
     def list(self, prefix: str = "") -> list[StoredObject]:
@@ -152,10 +116,7 @@ class Store(Protocol):
 def version_if_equal(place: str | os.PathLike[str], found: Stored | None, data: bytes) -> str:
     """Return the version of the stored object if it equals the bytes of a refused put.
 
-    Raises
-    ------
-    StoreConflict
-        If the object differs, or does not exist.
+    Raises StoreConflict if the object differs, or does not exist.
     """
     if found is not None and found.data == data:
         return found.version
@@ -164,13 +125,7 @@ def version_if_equal(place: str | os.PathLike[str], found: Stored | None, data: 
 
 
 def checked_key(key: str) -> str:
-    """Return a valid key unchanged.
-
-    Raises
-    ------
-    ValueError
-        If the key is invalid.
-    """
+    """Return a valid key unchanged. Raises ValueError if the key is invalid."""
     parts = key.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(

@@ -50,10 +50,7 @@ _ABANDONED_S = 3600
 class LocalStore(NumberedVersions):
     """The store of a directory, which the first put creates.
 
-    Parameters
-    ----------
-    root : Path
-        The directory, as an absolute path.
+    ``root``: the directory, as an absolute path.
     """
 
     def __init__(self, root: Path) -> None:

@@ -41,21 +41,9 @@ class ObjectJournal:
     """Answers by key, shared by all processes that open the same place. Threads may share one
     journal.
 
-    Parameters
-    ----------
-    store : Store
-        The bucket.
-    below : str
-        The prefix of the keys of its objects.
-    context : bytes
-        16 bytes that identify the calls.  Segments with another context are ignored.
-
-    Raises
-    ------
-    ValueError
-        If the context has another size.
-    StateError
-        If the bucket cannot be read.
+    ``below``: the prefix of the keys of its objects. ``context``: 16 bytes that identify the calls.
+    Segments with another context are ignored. Raises ValueError if the context has another size,
+    and StateError if the bucket cannot be read.
     """
 
     def __init__(self, store: Store, below: str, context: bytes) -> None:
@@ -79,10 +67,7 @@ class ObjectJournal:
     def get(self, key: bytes) -> bytes | None:
         """Return the answer to a key, None if none is known.
 
-        Raises
-        ------
-        StateError
-            If the bucket cannot be read.
+        Raises StateError if the bucket cannot be read.
         """
         data = self._known(key)
         if data is None and time.monotonic() - self._looked_s > _EVERY_S:
@@ -105,12 +90,8 @@ class ObjectJournal:
     def append(self, key: bytes, data: bytes) -> None:
         """Add an answer, which may turn out not to be the first one.
 
-        Raises
-        ------
-        ValueError
-            If the key has another size, or the answer is too large.
-        StateError
-            If more than 16 MiB of answers are in memory and cannot be put.
+        Raises ValueError if the key has another size, or the answer is too large. Raises StateError
+        if more than 16 MiB of answers are in memory and cannot be put.
         """
         check_entry(key, data)
         with self._lock:
@@ -138,10 +119,7 @@ class ObjectJournal:
     def sync(self) -> None:
         """Put the appended answers, and agree with all other processes on the answers that count.
 
-        Raises
-        ------
-        StateError
-            If the answers cannot be put.
+        Raises StateError if the answers cannot be put.
         """
         with self._moving:
             with self._lock:

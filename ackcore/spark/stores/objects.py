@@ -80,12 +80,8 @@ _CREDENTIALS = {
 class ObjectStore:
     """The store at the URL of a bucket.
 
-    Parameters
-    ----------
-    url : str
-        A URL from `ackcore.spark.stores.opening.store_url`.
-    retry : dict, optional
-        obstore's settings for repeated requests.
+    ``url``: a URL from `ackcore.spark.stores.opening.store_url`. ``retry``: obstore's settings for
+    repeated requests.
     """
 
     def __init__(self, url: str, retry: obstore.store.RetryConfig | None = None) -> None:

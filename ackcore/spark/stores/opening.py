@@ -41,13 +41,8 @@ def is_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def store_url(url: str, argument: str) -> str:
-    """Return a bucket's URL in its normal form, which records and messages use.
-
-    Raises
-    ------
-    ValueError
-        If ``url`` is not the URL of a bucket, names no place in a bucket, or holds a possible
-        secret.
+    """Return a bucket's URL in its normal form, which records and messages use. Raises ValueError
+    if ``url`` is not the URL of a bucket, names no place in a bucket, or holds a possible secret.
     """
     found = _URL.match(url)
     if found is None or found[1].lower() not in _BUCKETS:
@@ -81,10 +76,7 @@ def store_url(url: str, argument: str) -> str:
 def place_of(path: str | os.PathLike[str], argument: str) -> str:
     """Return an absolute path, or a bucket's URL in its normal form.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If ``path`` is neither a path nor the URL of a bucket.
+    Raises ValueError or TypeError if ``path`` is neither a path nor the URL of a bucket.
     """
     if isinstance(path, str) and is_bucket(path):
         return store_url(path, argument)
@@ -99,10 +91,7 @@ def store_at(url: str) -> ObjectStore | HdfsStore:
 def open_store(path: str | os.PathLike[str], argument: str) -> Store:
     """Return the store of a path or of a bucket's URL. This sends no request yet.
 
-    Raises
-    ------
-    ValueError, TypeError
-        If ``path`` is neither a path nor the URL of a bucket.
+    Raises ValueError or TypeError if ``path`` is neither a path nor the URL of a bucket.
     """
     if isinstance(path, str) and is_bucket(path):
         return store_at(store_url(path, argument))

@@ -82,17 +82,9 @@ def publish(made: str, directory: Place, name: str, *, synced: bool = True) -> N
     """Move a finished file to its name in a directory. The file ``made`` no longer exists
     afterwards.
 
-    Parameters
-    ----------
-    made : str
-        The file, in `made_in(directory)`.
-    directory : path
-        The target directory.
-    name : str
-        The file's name in the target directory.
-    synced : bool, default True
-        Whether to sync the directory, so that the name survives a crash of the machine. A decision
-        may name only synced files.
+    ``made``: the file, in `made_in(directory)`. ``name``: the file's name in the target directory.
+    ``synced``: whether to sync the directory, so that the name survives a crash of the machine. A
+    decision may name only synced files.
     """
     if is_bucket(directory):
         store, key = object_at(os.path.join(directory, name))
@@ -109,11 +101,6 @@ class Workshop:
 
     For a file system it is the target directory itself.  For a bucket it is a local directory that
     no other process writes to.
-
-    Parameters
-    ----------
-    directory : path
-        The target directory.
     """
 
     def __init__(self, directory: Place) -> None:
@@ -155,14 +142,8 @@ def making_in(directory: Place) -> Iterator[Path]:
 
 
 def read_file(path: Place) -> pa.Buffer:
-    """Return the bytes of a file, memory-mapped where possible.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file does not exist.
-    OSError, StateError
-        If the file cannot be read.
+    """Return the bytes of a file, memory-mapped where possible. Raises FileNotFoundError if the
+    file does not exist. Raises OSError or StateError if the file cannot be read.
     """
     if not is_bucket(path):
         with pa.memory_map(os.fspath(path)) as source:
@@ -191,14 +172,8 @@ def read_table_at(path: Place, *, way_out: str = WAY_OUT) -> pa.Table:
 
 
 def read_run_table(path: Place) -> pa.Table:
-    """Read a table that a task wrote in a run without a decision.
-
-    Raises
-    ------
-    RowFileDamaged
-        If the file is damaged or missing: the run must be repeated.
-    StateError
-        If the file cannot be read.
+    """Read a table that a task wrote in a run without a decision. Raises RowFileDamaged if the file
+    is damaged or missing: the run must be repeated. Raises StateError if the file cannot be read.
     """
     try:
         return read_table_at(path, way_out=RUN_AGAIN)
@@ -209,12 +184,7 @@ def read_run_table(path: Place) -> pa.Table:
 class RecordFile:
     """A record that only the driver that read its current version can replace, as a whole.
 
-    Parameters
-    ----------
-    path : path
-        The place of the record.
-    name : str
-        The name that the record's content must state.
+    ``path``: the place of the record. ``name``: the name that the record's content must state.
     """
 
     def __init__(self, path: Place, name: str) -> None:
@@ -232,10 +202,7 @@ class RecordFile:
     def replace(self, body: Mapping[str, Any]) -> None:
         """Replace the version that `read` found.
 
-        Raises
-        ------
-        CheckpointInUse
-            If another driver has written the record since, or has taken over.
+        Raises CheckpointInUse if another driver has written the record since, or has taken over.
         """
         check_fence()
         data = record_bytes(self._name, body)
@@ -260,13 +227,8 @@ def adopt_object(place: Place, store: Store, key: str, *, named: bool = True) ->
     bytes.
 
     On a file system this is a link. In a bucket the server copies the object itself, in HDFS this
-    process does.
-    With ``named=False`` the name on a file system is durable only once its directory is synced.
-
-    Raises
-    ------
-    StateError
-        If the file no longer exists.
+    process does. With ``named=False`` the name on a file system is durable only once its directory
+    is synced. Raises StateError if the file no longer exists.
     """
     if isinstance(store, LocalStore):
         return store.link(Path(place), key, named=named)

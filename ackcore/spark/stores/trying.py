@@ -21,17 +21,10 @@ _AT_ONCE = 8
 def tried(url: str) -> Iterator[tuple[str, bool, str]]:
     """Yield the name of each check, whether it passed, and its finding as text.
 
-    Parameters
-    ----------
-    url : str
-        The URL of a checkpoint, which need not exist yet.
+    Raises ValueError if ``url`` is not the URL of a bucket. Raises StateError if the bucket cannot
+    be read or written at all.
 
-    Raises
-    ------
-    ValueError
-        If ``url`` is not the URL of a bucket.
-    StateError
-        If the bucket cannot be read or written at all.
+    ``url``: the URL of a checkpoint, which need not exist yet.
     """
     store = open_store(url, "checkpoint")
     key = f"ackcore-doctor/{secrets.token_hex(8)}"

@@ -45,6 +45,8 @@ class TableFold:
         self._shape = shape
         self._number = number
         self._now_ms = now_ms
+        #: The time at which rows with a ttl may have expired.
+        self._horizon_ms = now_ms
 
     def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
         """Return the table after the micro-batch; its segments are written durably.
@@ -64,39 +66,44 @@ class TableFold:
             If a file with rows or a segment is missing or damaged.
         """
         try:
-            new, changed = self._fold(before.segments, rows, nonacked)
+            new, states = self._states(before.segments, rows, nonacked)
         except RowFileDamaged as damage:
             raise CheckpointCorrupt(str(damage)) from damage
+        changed = (self._put([states], 0, HASH_END),) if len(states) else ()
         segments = (*changed, *self._compacted(before.segments))
         structure = self._shape.structure()
         gone = before.structure["aggregates"].keys() - structure["aggregates"].keys()
         count = before.rows + new
-        if self._shape.ttl_s is not None:
+        if self._shape.expires:
             # Rows that expired are not subtracted: merges drop them.
             count = min(count, sum(segment.rows for segment in segments))
         return TableState(
             structure,
-            self._now_ms,
+            self._horizon_ms,
             count,
             segments,
             changed,
             tuple(sorted({*before.removed, *gone})),
         )
 
-    def _fold(
+    def _states(
         self, before: Sequence[SegmentInfo], rows: Sequence[BatchFile], nonacked: Int64s
-    ) -> tuple[int, tuple[SegmentInfo, ...]]:
-        """Return the number of new rows, and the segments with the changed rows."""
+    ) -> tuple[int, pa.Table]:
+        """Return the number of new rows, and all rows that the micro-batch changed."""
         shape = self._shape
         partial = fold_rows(shape, read_all(rows, nonacked), self._now_ms)
         if not len(partial):
-            return 0, ()
-        older = TableReader(
-            shape, opened_segments(self._files, shape, before), self._now_ms
-        ).lookup(partial.select(shape.key_names))
-        known = older.filter(pc.is_valid(older[HASH]))
+            return 0, partial
+        older = TableReader(shape, opened_segments(self._files, shape, before), self._horizon_ms)
+        return self._merge(older, partial)
+
+    def _merge(self, older: TableReader, partial: pa.Table) -> tuple[int, pa.Table]:
+        """Return the number of new rows, and all rows that the micro-batch changed."""
+        shape = self._shape
+        found = older.lookup(partial.select(shape.key_names))
+        known = found.filter(pc.is_valid(found[HASH]))
         states = merge_states(shape, known, partial)
-        return len(states) - len(known), (self._put([states], 0, HASH_END),)
+        return len(states) - len(known), states
 
     def _compacted(self, segments: tuple[SegmentInfo, ...]) -> tuple[SegmentInfo, ...]:
         """Return the segments, merged as far as is due; without those that have no rows."""
@@ -111,7 +118,7 @@ class TableFold:
     def _merged(self, merge: SegmentMerge) -> SegmentInfo:
         shape = self._shape
         segments = opened_segments(self._files, shape, merge.segments)
-        horizon = self._now_ms if merge.into_base else None
+        horizon = self._horizon_ms if merge.into_base else None
         return self._put(
             merged_rows(shape, segments, merge.lo, merge.hi, horizon), merge.lo, merge.hi
         )

@@ -20,10 +20,11 @@ import pyarrow as pa
 from ackcore._arrow import bytes_before, end_within, offsets_of
 from ackcore._files.journal import Journal, JournalAnswers
 from ackcore._records import Int64s
-from ackcore.calls.budgets import largest_costs
+from ackcore.calls.usage import UsageCounts, largest_sums
 from ackcore.ids import edge_ids
 from ackcore.spark.stores.object_journal import ObjectJournal
 from ackcore.spark.stores.opening import is_bucket, open_store
+from ackcore.spark.tasks.dedup_executor import DedupExecutor, SeenKeys
 from ackcore.spark.tasks.expected_rows import ExpectedRows
 from ackcore.spark.tasks.inflight_markers import TaskAttempt
 from ackcore.spark.tasks.ledger_rows import LedgerRows
@@ -41,6 +42,7 @@ from ackcore.spark.tasks.tracking import (
     running_counts,
 )
 from ackcore.topology.components import output_streams
+from ackcore.topology.dedup import DUPLICATES, DedupBolt
 from ackcore.topology.executors import Executor
 from ackcore.topology.journaled_executor import Answers, context_of
 from ackcore.topology.table_views import TableView
@@ -178,6 +180,8 @@ class Bolts:
         self.raised: dict[str, Raised] = defaultdict(Raised)
         #: The number of times that a circuit breaker opened.
         self.breaker_trips = 0
+        #: The usage that the calls of each bolt reported.
+        self.usage: dict[str, UsageCounts] = defaultdict(UsageCounts)
         #: The number of tuples that components emitted to streams with readers, including those of
         #: calls that were repeated for parts of a batch.
         self.emitted: dict[str, Counter[str]] = defaultdict(Counter)
@@ -214,8 +218,10 @@ class Bolts:
         bolt.open_rows.append(OpenRows(bolt.next, bare, self._chunks.groups))
         bolt.next += len(rows)
         started_ns = time.time_ns() if self.tracer is not None else 0
+        of = self._spec.components.get(source)
+        shown = of.spout if isinstance(of, DedupBolt) else source
         with self._time_limit.on(target):
-            results = bolt.executor.process(source, stream, rows.batch, rows.identity)
+            results = bolt.executor.process(shown, stream, rows.batch, rows.identity)
         if self.tracer is not None:
             took_ns = time.time_ns() - started_ns
             self.tracer.step(target, rows, started_ns, took_ns, len(rows))
@@ -226,6 +232,10 @@ class Bolts:
 
     def _executor(self, name: str) -> Executor:
         component = self._spec.components[name]
+        if isinstance(component, DedupBolt):
+            keys = self._spec.tables[name].reader()
+            assert isinstance(keys, SeenKeys)
+            return DedupExecutor(component, keys)
         return self._spec.make_executor(
             name,
             component,
@@ -271,7 +281,7 @@ class Bolts:
             if self._spec.budget(name) is not None:
                 budget = self._answers_of(name).budget
                 assert budget is not None
-                found[name] = largest_costs(budget.by_key)
+                found[name] = largest_sums(budget.by_key)
         return found
 
     def close(self) -> None:
@@ -286,6 +296,8 @@ class Bolts:
         if results.raised is not None:
             self.raised[bolt.name] += results.raised
         self.breaker_trips += results.breaker_trips
+        if results.used is not None:
+            self.usage[bolt.name].add(results.used)
         layout = self._spec.layout
         for emission in results.emissions:
             stream = emission.stream
@@ -294,6 +306,8 @@ class Bolts:
                 with_identity = any(sub.target in layout.needs_identity for sub in subscriptions)
                 for rows in _cut(bolt.anchored(emission, with_identity)):
                     self.deliver(bolt.name, stream, rows)
+            elif stream == DUPLICATES and isinstance(self._spec.components[bolt.name], DedupBolt):
+                self.emitted[bolt.name][stream] += len(emission.batch)
 
     def _fail(self, bolt: BoltInstance, failure: FailedInputs) -> None:
         reasons = failure.reasons

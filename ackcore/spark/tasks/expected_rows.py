@@ -12,6 +12,7 @@ from ackcore.spark.tasks.spec import TaskSpec
 from ackcore.spark.tasks.time_limit import TimeLimit
 from ackcore.spark.tasks.tracking import AnchoredRows, some_rows
 from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.expectations import WrongResult
 from ackcore.topology.tuples import Reason
 
 #: The error type of dead letters: the name of the exception of ``on_fail="fail"``.
@@ -37,7 +38,8 @@ class ExpectedRows:
         tuples that met it and that did not, as ``{"passed": 3, "failed": 1}``.
     fatal : str or None
         The description of the first tuple that did not meet an expectation with
-        ``on_fail="fail"``. The run will be refused, so the task passes on no more rows.
+        ``on_fail="fail"``, or of a function with a wrong result. The run will be refused, so the
+        task passes on no more rows.
     """
 
     def __init__(self, spec: TaskSpec, time_limit: TimeLimit, ledger_rows: LedgerRows) -> None:
@@ -54,8 +56,13 @@ class ExpectedRows:
         dead: dict[int, Reason] = {}
         dropped: list[Int64s] = []
         counts = self.counts[source if stream == DEFAULT_STREAM else f"{source}.{stream}"]
-        with self._time_limit.on(source):
-            failed = [check.failed(rows.batch) for check in checks]
+        none = np.empty(0, np.int64)
+        try:
+            with self._time_limit.on(source):
+                failed = [check.failed(rows.batch) for check in checks]
+        except WrongResult as error:  # a mistake in the function, not in a row
+            self.fatal = f"{error} (emitted by {source!r})"
+            return some_rows(rows, none)
         for check, (places, errors) in zip(checks, failed, strict=True):
             count = counts.setdefault(check.name, {"passed": 0, "failed": 0})
             count["passed"] += n - len(places)
@@ -63,8 +70,9 @@ class ExpectedRows:
             if not len(places):
                 continue
             if check.on_fail == "drop":
-                dropped.append(places)
-                continue
+                raised = np.isin(places, np.fromiter(errors, np.int64, len(errors)))
+                dropped.append(places[~raised])
+                places = places[raised]  # an error must be visible
             if check.on_fail == "fail":
                 if self.fatal is None:
                     (text,) = check.reasons(rows.batch, places[:1], errors)
@@ -76,7 +84,7 @@ class ExpectedRows:
             ):
                 dead[place] = Reason.of(source, text, final=True)._replace(type=_ERROR_TYPE)
         if self.fatal is not None:
-            return some_rows(rows, np.empty(0, np.int64))
+            return some_rows(rows, none)
         if dropped:
             gone = np.setdiff1d(np.concatenate(dropped), np.fromiter(dead, np.int64, len(dead)))
             kept = np.delete(np.arange(n), gone)

@@ -84,7 +84,8 @@ class SpoutSpec:
     other spout shares.  ``decode`` makes the emitted rows in each attempt;
     waiting and dead records are stored undecoded.  New rows at ``refused`` offsets fail.  If the
     spout is ``ordered_by`` columns, new rows with ``blocked`` key hashes fail as well.  Records in
-    ``tried`` begin with their earlier attempts.
+    ``tried`` begin with their earlier attempts.  ``number_column`` is the column of `NUMBERS` that
+    its waiting records have.
     """
 
     name: str
@@ -101,6 +102,7 @@ class SpoutSpec:
     ordered_by: tuple[str, ...] = ()
     blocked: Int64s | None = None
     tried: tuple[Tried, ...] = ()
+    number_column: str | None = None
 
     def key_hashes(self, batch: pa.RecordBatch) -> tuple[Int64s, npt.NDArray[np.bool_]]:
         """Return the hash of each record's key, and whether the record has a key."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from ackcore._records import Int64s
 from ackcore.spark.base.arrow_batches import Batches
 from ackcore.spark.base.reasons import Reasons, one_array
-from ackcore.spark.base.schemas import ATTEMPT, ORDER
+from ackcore.spark.base.schemas import ATTEMPT
 from ackcore.spark.stores.run_files import read_table_at
 from ackcore.spark.tasks.failed_rows import Rules
 from ackcore.spark.tasks.failed_writer import FailedWriter
@@ -147,7 +147,7 @@ class JudgedPicks:
     number : int
         The number of the micro-batch.
     failed : pyarrow.Table or str
-        Sorted roots, their reasons and, if spouts are ordered, `ORDER`; or a file of this table.
+        Sorted roots, their reasons and, if spouts need them, numbers; or a file of this table.
     """
 
     def __init__(self, rules: Rules, directory: str, number: int, failed: pa.Table | str) -> None:
@@ -162,9 +162,10 @@ class JudgedPicks:
         lost = pick(some, {some.source.name: self._roots}, {}, self._number)
         if len(lost):
             at = pa.array(np.searchsorted(self._roots, lost.column(ROOT_ID).to_numpy()))
-            if some.source.ordered_by and ORDER in self._failed.column_names:
-                numbers = one_array(self._failed[ORDER].take(at))
-                lost = lost.append_column(pa.field(ORDER, pa.int64()), numbers)
+            number = some.source.number_column
+            if number is not None and number in self._failed.column_names:
+                numbers = one_array(self._failed[number].take(at))
+                lost = lost.append_column(pa.field(number, pa.int64()), numbers)
             self._writer.write(some, lost, Reasons.of_texts(self._failed["reason"].take(at)))
 
     def finish(self) -> tuple[dict[str, Any], list[pa.Table]]:

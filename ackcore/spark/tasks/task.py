@@ -182,6 +182,7 @@ class Task:
         report["expectations"] = self._bolts.expected.counts
         report["unexpected"] = self._bolts.expected.fatal
         report["spent"] = self._bolts.spent()
+        report["used"] = {name: used.to_json() for name, used in self._bolts.usage.items()}
         report["kept"] = self.kept
         if self.tracer is not None:
             report["trace"] = self.tracer.to_json()

@@ -1,0 +1,207 @@
+"""The tokens and the money that calls report as used, and their sums by key."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ackcore.flow.numbers import real
+
+#: More tokens of a report are refused as mistakes: their key would wait for ever.
+_MOST_TOKENS = 1e9
+#: Larger costs are refused as mistakes.
+MOST_COST = 1e15
+#: The most keys that a report names.
+MOST_KEYS = 100
+#: The key of a report that has the sum of all other keys.
+OTHER_KEYS = "(other keys)"
+#: The keys that a task keeps apart when it has twice as many.
+KEPT_SUMS = 1000
+_KEY_CHARS = 200  # longer keys of a limit are cut
+
+
+def largest_sums(sums: Mapping[str, float], most: int = MOST_KEYS) -> dict[str, float]:
+    """Return the largest sums by key, and the sum of the others as `OTHER_KEYS`."""
+    others = sums.get(OTHER_KEYS, 0.0)
+    named = sorted((-amount, key) for key, amount in sums.items() if key != OTHER_KEYS)
+    found = {key: -amount for amount, key in named[:most]}
+    others -= sum(amount for amount, _ in named[most:])
+    return found | ({OTHER_KEYS: others} if others else {})
+
+
+def text_of(key: Hashable) -> str:
+    """Return the text of a key of a limit, for reports."""
+    try:
+        return str(key)[:_KEY_CHARS]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # user code, after the call was paid
+        return type(key).__name__
+
+
+class KeySums(dict[str, float]):
+    """Sums by key of at most twice `KEPT_SUMS` keys; those of small keys are in `OTHER_KEYS`."""
+
+    def add(self, key: str, amount: float) -> None:
+        """Add an amount to the sum of a key."""
+        self[key] = self.get(key, 0.0) + amount
+        if len(self) > 2 * KEPT_SUMS:
+            kept = largest_sums(self, KEPT_SUMS)
+            self.clear()
+            self.update(kept)
+
+
+@dataclass
+class UsageCounts:
+    """The usage that calls reported.
+
+    Attributes
+    ----------
+    answered : int
+        Calls that returned.
+    with_tokens, with_cost : int
+        Calls that reported tokens, and a cost.
+    late : int
+        Reports after the end of their call, which were refused.
+    tokens : KeySums
+        The reported tokens by key of the limit; the key is "" without ``per``.
+    """
+
+    answered: int = 0
+    with_tokens: int = 0
+    with_cost: int = 0
+    late: int = 0
+    tokens: KeySums = field(default_factory=KeySums)
+
+    def add(self, other: UsageCounts) -> None:
+        """Add other counts to these."""
+        self.answered += other.answered
+        self.with_tokens += other.with_tokens
+        self.with_cost += other.with_cost
+        self.late += other.late
+        for key, tokens in other.tokens.items():
+            self.tokens.add(key, tokens)
+
+    def taken(self) -> UsageCounts:
+        """Return the counts, and begin again at 0."""
+        found = replace(self)
+        self.answered = self.with_tokens = self.with_cost = self.late = 0
+        self.tokens = KeySums()
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-compatible value with the largest keys."""
+        return vars(self) | {"tokens": largest_sums(self.tokens)}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> UsageCounts:
+        """Read the result of `to_json`."""
+        return cls(**found | {"tokens": KeySums(found["tokens"])})
+
+
+class Usage:
+    """The tokens and the cost that one call has reported.
+
+    Parameters
+    ----------
+    key : str
+        The key of the limit that the call belongs to.
+    counts : UsageCounts
+        The counts of the task.
+    """
+
+    __slots__ = ("_counts", "_ended", "cost", "key", "tokens")
+
+    def __init__(self, key: str, counts: UsageCounts) -> None:
+        self.key = key
+        self.tokens: float | None = None
+        self.cost: float | None = None
+        self._counts = counts
+        self._ended = False
+
+    def report(self, tokens: float | None, cost: float | None) -> None:
+        """Add a report.
+
+        Raises
+        ------
+        RuntimeError
+            If the call has ended.
+        """
+        if self._ended:
+            self._counts.late += 1
+            raise RuntimeError(
+                "used() must be called before its call ends, got a report of "
+                f"tokens={tokens}, cost={cost} after that, which does not count; await, or join, "
+                "all that the call starts before it returns"
+            )
+        if tokens is not None:
+            self.tokens = (self.tokens or 0.0) + tokens
+        if cost is not None:
+            self.cost = (self.cost or 0.0) + cost
+
+    def close(self) -> None:
+        """Refuse further reports."""
+        self._ended = True
+
+    def end(self, answered: bool) -> None:
+        """Count the call, and refuse further reports."""
+        self.close()
+        counts = self._counts
+        counts.answered += answered
+        counts.with_cost += self.cost is not None
+        if self.tokens is not None:
+            counts.with_tokens += 1
+            counts.tokens.add(self.key, self.tokens)
+
+
+#: The usage of the call that is running; None if neither tokens nor cost are limited.
+USAGE: ContextVar[Usage | None] = ContextVar("ackcore.calls.usage", default=None)
+
+
+def used(*, tokens: float | None = None, cost: float | None = None) -> None:
+    """Report the tokens that the running call has used, such as those of a language model, or the
+    money that it has cost.
+
+    Call it in an `AsyncBolt`, or in a function of `attempt` or `guard`, also in a thread or
+    coroutine that `asyncio` starts for the call. Several reports of a call add up. It has no effect
+    without a `RateLimit` with ``tokens_per_min`` or ``cost_per_run``. If a failed call costs money,
+    report the cost before you raise the exception.
+
+    Parameters
+    ----------
+    tokens : number, optional
+        At least 0, at most a billion. Numbers of numpy and `decimal.Decimal` are converted to
+        float.
+    cost : number, optional
+        At least 0, at most 1e15, in the unit of ``cost_per_run``.
+
+    Raises
+    ------
+    TypeError
+        If one is not a number, or both are missing.
+    ValueError
+        If one is out of range.
+    RuntimeError
+        If the call has ended, for example by a timeout that its thread outlived. The report does
+        not count.
+    """
+    report(USAGE.get(), tokens, cost)
+
+
+def report(usage: Usage | None, tokens: Any, cost: Any) -> None:
+    """Check a report, and add it to the usage of a call, if there is one; see `used`."""
+    if tokens is None and cost is None:
+        raise TypeError("used() needs tokens=... or cost=..., got neither")
+    some = (("tokens", tokens, _MOST_TOKENS), ("cost", cost, MOST_COST))
+    found = [None if given is None else _amount(given, name, most) for name, given, most in some]
+    if usage is not None:
+        usage.report(*found)
+
+
+def _amount(given: Any, name: str, most: float) -> float:
+    amount = real(given, name)
+    if not 0 <= amount <= most:
+        raise ValueError(f"{name} must be in 0..{most:.0f}, got {given}")
+    return amount

@@ -1,0 +1,109 @@
+"""Copies of a spout's records: they wait behind the first that waits, and for no dead one.
+
+A waiting record of a spout with ``dedup`` has the hash of its key (`DEDUP_KEY`), once it has come
+to the bolt of ``dedup``.  A due record behind one that waits longer, and was seen first, continues
+to wait.  New records with the key of a waiting record wait too: the bolt gets these keys.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._records import Int64s
+from ackcore.spark.base.reasons import BEHIND
+from ackcore.spark.base.root_ids import Bools
+from ackcore.spark.base.schemas import DEDUP_KEY, DUE_MS, FIRST_MS, REASON, SinkFile
+from ackcore.spark.checkpoint.decisions import Retries
+from ackcore.spark.checkpoint.waiting import Fit
+from ackcore.spark.engine.key_order import Waits, until, with_column
+from ackcore.spark.tasks.dedup_executor import key_columns
+from ackcore.spark.tasks.row_files import ROOT, RowFile, among, read_rows
+from ackcore.tables.key_groups import UInt64s, hashes_of
+from ackcore.topology.dedup import SEEN
+from ackcore.topology.parts import Spout
+
+
+def held_copies(
+    retries: Retries, spouts: Iterable[str], fit: Fit
+) -> tuple[Retries, dict[str, UInt64s]]:
+    """Hold back due records behind waiting ones of their keys.
+
+    Returns
+    -------
+    Retries
+        The new split.
+    dict of str to numpy.ndarray of uint64
+        By spout, the sorted hashes of the keys for which a record waits and none is due.
+    """
+    due, rest, waiting = dict(retries.due), retries.rest, {}
+    for spout in spouts:
+        parts = [np.empty((3, 0), np.int64)]
+        for table in rest.tables(spout):
+            table = fit(spout, table)
+            keys, numbers, known = _numbers(table)
+            parts.append(np.stack([keys, numbers, table[DUE_MS].to_numpy()])[:, known])
+        waits = Waits(*np.concatenate(parts, axis=1))
+        tried, due_keys = due.pop(spout, None), waits.keys[:0]
+        if tried is not None:
+            keys, numbers, known = _numbers(tried)
+            times = until(waits, keys, numbers, known)
+            held = times >= 0
+            if held.any():
+                later = np.maximum(times[held], tried[DUE_MS].to_numpy()[held])
+                rest = rest.plus(spout, with_column(tried.filter(pa.array(held)), DUE_MS, later))
+            tried = tried.filter(pa.array(~held))
+            if len(tried):
+                due[spout] = tried
+            due_keys = keys[known & ~held]
+        waiting[spout] = np.sort(np.setdiff1d(waits.keys, due_keys).view(np.uint64))
+    return retries._replace(due=due, rest=rest), waiting
+
+
+def _numbers(table: pa.Table) -> tuple[Int64s, Int64s, Bools]:
+    """Return each record's key, its number in the order of copies, and whether the key is known.
+
+    Copies of one micro-batch were first seen at one time; the one that ran comes first.
+    """
+    keys = table[DEDUP_KEY]
+    behind = pc.equal(pc.struct_field(table[REASON], "type"), BEHIND.type).to_numpy()
+    numbers = 2 * table[FIRST_MS].to_numpy() + behind
+    return keys.fill_null(0).to_numpy(), numbers, keys.is_valid().to_numpy()
+
+
+def with_dedup_keys(
+    failed: pa.Table, files: Iterable[SinkFile], directory: str, spouts: Iterable[Spout]
+) -> pa.Table:
+    """Return the failures with the hash of each one's key, in `DEDUP_KEY`; null if unknown.
+
+    Parameters
+    ----------
+    failed : pyarrow.Table
+        The failures, with the column ``root_id``.
+    files : iterable of SinkFile
+        The files that the run wrote into ``directory``, among them those with keys.
+    directory : str
+        The directory.
+    spouts : iterable of Spout
+        The spouts with ``dedup``.
+    """
+    sought = np.sort(failed["root_id"].to_numpy())
+    columns = {spout.emitter: spout.dedup.columns for spout in spouts if spout.dedup is not None}
+    roots, keys = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for file in files:
+        if file.component not in columns or file.stream != SEEN:
+            continue
+        path = os.path.join(directory, file.path)
+        for batch in read_rows(RowFile(path, file.rows, file.nbytes)):
+            wanted = among(batch.column(ROOT).to_numpy(), sought)
+            rows = batch.filter(pa.array(wanted))
+            arrays = key_columns([rows.column(name) for name in columns[file.component]])
+            roots.append(rows.column(ROOT).to_numpy())
+            keys.append(hashes_of(arrays, len(rows)).view(np.int64))
+    known = pa.array(np.concatenate(roots))
+    at = pc.index_in(failed["root_id"], value_set=known)
+    return failed.append_column(DEDUP_KEY, pa.array(np.concatenate(keys)).take(at.combine_chunks()))

@@ -1,0 +1,248 @@
+"""Late records: those with a row whose window had closed before the record was first read.
+
+A late record fails for good after the run, like a record that a bolt rejects: it is a dead letter,
+and no row of it is in a sink or a table.  So is a record with a row without a usable time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._records import Int64s
+from ackcore.spark.base.reasons import FAILED
+from ackcore.spark.base.schemas import FIRST_MS, SinkFile
+from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.sinks.sink_batch import BatchFile, read_with_roots
+from ackcore.spark.tasks.record_ids import RETRIES, positions_of
+from ackcore.tables.key_groups import Bools
+from ackcore.tables.time_windows import Window
+from ackcore.tables.watermarks import EVER, NEVER, WindowWatermarks
+from ackcore.topology.parts import Parts, TableSpec
+from ackcore.topology.tuples import Reason
+
+_log = logging.getLogger("ackcore")
+
+
+@dataclass(frozen=True)
+class ReadRecords:
+    """The records of a run, by their root ids.
+
+    Attributes
+    ----------
+    keys : mapping from str to int
+        The key of the root ids of each tracked spout.
+    read : mapping from int to mapping from str to int
+        By partition and spout, the number of new records.
+    due : mapping from str to pyarrow.Table
+        By spout, the retried records.
+    """
+
+    keys: Mapping[str, int]
+    read: Mapping[int, Mapping[str, int]]
+    due: Mapping[str, pa.Table]
+
+    def owners(self, roots: Int64s) -> Int64s:
+        """Return the number of the spout of each root; -1 for a root that is of none."""
+        if len(self.keys) == 1:
+            return np.zeros(len(roots), np.int64)
+        found = np.full(len(roots), -1)
+        matches = np.zeros(len(roots), np.int64)
+        for number, spout in enumerate(self.keys):
+            partitions, places = positions_of(self.keys[spout], roots)
+            sizes = self._sizes[spout]
+            here = places < sizes[np.minimum(partitions, len(sizes) - 1)]
+            found[here] = number
+            matches += here
+        # The root of one spout is a position of another one in 1 of 10^9 cases.
+        found[matches != 1] = -1
+        return found
+
+    @cached_property
+    def _sizes(self) -> dict[str, Int64s]:
+        """By spout, the number of records of each partition."""
+        found = {}
+        for spout in self.keys:
+            sizes = np.zeros(RETRIES + 1, np.int64)
+            for partition, rows in self.read.items():
+                sizes[partition] = rows.get(spout, 0)
+            sizes[RETRIES] = len(self.due.get(spout, ()))
+            found[spout] = sizes
+        return found
+
+    def bounds(self, roots: Int64s, watermarks: WindowWatermarks) -> Int64s:
+        """Return the bound that decides whether a row of each root is late."""
+        found = np.full(len(roots), max(watermarks.reached, watermarks.closed))
+        for spout, records in self.due.items():
+            partitions, places = positions_of(self.keys[spout], roots)
+            tried = np.flatnonzero((partitions == RETRIES) & (places < len(records)))
+            if len(tried):
+                first_ms = records[FIRST_MS].to_numpy()[places[tried]]
+                times, of = np.unique(first_ms, return_inverse=True)
+                found[tried] = np.array([watermarks.bound(ms) for ms in times.tolist()])[of]
+        return found
+
+
+@dataclass(frozen=True)
+class WindowedRows:
+    """The rows of a run that are folded into tables with windows.
+
+    Attributes
+    ----------
+    topology : Topology
+        The topology.
+    tables : mapping from str to TableState
+        The tables after the micro-batch before.
+    records : ReadRecords
+        The records of the run.
+    files : sequence of SinkFile
+        The files of the run.
+    work : str
+        The directory of the files.
+    """
+
+    topology: Parts
+    tables: Mapping[str, TableState]
+    records: ReadRecords
+    files: Sequence[SinkFile]
+    work: str
+
+    def with_late(self, failed: pa.Table, nonacked: Int64s) -> pa.Table:
+        """Return the failures with the late records, and with those without a usable time.
+
+        Parameters
+        ----------
+        failed : pyarrow.Table
+            The failures, in `FAILED`.
+        nonacked : numpy.ndarray of int64
+            The roots of all failed records; sorted.
+        """
+        found = [failed.cast(FAILED)]
+        for table, window, watermarks in self._windowed():
+            limit = max(watermarks.reached, watermarks.closed)
+            late, timeless, lost = [_EMPTY], [_EMPTY], 0
+            for us, usable, roots in self._rows(table, window, nonacked):
+                ends = window.closes_ms(us)
+                places = np.flatnonzero(usable & (ends <= limit))
+                if len(places):
+                    some, rows = _roots_at(roots, places)
+                    # A row of several records is late if it is late for each of them.
+                    bounds = np.full(len(places), EVER)
+                    np.minimum.at(bounds, rows, self.records.bounds(some, watermarks))
+                    rootless = np.bincount(rows, minlength=len(places)) == 0
+                    bounds[rootless] = watermarks.closed
+                    is_late = ends[places] <= bounds
+                    late.append(some[is_late[rows]])
+                    lost += int((is_late & rootless).sum())
+                some, rows = _roots_at(roots, np.flatnonzero(~usable))
+                timeless.append(some)
+                lost += int((~usable).sum()) - len(np.unique(rows))
+            if lost:
+                _log.warning(
+                    "table %r leaves out %d rows without a tracked record, which are late or have "
+                    "no usable time; they are lost",
+                    table.name,
+                    lost,
+                )
+            for kind, text, roots in (
+                ("Late", _late_text(table, window, limit), np.concatenate(late)),
+                ("NoTime", _timeless_text(table, window), np.concatenate(timeless)),
+            ):
+                if len(roots):
+                    found.append(self._failures(Reason(table.name, kind, text, True), roots))
+        rows = pa.concat_tables(found).unify_dictionaries()
+        _, first = np.unique(rows["root_id"].to_numpy(), return_index=True)
+        return rows if len(first) == len(rows) else rows.take(pa.array(np.sort(first)))
+
+    def times(self, nonacked: Int64s) -> dict[str, dict[str, int]]:
+        """Return the largest time of a row of an ACKED record in milliseconds, by table and spout.
+
+        ``nonacked`` has the roots of all failed records; sorted.
+        """
+        spouts = list(self.records.keys)
+        found: dict[str, dict[str, int]] = {}
+        for table, window, _ in self._windowed():
+            largest = np.full(len(spouts) + 1, NEVER)
+            for us, usable, roots in self._rows(table, window, nonacked):
+                some, rows = _roots_at(roots, np.flatnonzero(usable))
+                # The last entry is for roots of no known spout.
+                np.maximum.at(largest, self.records.owners(some), us[usable][rows] // 1_000)
+            found[table.name] = {
+                spout: int(time)
+                for spout, time in zip(spouts, largest, strict=False)
+                if time > NEVER
+            }
+        return found
+
+    def _windowed(self) -> Iterator[tuple[TableSpec, Window, WindowWatermarks]]:
+        for name, table in self.topology.tables.items():
+            if table.shape.window is not None:
+                state = self.tables.get(name)
+                body = None if state is None else state.watermarks
+                watermarks = WindowWatermarks() if body is None else WindowWatermarks.of(body)
+                yield table, table.shape.window, watermarks
+
+    def _rows(
+        self, table: TableSpec, window: Window, nonacked: Int64s
+    ) -> Iterator[tuple[Int64s, Bools, pa.Array]]:
+        """Yield the times of rows, which of them are usable, and the root or roots of each."""
+        for file in self.files:
+            if (file.component, file.stream) == (table.component, table.stream) and file.rows:
+                path = os.path.join(self.work, file.path)
+                read = BatchFile(path, file.rows, nbytes=file.nbytes)
+                for batch, _ in read_with_roots(read, nonacked):
+                    us, usable = window.times(batch.column(window.time))
+                    yield us, usable, batch.column(len(batch.schema) - 1)
+
+    def _failures(self, reason: Reason, roots: Int64s) -> pa.Table:
+        roots = np.unique(roots)
+        spouts = list(self.records.keys)
+        owner = pa.scalar(spouts[0] if len(spouts) == 1 else None, pa.string())
+        columns = [
+            pa.array(roots),
+            pa.repeat(owner, len(roots)).dictionary_encode(),
+            pa.repeat(pa.scalar(reason.encode()), len(roots)).dictionary_encode(),
+        ]
+        return pa.table(columns, schema=FAILED)
+
+
+_EMPTY: Int64s = np.empty(0, np.int64)
+
+
+def _roots_at(roots: pa.Array, places: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the roots of some rows, and for each the number of its row among these."""
+    if len(places) < len(roots):
+        roots = roots.take(pa.array(places))
+    if pa.types.is_list(roots.type):
+        return pc.list_flatten(roots).to_numpy(), pc.list_parent_indices(roots).to_numpy()
+    if roots.null_count == 0:
+        return roots.to_numpy(), np.arange(len(roots))
+    valid = np.flatnonzero(roots.is_valid().to_numpy(zero_copy_only=False))
+    return roots.drop_null().to_numpy(), valid
+
+
+def _late_text(table: TableSpec, window: Window, limit: int) -> str:
+    until = "all windows" if limit >= EVER else f"windows that end until {_shown(limit)}"
+    return (
+        f"its time, {window.time!r}, is in a window of table {table.name!r} that had closed before "
+        f"the record was first read: {until} are closed. With a larger late_s, windows stay open "
+        "longer"
+    )
+
+
+def _timeless_text(table: TableSpec, window: Window) -> str:
+    return (
+        f"its time, {window.time!r}, is null or not in the years 1 to 9999, and table "
+        f"{table.name!r} has windows of it; emit a time, or leave the tuple out of this stream"
+    )
+
+
+def _shown(ms: int) -> str:
+    return f"{np.datetime64(ms, 'ms')} UTC"

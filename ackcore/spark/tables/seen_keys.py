@@ -1,0 +1,123 @@
+"""The table of the keys of ACKED records, by which copies of a spout's records are recognised.
+
+Each key has the time of its record that the bound counts from: the event time, or the time of the
+micro-batch.  It exists until the table's horizon, which never goes back, has reached this time.
+The horizon is
+
+* ``within_s`` before the time of the plan or, with event times, before the latest one of an ACKED
+  record, which is never later than its plan;
+* and as late as it can be while ``within_keys`` keys are left.  The record of the table has the
+  number of keys by their times, in spans, from which this is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._records import Int64s
+from ackcore.spark.checkpoint.segment_files import SegmentFiles
+from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.sinks.sink_batch import BatchFile
+from ackcore.spark.tables.table_fold import TableFold
+from ackcore.spark.tables.table_places import TableSnapshot, opened_segments
+from ackcore.spark.tasks.dedup_executor import SeenKeys
+from ackcore.tables.key_groups import UInt64s
+from ackcore.tables.table_compaction import SegmentInfo
+from ackcore.tables.table_shape import EXPIRES, TableShape
+from ackcore.topology.parts import Dedup
+
+#: The maximum number of spans of time in a record.
+_SPANS = 200
+
+#: A time in milliseconds since 1970, and the number of keys of this time or shortly before.
+Span = tuple[int, int]
+
+
+class SeenSource(NamedTuple):
+    """The keys of a spout's ACKED and waiting records, for tasks; see `SeenKeys`."""
+
+    snapshot: TableSnapshot
+    waiting: UInt64s
+    now_ms: int
+
+    @classmethod
+    def of(cls, snapshot: TableSnapshot, dedup: Dedup, waiting: UInt64s, now_ms: int) -> SeenSource:
+        """Return the keys at the time of a micro-batch's plan."""
+        horizon_ms = snapshot.horizon_ms
+        if dedup.event_time is None:
+            horizon_ms = max(horizon_ms, now_ms - _within_ms(dedup, now_ms))
+        return cls(snapshot._replace(horizon_ms=horizon_ms), waiting, now_ms)
+
+    def reader(self) -> SeenKeys:
+        """Open the table."""
+        shape, segments, horizon_ms, files = self.snapshot
+        opened = opened_segments(files, shape, segments)
+        return SeenKeys(shape, opened, horizon_ms, self.waiting, self.now_ms)
+
+
+class SeenFold(TableFold):
+    """The fold of a micro-batch's keys; the arguments are those of `TableFold`, and the bounds."""
+
+    def __init__(
+        self, files: SegmentFiles, shape: TableShape, number: int, now_ms: int, dedup: Dedup
+    ) -> None:
+        super().__init__(files, shape, number, now_ms)
+        self._dedup = dedup
+        self._times: Int64s = np.empty(0, np.int64)
+
+    def folded(self, before: TableState, rows: Sequence[BatchFile], nonacked: Int64s) -> TableState:
+        """Return the table after the micro-batch; see `TableFold.folded`."""
+        dedup, now_ms = self._dedup, self._now_ms
+        within_ms = _within_ms(dedup, now_ms)
+        self._horizon_ms = horizon_ms = before.horizon_ms
+        if dedup.event_time is None:
+            self._horizon_ms = horizon_ms = max(horizon_ms, now_ms - within_ms)
+        after = super().folded(before, rows, nonacked)
+        if dedup.event_time is not None and len(self._times):
+            horizon_ms = max(horizon_ms, int(self._times.max()) - within_ms)
+        spans: tuple[Span, ...] = ()
+        if dedup.within_keys is not None:
+            spans = _with_times(before.spans, self._times)
+            horizon_ms = max(horizon_ms, _horizon_of(spans, dedup.within_keys))
+        spans = tuple(span for span in spans if span[0] > horizon_ms)
+        return after._replace(horizon_ms=horizon_ms, spans=spans)
+
+    def _states(
+        self, before: Sequence[SegmentInfo], rows: Sequence[BatchFile], nonacked: Int64s
+    ) -> tuple[int, pa.Table]:
+        new, states = super()._states(before, rows, nonacked)
+        self._times = states.column(EXPIRES).to_numpy()
+        return new, states
+
+
+def _within_ms(dedup: Dedup, now_ms: int) -> int:
+    """Return the bound in milliseconds; without one, all the time since 1970."""
+    return now_ms if dedup.within_s is None else round(dedup.within_s * 1000)
+
+
+def _with_times(spans: Sequence[Span], more: Int64s) -> tuple[Span, ...]:
+    """Return spans of time with keys of more times, ascending; at most `_SPANS`."""
+    times, counts = np.unique(more, return_counts=True)
+    known = np.array(spans, np.int64).reshape(-1, 2)
+    times = np.concatenate([known[:, 0], times])
+    counts = np.concatenate([known[:, 1], counts])
+    order = np.argsort(times, kind="stable")
+    times, counts = times[order], counts[order]
+    if len(times) > _SPANS:
+        # Parts of about equal numbers of keys; the time of a span is the last in it.
+        parts = np.minimum(np.cumsum(counts) * (_SPANS // 2) // max(1, counts.sum()), _SPANS)
+        last = np.append(np.flatnonzero(np.diff(parts)), len(parts) - 1)
+        counts = np.diff(np.append(0, np.cumsum(counts)[last]))
+        times = times[last]
+    return tuple(zip(times.tolist(), counts.tolist(), strict=True))
+
+
+def _horizon_of(spans: Sequence[Span], most: int) -> int:
+    """Return the time of the last span that is not needed: later ones have enough keys."""
+    times = [time for time, _ in spans]
+    later = np.cumsum([count for _, count in reversed(spans)])[::-1].tolist()
+    return max((times[i] for i in range(len(spans) - 1) if later[i + 1] >= most), default=0)

@@ -1,0 +1,197 @@
+"""The executor that lets one record of each key pass, and acks the duplicates of ACKED records.
+
+Each row of a task goes one of four ways:
+
+* It has no key, that is, a null in it: it passes.
+* Its key is in the table of keys of ACKED records: it is a duplicate, which is acked.
+* A record with its key waits for a retry, or an earlier row of this task passes: it fails as
+  `BEHIND`, so it waits, and its attempts do not grow.
+* It passes, as the first with its key.
+
+The grouping by the key brings all rows of a key into one task, in an order that depends on the
+source alone. The result is therefore the same whenever the task runs. Keys in the table are
+compared by value. Waiting keys and those of this task are compared by hash: a record with another
+key of equal hash waits without need, and passes later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ackcore._arrow.shown import as_texts
+from ackcore._records import Int64s
+from ackcore.spark.base.reasons import BEHIND
+from ackcore.spark.base.root_ids import Bools
+from ackcore.tables.key_groups import UInt64s, hashes_of
+from ackcore.tables.table_segments import TableReader, TableSegment
+from ackcore.tables.table_shape import EXPIRES, TableShape, one_chunk
+from ackcore.topology.components import DEFAULT_STREAM
+from ackcore.topology.dedup import AT_MS, DUPLICATES, SEEN, DedupBolt
+from ackcore.topology.tuples import Anchors, Emission, FailedInputs, Identity, Results
+
+
+class SeenKeys(TableReader):
+    """The keys of ACKED records, and the hashes of the keys of waiting ones.
+
+    Parameters
+    ----------
+    shape, segments, horizon_ms
+        As in `TableReader`.
+    waiting : numpy.ndarray of uint64
+        The sorted hashes of the keys for which a record waits and none is due.
+    now_ms : int
+        The time of the micro-batch in milliseconds since 1970.
+    """
+
+    def __init__(
+        self,
+        shape: TableShape,
+        segments: Sequence[TableSegment],
+        horizon_ms: int,
+        waiting: UInt64s,
+        now_ms: int,
+    ) -> None:
+        super().__init__(shape, segments, horizon_ms)
+        self.waiting = waiting
+        self.now_ms = now_ms
+
+
+class DedupExecutor:
+    """The `Executor` of a `DedupBolt` in one task.
+
+    Parameters
+    ----------
+    bolt : DedupBolt
+        The bolt.
+    keys : SeenKeys
+        The keys of ACKED and of waiting records.
+    """
+
+    ignored = 0
+
+    def __init__(self, bolt: DedupBolt, keys: SeenKeys) -> None:
+        self._dedup = bolt.dedup
+        self._keys = keys
+        self._rows = 0
+        self._passed = _HashSet()
+
+    def process(
+        self, source: str, stream: str, batch: pa.RecordBatch, identity: Identity | None
+    ) -> Results:
+        """Divide rows into those that pass, duplicates, and rows that wait."""
+        n, first = batch.num_rows, self._rows
+        self._rows += n
+        columns = key_columns([batch.column(name) for name in self._dedup.columns])
+        keyed = np.ones(n, np.bool_)
+        for column in columns:
+            if column.null_count:
+                keyed &= column.is_valid().to_numpy(zero_copy_only=False)
+        hashes = hashes_of(columns, n)
+        times = self._times(batch)
+        seen = pa.RecordBatch.from_arrays(columns, list(self._dedup.columns))
+        duplicates = keyed & self._known(seen, times)
+        left = np.flatnonzero(keyed & ~duplicates)
+        left = left[~_among(hashes[left], self._keys.waiting)]
+        _, firsts = np.unique(hashes[left], return_index=True)
+        left = np.sort(left[firsts])
+        left = left[~self._passed.has(hashes[left])]
+        self._passed.add(hashes[left])
+        passes = ~keyed
+        passes[left] = True
+        behind = keyed & ~duplicates & ~passes
+
+        seen = pa.RecordBatch.from_arrays([*columns, pa.array(times)], [*seen.schema.names, AT_MS])
+        emissions = [
+            Emission(name, _some(rows, chosen), Anchors(first + np.flatnonzero(chosen), None))
+            for name, rows, chosen in (
+                (DEFAULT_STREAM, batch, passes),
+                # Those that wait are not ACKED: the driver finds their keys by their roots.
+                (SEEN, seen, keyed & ~duplicates),
+                (DUPLICATES, seen, duplicates),
+            )
+            if chosen.any()
+        ]
+        failures = []
+        if behind.any():
+            failures.append(FailedInputs(first + np.flatnonzero(behind), [BEHIND]))
+        return Results(emissions, failures, 0)
+
+    def flush(self) -> Results:
+        """Return nothing: no row is open."""
+        return Results([], [], 0)
+
+    def cleanup(self) -> None:
+        """Do nothing."""
+
+    def _times(self, batch: pa.RecordBatch) -> Int64s:
+        """Return the time of each row that the bound counts from.
+
+        It is the time of the micro-batch if the event time is null, or later.
+        """
+        now_ms = self._keys.now_ms
+        if self._dedup.event_time is None:
+            return np.full(batch.num_rows, now_ms)
+        column = batch.column(self._dedup.event_time)
+        times = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+        found: Int64s = np.minimum(pc.fill_null(times, now_ms).to_numpy(), now_ms)
+        return found
+
+    def _known(self, keys: pa.RecordBatch, times: Int64s) -> Bools:
+        """Return which rows have the key of an ACKED record, within the bounds."""
+        known = one_chunk(self._keys.lookup(keys).column(EXPIRES))
+        found: Bools = known.is_valid().to_numpy(zero_copy_only=False)
+        if self._dedup.event_time is not None and self._dedup.within_s is not None:
+            at = pc.fill_null(known, 0).to_numpy()
+            found = found & (times < at + round(self._dedup.within_s * 1000))
+        return found
+
+
+def key_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
+    """Return the columns of a key as bytes, in the form of the table of keys."""
+    return [
+        (column if _is_text(column.type) else as_texts(column)).cast(pa.binary())
+        for column in columns
+    ]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    of = pa.types
+    is_bytes = of.is_binary(kind) or of.is_large_binary(kind) or of.is_fixed_size_binary(kind)
+    return bool(is_bytes or of.is_string(kind) or of.is_large_string(kind))
+
+
+def _some(rows: pa.RecordBatch, chosen: Bools) -> pa.RecordBatch:
+    return rows if chosen.all() else rows.filter(pa.array(chosen))
+
+
+def _among(hashes: UInt64s, known: UInt64s) -> Bools:
+    """Return which hashes are among sorted ones."""
+    if not len(known):
+        return np.zeros(len(hashes), np.bool_)
+    found: Bools = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)] == hashes
+    return found
+
+
+class _HashSet:
+    """A growing set of hashes in sorted arrays, of 8 bytes per hash."""
+
+    def __init__(self) -> None:
+        self._parts: list[UInt64s] = []
+
+    def has(self, hashes: UInt64s) -> Bools:
+        """Return which hashes are in the set."""
+        found = np.zeros(len(hashes), np.bool_)
+        for part in self._parts:
+            found |= _among(hashes, part)
+        return found
+
+    def add(self, hashes: UInt64s) -> None:
+        """Add hashes that are not in the set; each part has more than twice as many as the next."""
+        part = np.sort(hashes)
+        while self._parts and len(self._parts[-1]) <= 2 * len(part):
+            part = np.sort(np.concatenate([self._parts.pop(), part]), kind="stable")
+        self._parts.append(part)

@@ -1,0 +1,304 @@
+"""Windows of time: the window or windows of each row, and the times at which they close.
+
+Times are microseconds since 1970 in UTC, rounded down.  The times at which windows close are
+milliseconds, rounded up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ackcore._arrow import short_repr
+from ackcore._arrow.record_batches import valid_rows
+from ackcore._records import Int64s
+from ackcore.tables.key_groups import Bools, KeyGroups, group_rows, hashes_of
+
+#: The columns with the start of a window, which is a part of the key, and with its end (exclusive).
+START, END = "window_start", "window_end"
+#: The range of a length of time: from 1 ms to about 300 years.
+MIN_S, MAX_S = 0.001, 10**10
+#: The maximum number of windows of a row.
+MAX_WINDOWS = 1_000
+#: The first and the last time that a row may have: those of the years 1 to 9999.
+_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+@dataclass(frozen=True)
+class Window:
+    """The windows of a table; `tumbling`, `sliding` and `session` make it.
+
+    Attributes
+    ----------
+    time : str
+        The column with the time of a row.
+    size_ms : int
+        The length of a window; of a session, the gap that ends it.
+    step_ms : int or None
+        The distance between the starts of two windows.  None: the windows are sessions.
+    late_ms : int
+        The time for which windows stay open for records out of order.
+    idle_ms : int or None
+        The time after which a spout without records does not hold windows open.
+    """
+
+    time: str
+    size_ms: int
+    step_ms: int | None
+    late_ms: int
+    idle_ms: int | None
+
+    @property
+    def is_session(self) -> bool:
+        """Whether the windows are sessions."""
+        return self.step_ms is None
+
+    def structure(self) -> dict[str, Any]:
+        """Return the parts on which stored rows depend, as JSON values."""
+        return {"time": self.time, "size_ms": self.size_ms, "step_ms": self.step_ms}
+
+    @classmethod
+    def of(cls, structure: Mapping[str, Any]) -> Window:
+        """Rebuild windows from `structure`, to read their rows."""
+        return cls(**structure, late_ms=0, idle_ms=None)
+
+    def start_type(self, kind: pa.DataType) -> pa.DataType:
+        """Return the type of the start and of the end of windows, given that of the times.
+
+        Raises
+        ------
+        TypeError
+            If it is no type of timestamps; the text is the part after "must be".
+        """
+        if not pa.types.is_timestamp(kind):
+            raise TypeError("a column of timestamps")
+        return pa.timestamp("us", kind.tz)
+
+    def times(self, column: pa.Array) -> tuple[Int64s, Bools]:
+        """Return the times of rows in microseconds, and which rows have a usable time."""
+        values: Int64s = column.cast(pa.int64()).fill_null(0).to_numpy()
+        per_second = _PER_SECOND[column.type.unit]
+        # Compared as whole seconds: microseconds of a far time may not fit 64 bits.
+        seconds = values // per_second
+        usable = (seconds >= _FIRST_US // 1_000_000) & (seconds <= _LAST_US // 1_000_000)
+        valid = valid_rows(column)
+        if valid is not None:
+            usable &= valid != 0
+        values = np.where(usable, values, 0)
+        if per_second > 1_000_000:
+            return values // 1_000, usable
+        return values * (1_000_000 // per_second), usable
+
+    def closes_ms(self, us: Int64s) -> Int64s:
+        """Return the end of the first window of rows, in milliseconds.
+
+        A row is late from then on: its first window, or the session of its own, is closed.
+        """
+        if self.step_ms is None:
+            return _up(us + 1_000 * self.size_ms)
+        step, size = 1_000 * self.step_ms, 1_000 * self.size_ms
+        return ((us - size) // step + 1) * self.step_ms + self.size_ms
+
+    def expires_ms(self, ends: Int64s) -> Int64s:
+        """Return the time at which windows close, given their ends in microseconds.
+
+        A session closes a gap after its end: until then, a record that is not late can join it.
+        """
+        return _up(ends) + (self.size_ms if self.step_ms is None else 0)
+
+    def closes_between(self, from_ms: int, until_ms: int) -> bool:
+        """Return whether a window can close after one bound and until another."""
+        if self.step_ms is None:
+            return from_ms < until_ms
+        ends = ((bound - self.size_ms) // self.step_ms for bound in (from_ms, until_ms))
+        return next(ends) < next(ends)
+
+    def assigned(
+        self, columns: Mapping[str, pa.Array], keys: Sequence[str], horizon_ms: int
+    ) -> dict[str, pa.Array]:
+        """Return rows with the start and the end of their windows, one row for each window.
+
+        Rows without a usable time, and late rows, are left out.  A row of a session has the start
+        of the session among these rows, and the end of a session of its own.
+
+        Parameters
+        ----------
+        columns : mapping from str to pyarrow.Array
+            The columns of the rows.
+        keys : sequence of str
+            The columns of the key, without the start of the window.
+        horizon_ms : int
+            The windows that close until then are closed.
+        """
+        us, usable = self.times(columns[self.time])
+        usable &= self.closes_ms(us) > horizon_ms
+        if not usable.all():
+            columns = {name: column.filter(pa.array(usable)) for name, column in columns.items()}
+            us = us[usable]
+        size = 1_000 * self.size_ms
+        if self.step_ms is None:
+            starts = self._session_starts(us, [columns[name] for name in keys])
+            ends = us + size
+        else:
+            step = 1_000 * self.step_ms
+            first = ((us - size) // step + 1) * step
+            counts = (us // step * step - first) // step + 1
+            rows = np.repeat(np.arange(len(us)), counts)
+            before = np.cumsum(counts) - counts
+            starts = first[rows] + (np.arange(len(rows)) - before[rows]) * step
+            ends = starts + size
+            if len(rows) > len(us):
+                columns = {name: column.take(pa.array(rows)) for name, column in columns.items()}
+        kind = self.start_type(columns[self.time].type)
+        return {**columns, START: pa.array(starts).cast(kind), END: pa.array(ends).cast(kind)}
+
+    def _session_starts(self, us: Int64s, keys: Sequence[pa.Array]) -> Int64s:
+        groups = group_rows(hashes_of(keys, len(us)), keys)
+        return sessions(groups, us, us + 1_000 * self.size_ms)
+
+
+def sessions(groups: KeyGroups, starts: Int64s, ends: Int64s) -> Int64s:
+    """Return the start of the session of each row.
+
+    Rows of one key belong to the same session if their intervals overlap, or are connected by
+    others that do.
+
+    Parameters
+    ----------
+    groups : KeyGroups
+        The rows of each key.
+    starts, ends : numpy.ndarray of int64
+        The interval of each row: from the start to before the end.
+    """
+    n = len(starts)
+    if not n:
+        return starts
+    of_row = np.empty(n, np.int64)
+    of_row[groups.order] = np.repeat(np.arange(len(groups)), groups.sizes)
+    order = np.lexsort((starts, of_row))
+    # The largest end so far within the key: ranks of ends are small, so the key can be added.
+    ranked = np.argsort(ends, kind="stable")
+    rank = np.empty(n, np.int64)
+    rank[ranked] = np.arange(n)
+    offset = of_row[order] * n
+    reached = ends[ranked[np.maximum.accumulate(rank[order] + offset) - offset]]
+    begins = np.ones(n, np.bool_)
+    begins[1:] = (of_row[order][1:] != of_row[order][:-1]) | (starts[order][1:] >= reached[:-1])
+    found = np.empty(n, np.int64)
+    found[order] = starts[order][begins][np.cumsum(begins) - 1]
+    return found
+
+
+def tumbling(
+    size_s: float, time: str, *, late_s: float = 0.0, idle_s: float | None = None
+) -> Window:
+    """Return windows that follow each other without a gap, such as hours.
+
+    Windows start at multiples of ``size_s`` since 1970, UTC.
+
+    Parameters
+    ----------
+    size_s : float
+        The length of a window in seconds, a multiple of 0.001.
+    time : str
+        The column of timestamps that decides the window of a row.
+    late_s : float, default 0.0
+        The time in seconds by which a record may be behind the newest one: a window closes when
+        the watermark has passed its end by this time.
+    idle_s : float, optional
+        The time in seconds after which a spout without ACKED records does not hold windows open,
+        if the table is fed by several spouts.  By default it holds them forever.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong; the text names it.
+    """
+    size_ms = _ms(size_s, "size_s", MIN_S)
+    return _window(size_ms, size_ms, time, late_s, idle_s)
+
+
+def sliding(
+    size_s: float, step_s: float, time: str, *, late_s: float = 0.0, idle_s: float | None = None
+) -> Window:
+    """Return windows that overlap, such as the last hour every minute.
+
+    Windows start at multiples of ``step_s`` since 1970, UTC.  A row counts in each window that
+    contains its time.
+
+    Parameters
+    ----------
+    size_s : float
+        The length of a window in seconds, a multiple of 0.001.
+    step_s : float
+        The distance between the starts of two windows in seconds, a multiple of 0.001; at most
+        ``size_s``, and at least a thousandth of it.
+    time, late_s, idle_s
+        See `tumbling`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong; the text names it.
+    """
+    size_ms, step_ms = _ms(size_s, "size_s", MIN_S), _ms(step_s, "step_s", MIN_S)
+    if not step_ms <= size_ms <= MAX_WINDOWS * step_ms:
+        raise ValueError(
+            f"step_s must be from size_s / {MAX_WINDOWS:,} to size_s, so that each row is in 1 to "
+            f"{MAX_WINDOWS:,} windows, got {step_s!r} with size_s={size_s!r}"
+        )
+    return _window(size_ms, step_ms, time, late_s, idle_s)
+
+
+def session(gap_s: float, time: str, *, late_s: float = 0.0, idle_s: float | None = None) -> Window:
+    """Return windows that last as long as the rows of a key follow each other closely.
+
+    A session ends ``gap_s`` after its last row.  It closes ``gap_s`` later than that, since until
+    then a record that is not late may join it.
+
+    Parameters
+    ----------
+    gap_s : float
+        The time in seconds without a row that ends a session, a multiple of 0.001.
+    time, late_s, idle_s
+        See `tumbling`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong; the text names it.
+    """
+    return _window(_ms(gap_s, "gap_s", MIN_S), None, time, late_s, idle_s)
+
+
+def _window(
+    size_ms: int, step_ms: int | None, time: str, late_s: float, idle_s: float | None
+) -> Window:
+    if not isinstance(time, str):
+        raise TypeError(f"time must be the name of a column, got {short_repr(time)}")
+    late_ms = _ms(late_s, "late_s", 0)
+    idle_ms = None if idle_s is None else _ms(idle_s, "idle_s", MIN_S)
+    return Window(time, size_ms, step_ms, late_ms, idle_ms)
+
+
+def _ms(seconds: float, argument: str, least: float) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{argument} must be a number of seconds, got {short_repr(seconds)}")
+    if not least <= seconds <= MAX_S:
+        raise ValueError(
+            f"{argument} must be seconds from {least} to {MAX_S:,}, got {short_repr(seconds)}"
+        )
+    ms = round(seconds * 1_000)
+    if abs(seconds * 1_000 - ms) > 1e-6 * max(1, ms):
+        raise ValueError(f"{argument} must be a multiple of 0.001 seconds, got {seconds!r}")
+    return ms
+
+
+def _up(us: Int64s) -> Int64s:
+    """Return microseconds as milliseconds, rounded up."""
+    return -(-us // 1_000)

@@ -1,0 +1,125 @@
+"""WindowWatermarks of a table with windows: how far the times of its rows have come.
+
+All bounds are times of rows minus the lateness of the table, in milliseconds since 1970.  A window
+that ends until the bound `WindowWatermarks.closed` is closed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ackcore.tables.time_windows import Window
+
+#: Bounds before and after all times.
+NEVER, EVER = -(2**62), 2**62
+#: The maximum number of former bounds that are kept.
+MAX_MARKS = 64
+
+
+@dataclass(frozen=True)
+class WindowWatermarks:
+    """The watermarks of a table after a micro-batch.
+
+    Attributes
+    ----------
+    times : mapping from str to int
+        By spout, the largest time of a row of an ACKED record.
+    seen_ms : mapping from str to int
+        By spout, the time of the last plan with such a row.
+    begun_ms : int or None
+        The time of the first plan.
+    reached : int
+        The bound that the rows of all spouts have reached.  It never goes back.
+    closed : int
+        The bound until which windows are closed: that of ``reached``, unless a record waits that
+        was first read before.  It never goes back.
+    marks : tuple of (int, int)
+        For the micro-batches that first read waiting records: the time of the plan, and the bound
+        that was reached before.
+    """
+
+    times: Mapping[str, int] = field(default_factory=dict)
+    seen_ms: Mapping[str, int] = field(default_factory=dict)
+    begun_ms: int | None = None
+    reached: int = NEVER
+    closed: int = NEVER
+    marks: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> WindowWatermarks:
+        """Rebuild the value from its JSON."""
+        return cls(**{**body, "marks": tuple((at, bound) for at, bound in body["marks"])})
+
+    def body(self) -> dict[str, Any]:
+        """Return the value as an object for JSON."""
+        return asdict(self)
+
+    def bound(self, first_ms: int) -> int:
+        """Return the bound that decides whether a waiting record is late.
+
+        It is what was reached before the record was first read, so that a retry does not make a
+        record late.
+
+        Parameters
+        ----------
+        first_ms : int
+            The time of the plan that first read the record.
+        """
+        at = bisect(self.marks, (first_ms, EVER))
+        return max(self.closed, self.marks[at - 1][1] if at else NEVER)
+
+    def after(
+        self,
+        window: Window,
+        spouts: Collection[str],
+        now_ms: int,
+        times: Mapping[str, int],
+        oldest_ms: int | None,
+        ends: bool,
+    ) -> WindowWatermarks:
+        """Return the watermarks after one more micro-batch.
+
+        Parameters
+        ----------
+        window : Window
+            The windows of the table.
+        spouts : collection of str
+            The spouts that feed the table.
+        now_ms : int
+            The time of the plan.
+        times : mapping from str to int
+            By spout, the largest time of a row of an ACKED record in the micro-batch.
+        oldest_ms : int or None
+            The time of the plan that first read the oldest waiting record; None if none waits.
+        ends : bool
+            Whether this is the last micro-batch, so that all windows close.
+        """
+        begun = now_ms if self.begun_ms is None else self.begun_ms
+        if ends:
+            return WindowWatermarks(self.times, self.seen_ms, begun, EVER, EVER)
+        marks = self.marks
+        if not marks or (marks[-1][0] < now_ms and marks[-1][1] != self.reached):
+            marks = (*marks, (now_ms, self.reached))
+        largest = {**self.times}
+        for spout, time in times.items():
+            largest[spout] = max(time, largest.get(spout, NEVER))
+        seen = {**self.seen_ms, **dict.fromkeys(times, now_ms)}
+        counted = [
+            largest.get(spout, NEVER)
+            for spout in spouts
+            if window.idle_ms is None or now_ms - seen.get(spout, begun) < window.idle_ms
+        ]
+        reached = max(self.reached, min(counted, default=NEVER) - window.late_ms)
+        if oldest_ms is None:
+            return WindowWatermarks(largest, seen, begun, reached, reached)
+        first = max(0, bisect(marks, (oldest_ms, EVER)) - 1)
+        marks = marks[first:]
+        while len(marks) > MAX_MARKS:
+            # A record without a mark of its own has that before, which is not later.
+            marks = (*marks[:1], *marks[2::2])
+        held = WindowWatermarks(largest, seen, begun, reached, self.closed, marks)
+        closed = max(self.closed, min(reached, held.bound(oldest_ms)))
+        return WindowWatermarks(largest, seen, begun, reached, closed, marks)

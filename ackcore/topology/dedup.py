@@ -1,0 +1,239 @@
+"""Deduplication of the records of a spout: its arguments, and the bolt and table that carry it out.
+
+`TopologyBuilder.build` puts the bolt ``<spout>.dedup`` between a spout with ``dedup`` and all its
+readers. A fields grouping by the key brings all copies of a micro-batch into one task, which lets
+one of them pass. The bolt emits the key of each record to its stream ``"seen"``. A table of the
+same name is folded from it, so it has the keys of ACKED records, each with the time of its record.
+The engine's part is in `ackcore.spark.tasks.dedup_executor` and `ackcore.spark.tables.seen_keys`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from ackcore.tables.aggregates import count
+from ackcore.tables.table_shape import MAX_TTL_S, MIN_TTL_S, TableShape
+from ackcore.topology._words import listed, near_miss
+from ackcore.topology.components import DEFAULT_STREAM, Component
+from ackcore.topology.parts import (
+    DEDUP,
+    BoltSpec,
+    Dedup,
+    Fields,
+    Input,
+    SinkSpec,
+    Spout,
+    TableSpec,
+)
+
+#: The streams of the bolt with the keys of records that run or wait, and with the duplicates.
+SEEN, DUPLICATES = "seen", "duplicates"
+#: The column with the time of a record that the bound counts from, in milliseconds since 1970.
+AT_MS = "_ackcore_at_ms"
+
+#: The beginnings of the names of types that a key may not have, in Arrow and in Spark.
+_NO_KEYS = (
+    *("float", "double", "halffloat", "struct", "map", "list", "array", "large_list"),
+    *("fixed_size_list", "dictionary", "variant", "interval"),
+)
+
+
+class DedupBolt(Component):
+    """The bolt that lets one record of each key pass.
+
+    Parameters
+    ----------
+    spout : str
+        The name of the spout.
+    dedup : Dedup
+        Its arguments.
+    """
+
+    def __init__(self, spout: str, dedup: Dedup) -> None:
+        self.spout = spout
+        self.dedup = dedup
+        self.uses = (f"{spout}{DEDUP}",)
+
+    def __repr__(self) -> str:
+        return f"DedupBolt({listed(self.dedup.columns)})"
+
+
+def dedup_of(
+    spout: str,
+    columns: tuple[str, ...] | None,
+    within_s: Any,
+    within_keys: Any,
+    event_time: Any,
+) -> Dedup | None:
+    """Return the checked arguments of a spout; None without ``dedup``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is wrong, or is given without ``dedup``.
+    """
+    of = f"of spout {spout!r}"
+    given = {"within_s": within_s, "within_keys": within_keys, "event_time": event_time}
+    if columns is None:
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name} {of} limits dedup, which is not set, got {value!r}; name the columns "
+                    f"of the key in dedup, or remove {name}"
+                )
+        return None
+    if within_s is None and within_keys is None:
+        raise ValueError(
+            f"dedup {of} needs a bound, because the keys are kept in the checkpoint, and got "
+            "none; pass within_s, such as 86400 for a day, or within_keys"
+        )
+    if within_s is not None and (
+        isinstance(within_s, bool) or not isinstance(within_s, int | float)
+    ):
+        raise TypeError(
+            f"within_s {of} must be a number of seconds or None, got {type(within_s).__name__} "
+            f"{within_s!r}"
+        )
+    if within_s is not None and not MIN_TTL_S <= within_s <= MAX_TTL_S:
+        raise ValueError(
+            f"within_s {of} must be from {MIN_TTL_S} to {MAX_TTL_S:,} seconds, got {within_s!r}; "
+            "pass within_keys alone for a bound by number"
+        )
+    if within_keys is not None and (
+        isinstance(within_keys, bool) or not isinstance(within_keys, int)
+    ):
+        raise TypeError(
+            f"within_keys {of} must be an integer or None, got {type(within_keys).__name__} "
+            f"{within_keys!r}"
+        )
+    if within_keys is not None and within_keys < 1:
+        raise ValueError(f"within_keys {of} must be at least 1, got {within_keys}; omit dedup")
+    if event_time is not None and not isinstance(event_time, str):
+        raise TypeError(
+            f"event_time {of} must be the name of a column or None, got "
+            f"{type(event_time).__name__} {event_time!r}"
+        )
+    if event_time is not None and within_s is None:
+        raise ValueError(
+            f"event_time {of} is the time that within_s counts from, and within_s is not set; "
+            "pass within_s, or remove event_time"
+        )
+    return Dedup(columns, within_s, within_keys, event_time)
+
+
+def problems(spout: Spout, names: Iterable[str]) -> Iterator[str]:
+    """Yield the problems of a spout's ``dedup``; ``names`` has all other declared names."""
+    dedup, subject = spout.dedup, f"spout {spout.name!r}"
+    if dedup is None:
+        return
+    types = _types_of(spout.source)
+    if len(set(dedup.columns)) < len(dedup.columns):
+        yield f"dedup of {subject} must name a column once, got {listed(dedup.columns)}"
+    asked = [("dedup", column) for column in dict.fromkeys(dedup.columns)]
+    asked += [] if dedup.event_time is None else [("event_time", dedup.event_time)]
+    for argument, column in asked:
+        kind = types.get(column, "")
+        if column not in spout.fields:
+            yield (
+                f"{argument} of {subject} names {column!r}, which its source does not have; "
+                f"{near_miss(column, spout.fields, 'columns')}"
+            )
+        elif argument == "dedup" and kind.startswith(_NO_KEYS):
+            yield (
+                f"dedup of {subject} must name columns of text, bytes, integers, decimals or "
+                f"times, got {column!r} of {kind}; add a column with the id as text"
+            )
+        elif argument == "event_time" and kind and not kind.startswith("timestamp"):
+            yield (
+                f"event_time of {subject} must name a column of timestamps, got {column!r} of "
+                f"{kind}; cast it"
+            )
+    if not spout.tracked:
+        yield (
+            f"{subject} has dedup but is untracked, and an untracked record is never ACKED; "
+            "remove dedup or tracked=False"
+        )
+    if spout.ordered_by:
+        yield (
+            f"{subject} has dedup and ordered_by, and the exchange by the key of dedup does not "
+            "keep the order of records; remove one of them, or order a spout that reads the "
+            "deduplicated records"
+        )
+    if f"{spout.name}{DEDUP}" in names:
+        yield (
+            f"the name {f'{spout.name}{DEDUP}'!r} is that of the bolt and the table for dedup of "
+            f"{subject}; rename the other component or table"
+        )
+
+
+def _types_of(source: Any) -> dict[str, str]:
+    """Return the types of a source's columns as text, as far as they are declared."""
+    schema = getattr(source, "emits", None)
+    schema = getattr(source, "schema", None) if schema is None else schema
+    if isinstance(schema, pa.Schema):
+        return {field.name: str(field.type) for field in schema}
+    fields = getattr(schema, "fields", ())  # of Spark's StructType
+    return {field.name: field.dataType.simpleString() for field in fields}
+
+
+def with_dedup(
+    spouts: Sequence[Spout],
+    bolts: Sequence[BoltSpec],
+    sinks: Sequence[SinkSpec],
+    tables: Sequence[TableSpec],
+) -> tuple[list[BoltSpec], list[SinkSpec], list[TableSpec]]:
+    """Return the bolts, sinks and tables of a topology with those for duplicates.
+
+    The readers of a spout with ``dedup`` read its bolt instead.
+
+    Raises
+    ------
+    ValueError
+        If a column of a key has a reserved name.
+    """
+    instead = {spout.name: spout.emitter for spout in spouts}
+
+    def of(component: str) -> str:
+        return instead.get(component, component)
+
+    added, seen = [], []
+    for spout in spouts:
+        if spout.dedup is None:
+            continue
+        name, dedup = spout.emitter, spout.dedup
+        schema = pa.schema([*((one, pa.binary()) for one in dedup.columns), (AT_MS, pa.int64())])
+        # The types of the records are known when the source is read.
+        records = pa.schema([(column, pa.null()) for column in spout.fields])
+        added.append(
+            BoltSpec(
+                name,
+                DedupBolt(spout.name, dedup),
+                {DEFAULT_STREAM: records, SEEN: schema},
+                None,
+                (Input(spout.name, DEFAULT_STREAM, Fields(dedup.columns)),),
+            )
+        )
+        ttl_s = MAX_TTL_S if dedup.within_s is None else dedup.within_s
+        shape = TableShape.of(
+            name, schema, dedup.columns, {"_ackcore_acked": count()}, ttl_s, AT_MS
+        )
+        seen.append(TableSpec(name, name, SEEN, shape))
+    for bolt in bolts:
+        inputs = tuple(replace(each, component=of(each.component)) for each in bolt.inputs)
+        added.append(replace(bolt, inputs=inputs))
+    return (
+        added,
+        [replace(sink, component=of(sink.component)) for sink in sinks],
+        [*seen, *(replace(table, component=of(table.component)) for table in tables)],
+    )
+
+
+def duplicates_in(emitted: Mapping[str, Mapping[str, int]]) -> int:
+    """Return the number of duplicates among the emitted tuples, by component and stream."""
+    return sum(
+        streams.get(DUPLICATES, 0) for name, streams in emitted.items() if name.endswith(DEDUP)
+    )

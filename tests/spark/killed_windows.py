@@ -1,0 +1,66 @@
+"""A driver of a stream with windows on real Spark, a process of its own, to be killed; no tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from ackcore.examples.quiet_spark import spark_session
+from ackcore.spark import dead_letters, start, to_parquet
+from ackcore.spark.base import failpoints
+from ackcore.tables import collect, session, tumbling
+from ackcore.topology import BasicBolt, TopologyBuilder
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+#: The shop, the second and the number of each order, by micro-batch: one file each.
+BATCHES = (
+    [("a", 1, 0), ("b", 2, 1), ("a", 14, 2)],
+    [("a", 12, 3), ("b", 3, 4), ("a", 27, 5)],
+    [("b", 24, 6), ("a", 35, 7), ("b", 36, 8)],
+    # The first is late.  The last fails once, and its window has not closed when it is retried.
+    [("a", 8, 9), ("b", 58, 10), ("a", 34, 11)],
+)
+WINDOWS = {"tens": tumbling(10, "ts"), "visits": session(4, "ts", late_s=6)}
+
+
+class Order(BasicBolt):
+    """Passes orders on; every third one fails at its first attempt."""
+
+    outputs = pa.schema(
+        [("shop", pa.string()), ("ts", pa.timestamp("us", tz="UTC")), ("n", pa.int64())]
+    )
+
+    def execute(self, tuple, collector):
+        if tuple["n"] % 3 == 2 and tuple.attempt == 0:
+            raise TimeoutError("the service is out")
+        collector.emit((tuple["shop"], tuple["ts"], tuple["n"]))
+
+
+def drive(path, points):
+    """Take all files until no record waits; points are as `failpoints` has them."""
+    os.setsid()  # the JVM is killed along
+    root = Path(path)
+    with spark_session("local[2]") as (spark, _):
+        schema = "shop string, ts timestamp, n long"
+        reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1)
+        builder = TopologyBuilder()
+        builder.spout("orders", reader.parquet(str(root / "orders")))
+        builder.bolt("order", Order()).shuffle("orders")
+        for name, window in WINDOWS.items():
+            value = {"orders": collect("n", 99)}
+            builder.table(name, from_="order", key="shop", value=value, window=window)
+            builder.sink(f"{name}.closed", to_parquet(root / name))
+        builder.sink("order", to_parquet(root / "rows"))
+        topology = builder.build(backoff_s=0.01)
+        failpoints._POINTS = failpoints.parse(points)
+        query = start(topology, spark, root / "checkpoint", trigger={"availableNow": True})
+        query.await_termination()
+        letters = dead_letters(root / "checkpoint", spark).collect()
+        dead = [[row.payload.n, row.error_type, row.component] for row in letters]
+        (root / "dead.json").write_text(json.dumps(dead))

@@ -1,0 +1,368 @@
+"""Duplicates against an oracle: one record of a key has effects, and none is lost without one."""
+
+from __future__ import annotations
+
+import collections
+import json
+import signal
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pytest
+from dedup_job import does, drive, write_files
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from killed_sinks import in_processes
+from worlds import Killed, killed
+
+from ackcore.spark import Reject, SinkRejects
+from ackcore.spark.base.errors import CheckpointForeign
+from ackcore.spark.base.schemas import ATTEMPT, DUE_MS, FIRST_MS
+from ackcore.spark.base.sources import kept_schemas
+from ackcore.spark.checkpoint.state import State
+from ackcore.spark.engine import act, batch, runs
+from ackcore.spark.listeners import Listeners
+from ackcore.spark.sinks.sink import Sink
+from ackcore.spark.tasks.dedup_executor import DedupExecutor, SeenKeys
+from ackcore.testing import Source
+from ackcore.testing.local_runs import _MEMORY, LocalRuns
+from ackcore.testing.task_kills import Kills
+from ackcore.topology import BasicBolt, TopologyBuilder, TopologyError
+from ackcore.topology.dedup import DedupBolt
+from ackcore.topology.parts import Dedup
+
+STEPS = [
+    *("planned", "ran", "checked", "decided", "in-sink", "refused", "refusals-closed", "folded"),
+    *("tables-recorded", "in-dead-letters", "acted", "marked", "pruned"),
+]
+WITHIN_S = 20
+RECORDS = pa.schema(
+    [
+        *(("n", pa.int64()), ("key", pa.string()), ("does", pa.string())),
+        ("at", pa.timestamp("ms", "UTC")),
+    ]
+)
+#: The executions so far: micro-batch and record.  Tasks run in this process.
+RAN: list[tuple[int, int]] = []
+
+
+class Record(collections.namedtuple("Record", "n key does at")):
+    """A record; ``does`` is what happens to it: "fails" once, "dies", "refused" by the sink."""
+
+
+class Rate(BasicBolt):
+    outputs = pa.schema([("n", pa.int64()), ("key", pa.string()), ("does", pa.string())])
+
+    def prepare(self, context):
+        self.number = context.batch_id
+
+    def execute(self, tuple, collector):
+        assert tuple.component == "orders"
+        RAN.append((self.number, tuple["n"]))
+        if tuple["does"] == "dies":
+            raise Reject("no")
+        if (tuple["does"] == "fails" and tuple.attempt == 0) or tuple["does"] == "always":
+            raise TimeoutError("later")
+        collector.emit((tuple["n"], tuple["key"], tuple["does"]))
+
+
+class Writer(Sink):
+    """A sink that replaces the rows of a micro-batch, and refuses some."""
+
+    def __init__(self):
+        self.written: dict[int, list[int]] = {}
+
+    def write(self, accepted):
+        rows = [row for part in accepted.record_batches() for row in part.to_pylist()]
+        bad = [row["n"] for row in rows if row["does"] == "refused"]
+        self.written[accepted.batch_id] = [row["n"] for row in rows if row["n"] not in bad]
+        act.failpoint("in-sink", accepted.batch_id)
+        return SinkRejects(pa.table({"n": bad}), "refused") if bad else None
+
+
+class StreamRuns(LocalRuns):
+    """Micro-batches with rows of their own; ``fed`` has them by number."""
+
+    def __init__(self, topology, fed):
+        empty = {"orders": RECORDS.empty_table()}
+        super().__init__(topology, empty, 2, Kills({}, topology.bolts), Listeners([]))
+        self._topology, self.fed = topology, fed
+
+    def _parts(self, number):
+        rows = pa.Table.from_pylist([one._asdict() for one in self.fed.get(number, ())], RECORDS)
+        middle = len(rows) // 2
+        yield from (("orders", part.combine_chunks()) for part in (rows[:middle], rows[middle:]))
+
+
+@dataclass
+class DedupModel:
+    """A stream with an oracle that knows the records, the executions and the rows of the sink."""
+
+    path: Path
+    bounds: dict
+    at_ms: dict[int, int] = field(default_factory=dict)  # time of each plan
+
+    def __post_init__(self):
+        RAN.clear()
+        self.sink, self.fed = Writer(), {}
+        builder = TopologyBuilder()
+        builder.spout("orders", Source(RECORDS), dedup="key", **self.bounds)
+        builder.bolt("rate", Rate()).shuffle("orders")
+        builder.sink("rate", self.sink)
+        self.topology = builder.build(max_attempts=2, backoff_s=8.0)
+        self.runs = StreamRuns(self.topology, self.fed)
+        self.dead: dict[int, int] = {}  # record to micro-batch
+        self.waiting: dict[int, dict] = {}
+        self.ended: dict[int, int] = {}  # record to the micro-batch in which it was a duplicate
+        self.told = 0
+
+    def take(self, records, wait_s, kill=None):
+        """Take a micro-batch, which a driver may be killed in, and judge it."""
+        number = len(self.at_ms)
+        self.runs._wait(wait_s)
+        self.fed[number] = records
+        if kill is not None:
+            with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+                for module in (act, batch, runs):
+                    patch.setattr(module, "failpoint", dying_at(kill, number))
+                self.process(number)
+            self.runs._wait(1)  # the next driver comes later
+        progress = self.process(number)
+        self.judge(number, progress)
+
+    def process(self, number):
+        with self.runs.engine(self.path) as engine:
+            progress = engine.process(number, [])
+            self.at_ms[number] = engine.state.plan(number).now_ms
+            self.before = self.waiting
+            waits = engine.state.waiting(number)
+            self.now_waiting = {
+                row["n"]: row
+                for spout in waits
+                for table in waits.tables(spout)
+                for row in table.to_pylist()
+            }
+        return progress
+
+    def judge(self, number, progress):
+        """Check a micro-batch against the records that were ACKED before it."""
+        now = self.at_ms[number]
+        records = {one.n: one for some in self.fed.values() for one in some}
+        before, self.waiting = self.before, self.now_waiting
+        for letter in self.runs._dead:
+            self.dead.setdefault(letter.payload["n"], letter.batch_id)
+        acked = {n: at for at, some in self.sink.written.items() for n in some}
+        ended = {*records} - {*self.waiting} - {*self.dead} - {*acked} - {*self.ended}
+        self.ended |= dict.fromkeys(ended, number)
+        self.told += progress.duplicates
+        assert progress.duplicates == len(ended)
+
+        ran = {n for at, n in RAN if at == number}
+        keys = [records[n].key for n in ran if records[n].key is not None]
+        assert len(keys) == len(set(keys)), "two copies ran in one micro-batch"
+        assert {n for n, at in acked.items() if at == number} <= ran
+        known = {n: at for n, at in acked.items() if at < number and records[n].key is not None}
+        for n in ended:
+            assert self.recognises(records, known, records[n], now), "a record was lost"
+        for n in ran:
+            assert not self.recognises(records, known, records[n], now, sure=True)
+            mine = before.get(n, {FIRST_MS: now, ATTEMPT: 0})
+            # Of copies that were first seen at one time, the one that ran comes first.
+            first_ms = mine[FIRST_MS] + (mine[ATTEMPT] == 0)
+            for other, row in before.items():
+                if row["key"] == records[n].key is not None and other not in ran:
+                    is_first = row[ATTEMPT] > 0 and row[FIRST_MS] < first_ms
+                    # If an earlier copy is due, one of this micro-batch runs, maybe a new one.
+                    is_first &= not any(
+                        one["key"] == row["key"] and one[DUE_MS] <= now
+                        for one in before.values()
+                        if one[FIRST_MS] < row[FIRST_MS] + (one[ATTEMPT] > 0)
+                    )
+                    assert not is_first, "a copy overtook one that waits"
+
+    def recognises(self, records, known, record, now, *, sure=False):
+        """Return whether an ACKED copy makes a record a duplicate; ``sure`` if it must."""
+        if record.key is None:
+            return False
+        times = {n: self.time(records[n], self.at_ms[at]) for n, at in known.items()}
+        copies = [n for n in known if records[n].key == record.key]
+        within_ms, keys = 1000 * WITHIN_S, self.bounds.get("within_keys")
+        if "within_s" in self.bounds:
+            horizon = now
+            if "event_time" in self.bounds:
+                horizon = max(times.values(), default=0)
+            at = self.time(record, now)
+            copies = [
+                n for n in copies if times[n] > horizon - within_ms and at < times[n] + within_ms
+            ]
+        if keys is not None and sure:
+            # The keys of later micro-batches are kept first.
+            copies = [n for n in copies if sum(known[other] >= known[n] for other in known) <= keys]
+        return bool(copies)
+
+    def time(self, record, plan_ms):
+        """Return the time of a record that the bound counts from."""
+        at = record.at if "event_time" in self.bounds else None
+        return plan_ms if at is None else min(int(at), plan_ms)
+
+
+def topology_of(*, name="orders", sinks=(), **arguments):
+    builder = TopologyBuilder()
+    builder.spout(name, Source(RECORDS), **arguments)
+    builder.bolt("rate", Rate()).shuffle(name)
+    for writer in sinks:
+        builder.sink("rate", writer)
+    return builder.build(max_attempts=2)
+
+
+#: The table of keys of a spout.
+SHAPE = topology_of(dedup="key", within_s=1.0).tables["orders.dedup"].shape
+
+
+def dying_at(step, number):
+    def failpoint(name, n=None):
+        if (name, n) == (step, number):
+            raise killed(name)
+
+    return failpoint
+
+
+BOUNDS = [
+    {"within_s": WITHIN_S},
+    {"within_s": WITHIN_S, "event_time": "at"},
+    {"within_keys": 2},
+    {"within_s": WITHIN_S, "within_keys": 2},
+]
+BEGIN_MS = 1_700_000_000_000
+DOES = ["ok"] * 4 + ["fails", "always", "dies", "refused"]
+rows = st.tuples(
+    st.sampled_from(["a", "a", "b", "c", None]),
+    st.sampled_from(DOES),
+    st.sampled_from([None, 0, 10_000, 30_000, 10**9]),
+)
+turns = st.tuples(
+    st.lists(rows, max_size=5), st.sampled_from([0, 3, 12, 25]), st.sampled_from([None, *STEPS])
+)
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=lambda of: "+".join(of))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(taken=st.lists(turns, min_size=2, max_size=5))
+@example(
+    # A copy waits behind a record in retry, which dies: then the copy runs.
+    taken=[([("a", "always", 0)], 0, None), ([("a", "ok", 0)], 0, "decided"), ([], 12, None)],
+)
+@example(
+    # A copy of the same micro-batch is due before the record that ran.
+    taken=[([("a", "fails", 0), ("a", "ok", 0)], 0, None), ([], 0, None), ([], 0, None)],
+)
+@example(
+    # A refused record is not ACKED, and its copy in the same micro-batch is not lost.
+    taken=[([("a", "refused", 0), ("a", "ok", 0)], 0, "refused"), ([("a", "ok", 0)], 3, "folded")],
+)
+def test_one_record_of_a_key_has_effects_and_none_is_lost(bounds, taken):
+    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as path:
+        model, n = DedupModel(Path(path), bounds), 0
+        for some, wait_s, kill in taken:
+            records = []
+            for key, does, at in some:
+                n += 1
+                records.append(Record(n, key, does, None if at is None else BEGIN_MS + at))
+            model.take(records, wait_s, kill)
+        while model.waiting:
+            model.take([], 9)
+        written = [n for some in model.sink.written.values() for n in some]
+        assert sorted([*written, *model.dead, *model.ended]) == list(range(1, n + 1)), (
+            "each record ends once"
+        )
+
+
+def test_on_spark_a_killed_driver_leaves_each_key_once(tmp_path):
+    """A driver after the other dies a step further on, in a stream of files."""
+    write_files(tmp_path)
+    driver = in_processes(drive, 240)
+    for point in ("ran:0", "in-sink:0", "tables-recorded:1", "decided:2"):
+        assert driver(tmp_path, point) == -signal.SIGKILL, point
+    assert driver(tmp_path, "") == 0
+    source = pads.dataset(tmp_path / "in").to_table().to_pylist()
+    ids = {row["id"] for row in source}
+    dies = {number for number in ids if does(number) == "dies"}
+    written = pads.dataset(tmp_path / "out").to_table()["id"].to_pylist()
+    assert sorted(written) == sorted(ids - dies)
+    dead = sum(row["id"] in dies for row in source)  # each copy of a dead record had its chance
+    counts = json.loads((tmp_path / "told.json").read_text())
+    assert counts == [len(source), len(source) - dead, dead, 0]
+    ran = [tuple(map(int, line.split())) for line in (tmp_path / "ran").read_text().splitlines()]
+    per_batch = collections.defaultdict(set)
+    for number, key, n in ran:
+        per_batch[number, key].add(n)
+    assert all(len(copies) == 1 for copies in per_batch.values()), "two copies ran in a micro-batch"
+
+
+@given(st.lists(st.lists(st.sampled_from([None, 0, 1, 2, 7, 2**40]), max_size=6), max_size=9))
+def test_a_task_lets_the_first_row_of_each_key_pass(batches):
+    keys = SeenKeys(SHAPE, (), 0, np.empty(0, np.uint64), BEGIN_MS)
+    executor = DedupExecutor(DedupBolt("orders", Dedup(("key",), 1.0, None, None)), keys)
+    passed, behind, seen = [], [], set()
+    for some in batches:
+        rows = pa.record_batch({"key": pa.array(some, pa.int64())})
+        found = executor.process("orders", "default", rows, None)
+        passed += [x for one in found.emissions if one.stream == "default" for x in one.anchors[0]]
+        behind += [x for one in found.failures for x in one.handles]
+    wanted, flat = [], [key for some in batches for key in some]
+    for first, key in enumerate(flat):
+        if key is None or key not in seen:
+            wanted.append(first)
+        seen.add(key)
+    assert passed == wanted
+    assert sorted(passed + behind) == list(range(len(flat)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"dedup": "id", "within_s": 1}, "dedup of spout 'orders' names 'id'.*columns"),
+        ({"dedup": "key", "within_s": 1, "event_time": "n"}, "event_time.*timestamps, got 'n' of"),
+        ({"dedup": "key", "within_s": 1, "tracked": False}, "untracked record is never ACKED"),
+        ({"dedup": "key", "within_s": 1, "ordered_by": "key"}, "dedup and ordered_by"),
+        ({"dedup": ["key", "key"], "within_s": 1}, "must name a column once"),
+        ({"dedup": "key"}, "dedup of spout 'orders' needs a bound"),
+        ({"within_s": 1}, "within_s of spout 'orders' limits dedup, which is not set, got 1"),
+        ({"dedup": "key", "within_s": 0}, "within_s of spout 'orders' must be from"),
+        ({"dedup": "key", "within_keys": 0}, "within_keys of spout 'orders' must be at least 1"),
+        ({"dedup": "key", "within_keys": 1, "event_time": "at"}, "event_time.*is not set"),
+        ({"dedup": "key", "within_s": "1 day"}, "within_s .* must be a number of seconds.*'1 day'"),
+    ],
+)
+def test_refused_arguments(arguments, said):
+    with pytest.raises((TopologyError, TypeError, ValueError), match=said):
+        topology_of(**arguments)
+
+
+def test_bounds_may_change_and_the_key_may_not(tmp_path):
+    """A change of the key would forget what is ACKED, or take other records for copies."""
+    model = DedupModel(tmp_path, {"within_s": WITHIN_S})
+    model.take([Record(1, "a", "ok", None)], 0)
+    after = [
+        ({"dedup": "key", "within_s": 1, "within_keys": 9}, None),
+        (
+            {"dedup": "does", "within_s": WITHIN_S},
+            "the key key: binary, and has does: binary.*once without dedup",
+        ),
+    ]
+    for arguments, refused in after:
+        topology = topology_of(**arguments, sinks=[Writer()])
+        empty = {"orders": kept_schemas({"orders": RECORDS}, topology)["orders"]}
+        opened = {"sources": empty, "kind": "batch"}
+        with pytest.raises(CheckpointForeign, match="another topology"):
+            State.open(tmp_path / "checkpoint", topology, **opened)
+        if refused is None:
+            with State.open(tmp_path / "checkpoint", topology, accept_changes=True, **opened):
+                continue
+        with pytest.raises(CheckpointForeign, match=refused):
+            State.open(tmp_path / "checkpoint", topology, accept_changes=True, **opened)

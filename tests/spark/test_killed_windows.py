@@ -1,0 +1,78 @@
+"""Drivers of windows on real Spark, killed by SIGKILL at one step after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import defaultdict
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from killed_sinks import in_processes
+from killed_windows import BATCHES, WINDOWS, drive
+
+from ackcore.spark.inspect import table_reading
+
+STEPS = ["folded:1", "changes-recorded:1", "in-sink:2"]
+MORE = ["decided:0", "tables-recorded:1", "acted:2", "marked:2", "folded:3"]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("steps", [STEPS, pytest.param(MORE, marks=pytest.mark.faults)])
+def test_windows_of_killed_drivers_close_once_with_the_acked_orders(tmp_path, steps):
+    (tmp_path / "orders").mkdir()
+    for number, orders in enumerate(BATCHES):
+        rows = [
+            {"shop": shop, "ts": datetime.fromtimestamp(s, UTC), "n": n} for shop, s, n in orders
+        ]
+        file = tmp_path / "orders" / f"{number}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), file)
+        os.utime(file, (number, number))
+    driver = in_processes(drive, 240)
+    for step in steps:
+        assert driver(tmp_path, step) == -signal.SIGKILL, step
+    assert driver(tmp_path, "") == 0
+    assert json.loads((tmp_path / "dead.json").read_text()) in (
+        [[9, "Late", name]] for name in WINDOWS
+    )
+    orders = [one for some in BATCHES for one in some if one[2] != 9]
+    assert sorted(row["n"] for row in _rows(tmp_path / "rows")) == sorted(n for *_, n in orders)
+    for name, expected in (("tens", _tens(orders)), ("visits", _visits(orders))):
+        closed = [_key(row) for row in _rows(tmp_path / name)]
+        still_open = table_reading.read_table(
+            tmp_path / "checkpoint", name, lambda table: table_reading.first_rows(table, 99)
+        )
+        found = closed + [_key(row) for row in still_open.to_pylist()]
+        assert len(closed) >= 3
+        assert still_open.num_rows == 1
+        assert sorted(found) == sorted(expected)
+
+
+def _rows(path):
+    files = sorted(path.glob("batch_id=*/*.parquet"))
+    return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+def _key(row):
+    bounds = (row[name].replace(tzinfo=UTC).timestamp() for name in ("window_start", "window_end"))
+    return (row["shop"], *bounds, sorted(row["orders"]))
+
+
+def _tens(orders):
+    found = defaultdict(list)
+    for shop, s, n in orders:
+        found[shop, s // 10 * 10].append(n)
+    return [(shop, start, start + 10, sorted(some)) for (shop, start), some in found.items()]
+
+
+def _visits(orders):
+    found = []
+    for shop, s, n in sorted(orders):
+        if found and found[-1][0] == shop and s < found[-1][2]:
+            found[-1] = (shop, found[-1][1], s + 4, sorted([*found[-1][3], n]))
+        else:
+            found.append((shop, s, s + 4, [n]))
+    return found

@@ -1,0 +1,160 @@
+"""Windows and watermarks against plain Python."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ackcore.tables import collect, count, session, sliding, tumbling, watermarks
+from ackcore.tables.folding import finished, fold_rows
+from ackcore.tables.table_shape import TableShape
+from ackcore.tables.watermarks import NEVER, WindowWatermarks
+
+#: Times in units from 1 s to 1 ns: before 1970 and after, and two that are not usable.
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+SECONDS = st.one_of(st.integers(-30, 30), st.none())
+
+
+def shape_of(window, kind):
+    schema = pa.schema([("shop", pa.string()), ("ts", kind), ("n", pa.int64())])
+    return TableShape.of("t", schema, "shop", {"lines": collect("n", 99)}, window=window)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), SECONDS), max_size=20),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.sampled_from(list(UNITS)),
+    st.sampled_from([NEVER, -5_000, 0, 8_000]),
+)
+def test_each_row_is_in_the_windows_of_its_time_and_late_rows_in_none(
+    rows, size, step, unit, horizon
+):
+    step = min(size, step)
+    kind = pa.timestamp(unit, tz="Europe/Berlin")
+    raw = pa.array([None if s is None else s * UNITS[unit] for _, s in rows], pa.int64())
+    columns = [pa.array([shop for shop, _ in rows], pa.string()), raw.cast(kind)]
+    shape = shape_of(sliding(size, step, "ts"), kind)
+    batch = pa.record_batch([*columns, pa.array(range(len(rows)))], names=["shop", "ts", "n"])
+    found = {
+        (row["shop"], row["window_start"].timestamp()): (
+            row["window_end"].timestamp(),
+            row["lines"],
+        )
+        for row in finished(shape, fold_rows(shape, [batch], horizon)).to_pylist()
+    }
+    expected = {}
+    for n, (shop, s) in enumerate(rows):
+        starts = (
+            [] if s is None else [t for t in range(-50, 50) if t % step == 0 and t <= s < t + size]
+        )
+        if starts and (starts[0] + size) * 1000 > horizon:
+            for start in starts:
+                expected.setdefault((shop, start), (start + size, []))[1].append(n)
+    assert found == expected
+
+
+def test_times_out_of_range_are_not_usable_in_any_unit():
+    for unit, per_second in UNITS.items():
+        window = tumbling(1, "ts")
+        last = 253_402_300_799 * per_second
+        seconds = [-(2**62), 2**62, 0] if unit == "ns" else [last + per_second, -last, last, 0]
+        us, usable = window.times(pa.array(seconds, pa.int64()).cast(pa.timestamp(unit)))
+        expected = [True] * 3 if unit == "ns" else [False, False, True, True]
+        assert usable.tolist() == expected
+        assert us[-1] == 0
+
+
+def test_a_session_is_split_by_a_gap_and_not_by_less():
+    shape = shape_of(session(2.5, "ts"), pa.timestamp("ms"))
+    ms = pa.array([0, 2_499, 7_498, 4_998, 12_499], pa.int64()).cast(pa.timestamp("ms"))
+    batch = pa.record_batch([["a"] * 5, ms, range(5)], names=["shop", "ts", "n"])
+    rows = finished(shape, fold_rows(shape, [batch], NEVER)).sort_by("window_start").to_pylist()
+    assert [sorted(row["lines"]) for row in rows] == [[0, 1, 3], [2], [4]]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(-3, 9), st.lists(st.booleans(), max_size=4)),
+        max_size=40,
+    ),
+    st.sampled_from([1, 3, 64]),
+)
+def test_no_window_closes_over_a_waiting_record_however_few_marks_are_kept(steps, most):
+    """Each micro-batch reads a record; flags end the oldest waiting ones."""
+    window = tumbling(1, "ts", late_s=0)
+    marks, found = watermarks.MAX_MARKS, WindowWatermarks()
+    watermarks.MAX_MARKS = most
+    try:
+        waiting, now = [], 1_000
+        for later, advance, ends in steps:
+            now += later
+            waiting.append((now, found.reached))
+            waiting = [one for n, one in enumerate(waiting) if n >= len(ends) or not ends[n]]
+            times = {"s": max(found.reached, 0) + advance}
+            oldest = min((first for first, _ in waiting), default=None)
+            found = found.after(window, ["s"], now, times, oldest, False)
+            assert WindowWatermarks.of(found.body()) == found
+            assert len(found.marks) <= most
+            for first, bound in waiting:
+                assert found.closed <= found.bound(first) <= bound
+            if not waiting:
+                assert found.closed == found.reached
+    finally:
+        watermarks.MAX_MARKS = marks
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "text"),
+    [
+        (lambda: tumbling("1 hour", "ts"), TypeError, "size_s must be a number of seconds"),
+        (lambda: tumbling(True, "ts"), TypeError, "size_s must be a number of seconds"),
+        (lambda: tumbling(0, "ts"), ValueError, "size_s must be seconds from 0.001"),
+        (lambda: tumbling(float("nan"), "ts"), ValueError, "size_s must be seconds from"),
+        (lambda: tumbling(1.0005, "ts"), ValueError, "size_s must be a multiple of 0.001"),
+        (lambda: tumbling(1, 5), TypeError, "time must be the name of a column, got 5"),
+        (lambda: tumbling(1, "ts", late_s=-1), ValueError, "late_s must be seconds from 0 to"),
+        (lambda: tumbling(1, "ts", idle_s=0), ValueError, "idle_s must be seconds from 0.001"),
+        (lambda: sliding(1, 2, "ts"), ValueError, "step_s must be from size_s / 1,000 to size_s"),
+        (lambda: sliding(5_000, 1, "ts"), ValueError, "step_s must be from size_s / 1,000"),
+        (lambda: session(-1, "ts"), ValueError, "gap_s must be seconds from"),
+    ],
+)
+def test_wrong_windows_are_refused_by_name(made, error, text):
+    with pytest.raises(error, match=text):
+        made()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"window": tumbling(1, "at")}, ValueError, "time of window must be of the columns"),
+        ({"window": tumbling(1, "n")}, TypeError, "time of window must be a column of timestamps"),
+        ({"ttl_s": 5}, ValueError, "ttl_s must be None with window"),
+        ({"value": {"window_end": count()}}, ValueError, "'window_end' is that of a column of"),
+        ({"key": "window_start"}, ValueError, "'window_start' is that of a column of windows"),
+    ],
+)
+def test_windows_that_do_not_fit_a_table_are_refused_by_name(changes, error, text):
+    schema = pa.schema([("shop", pa.string()), ("ts", pa.timestamp("s")), ("n", pa.int64())])
+    of = {"key": "shop", "value": {"n": count()}, "window": tumbling(1, "ts"), **changes}
+    with pytest.raises(error, match=text):
+        TableShape.of("t", schema, **of)
+
+
+def test_the_slowest_spout_counts_until_it_is_idle():
+    window = tumbling(1, "ts", late_s=2, idle_s=30)
+    found = WindowWatermarks().after(window, "ab", 0, {"a": 9_000}, None, False)
+    assert found.closed == NEVER
+    found = found.after(window, "ab", 10_000, {"b": 5_000}, None, False)
+    assert found.closed == 3_000
+    found = found.after(window, "ab", 39_999, {"a": 20_000}, None, False)
+    assert found.closed == 3_000
+    found = found.after(window, "ab", 40_000, {}, None, False)
+    assert found.closed == 18_000
+    # A spout that returns does not move the bound back.
+    found = found.after(window, "ab", 41_000, {"b": 6_000}, None, False)
+    assert (found.reached, found.closed) == (18_000, 18_000)
+    assert found.after(window, "ab", 99_000, {}, None, False).closed == 18_000
