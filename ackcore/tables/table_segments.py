@@ -34,14 +34,8 @@ _ABSENT: Note = {"nulls": "all", "at": (0, 0)}
 def write_segment(shape: TableShape, stored: pa.Table, lo: int = 0, hi: int = HASH_END) -> bytes:
     """Return the bytes of a segment.
 
-    Parameters
-    ----------
-    shape : TableShape
-        The table.
-    stored : pyarrow.Table
-        Rows with ``shape.stored_schema``, ascending by hash, one per key.
-    lo, hi : int, default all hashes
-        The range of hashes that the segment covers: from ``lo`` to below ``hi``.
+    ``stored``: rows with ``shape.stored_schema``, ascending by hash, one per key. ``lo``, ``hi``:
+    the range of hashes that the segment covers: from ``lo`` to below ``hi``.
     """
     n = stored.num_rows
     index = HashIndex.of(one_chunk(stored.column(HASH)).to_numpy(), lo, hi)
@@ -76,21 +70,13 @@ def write_segment(shape: TableShape, stored: pa.Table, lo: int = 0, hi: int = HA
 
 @dataclass(frozen=True)
 class TableSegment:
-    """An open segment, or the part of one in a range of hashes.
+    """An open segment, or the part of one in a range of hashes."""
 
-    Attributes
-    ----------
-    shape : TableShape
-        The table; a state that the segment does not have is null.
-    lo, hi : int
-        The range of hashes: from ``lo`` to below ``hi``.
-    start, stop : int
-        The range of rows.
-    """
-
-    shape: TableShape
+    shape: TableShape  # the table; a state that the segment does not have is null
+    #: The range of hashes: from ``lo`` to below ``hi``.
     lo: int
     hi: int
+    #: The range of rows.
     start: int
     stop: int
     _index: HashIndex
@@ -226,14 +212,8 @@ def rows_in(
 class TableReader:
     """The rows of a table in all its segments.
 
-    Parameters
-    ----------
-    shape : TableShape
-        The table.
-    segments : sequence of TableSegment
-        The newest first; a row replaces that of the same key in older segments.
-    horizon_ms : int
-        The time in milliseconds since 1970 at which rows with a ttl may have expired.
+    ``segments``: the newest first; a row replaces that of the same key in older segments.
+    ``horizon_ms``: the time in milliseconds since 1970 at which rows with a ttl may have expired.
     """
 
     def __init__(
@@ -246,10 +226,7 @@ class TableReader:
     def lookup(self, keys: pa.RecordBatch | pa.Table) -> pa.Table:
         """Return the stored row of each key.
 
-        Parameters
-        ----------
-        keys : pyarrow.RecordBatch or pyarrow.Table
-            The columns of the key; other columns are ignored.
+        ``keys``: the columns of the key; other columns are ignored.
 
         Returns
         -------
