@@ -96,7 +96,7 @@ def _heading(status: CheckpointStatus) -> Text:
     if under_way is not None:
         since = span_of(status.at_ms - under_way.planned_ms)
         step, then = ("is decided, the sinks write it" if under_way.decided else "runs"), ""
-        if holder is None or not holder.holds:
+        if holder is None or holder.holds is False:
             step, then = "was not finished", "; the next start continues it"
         again = f", {under_way.due} retries" if under_way.due else ""
         crashes = f", {under_way.crashes} runs crashed" if under_way.crashes else ""

@@ -78,7 +78,7 @@ const showHead = (s) => {
   byId("runs").textContent = s.epoch ? `${text}, epoch ${s.epoch}` : text;
   byId("runs").className = `state ${kind}`;
   const way = s.under_way;
-  const now = way ? `micro-batch ${way.number} ${!holder?.holds ? "was not finished" : way.decided ? "is being written" : "runs"}, planned ${span(Math.max(0, s.at_ms - way.planned_ms))} before; ` : "";
+  const now = way ? `micro-batch ${way.number} ${!holder || holder.holds === false ? "was not finished" : way.decided ? "is being written" : "runs"}, planned ${span(Math.max(0, s.at_ms - way.planned_ms))} before; ` : "";
   byId("read").textContent = `${now}as of ${moment(s.at_ms)}`;
 };
 
