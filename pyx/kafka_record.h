@@ -36,9 +36,8 @@ static inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, 
 
 /* Return the end of a record without headers that begins at `at`, and has this key and value.
  * Return NULL if that is not certain, also for an empty or missing value, and for `at` NULL. */
-static inline const uint8_t *end_of_plain(
-    const uint8_t *at, const uint8_t *key, size_t key_size, const uint8_t *value, size_t size
-) {
+static inline const uint8_t *end_of_plain(const uint8_t *at, const uint8_t *key, size_t key_size,
+                                          const uint8_t *value, size_t size) {
     const uint8_t *after_key = key ? key + key_size : at, *body, *place;
     int64_t length = 0, skipped = 0, of_key = 0, of_value = 0;
     if (!at || !value) return NULL;

@@ -230,7 +230,7 @@ def test_an_expired_row_hides_older_rows_until_a_merge_into_the_base():
 def test_a_micro_batch_merges_little_and_each_row_is_rewritten_rarely(
     row_bytes, rows, batches, keys, most, times
 ):
-    """Yield rows of ``keys`` keys, in random order; infinitely many if each row has a new key."""
+    """The rows have ``keys`` keys, in random order; infinitely many if each row has a new key."""
     names, infos, written, weights = itertools.count(), [], 0, []
 
     def put(size, lo, hi):
