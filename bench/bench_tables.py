@@ -8,6 +8,7 @@ states, merge, write the segment.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from pathlib import Path
@@ -18,14 +19,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from ackcore.spark.checkpoint.segment_files import SegmentFiles
+from ackcore.spark.checkpoint.table_records import TableState
+from ackcore.spark.sinks.sink_batch import BatchFile
+from ackcore.spark.stores.local import LocalStore
+from ackcore.spark.tables.table_fold import TableFold
+from ackcore.spark.tasks.row_files import ROOT, RowFileWriter
 from ackcore.tables import count, latest, session, sum_of, tumbling
 from ackcore.tables.folding import fold_rows, merge_states
-from ackcore.tables.table_compaction import SegmentInfo, merges_due
+from ackcore.tables.table_compaction import SegmentInfo
 from ackcore.tables.table_segments import (
     RANGE_ROWS,
     TableReader,
     TableSegment,
-    merged_rows,
+    merged_parts,
     write_segment,
 )
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
@@ -53,32 +60,42 @@ class StoredBase:
     """A base of segments in files, which are mapped into memory."""
 
     def __init__(self, directory: Path, keys: int) -> None:
-        self.directory, self.keys = directory, keys
+        self.directory, self.keys, self.names = directory, keys, itertools.count()
         parts = [
             fold_rows(SHAPE, [orders(shops, 1)], 0)
             for shops in np.array_split(np.arange(keys), max(1, keys // 1_000_000))
         ]
         self.deltas = [TableSegment.open(write_segment(SHAPE, part), SHAPE) for part in parts]
-        infos = [SegmentInfo(str(n), len(part), 0, 0, HASH_END) for n, part in enumerate(parts)]
-        self.merges = merges_due(infos) or [None]
-        self.nbytes = 0
+        self.infos: list[SegmentInfo] = []
         self.compact()
 
     def compact(self) -> None:
         """Merge the deltas into the base, range by range."""
-        self.nbytes = 0
-        for number, merge in enumerate(self.merges):
-            lo, hi = (merge.lo, merge.hi) if merge else (0, HASH_END)
-            rows = pa.concat_tables(merged_rows(SHAPE, self.deltas, lo, hi, None))
-            data = write_segment(SHAPE, rows, lo, hi)
-            self.nbytes += len(data)
-            (self.directory / f"{number}.arrow").write_bytes(data)
+        self.infos.clear()
+        for lo, hi, rows in merged_parts(SHAPE, self.deltas, 0, HASH_END, None):
+            self.put(rows, lo, hi, len(self.infos))
+
+    def put(self, rows: pa.Table, lo: int, hi: int, place: int) -> SegmentInfo:
+        """Write a segment at a place among the others."""
+        data = write_segment(SHAPE, rows, lo, hi)
+        file = f"{next(self.names)}.arrow"
+        (self.directory / file).write_bytes(data)
+        self.infos.insert(place, SegmentInfo(file, len(rows), len(data), lo, hi))
+        return self.infos[place]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all files."""
+        return sum(info.nbytes for info in self.infos)
 
     def reader(self) -> TableReader:
         """Open all files."""
-        paths = [self.directory / f"{number}.arrow" for number in range(len(self.merges))]
-        buffers = [pa.memory_map(str(path)).read_buffer() for path in paths]
-        return TableReader(SHAPE, [TableSegment.open(each, SHAPE) for each in buffers], 0)
+        return TableReader(SHAPE, [self.opened(info) for info in self.infos], 0)
+
+    def opened(self, info: SegmentInfo) -> TableSegment:
+        """Map a segment into memory."""
+        buffer = pa.memory_map(str(self.directory / info.file)).read_buffer()
+        return TableSegment.open(buffer, SHAPE, info.lo, info.hi)
 
     def fold(self, reader: TableReader, rows: pa.Table) -> None:
         """Fold a micro-batch, and write its segment."""
@@ -184,6 +201,72 @@ def bench_bytes_against_parquet(base, report_ratio, tmp_path):
         pq.write_table(stored.drop_columns([HASH]), tmp_path / "part.parquet")
         ratio = len(write_segment(shape, stored)) / (tmp_path / "part.parquet").stat().st_size
         report_ratio(f"bytes against Parquet, keys {texts[0]}", [ratio], 1.5, True)
+
+
+class FoldedTable:
+    """A table in a checkpoint's files, into which the driver folds micro-batches."""
+
+    def __init__(self, directory: Path, base: StoredBase) -> None:
+        self.directory, self.keys, self.number = directory, base.keys, 0
+        self.files = SegmentFiles(LocalStore(directory), 1)
+        self.state = TableState(SHAPE.structure(), 0)
+        segments = [
+            self.files.put(
+                SHAPE.name, 0, (base.directory / each.file).read_bytes(), *each[1:2], *each[3:5]
+            )
+            for each in base.infos
+        ]
+        self.state = self.state._replace(rows=base.keys, segments=tuple(segments))
+
+    def fold(self, rows: int) -> float:
+        """Return the seconds of the fold of some rows, with its merges."""
+        self.number += 1
+        shops = np.random.default_rng(self.number).integers(0, self.keys, rows)
+        batch = orders(shops, self.number).append_column(ROOT, pa.nulls(rows, pa.int64()))
+        file = RowFileWriter(str(self.directory / f"work-{self.number}"), batch.schema, 0, 0)
+        file.write(batch)
+        name, count_of, _ = file.finish()
+        path = os.path.join(self.directory, f"work-{self.number}", name)
+        fold = TableFold(self.files, SHAPE, self.number, 0)
+        start = time.perf_counter()
+        files = [BatchFile(path, count_of, nbytes=file.nbytes)]
+        self.state = fold.folded(self.state, files, np.empty(0, np.int64))
+        seconds = time.perf_counter() - start
+        kept = {each.file for each in self.state.segments}
+        for segment in (self.directory / "tables" / SHAPE.name).iterdir():
+            if f"{SHAPE.name}/{segment.name}" not in kept:
+                segment.unlink()
+        return seconds
+
+
+def anonymous_mb() -> float:
+    """Return the memory of this process without pages of files, in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("RssAnon"))
+
+
+@pytest.mark.parametrize(("rows", "batches"), [(1_000, 1_000), (20_000, 200)])
+def bench_micro_batches_of_a_large_table(base, quick, rows, batches, report_ratio, tmp_path):
+    """Wall time of the driver: read, fold, write the segment durably, and merge."""
+    table = FoldedTable(tmp_path, base)
+    taken, memory = [], []
+    for _ in range(20 if quick else batches):
+        taken.append(table.fold(rows))
+        memory.append(anonymous_mb())
+    label = f"micro-batch of {rows:,} rows"
+    report_ratio(
+        f"{label}, table of {base.keys:,} keys", taken, 0.15 if rows == 1_000 else None, True, "s"
+    )
+    report_ratio(
+        f"{label}, the slowest above the median", [max(taken) - np.median(taken)], 1, True, "s"
+    )
+    half = len(memory) // 2
+    report_ratio(
+        f"{label}, memory of the second half against the first",
+        [max(memory[half:]) / max(memory[:half])],
+        1.1,
+        True,
+    )
 
 
 def totals_of_spark(source):

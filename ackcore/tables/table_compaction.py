@@ -1,18 +1,30 @@
-"""Compaction: the choice of the segments of a table that are merged."""
+"""Compaction: the choice of the segments of a table that are merged.
+
+The oldest segments are the base: their ranges are disjoint.  All newer ones are deltas, at first
+one of all hashes per micro-batch.  A merge is of a range of hashes, so that it takes a bounded
+time: the merged segments lose the range, and keep the rest until later merges take it.  The choice
+depends on the segments alone: a driver that starts continues where another one ended.
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from ackcore.tables.table_segments import ranges_of
+from ackcore.tables import table_segments
 from ackcore.tables.table_shape import HASH_END
 
-#: The number of deltas from which some are merged.
+#: The number of deltas over a hash from which some are merged with each other.
 MAX_DELTAS = 8
-#: Deltas are merged into the base when they have this part of its rows, and at least so many rows.
-DELTA_PART, DELTA_ROWS = 0.25, 50_000
+#: The deltas have at most about this part of the base's size, or that of so many small rows.
+DELTA_PART, DELTA_ROWS = 0.125, 50_000
+#: Rows that are merged per new row at most, if they are more than a range.
+MERGED_PER_ROW = 5
+#: Of ranges that gain about as much by a merge, the first is merged, so that ranges stay connected.
+_ABOUT = 0.75
 
 
 class SegmentInfo(NamedTuple):
@@ -23,11 +35,13 @@ class SegmentInfo(NamedTuple):
     file : str
         The name of the file.
     rows : int
-        The number of rows.
+        The number of rows in the range.
     nbytes : int
         The size of the file in bytes.
     lo, hi : int
-        The range of hashes that the segment covers: from ``lo`` to below ``hi``.
+        The range of hashes that count: from ``lo`` to below ``hi``.  The file may have others.
+    part : float
+        The part of the file's rows that are in the range.
     """
 
     file: str
@@ -35,20 +49,21 @@ class SegmentInfo(NamedTuple):
     nbytes: int
     lo: int
     hi: int
+    part: float = 1.0
 
 
 class SegmentMerge(NamedTuple):
-    """A merge of segments into one segment.
+    """A merge of a range of segments.
 
     Attributes
     ----------
     segments : tuple of SegmentInfo
         The segments to read, the newest first.
     lo, hi : int
-        The range of hashes of the new segment: from ``lo`` to below ``hi``.
+        The range of hashes: from ``lo`` to below ``hi``.
     into_base : bool
-        Whether nothing older than the new segment remains.  Only then may expired rows be dropped:
-        pass ``horizon_ms`` to `merged_rows` if it is True, and None if it is False.
+        Whether nothing older than the result remains.  Only then may expired rows be dropped:
+        pass ``horizon_ms`` to `merged_parts` if it is True, and None if it is False.
     """
 
     segments: tuple[SegmentInfo, ...]
@@ -56,55 +71,147 @@ class SegmentMerge(NamedTuple):
     hi: int
     into_base: bool
 
+    @property
+    def weight(self) -> float:
+        """The size of the merge; see `weight_of`."""
+        return weight_of(self.segments, self.lo, self.hi)
 
-def merges_due(segments: Sequence[SegmentInfo]) -> list[SegmentMerge]:
-    """Return the merges that a table needs now, maybe none.
 
-    All of them are of one kind: of the newest deltas, or of all segments into a new base.  Each
-    makes the segment of one range.  A record that has the new segments drops every segment that
-    is named in any of them.  Merges are independent of each other: tasks may run them in parallel.
+def weight_of(segments: Iterable[SegmentInfo], lo: int = 0, hi: int = HASH_END) -> float:
+    """Return the estimated size of a range of segments; 1 is that of a scan's or a merge's step."""
+    rows = nbytes = 0.0
+    for each in segments:
+        share = max(0, min(hi, each.hi) - max(lo, each.lo)) / (each.hi - each.lo)
+        rows += share * each.rows
+        nbytes += share * each.nbytes * each.part
+    return max(rows / table_segments.RANGE_ROWS, nbytes / table_segments.RANGE_BYTES)
+
+
+def merge_due(segments: Sequence[SegmentInfo]) -> SegmentMerge | None:
+    """Return the merge that a table needs next, or None.
 
     Parameters
     ----------
     segments : sequence of SegmentInfo
         The segments of the table, the newest first.
     """
-    base, *deltas = _runs(segments) or [[]]
-    deltas.reverse()
-    sizes = [sum(each.rows for each in delta) for delta in deltas]
-    if sum(sizes) > max(DELTA_ROWS, DELTA_PART * sum(each.rows for each in base)):
-        return _by_range(segments, True)
+    deltas, base = _divided(segments)
+    return _of_deltas(deltas) or _into_base(deltas, base)
+
+
+def after_merge(
+    segments: Sequence[SegmentInfo],
+    merge: SegmentMerge,
+    made: Sequence[SegmentInfo],
+    rows_between: Callable[[SegmentInfo, int, int], int],
+) -> tuple[SegmentInfo, ...]:
+    """Return the segments of a table after a merge, the newest first.
+
+    Parameters
+    ----------
+    segments : sequence of SegmentInfo
+        The segments before.
+    merge : SegmentMerge
+        The merge.
+    made : sequence of SegmentInfo
+        The segments that it made, of disjoint ranges.
+    rows_between : callable
+        Returns the number of rows of a segment in a range of hashes.
+    """
+    kept: list[SegmentInfo] = []
+    end = 0
+    for segment in segments:
+        if segment not in merge.segments:
+            kept.append(segment)
+            continue
+        before = segment.lo, min(segment.hi, merge.lo)
+        behind = max(segment.lo, merge.hi), segment.hi
+        for lo, hi in (before, behind):
+            rows = rows_between(segment, lo, hi) if lo < hi else 0
+            if rows:
+                part = segment.part * rows / segment.rows
+                kept.append(segment._replace(rows=rows, lo=lo, hi=hi, part=part))
+        end = len(kept)
+    if merge.into_base:
+        end = len(kept)
+    return (*kept[:end], *(each for each in made if each.rows), *kept[end:])
+
+
+def _divided(segments: Sequence[SegmentInfo]) -> tuple[Sequence[SegmentInfo], list[SegmentInfo]]:
+    """Return the deltas, the newest first, and the base by hash."""
+    base: list[SegmentInfo] = []
+    for place in range(len(segments) - 1, -1, -1):
+        new = segments[place]
+        at = bisect.bisect(base, new.lo, key=_lo)
+        if (at and base[at - 1].hi > new.lo) or (at < len(base) and base[at].lo < new.hi):
+            return segments[: place + 1], base
+        base.insert(at, new)
+    return (), base
+
+
+def _lo(segment: SegmentInfo) -> int:
+    return segment.lo
+
+
+def _of_deltas(deltas: Sequence[SegmentInfo]) -> SegmentMerge | None:
+    """Return the merge of the newest deltas, if a hash has many."""
     if len(deltas) <= MAX_DELTAS:
-        return []
+        return None
+    ends = sorted({end for each in deltas for end in (each.lo, each.hi)})
+    cells = [
+        (lo, [place for place, each in enumerate(deltas) if each.lo <= lo and hi <= each.hi])
+        for lo, hi in itertools.pairwise(ends)
+    ]
+    lo, places = max(cells, key=lambda cell: len(cell[1]))
+    if len(places) <= MAX_DELTAS:
+        return None
     # Few enough rows that the next older delta has more: each row is merged rarely.
+    sizes = [deltas[place].rows / (deltas[place].hi - deltas[place].lo) for place in places]
     merged, count = sizes[0], 1
-    while count < len(deltas) and (count < 2 or sizes[count] < merged):
+    while count < len(places) and (count < 2 or sizes[count] < merged):
         merged += sizes[count]
         count += 1
-    return _by_range(segments[: sum(map(len, deltas[:count]))], False)
+    newest = deltas[: places[count - 1] + 1]
+    weight = weight_of(newest)
+    if weight <= 1:
+        return _of_range(newest, 0, HASH_END, False)
+    hi = min(HASH_END, lo + int(HASH_END / weight))
+    return _of_range(newest, lo, hi, False)
 
 
-def _runs(segments: Sequence[SegmentInfo]) -> list[list[SegmentInfo]]:
-    """Return segments in runs of disjoint ranges, the oldest first: the base, then the deltas."""
-    runs: list[list[SegmentInfo]] = []
+def _into_base(deltas: Sequence[SegmentInfo], base: Sequence[SegmentInfo]) -> SegmentMerge | None:
+    """Return the merge of all segments of a range, if the deltas have many rows."""
+    most = max(DELTA_ROWS / table_segments.RANGE_ROWS, DELTA_PART * weight_of(base))
+    if weight_of(deltas) <= most:
+        return None
+    segments = (*deltas, *base)
     ranges: list[tuple[int, int]] = []
-    for segment in reversed(segments):
-        place = bisect.bisect(ranges, (segment.lo, segment.hi))
-        before, after = ranges[max(0, place - 1) : place], ranges[place : place + 1]
-        if not runs or any(segment.lo < hi and lo < segment.hi for lo, hi in before + after):
-            runs.append([])
-            ranges, place = [], 0
-        runs[-1].append(segment)
-        ranges.insert(place, (segment.lo, segment.hi))
-    return runs
+    for lo, hi in _cells(base):
+        if ranges and weight_of(segments, ranges[-1][0], hi) <= 1:
+            ranges[-1] = ranges[-1][0], hi
+        else:
+            ranges.append((lo, hi))
+    gains = [weight_of(deltas, lo, hi) / (weight_of(base, lo, hi) or 1e-9) for lo, hi in ranges]
+    best = max(gains)
+    lo, hi = next(each for each, gain in zip(ranges, gains, strict=True) if gain >= _ABOUT * best)
+    return _of_range(segments, lo, hi, True)
 
 
-def _by_range(segments: Sequence[SegmentInfo], into_base: bool) -> list[SegmentMerge]:
-    """Return the merges of segments into ranges of about equal size."""
-    rows, nbytes = sum(each.rows for each in segments), sum(each.nbytes for each in segments)
-    return [
-        SegmentMerge(
-            tuple(each for each in segments if each.lo < hi and lo < each.hi), lo, hi, into_base
-        )
-        for lo, hi in ranges_of(0, HASH_END, rows, nbytes)
-    ]
+def _cells(base: Sequence[SegmentInfo]) -> Iterable[tuple[int, int]]:
+    """Yield all hashes in ranges: those of the base, in parts if they are large, and the rest."""
+    end = 0
+    for segment in base:
+        if end < segment.lo:
+            yield end, segment.lo
+        parts = math.ceil(weight_of([segment])) or 1
+        wide = segment.hi - segment.lo
+        cuts = [segment.lo + wide * part // parts for part in range(parts + 1)]
+        yield from itertools.pairwise(cuts)
+        end = segment.hi
+    if end < HASH_END:
+        yield end, HASH_END
+
+
+def _of_range(segments: Sequence[SegmentInfo], lo: int, hi: int, into_base: bool) -> SegmentMerge:
+    found = tuple(each for each in segments if each.lo < hi and lo < each.hi)
+    return SegmentMerge(found, lo, hi, into_base)

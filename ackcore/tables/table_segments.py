@@ -1,7 +1,8 @@
 """Segments of a table: stored rows as Arrow files, and look-ups and scans over several of them.
 
-A segment has the rows of a range of hashes, ascending by hash.  Instead of the hash of 64 bits it
-stores the 32 bits that are needed within the range; keys are compared where these are equal.
+A segment has the rows of a range of hashes, ascending by hash.  It does not store the hashes: an
+index finds the rows that may have one, and the keys of these rows are compared.  The file has one
+row, in which each stored column is a list, because the index is shorter than the columns.
 """
 
 from __future__ import annotations
@@ -9,20 +10,25 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from ackcore._records import Int64s
 from ackcore.tables.folding import live_rows, newest_rows
+from ackcore.tables.hash_index import HashIndex
 from ackcore.tables.key_groups import UInt64s, rows_equal
-from ackcore.tables.segment_columns import Note, packed, unpacked
+from ackcore.tables.segment_columns import Bytes, Note, packed, unpacked
 from ackcore.tables.table_shape import EXPIRES, HASH, HASH_END, TableShape, one_chunk
 
 #: The rows and bytes of all segments that a scan or a merge reads at once, about.
 RANGE_ROWS, RANGE_BYTES = 500_000, 128 << 20
 _NOTES = b"ackcore.segment"
+#: The stored columns of the index, and that of the columns of fixed width.
+_DISTANCES, _BITS, _BLOCK = "_distances", "_bits", "_block"
+#: The note of a column that a segment lacks.
+_ABSENT: Note = {"nulls": "all", "at": (0, 0)}
 
 
 def write_segment(shape: TableShape, stored: pa.Table, lo: int = 0, hi: int = HASH_END) -> bytes:
@@ -37,161 +43,188 @@ def write_segment(shape: TableShape, stored: pa.Table, lo: int = 0, hi: int = HA
     lo, hi : int, default all hashes
         The range of hashes that the segment covers: from ``lo`` to below ``hi``.
     """
-    hashes: UInt64s = one_chunk(stored.column(HASH)).to_numpy()
-    shift = max(0, (hi - lo - 1).bit_length() - 32)
-    columns = [pa.array(_short(hashes, lo, shift))]
+    n = stored.num_rows
+    index = HashIndex.of(one_chunk(stored.column(HASH)).to_numpy(), lo, hi)
+    columns = {_DISTANCES: pa.array(index.distances), _BITS: pa.array(index.bits)}
     notes: dict[str, Note] = {}
-    names = stored.schema.names[1:]
-    for name in names:
+    blocks: list[Bytes] = []
+    width = 0
+    for name in stored.schema.names[1:]:
         column, notes[name] = packed(one_chunk(stored.column(name)))
-        columns.append(column)
-    about = {"lo": lo, "hi": hi, "shift": shift, "columns": notes}
+        if isinstance(column, np.ndarray):
+            blocks.append(column)
+            notes[name]["at"] = [width, width + column.shape[1]]
+            width += column.shape[1]
+        else:
+            columns[name] = column
+    if width:
+        block = np.concatenate(blocks, axis=1)
+        data = pa.py_buffer(block)
+        columns[_BLOCK] = pa.Array.from_buffers(pa.binary(width), n, [None, data])
+    about = {"rows": n, "lo": lo, "hi": hi, "base": index.base, "columns": notes}
+    lists = [pa.LargeListArray.from_arrays([0, len(each)], each) for each in columns.values()]
     schema = pa.schema(
-        [pa.field(name, column.type) for name, column in zip((HASH, *names), columns, strict=True)],
+        [pa.field(name, each.type) for name, each in zip(columns, lists, strict=True)],
         metadata={_NOTES: json.dumps(about).encode()},
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+        writer.write_batch(pa.RecordBatch.from_arrays(lists, schema=schema))
     written: bytes = sink.getvalue().to_pybytes()
     return written
 
 
-def _short(hashes: UInt64s, lo: int, shift: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """Return the bits of hashes that a segment stores."""
-    return ((hashes - np.uint64(lo)) >> np.uint64(shift)).astype(np.uint32)
-
-
 @dataclass(frozen=True)
 class TableSegment:
-    """An open segment.
+    """An open segment, or the part of one in a range of hashes.
 
     Attributes
     ----------
     shape : TableShape
         The table; a state that the segment does not have is null.
-    batch : pyarrow.RecordBatch
-        The stored columns, which share the memory of the buffer.
     lo, hi : int
-        The range of hashes that the segment covers: from ``lo`` to below ``hi``.
+        The range of hashes: from ``lo`` to below ``hi``.
+    start, stop : int
+        The range of rows.
     """
 
     shape: TableShape
-    batch: pa.RecordBatch
     lo: int
     hi: int
-    _shift: int
+    start: int
+    stop: int
+    _index: HashIndex
+    _block: Bytes
+    _columns: dict[str, pa.Array]
     _notes: dict[str, Note]
 
     @classmethod
-    def open(cls, buffer: pa.Buffer | bytes, shape: TableShape) -> TableSegment:
-        """Return the segment in a buffer, such as a memory-mapped file; nothing is copied."""
+    def open(
+        cls, buffer: pa.Buffer | bytes, shape: TableShape, lo: int = 0, hi: int = HASH_END
+    ) -> TableSegment:
+        """Return the segment in a buffer, such as a memory-mapped file; nothing is copied.
+
+        Rows whose hashes are below ``lo``, or ``hi`` or more, are left out.
+        """
         reader = pa.ipc.open_file(pa.BufferReader(buffer))
         about = json.loads(reader.schema.metadata[_NOTES])
         batch = reader.get_batch(0)
-        return cls(shape, batch, about["lo"], about["hi"], about["shift"], about["columns"])
+        columns = {
+            name: column.values
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        n = about["rows"]
+        block = np.empty((n, 0), np.uint8)
+        if _BLOCK in columns:
+            stored = columns.pop(_BLOCK)
+            width = stored.type.byte_width
+            block = np.frombuffer(stored.buffers()[1], np.uint8, n * width).reshape(n, width)
+        index = HashIndex(
+            n,
+            about["lo"],
+            about["hi"],
+            about["base"],
+            columns.pop(_DISTANCES).to_numpy(),
+            columns.pop(_BITS).to_numpy(),
+        )
+        whole = cls(shape, index.lo, index.hi, 0, n, index, block, columns, about["columns"])
+        return whole.between(lo, hi)
 
     @property
     def rows(self) -> int:
         """The number of rows."""
-        return int(self.batch.num_rows)
+        return self.stop - self.start
 
-    def lookup(self, hashes: UInt64s, keys: Sequence[pa.Array]) -> tuple[Int64s, pa.Table]:
-        """Return the keys that the segment has, and their rows.
+    @property
+    def nbytes(self) -> int:
+        """The size of the rows in bytes, as they are stored."""
+        nbytes: int = self.rows * (1 + self._block.shape[1])
+        for column in self._columns.values():
+            nbytes += column.slice(self.start, self.rows).nbytes
+        return nbytes
 
-        Parameters
-        ----------
-        hashes : numpy.ndarray of uint64
-            The hashes of the keys, ascending and in the segment's range.
-        keys : sequence of pyarrow.Array
-            The columns of the keys, in plain types.
+    def between(self, lo: int, hi: int) -> TableSegment:
+        """Return the part of the segment in a range of hashes; nothing is copied."""
+        lo, hi = max(lo, self.lo), min(hi, self.hi)
+        if lo >= hi:
+            return replace(self, hi=self.lo, stop=self.start)
+        if (lo, hi) == (self.lo, self.hi):
+            return self
+        start, stop = self.places(lo, hi)
+        return replace(self, lo=lo, hi=hi, start=self.start + start, stop=self.start + stop)
 
-        Returns
-        -------
-        tuple
-            The numbers of the keys that are found, and a row with ``shape.stored_schema`` for each.
-        """
-        stored = self._short_hashes
-        wanted = _short(hashes, self.lo, self._shift)
-        places = np.searchsorted(stored, wanted)
-        left = np.arange(len(hashes))
-        numbers = [left[:0]]
-        tables: list[pa.Table] = []
-        while True:
-            left = left[places[left] < len(stored)]
-            left = left[stored[places[left]] == wanted[left]]
-            if tables and not len(left):
-                break
-            rows = self._table(self.batch.take(pa.array(places[left])), hashes[left])
-            mine = [one_chunk(rows.column(field.name)) for field in self.shape.key]
-            equal = rows_equal(keys, left, mine, None)
-            numbers.append(left[equal])
-            tables.append(rows if equal.all() else rows.filter(pa.array(equal)))
-            left = left[~equal]
-            places[left] += 1
-        return np.concatenate(numbers), pa.concat_tables(tables)
+    def places(self, lo: int, hi: int) -> tuple[int, int]:
+        """Return the first row in a range of hashes, and the row after the last."""
+        start, stop = (min(max(self._place(each), self.start), self.stop) for each in (lo, hi))
+        return start - self.start, stop - self.start
+
+    def candidates(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
+        """Return the rows that may have some hashes, as `HashIndex.candidates` does."""
+        return self._index.candidates(hashes)
 
     def rows_of(self, hashes: UInt64s) -> pa.Table:
         """Return all rows with some hashes, which ascend; with ``shape.stored_schema``."""
-        last = np.uint64(self.hi - 1)
-        hashes = hashes[(hashes >= np.uint64(self.lo)) & (hashes <= last)]
-        stored, wanted = self._short_hashes, np.unique(_short(hashes, self.lo, self._shift))
-        first, end = (np.searchsorted(stored, wanted, side) for side in ("left", "right"))
-        counts = end - first
-        offsets = np.repeat(first - np.cumsum(counts) + counts, counts)
-        rows = self.take(offsets + np.arange(len(offsets)))
-        return rows.filter(pa.array(np.isin(one_chunk(rows.column(HASH)).to_numpy(), hashes)))
+        if not self.rows:
+            return self.shape.stored_schema.empty_table()
+        first, last = np.uint64(self.lo), np.uint64(self.hi - 1)
+        hashes = np.unique(hashes[(hashes >= first) & (hashes <= last)])
+        numbers, rows = self.candidates(hashes)
+        found = rows_in(self.shape, [(self, rows)])
+        stored: UInt64s = one_chunk(found.column(HASH)).to_numpy()
+        return found.filter(pa.array(stored == hashes[numbers]))
 
     def expires(self) -> Int64s:
         """Return the time at which each row ends to exist, in milliseconds."""
-        place = self.batch.schema.get_field_index(EXPIRES)
-        column = unpacked(self.batch.column(place), self._notes[EXPIRES], pa.int64())
-        return column.to_numpy()  # type: ignore[no-any-return]
+        column = self.stored(slice(self.start, self.stop))[EXPIRES]
+        return unpacked([column], pa.int64()).to_numpy()  # type: ignore[no-any-return]
 
     def take(self, rows: Int64s) -> pa.Table:
         """Return rows by their numbers, with ``shape.stored_schema``."""
-        return self._table(self.batch.take(pa.array(rows)))
+        return rows_in(self.shape, [(self, rows + self.start)])
 
-    def rows_between(self, lo: int, hi: int) -> pa.Table:
-        """Return the rows of a range of hashes, ascending by hash."""
-        start, stop = self.places(lo, hi)
-        table = self._table(self.batch.slice(start, stop - start))
-        # The stored bits do not decide at the ends of the range.
-        hashes: UInt64s = one_chunk(table.column(HASH)).to_numpy()
-        first = int(np.searchsorted(hashes, np.uint64(lo)))
-        end = len(hashes) if hi >= HASH_END else int(np.searchsorted(hashes, np.uint64(hi)))
-        return table.slice(first, end - first)
+    def table(self) -> pa.Table:
+        """Return all rows, ascending by hash, with ``shape.stored_schema``."""
+        return rows_in(self.shape, [(self, slice(self.start, self.stop))])
 
-    def places(self, lo: int, hi: int) -> tuple[int, int]:
-        """Return the first row, and the row after the last, that may be in a range of hashes."""
-        stored = self._short_hashes
-        if lo >= self.hi or hi <= self.lo:
-            return 0, 0
-        start = 0
-        if lo > self.lo:
-            start = int(np.searchsorted(stored, np.uint32((lo - self.lo) >> self._shift)))
-        stop = len(stored)
-        if hi < self.hi:
-            last = np.uint32((hi - 1 - self.lo) >> self._shift)
-            stop = int(np.searchsorted(stored, last, "right"))
-        return start, stop
-
-    @property
-    def _short_hashes(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        return self.batch.column(0).to_numpy()  # type: ignore[no-any-return]
-
-    def _table(self, batch: pa.RecordBatch, hashes: UInt64s | None = None) -> pa.Table:
-        """Return stored columns in their types, with the hash of the key."""
-        n, columns = batch.num_rows, []
-        for field in list(self.shape.stored_schema)[1:]:
-            place = self.batch.schema.get_field_index(field.name)
-            if place < 0:
-                columns.append(pa.nulls(n, field.type))
+    def stored(self, rows: Int64s | slice) -> dict[str, tuple[pa.Array | Bytes, Note]]:
+        """Return the stored columns of rows, and how they are stored."""
+        block = self._block[rows]
+        found: dict[str, tuple[pa.Array | Bytes, Note]] = {}
+        for name in self.shape.stored_schema.names[1:]:
+            note = self._notes.get(name, _ABSENT)
+            if "at" in note:
+                start, stop = note["at"]
+                found[name] = block[:, start:stop], note
+            elif isinstance(rows, slice):
+                found[name] = self._columns[name][rows], note
             else:
-                columns.append(unpacked(batch.column(place), self._notes[field.name], field.type))
-        if hashes is None:
-            hashes = self.shape.hashes(columns[: len(self.shape.key)])
-        return pa.Table.from_arrays([pa.array(hashes), *columns], schema=self.shape.stored_schema)
+                found[name] = self._columns[name].take(pa.array(rows)), note
+        return found
+
+    def _place(self, bound: int) -> int:
+        """Return the first row whose hash is ``bound`` or more."""
+        start, stop = self._index.rows_around(bound)
+        if start == stop:
+            return start
+        rows = rows_in(self.shape, [(self, slice(start, stop))])
+        hashes: UInt64s = one_chunk(rows.column(HASH)).to_numpy()
+        return start + int(np.searchsorted(hashes, np.uint64(bound)))
+
+
+def rows_in(
+    shape: TableShape,
+    parts: Sequence[tuple[TableSegment, Int64s | slice]],
+    hashes: UInt64s | None = None,
+) -> pa.Table:
+    """Return rows of segments, with ``shape.stored_schema``; ``hashes`` are those of the keys."""
+    stored = [segment.stored(rows) for segment, rows in parts]
+    columns = [
+        unpacked([each[field.name] for each in stored], field.type)
+        for field in list(shape.stored_schema)[1:]
+    ]
+    if hashes is None:
+        hashes = shape.hashes([one_chunk(key) for key in columns[: len(shape.key)]])
+    return pa.Table.from_arrays([pa.array(hashes), *columns], schema=shape.stored_schema)
 
 
 class TableReader:
@@ -233,49 +266,47 @@ class TableReader:
         hashes = self.shape.hashes(arrays)
         order = np.argsort(hashes)
         hashes = hashes[order]
-        arrays = [column.take(pa.array(order)) for column in arrays]
-        # The row of each key among the rows that are found, or -1.
+        segments = [segment for segment in self.segments if segment.rows]
+        starts = np.searchsorted(hashes, np.array([each.lo for each in segments], np.uint64))
+        lasts = np.array([each.hi - 1 for each in segments], np.uint64)
+        stops = np.searchsorted(hashes, lasts, "right")
+        numbers: list[Int64s] = []
+        parts: list[tuple[TableSegment, Int64s]] = []
+        for segment, start, stop in zip(segments, starts.tolist(), stops.tolist(), strict=True):
+            found, rows = segment.candidates(hashes[start:stop])
+            if len(found):
+                numbers.append(found + start)
+                parts.append((segment, rows))
+        if not parts:
+            return self.shape.stored_schema.empty_table().take(pa.nulls(n, pa.int64()))
+        sought = np.concatenate(numbers)
+        stored = rows_in(self.shape, parts, hashes[sought])
+        sought = order[sought]
+        mine = [one_chunk(stored.column(field.name)) for field in self.shape.key]
+        right = np.flatnonzero(rows_equal(arrays, sought, mine, None))
+        # The row of each key, or -1; the newest is the first one, and assigned last.
         places = np.full(n, -1, np.int64)
-        found = [self.shape.stored_schema.empty_table()]
-        total = 0
-        missing = np.ones(n, np.bool_)
-        for segment in self.segments:
-            start = int(np.searchsorted(hashes, np.uint64(segment.lo)))
-            stop = n
-            if segment.hi < HASH_END:
-                stop = int(np.searchsorted(hashes, np.uint64(segment.hi)))
-            wanted = np.flatnonzero(missing[start:stop]) + start
-            if not len(wanted) or not segment.rows:
-                continue
-            if len(wanted) == stop - start:
-                sought = [column.slice(start, stop - start) for column in arrays]
-            else:
-                sought = [column.take(pa.array(wanted)) for column in arrays]
-            hit, rows = segment.lookup(hashes[wanted], sought)
-            hit = wanted[hit]
-            places[order[hit]] = total + np.arange(len(hit))
-            missing[hit] = False
-            found.append(rows)
-            total += len(hit)
-        stored = pa.concat_tables(found)
-        if self.shape.expires and total:
+        places[sought[right][::-1]] = right[::-1]
+        if self.shape.expires:
             expires = one_chunk(stored.column(EXPIRES)).to_numpy()
             places[expires[places] <= self.horizon_ms] = -1
         return stored.take(pa.array(places, mask=places < 0))
 
     def scan(self, lo: int = 0, hi: int = HASH_END) -> Iterator[pa.Table]:
         """Yield the rows of a range of hashes, ascending by hash, in tables of bounded size."""
-        yield from merged_rows(self.shape, self.segments, lo, hi, self.horizon_ms)
+        for _, _, rows in merged_parts(self.shape, self.segments, lo, hi, self.horizon_ms):
+            if rows.num_rows:
+                yield rows
 
 
-def merged_rows(
+def merged_parts(
     shape: TableShape,
     segments: Sequence[TableSegment],
     lo: int,
     hi: int,
     horizon_ms: int | None,
-) -> Iterator[pa.Table]:
-    """Yield the newest rows of a range of hashes, ascending by hash, in tables of bounded size.
+) -> Iterator[tuple[int, int, pa.Table]]:
+    """Yield the newest rows of a range of hashes, in parts of bounded size.
 
     Parameters
     ----------
@@ -288,18 +319,17 @@ def merged_rows(
     horizon_ms : int or None
         The time at which rows with a ttl may have expired.  None keeps expired rows, which hide
         older rows of their keys.
+
+    Yields
+    ------
+    tuple
+        The range of hashes of a part, and its rows, ascending by hash.
     """
-    places = [segment.places(lo, hi) for segment in segments]
-    rows = sum(stop - start for start, stop in places)
-    nbytes = sum(
-        segment.batch.slice(start, stop - start).nbytes
-        for segment, (start, stop) in zip(segments, places, strict=True)
-    )
+    parts = [segment.between(lo, hi) for segment in segments]
+    rows, nbytes = sum(part.rows for part in parts), sum(part.nbytes for part in parts)
     for start, stop in ranges_of(lo, hi, rows, nbytes):
-        tables = [segment.rows_between(start, stop) for segment in segments]
-        live = live_rows(shape, newest_rows(shape, tables), horizon_ms)
-        if live.num_rows:
-            yield live
+        tables = [part.between(start, stop).table() for part in parts]
+        yield start, stop, live_rows(shape, newest_rows(shape, tables), horizon_ms)
 
 
 def ranges_of(lo: int, hi: int, rows: int, nbytes: int) -> Iterator[tuple[int, int]]:

@@ -97,18 +97,12 @@ def closing_rows(reader: TableReader, until_ms: int) -> Iterator[pa.Table]:
         if len(rows):
             places.append((segment, rows))
     total = sum(len(rows) for _, rows in places)
-    nbytes = sum(
-        segment.batch.nbytes * len(rows) // max(1, segment.rows) for segment, rows in places
-    )
+    nbytes = sum(segment.nbytes * len(rows) // max(1, segment.rows) for segment, rows in places)
     for lo, hi in ranges_of(0, HASH_END, total, nbytes):
         found = []
         for segment, rows in places:
-            # The stored bits of a hash do not decide at the ends of the range.
             start, stop = np.searchsorted(rows, segment.places(lo, hi))
-            stored = segment.take(rows[start:stop])
-            hashes: UInt64s = one_chunk(stored.column(HASH)).to_numpy()
-            here = hashes - np.uint64(lo) <= np.uint64(hi - 1 - lo)
-            found.append(stored.filter(pa.array(here)))
+            found.append(segment.take(rows[start:stop]))
         newest = newest_rows(shape, found)
         if not len(newest):
             continue

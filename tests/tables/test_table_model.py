@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from ackcore._arrow import hash_columns
 from ackcore.tables import key_groups, min_of, sum_of, table_compaction, table_segments
 from ackcore.tables.folding import finished, fold_rows, merge_states
-from ackcore.tables.table_compaction import SegmentInfo, merges_due
-from ackcore.tables.table_segments import TableReader, TableSegment, merged_rows, write_segment
+from ackcore.tables.table_compaction import SegmentInfo, after_merge, merge_due, weight_of
+from ackcore.tables.table_segments import TableReader, TableSegment, merged_parts, write_segment
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
 
 #: The bits of the hash that are kept: all, two, or none, where all keys collide.
@@ -43,7 +43,9 @@ class StoredTable:
         return SegmentInfo(str(self.number), rows.num_rows, len(data), lo, hi)
 
     def opened(self, infos):
-        return [TableSegment.open(self.files[info.file], self.shape) for info in infos]
+        return [
+            TableSegment.open(self.files[info.file], self.shape, info.lo, info.hi) for info in infos
+        ]
 
     def reader(self):
         return TableReader(self.shape, self.opened(self.infos), self.horizon)
@@ -56,17 +58,20 @@ class StoredTable:
         self.infos.insert(0, self.put(merge_states(self.shape, older, partial)))
 
     def compact(self):
-        due = merges_due(self.infos)
-        gone = {info for merge in due for info in merge.segments}
-        made = []
-        for merge in due:
+        merge = merge_due(self.infos)
+        if merge is not None:
+            opened = self.opened(merge.segments)
             horizon = self.horizon if merge.into_base else None
-            tables = merged_rows(
-                self.shape, self.opened(merge.segments), merge.lo, merge.hi, horizon
-            )
-            rows = pa.concat_tables([self.shape.stored_schema.empty_table(), *tables])
-            made.append(self.put(rows, merge.lo, merge.hi))
-        self.infos = made + [info for info in self.infos if info not in gone]
+            parts = merged_parts(self.shape, opened, merge.lo, merge.hi, horizon)
+            made = [self.put(rows, lo, hi) for lo, hi, rows in parts]
+            of = dict(zip(merge.segments, opened, strict=True))
+
+            def rows_between(info, lo, hi):
+                return of[info].between(lo, hi).rows
+
+            self.infos = list(after_merge(self.infos, merge, made, rows_between))
+            for info, segment in zip(self.infos, self.opened(self.infos), strict=True):
+                assert info.rows == segment.rows
 
 
 def as_dict(shape, stored):
@@ -203,42 +208,70 @@ def test_an_expired_row_hides_older_rows_until_a_merge_into_the_base():
     older, newer = (fold_rows(shape, [rows], 0) for shape in shapes)
     shape = shapes[0]
     old, new = (TableSegment.open(write_segment(shape, each), shape) for each in (older, newer))
-    hidden = pa.concat_tables(merged_rows(shape, [new], 0, HASH_END, None))
+    hidden = pa.concat_tables([rows for *_, rows in merged_parts(shape, [new], 0, HASH_END, None)])
     hidden = TableSegment.open(write_segment(shape, hidden), shape)
     for segments in ([new, old], [hidden, old]):
         reader = TableReader(shape, segments, 5_000)
         assert reader.lookup(rows).column(HASH).null_count == 2
         assert not list(reader.scan())
-        assert not list(merged_rows(shape, segments, 0, HASH_END, 5_000))
+        assert not any(len(rows) for *_, rows in merged_parts(shape, segments, 0, HASH_END, 5_000))
     assert TableReader(shape, [old], 5_000).lookup(rows).column(HASH).null_count == 0
 
 
-@pytest.mark.parametrize("row_bytes", [1, 5_000])
-def test_merges_keep_few_deltas_and_rewrite_each_row_rarely(row_bytes):
-    infos, written, rows, batches = [], 0, 1_000, 3_000
-    for number in range(batches):
-        infos.insert(0, SegmentInfo(str(number), rows, rows * row_bytes, 0, HASH_END))
-        due = merges_due(infos)
-        gone = {info for merge in due for info in merge.segments}
-        for merge in due:
-            lo, hi = merge.lo, merge.hi
-            shares = (
-                (min(hi, each.hi) - max(lo, each.lo)) / (each.hi - each.lo) * each.rows
-                for each in merge.segments
-            )
-            size = round(sum(shares))
+@pytest.mark.parametrize(
+    ("row_bytes", "rows", "batches", "keys", "most", "times"),
+    [
+        (1, 1_000, 3_000, math.inf, 2, 12),
+        (5_000, 1_000, 800, math.inf, 2, 14),
+        (1, 20_000, 500, 3_000_000, 2, 14),
+        (1, 1_000_000, 30, 6_000_000, 10.5, 8),
+    ],
+)
+def test_a_micro_batch_merges_little_and_each_row_is_rewritten_rarely(
+    row_bytes, rows, batches, keys, most, times
+):
+    """Of ``keys`` keys, in random order; infinitely many if each row has a new key."""
+    names, infos, written, weights = itertools.count(), [], 0, []
+
+    def put(size, lo, hi):
+        return SegmentInfo(str(next(names)), size, size * row_bytes, lo, hi)
+
+    def share(info, lo, hi):
+        return round(info.rows * (min(hi, info.hi) - max(lo, info.lo)) / (info.hi - info.lo))
+
+    for _ in range(batches):
+        new = put(rows, 0, HASH_END)
+        done, pace = 0, max(1, table_compaction.MERGED_PER_ROW * weight_of([new]))
+        while (merge := merge_due(infos)) and (not done or done + merge.weight <= pace):
+            done += merge.weight
+            width = merge.hi - merge.lo
+            parts = math.ceil(merge.weight)
+            within = keys * width / HASH_END
+            size = round(sum(share(one, merge.lo, merge.hi) for one in merge.segments))
+            if keys < math.inf:
+                unseen = (1 - share(one, merge.lo, merge.hi) / within for one in merge.segments)
+                size = round(within * (1 - math.prod(max(0, each) for each in unseen)))
+            cuts = [merge.lo + width * part // parts for part in range(parts + 1)]
+            made = [put(size // parts, lo, hi) for lo, hi in itertools.pairwise(cuts)]
             written += size
-            infos.insert(0, SegmentInfo(f"m{number}", size, size * row_bytes, merge.lo, merge.hi))
-            assert size <= 1.01 * table_segments.RANGE_ROWS
-            assert size * row_bytes <= 1.01 * table_segments.RANGE_BYTES
             # Expired rows may be dropped only if nothing older remains.
-            assert merge.into_base is (infos[-1] in gone)
-        infos = [info for info in infos if info not in gone]
-        for place in range(0, HASH_END, HASH_END // 50):
-            covering = sum(info.lo <= place < info.hi for info in infos)
-            assert covering <= table_compaction.MAX_DELTAS + 2
-    assert sum(info.rows for info in infos) == pytest.approx(rows * batches, rel=0.01)
-    assert written < 12 * rows * batches
+            older = infos[max(map(infos.index, merge.segments)) + 1 :]
+            nothing = not any(one.lo < merge.hi and merge.lo < one.hi for one in older)
+            assert merge.into_base <= nothing
+            infos = list(after_merge(infos, merge, made, share))
+        infos.insert(0, new)
+        weights.append(done)
+        ends = sorted({end for one in infos for end in (one.lo, one.hi)})
+        depths = [sum(one.lo <= place < one.hi for one in infos) for place in ends[:-1]]
+        # A merge of large deltas takes several micro-batches.
+        large = 2 * table_compaction.DELTA_PART * weight_of(infos)
+        assert max(depths) <= table_compaction.MAX_DELTAS + 4 + large
+        assert min(depths) >= 1
+        assert len(infos) <= sum(weights) + 4 * table_compaction.MAX_DELTAS
+    assert max(weights) <= most
+    assert written < times * rows * batches
+    if keys == math.inf:
+        assert sum(one.rows for one in infos) == pytest.approx(rows * batches, rel=0.01)
 
 
 @pytest.mark.parametrize("texts", [range(100), ["open", "paid"] * 50])
@@ -247,7 +280,7 @@ def test_scans_and_merges_hold_a_bounded_number_of_bytes(texts, monkeypatch):
     rows = pa.table({"k": range(100), "v": [f"{text:4000}" for text in texts]})
     shape = TableShape.of("t", rows.schema, "k", {"v": min_of("v")})
     segment = TableSegment.open(write_segment(shape, fold_rows(shape, [rows], 0)), shape)
-    parts = list(merged_rows(shape, [segment], 0, HASH_END, None))
+    parts = [rows for *_, rows in merged_parts(shape, [segment], 0, HASH_END, None)]
     assert sum(map(len, parts)) == 100
     assert max(part.nbytes for part in parts) < 3 << 16
 

@@ -66,8 +66,8 @@ class TableState(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size of the segments in bytes."""
-        return sum(segment.nbytes for segment in self.segments)
+        """The size of the segments' files in bytes."""
+        return sum({segment.file: segment.nbytes for segment in self.segments}.values())
 
 
 class TableRecords:

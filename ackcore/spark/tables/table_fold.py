@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,8 +14,15 @@ from ackcore.spark.checkpoint.table_records import TableState
 from ackcore.spark.sinks.sink_batch import BatchFile, read_all
 from ackcore.spark.tables.table_places import opened_segments
 from ackcore.tables.folding import fold_rows, merge_states
-from ackcore.tables.table_compaction import SegmentInfo, SegmentMerge, merges_due
-from ackcore.tables.table_segments import TableReader, merged_rows, write_segment
+from ackcore.tables.table_compaction import (
+    MERGED_PER_ROW,
+    SegmentInfo,
+    SegmentMerge,
+    after_merge,
+    merge_due,
+    weight_of,
+)
+from ackcore.tables.table_segments import TableReader, merged_parts, write_segment
 from ackcore.tables.table_shape import HASH, HASH_END, TableShape
 
 
@@ -69,8 +76,9 @@ class TableFold:
             new, states = self._states(before.segments, rows, nonacked)
         except RowFileDamaged as damage:
             raise CheckpointCorrupt(str(damage)) from damage
-        changed = (self._put([states], 0, HASH_END),) if len(states) else ()
-        segments = (*changed, *self._compacted(before.segments))
+        changed = (self._put(states, 0, HASH_END),) if len(states) else ()
+        pace = max(1.0, MERGED_PER_ROW * weight_of(changed))
+        segments = (*changed, *self._compacted(before.segments, pace))
         structure = self._shape.structure()
         gone = before.structure["aggregates"].keys() - structure["aggregates"].keys()
         count = before.rows + new
@@ -105,26 +113,31 @@ class TableFold:
         states = merge_states(shape, known, partial)
         return len(states) - len(known), states
 
-    def _compacted(self, segments: tuple[SegmentInfo, ...]) -> tuple[SegmentInfo, ...]:
-        """Return the segments, merged as far as is due; without those that have no rows."""
-        due = merges_due(segments)
-        if not due:
-            return segments
-        gone = {segment.file for merge in due for segment in merge.segments}
-        found = tuple(self._merged(merge) for merge in due)
-        left = tuple(segment for segment in segments if segment.file not in gone)
-        return (*(segment for segment in found if segment.rows), *left)
+    def _compacted(self, segments: tuple[SegmentInfo, ...], pace: float) -> tuple[SegmentInfo, ...]:
+        """Return the segments, merged as far as is due, up to ``pace``, the weight of merges."""
+        done = 0.0
+        while (merge := merge_due(segments)) and (not done or done + merge.weight <= pace):
+            done += merge.weight
+            segments = self._merged(segments, merge)
+        return segments
 
-    def _merged(self, merge: SegmentMerge) -> SegmentInfo:
+    def _merged(
+        self, segments: tuple[SegmentInfo, ...], merge: SegmentMerge
+    ) -> tuple[SegmentInfo, ...]:
+        """Return the segments after a merge, of which only one part is in memory at a time."""
         shape = self._shape
-        segments = opened_segments(self._files, shape, merge.segments)
         horizon = self._horizon_ms if merge.into_base else None
-        return self._put(
-            merged_rows(shape, segments, merge.lo, merge.hi, horizon), merge.lo, merge.hi
+        opened = opened_segments(self._files, shape, merge.segments)
+        made = [
+            self._put(rows, lo, hi)
+            for lo, hi, rows in merged_parts(shape, opened, merge.lo, merge.hi, horizon)
+            if len(rows)
+        ]
+        of = dict(zip(merge.segments, opened, strict=True))
+        return after_merge(
+            segments, merge, made, lambda info, lo, hi: of[info].between(lo, hi).rows
         )
 
-    def _put(self, tables: Iterable[pa.Table], lo: int, hi: int) -> SegmentInfo:
-        shape = self._shape
-        rows = pa.concat_tables([shape.stored_schema.empty_table(), *tables])
-        data = write_segment(shape, rows, lo, hi)
-        return self._files.put(shape.name, self._number, data, len(rows), lo, hi)
+    def _put(self, rows: pa.Table, lo: int, hi: int) -> SegmentInfo:
+        data = write_segment(self._shape, rows, lo, hi)
+        return self._files.put(self._shape.name, self._number, data, len(rows), lo, hi)

@@ -87,7 +87,7 @@ def opened_segments(
     for segment in segments:
         data = files.read(segment)
         try:
-            found.append(TableSegment.open(data, shape))
+            found.append(TableSegment.open(data, shape, segment.lo, segment.hi))
         except (pa.ArrowInvalid, KeyError, TypeError) as error:
             raise corrupt(files.place(segment.file), f"is damaged: {error}") from error
     return found

@@ -122,4 +122,4 @@ class WindowFold(TableFold):
             return ()
         opened = opened_segments(self._files, self._shape, segments)
         reader = TableReader(self._shape, opened, self._before.closed)
-        return tuple(self._put([rows], 0, HASH_END) for rows in closing_rows(reader, until))
+        return tuple(self._put(rows, 0, HASH_END) for rows in closing_rows(reader, until))

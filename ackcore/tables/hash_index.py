@@ -1,0 +1,124 @@
+"""The index of a segment: finds rows by hash with about a byte and a half per row.
+
+Hashes are uniform.  Equal parts of their range, the buckets, have 4 to 8 rows on average.  The
+index has the first row of each bucket, as its distance from the row that is expected there, and for
+each row the 8 bits of its hash that follow those of the bucket.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ackcore._records import Int64s
+from ackcore.tables.key_groups import UInt64s
+
+#: The lower bound of the mean number of rows in a bucket.
+_BUCKET_ROWS = 4
+
+
+class HashIndex(NamedTuple):
+    """The places of ascending hashes.
+
+    Attributes
+    ----------
+    rows : int
+        The number of hashes.
+    lo, hi : int
+        The range of the hashes: from ``lo`` to below ``hi``.
+    base : int
+        The smallest distance of a first row from the expected one.
+    distances : numpy.ndarray of unsigned int, shape (buckets + 1,)
+        The distances of the first row of each bucket, and of the number of rows; less ``base``.
+    bits : numpy.ndarray of uint8, shape (rows,)
+        8 bits of each hash.
+    """
+
+    rows: int
+    lo: int
+    hi: int
+    base: int
+    distances: npt.NDArray[Any]
+    bits: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, hashes: UInt64s, lo: int, hi: int) -> HashIndex:
+        """Return the index of ascending hashes."""
+        index = cls(len(hashes), lo, hi, 0, np.empty(0, np.uint8), np.empty(0, np.uint8))
+        places = hashes - np.uint64(lo)
+        counts = np.bincount((places >> index._shift).view(np.int64), minlength=index._buckets)
+        firsts = np.concatenate([[0], np.cumsum(counts)])
+        distances = firsts - index._expected(np.arange(len(firsts)))
+        base, top = int(distances.min()), int(distances.max())
+        width = next(width for width in (1, 2, 4, 8) if top - base < 1 << 8 * width)
+        bits = index._bits(places)
+        return index._replace(
+            base=base, distances=(distances - base).astype(f"u{width}"), bits=bits
+        )
+
+    @property
+    def _shift(self) -> np.uint64:
+        """The number of bits of a hash below those of its bucket."""
+        wide = (self.hi - self.lo - 1).bit_length()
+        return np.uint64(wide - min(wide, max(1, (self.rows // _BUCKET_ROWS).bit_length() - 1)))
+
+    @property
+    def _buckets(self) -> int:
+        return ((self.hi - self.lo - 1) >> int(self._shift)) + 1
+
+    def _bits(self, places: UInt64s) -> npt.NDArray[np.uint8]:
+        return (places >> np.uint64(max(0, int(self._shift) - 8))).astype(np.uint8)
+
+    def _expected(self, buckets: Int64s) -> Int64s:
+        """Return the expected first row of buckets."""
+        found: Int64s = (buckets * (self.rows / self._buckets)).astype(np.int64)
+        return found
+
+    def _firsts(self, buckets: Int64s) -> Int64s:
+        """Return the first row of buckets."""
+        found = self.distances[buckets].astype(np.int64)
+        found += self._expected(buckets)
+        found += self.base
+        return found
+
+    def candidates(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
+        """Return the rows that may have some hashes.
+
+        Parameters
+        ----------
+        hashes : numpy.ndarray of uint64
+            Hashes in the range of the index.
+
+        Returns
+        -------
+        tuple
+            The numbers of the hashes, ascending, and a row for each.
+        """
+        places = hashes - np.uint64(self.lo)
+        buckets = (places >> self._shift).view(np.int64)
+        firsts = self._firsts(buckets)
+        counts = self._firsts(buckets + 1)
+        counts -= firsts
+        # Each row of each bucket.
+        numbers = np.repeat(np.arange(len(hashes)), counts)
+        firsts += counts
+        firsts -= np.cumsum(counts)
+        rows = firsts[numbers]
+        rows += np.arange(len(numbers))
+        found = np.flatnonzero(self.bits[rows] == self._bits(places)[numbers])
+        return numbers[found], rows[found]
+
+    def rows_around(self, bound: int) -> tuple[int, int]:
+        """Return the range of rows in which the first one is whose hash is ``bound`` or more.
+
+        All rows before the range have smaller hashes, and none after it has.
+        """
+        if bound <= self.lo:
+            return 0, 0
+        if bound >= self.hi:
+            return self.rows, self.rows
+        bucket, rest = divmod(bound - self.lo, 1 << int(self._shift))
+        first, end = self._firsts(np.array([bucket, bucket + 1])).tolist()
+        return first, end if rest else first
